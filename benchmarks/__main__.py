@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import shutil
 import sys
 import time
 import traceback
@@ -64,6 +65,10 @@ def main() -> int:
         help="intervals: keep real trials in DIR, and continue from there",
     )
     parser.add_argument(
+        "--traceml", default="", metavar="PYTHON",
+        help="observe: also whole runs, bare, under `ndd-console run` and under traceml, whose Python this is",
+    )  # fmt: skip
+    parser.add_argument(
         "-o", nargs="?", const="", metavar="FILE", dest="output",
         help="also write the tables to FILE (default: benchmarks/results/<date>-<machine>-<name>.txt)",
     )  # fmt: skip
@@ -73,7 +78,13 @@ def main() -> int:
         parser.error(f"unknown benchmark {', '.join(unknown)}; allowed: {', '.join(NAMES)}")
     if given.pairs is not None and given.pairs < 2:
         parser.error("--pairs has to be at least 2, one pair in each order")
-    options = Options(given.quick, given.device, tuple(given.workload), given.pairs, given.real, given.keep)
+    if given.traceml and shutil.which(given.traceml) is None:
+        parser.error(
+            f"--traceml {given.traceml}: no such program; give the Python of an environment with traceml-ai"
+        )
+    options = Options(
+        given.quick, given.device, tuple(given.workload), given.pairs, given.real, given.keep, given.traceml
+    )
     failed: list[str] = []
     texts: list[str] = []
     for name in given.names or NAMES:

@@ -1,6 +1,7 @@
 """What observing a script costs: steps with the observer's hooks over steps without them, in one process.
 
 Blocks alternate (A B B A B A A B); a process of its own for every length of a step. Wall time and processor time.
+`--traceml PYTHON` adds whole runs, also under traceml: see `whole_runs`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from ndd_watch import FOLDER, SITE
 
+from . import whole_runs
 from .common import Options, Table, say, summarise
 
 TITLE = "observe: steps of a script with the observer / without, hooks switched in one process"
@@ -39,7 +41,7 @@ def measure(options: Options) -> list[Table]:
     table.note(
         "phases timed: every n-th step; windows off by: the largest difference of a window from its phases, in ns"
     )
-    return [table]
+    return [table, whole_runs.measure(options)] if options.traceml else [table]
 
 
 def _row(step_ms: float, limit: float, blocks: int) -> tuple[str, ...]:

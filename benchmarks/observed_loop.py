@@ -31,6 +31,7 @@ class Loop:
 
     def __init__(self, width: int, batch: int) -> None:
         torch.manual_seed(0)
+        self.width, self.batch = width, batch
         self.model = nn.Sequential(
             nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
         )

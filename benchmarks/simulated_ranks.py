@@ -89,7 +89,11 @@ class Planted:
     def events(self, count: int = 20, seed: int = 1) -> list[RanksEvent]:
         """The events of the fold."""
         fold = RanksFold(self.strategy, self.hosts)
-        places = dict(zip(self.late, self.places, strict=False))
+        known = dict(zip(self.late, self.places, strict=False))
+
+        def places(rank: int) -> dict[str, str]:
+            return {self.phase: known[rank]} if rank in known else {}
+
         return [
             fold.window((index + 1) * self.steps, *window, places)
             for index, window in enumerate(self.windows(count, seed))

@@ -79,7 +79,7 @@ class Diagnosed:
 
     def result(self) -> Json:
         """Train, diagnose, stop."""
-        # Not on this thread: this file would appear as user code in every stack sample.
+        # On a thread of its own, so that this one can watch it.
         trainer = threading.Thread(target=self.run.execute)
         trainer.start()
         try:

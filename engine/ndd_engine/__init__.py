@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         EndEvent,
         Event,
         FindingEvent,
+        FunctionsEvent,
         KernelsEvent,
         LoaderEvent,
         MarkEvent,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BaselineEvent", "Change", "Config", "ConfigError", "EndEvent", "Event", "Evidence", "Finding",
-    "FindingEvent", "KernelsEvent", "LoaderEvent", "MachineError", "MarkEvent", "MemoryEvent",
+    "FindingEvent", "FunctionsEvent", "KernelsEvent", "LoaderEvent", "MachineError", "MarkEvent", "MemoryEvent",
     "MemoryPrediction", "NddError", "Observation", "Record", "Result", "RunEvent", "SampleEvent",
     "SettingEvent", "Snapshot", "StacksEvent", "StageEvent", "TrainingError", "TrialEvent", "UsageError",
     "WindowEvent", "WorkEvent", "__version__", "find_bottlenecks", "observe", "open_run", "predict_memory",

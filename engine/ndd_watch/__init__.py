@@ -11,7 +11,9 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     monitor   times generators, on Python 3.12 and later
     places    where in the script loaders and optimizers are made
     modules   hooks of the modules that the script calls
-    census    learns what a step calls, and profiles single steps
+    own       which code is the script's own
+    census    learns what a step calls
+    profiler  profiles one step; the engine's own runs use it, too
     frameworks  what Hugging Face's Trainer and Lightning know of a run
     changes   what a trial can change from outside
     trying    a process of a trial

@@ -2,20 +2,26 @@
 
 Nothing is imported for it: a callback is added once the script has imported Hugging Face's Trainer or Lightning itself.
 Every callback lets the training go on, whatever fails in it; where a name of the framework has changed, the hooks on
-torch remain.
+torch remain. Steps are counted by the hooks; a framework says only how many an earlier process has done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from functools import wraps
 from typing import Any, Callable
 
 Put = Callable[..., None]
+Hook = Callable[..., Any]
 _LIGHTNING = (
     "lightning.pytorch.trainer.connectors.callback_connector",
     "pytorch_lightning.trainer.connectors.callback_connector",
 )
+# As many epochs mean that the steps end the training.
+_ENDLESS = 1 << 31
+# Speeds and counters that Hugging Face's Trainer adds to metrics.
+_NOT_METRICS = ("_runtime", "_per_second", "_preparation_time", "_jit_compilation_time")
 
 
 def attach(put: Put, when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
@@ -30,6 +36,17 @@ def _guarded(work: Callable[..., None], *given: Any) -> None:
         work(*given)
 
 
+def _safe(hook: Callable[..., None]) -> Hook:
+    """The method of a callback, whose errors are dropped."""
+
+    @wraps(hook)
+    def call(*given: Any, **more: Any) -> None:
+        with contextlib.suppress(Exception):
+            hook(*given, **more)
+
+    return call
+
+
 def numbers(found: Any) -> dict[str, float]:
     """The values that are finite numbers, by name."""
     values: dict[str, float] = {}
@@ -41,29 +58,50 @@ def numbers(found: Any) -> dict[str, float]:
     return values
 
 
+def first(metrics: dict[str, float], name: Any) -> dict[str, float]:
+    """The metrics with this one before the others: it decides which evaluation is the best."""
+    return {**{one: metrics[one] for one in (name,) if one in metrics}, **metrics}
+
+
 def hugging_face(base: type, put: Put) -> type:
     """A TrainerCallback that records. base: transformers' TrainerCallback."""
 
     class NddCallback(base):  # type: ignore[misc]
         """Records the length of the run, epochs, evaluations and logged values."""
 
+        def __reduce__(self) -> Any:
+            return base, ()  # in another process, this one records nothing
+
+        @_safe
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            def told() -> None:
-                put(
-                    "totals", framework="transformers", total_steps=int(state.max_steps),
-                    epochs=int(state.num_train_epochs),
-                )  # fmt: skip
+            epochs = int(state.num_train_epochs)
+            put(
+                "totals", framework="transformers", earlier=int(state.global_step), total_steps=int(state.max_steps),
+                epochs=epochs if epochs < _ENDLESS else 0,
+            )  # fmt: skip
 
-            _guarded(told)
-
+        @_safe
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            _guarded(lambda: put("epoch", step=int(state.global_step), epoch=round(state.epoch or 0)))
+            # A fraction after a resume within an epoch.
+            put("epoch", epoch=int((state.epoch or 0) + 1e-6))
 
+        @_safe
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            _guarded(lambda: put("scalars", step=int(state.global_step), values=numbers(logs)))
+            values = numbers(logs)
+            values.pop("epoch", None)
+            put("scalars", values=values)
 
+        @_safe
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
-            _guarded(lambda: put("evaluation", step=int(state.global_step), metrics=numbers(metrics)))
+            found = numbers(metrics)
+            found.pop("epoch", None)
+            best = getattr(args, "metric_for_best_model", None) or "loss"
+            best = best if best.startswith("eval_") else f"eval_{best}"
+            greater = getattr(args, "greater_is_better", None)
+            put(
+                "evaluation", seconds=found.get("eval_runtime"), lower=None if greater is None else not greater,
+                metrics=first({k: v for k, v in found.items() if not k.endswith(_NOT_METRICS)}, best),
+            )  # fmt: skip
 
     return NddCallback
 
@@ -74,28 +112,76 @@ def lightning(base: type, put: Put) -> type:
     class NddCallback(base):  # type: ignore[misc]
         """Records the length of the run, epochs, evaluations and logged values."""
 
+        def __init__(self) -> None:
+            super().__init__()
+            # What was logged when the validation began, and the results of the last one.
+            self.before: dict[str, Any] = {}
+            self.results: dict[str, Any] = {}
+
+        def __reduce__(self) -> Any:
+            return base, ()  # in another process, this one records nothing
+
+        @_safe
         def on_train_start(self, trainer: Any, module: Any) -> None:
-            def told() -> None:
-                total, epochs = trainer.estimated_stepping_batches, trainer.max_epochs
-                put(
-                    "totals", framework="lightning", total_steps=int(total) if 0 < total < float("inf") else 0,
-                    epochs=int(epochs) if epochs and epochs > 0 else 0,
-                )  # fmt: skip
+            total: Any = 0
+            with contextlib.suppress(Exception):  # unknown if the accumulation changes between epochs
+                total = trainer.estimated_stepping_batches
+            epochs = trainer.max_epochs
+            put(
+                "totals", framework="lightning", earlier=_batches(trainer),
+                total_steps=int(total) if 0 < total < float("inf") else 0,
+                epochs=int(epochs) if epochs and epochs > 0 else 0,
+            )  # fmt: skip
 
-            _guarded(told)
-
+        @_safe
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-            _guarded(lambda: put("epoch", step=int(trainer.global_step), epoch=int(trainer.current_epoch)))
+            put("epoch", epoch=int(trainer.current_epoch))
 
+        @_safe
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            # As Lightning's own callbacks decide; after each micro-batch of a step, so only at its end.
+            if trainer._logger_connector.should_update_logs and not trainer.fit_loop._should_accumulate():
+                # Results of the last validation stay among them.
+                logged = {k: v for k, v in trainer.logged_metrics.items() if self.results.get(k) is not v}
+                if found := numbers({k: v for k, v in logged.items() if _at_hand(trainer, v)}):
+                    put("scalars", values=found)
+
+        @_safe
+        def on_validation_start(self, trainer: Any, module: Any) -> None:
+            self.before = dict(trainer.callback_metrics)
+
+        @_safe
         def on_validation_end(self, trainer: Any, module: Any) -> None:
-            def told() -> None:
-                if not trainer.sanity_checking:
-                    metrics = numbers(trainer.callback_metrics)
-                    put("evaluation", step=int(trainer.global_step), metrics=metrics)
-
-            _guarded(told)
+            before, self.before = self.before, {}
+            if trainer.sanity_checking:
+                return
+            # The metrics of the training are among them.
+            new = {k: v for k, v in trainer.callback_metrics.items() if before.get(k) is not v}
+            self.results = new
+            kept = getattr(trainer, "checkpoint_callback", None)
+            name, mode = getattr(kept, "monitor", None), getattr(kept, "mode", None)
+            metrics = numbers(new)
+            lower = mode == "min" if name in metrics else None
+            if name not in metrics:
+                name = next((one for one in metrics if "loss" in one), None)
+            put("evaluation", lower=lower, metrics=first(metrics, name))
+            put("scalars", values=metrics)
 
     return NddCallback
+
+
+def _batches(trainer: Any) -> int:
+    """Batches after which an optimizer stepped; `global_step` counts each of several optimizers."""
+    try:
+        return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+    except AttributeError:
+        return int(trainer.global_step)
+
+
+def _at_hand(trainer: Any, value: Any) -> bool:
+    """Whether reading a value waits for no device, except where Lightning does so at once for its own loggers."""
+    device = getattr(value, "device", None)
+    return device is None or device.type == "cpu" or bool(trainer.loggers)
 
 
 def _transformers(module: Any, put: Put) -> None:
@@ -108,6 +194,10 @@ def _lightning(module: Any, put: Put) -> None:
     original = module._load_external_callbacks
 
     def load(group: str) -> list[Any]:
-        return [*original(group), *([callback()] if group.endswith("callbacks_factory") else [])]
+        found: list[Any] = original(group)
+        with contextlib.suppress(Exception):
+            if group.endswith("callbacks_factory"):
+                found = [*found, callback()]
+        return found
 
     module._load_external_callbacks = load

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import sysconfig
 from threading import get_ident
 from typing import Any, Callable
 
@@ -15,25 +14,13 @@ from .clock import DATA_WAIT, FORWARD, OTHER, TIMED, TRAINER, S
 from .hooks import Hooks
 from .modules import Modules
 from .outside import Outside
+from .own import own
+from .profiler import StepProfiler
 from .record import Recorder
 from .steps import PROFILE_NS, Steps
 
 # Steps that may be observed to learn what they call.
 MOST_LEARNED = 8
-
-_FOREIGN = (
-    *{os.path.join(sysconfig.get_paths()[key], "") for key in ("stdlib", "purelib", "platlib")},
-    "<",
-    os.path.join(os.path.dirname(os.path.abspath(__file__)), ""),
-)
-
-
-def own(code: Any) -> bool:
-    """Whether a code object is the script's own: outside the standard library, installed packages and the observer."""
-    if code is None or isinstance(code, str):  # a built-in function
-        return False
-    name = code.co_filename
-    return not (name.startswith(_FOREIGN) or "site-packages" in name or "dist-packages" in name)
 
 
 class Observer:
@@ -46,13 +33,14 @@ class Observer:
         self.modules = Modules(torch.nn.Module, self.steps, compiling, torch.is_grad_enabled)
         self.outside = trying.outside() or Outside()
         self.hooks = Hooks(self.steps, self.modules, compiling, self._arm, own, self.outside.writes)
-        self.census = Census(own, torch.nn.Module.__call__.__code__, torch.is_grad_enabled)
+        self.census = Census(torch.nn.Module.__call__.__code__, torch.is_grad_enabled)
+        self.profiler = StepProfiler(own)
         self.recorder: Recorder | None = None
         self.early: list[tuple[str, dict[str, Any]]] = []
         self._learned = 0
         self._loader: dict[str, Any] = {}
-        # What the current step is observed for: "", "learn" or "profile".
-        self._study = ""
+        # What the current step is observed for: "", "learn" or "profile"; the steps before one of "learn".
+        self._study, self._heard_at = "", 0
         self._wire()
 
     def _wire(self) -> None:
@@ -86,7 +74,7 @@ class Observer:
             Census.deaf()
         elif study == "profile":
             with contextlib.suppress(Exception):
-                self.census.end()
+                self.profiler.end()
         if self.recorder is not None:
             self.recorder.pause()
 
@@ -125,6 +113,10 @@ class Observer:
         else:
             self.recorder.put(kind, **body)
 
+    def told(self, kind: str, /, **body: Any) -> None:
+        """Record what a framework says at the current step."""
+        self.put(kind, done=self.steps.done, **body)
+
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""
         if (found := {**settings, "place": place}) != self._loader:
@@ -134,10 +126,12 @@ class Observer:
     def study(self, t: int) -> None:
         """Between two steps: end to look closely at the last one, or begin with the next one."""
         steps, census = self.steps, self.census
+        if self._study == "learn" and steps.done <= self._heard_at:
+            return  # the first step goes on with another optimizer: hear a whole one
         if self._study == "learn":
             census.deaf()
-            for kind in census.roots:
-                self.modules.hook(kind)
+            for kind, time_first in census.roots.items():
+                self.modules.hook(kind, time_first)
             source = census.source
             # A loader's batches are timed already.
             if own(source) and not steps.last_row[DATA_WAIT] and source not in census.reported:
@@ -152,18 +146,18 @@ class Observer:
                 )
             self._study = "profile" if PROFILE_NS and self.modules.hooked else ""
             if self._study:
-                census.begin()
+                self.profiler.begin()
         elif self._study == "profile":
-            self.put("profile", step=steps.done, **census.end())
+            self.put("profile", step=steps.done, **self.profiler.end())
             self._study = ""
         elif self._learned < MOST_LEARNED and not (self.modules.hooked and steps.last_row[FORWARD]):
             # Nothing is known yet, or what is known is not called any more.
             self._learned += 1
-            self._study = "learn"
+            self._study, self._heard_at = "learn", steps.done
             census.listen(steps.caller)
         elif PROFILE_NS:
             self._study = "profile"
-            census.begin()
+            self.profiler.begin()
         steps.studying = bool(self._study)
         if not self._study:
             learned = self.modules.hooked or self._learned >= MOST_LEARNED
@@ -192,5 +186,5 @@ def install(when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
     trying.before_start(observer)
     observer.start()
     observer.outside.listen()
-    frameworks.attach(observer.put, when_imported)
+    frameworks.attach(observer.told, when_imported)
     os.register_at_fork(after_in_child=observer.forked)

@@ -41,8 +41,8 @@ class Modules:
         self._base, self._steps = base, steps
         self._compiling, self._grad_enabled = compiling, grad_enabled
 
-    def hook(self, kind: type) -> None:
-        """Time the outermost calls of modules of a class."""
+    def hook(self, kind: type, time_first: bool = False) -> None:
+        """Time the outermost calls of modules of a class. time_first: their input is (time, batch, ...)."""
         if kind in self.hooked:
             return
         base, steps = self._base, self._steps
@@ -82,7 +82,10 @@ class Modules:
                 S[LAST] = t
                 S[CURRENT] = outer
                 if steps.shape is None and phase == FORWARD:
-                    steps.shape = shape_of((*args, *kwargs.values()))
+                    shape = shape_of((*args, *kwargs.values()))
+                    steps.shape = (
+                        (shape[1], shape[0], *shape[2:]) if shape and time_first and shape[1:] else shape
+                    )
 
         kind.__call__ = __call__  # type: ignore[method-assign]
 

@@ -19,10 +19,11 @@ from collections import Counter
 from typing import Any, Callable
 
 from . import clock
-from .census import INLINE
 from .clock import CURRENT, LAST, PHASES, TRAINER, S
 from .outside import Outside
+from .own import innermost
 from .places import Places
+from .profiler import INLINE
 from .steps import Steps
 
 VERSION = 1
@@ -53,6 +54,8 @@ class Recorder:
         self._status = ("done", "")
         self._closed = False
         self._described = False
+        # Python forgets it before a short script's model is described at its exit.
+        self._main = getattr(sys.modules.get("__main__"), "__file__", None)
         # Index of the GPU that the loss is on; None on the CPU.
         self._gpu: int | None = None
         self.paused = False
@@ -125,13 +128,15 @@ class Recorder:
         """Record what is trained, and where; on the training thread, once."""
         device = loss.device
         self._gpu = device.index if device.type == "cuda" else None
-        groups = getattr(optimizer, "param_groups", None) or ()
+        optimizers = self._steps.optimizers() or [optimizer]
+        groups = [group for one in optimizers for group in getattr(one, "param_groups", None) or ()]
         parameters = {id(item): item for group in groups for item in group["params"]}
         self.put(
             "model", device=str(device), optimizer=type(optimizer).__name__ if optimizer is not None else "",
             implementation=_implementation(groups[0], device.type) if groups else None,
             parameters=sum(item.numel() for item in parameters.values() if item.requires_grad),
-            place=self._places.of(optimizer), main=getattr(sys.modules.get("__main__"), "__file__", None),
+            places=[place for one in optimizers if (place := self._places.of(one))],
+            main=self._main,
             anomaly=bool(sys.modules["torch"].is_anomaly_enabled()),
         )  # fmt: skip
 
@@ -224,15 +229,10 @@ class Recorder:
             return
         self._stalls += 1
         self._tell()
-        place = None
-        frame = sys._current_frames().get(S[TRAINER])
-        while frame is not None and place is None:
-            if self._own(frame.f_code):
-                place = [frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name]
-            frame = frame.f_back
         self.put(
-            "stalled", step=self._steps.done, seconds=still_ns / 1e9, phase=PHASES[S[CURRENT]], place=place
-        )
+            "stalled", step=self._steps.done, seconds=still_ns / 1e9, phase=PHASES[S[CURRENT]],
+            place=innermost(S[TRAINER], self._own),
+        )  # fmt: skip
 
     def _collected(self, moment: str, _info: Any) -> None:
         if moment == "start":

@@ -2,7 +2,7 @@
 
 A step ends where the optimizer steps. With several optimizers, the one that steps most rarely ends it, and of those
 that step equally often the last one. Without an optimizer, gradients that are zeroed after a backward pass end it, and
-without that every backward pass does. Further backward passes are micro-steps.
+without that every backward pass does. Further backward passes of the only optimizer are micro-steps.
 
 Timing the phases of a step costs some tens of microseconds. Of short steps only every n-th is timed by phase, and all
 of them as a whole.
@@ -122,6 +122,8 @@ class Steps:
         """An optimizer has stepped, or skipped a step because of infinite gradients."""
         key, counts = id(optimizer), self._counts
         if key not in counts:
+            if counts and self.done == 1:
+                self._resume_first()
             # Begin to count anew: earlier steps say nothing about how often the new one steps.
             counts = self._counts = {**dict.fromkeys(counts, 0), key: 0}
             self._live[key] = optimizer
@@ -130,11 +132,20 @@ class Steps:
             live = {one: count for one, count in counts.items() if count}
             most = max(live.values())
             ends = [one for one, count in live.items() if count * RARE >= most]
-            # Too few steps tell nothing about their frequency: then the last one ends the step.
-            if key != min(reversed(ends), key=lambda one: live[one] if most > RARE else 0):
+            if most > RARE:  # too few steps tell nothing about their frequency
+                # In the middle of a step, equally frequent optimizers differ by one.
+                least = min(live[one] for one in ends)
+                ends = [one for one in ends if live[one] <= least + 1]
+            if key != ends[-1]:
                 return
         self.optimizer = optimizer
         self.end()
+
+    def _resume_first(self) -> None:
+        """Another optimizer steps after what was taken for the whole first step: it is the same step."""
+        self.done = self.micro = 0
+        if rows:
+            row[:] = [a + b for a, b in zip(row, rows.pop())]
 
     def finish(self) -> None:
         """Training has ended: without an optimizer, nothing else ends the last step."""
@@ -165,7 +176,8 @@ class Steps:
                 self.thin(True)
         row[:] = ZEROS
         self.done += 1
-        self.micro += self.backwards
+        # Of several optimizers, each has backward passes of its own on the same batch.
+        self.micro += 1 if len(self._counts) > 1 else self.backwards
         self.backwards = 0
         if self.studying or t > self.next_study or t - begun[0] >= WINDOW_NS or self.gate is not None:
             self._sometimes(t)

@@ -289,7 +289,7 @@ def test_what_no_configuration_contains_is_one_short_error(value: str, message: 
     [
         ("run.epochs=" + "1" * 18, "≤ 1000000000"),
         ("checkpoint.every_minutes=1e300", "≤ 1e+06"),
-        ("log.stacks_hz=1e-300", "0, or 0.01 to 100"),
+        ("log.profile_every_s=1e-300", "0, or 1 to 86400"),
         ("loader.timeout_s=1e300", "≤ 86400"),
         ("log.headless_s=1e-300", "≥ 0.1"),
     ],

@@ -13,6 +13,7 @@ from planted_runs import (
     evaluated,
     files,
     healthy,
+    profiled,
     saved,
     seen,
     work,
@@ -31,7 +32,11 @@ BETTER = alone(threads=1, by_threads=[[2.0, 10.5e6]])
 NEIGHBOUR = [{"pid": 4711, "name": "stress", "cores": 0.9, "stoppable": True}]
 COMPILING = MarkEvent("compile", 0, "", {"seconds": 20.0, "mode": "default"})
 COMPILED = ("speed.compile=default",)
-OWN_LOOP = seen(
+OWN_LOOP = profiled(
+    ("forward", "my/model.py", 10, "Net.forward", 0.5), ("forward", "my/model.py", 31, "penalty", 13.5)
+)
+# The same by stack samples, as in old records.
+OWN_LOOP_SAMPLED = seen(
     ("forward", "my/model.py", 10, "Net.forward", 22, 1), ("forward", "my/model.py", 31, "penalty", 20, 1),
     ("forward", "my/model.py", 32, "penalty", 30, 1), ("backward", "torch/a.py", 1, "backward", 60, 0),
 )  # fmt: skip
@@ -242,21 +247,27 @@ STEP = [
 MODEL = [
     Pair(
         "user-code",
-        own(phases=healthy(forward=20.0), stacks=OWN_LOOP),
+        own(phases=healthy(forward=20.0), functions=OWN_LOOP),
         own(phases=healthy(forward=7.0)),
         name="pace",
     ),
     Pair(
         "user-code",
-        own(phases=healthy(forward=20.0), stacks=OWN_LOOP, baseline=alone(micro_ns=31e6)),
+        own(phases=healthy(forward=20.0), functions=None, stacks=OWN_LOOP_SAMPLED),
+        own(phases=healthy(forward=7.0), functions=None, stacks=OWN_LOOP_SAMPLED),
+        name="sampled",
+    ),
+    Pair(
+        "user-code",
+        own(phases=healthy(forward=20.0), functions=OWN_LOOP, baseline=alone(micro_ns=31e6)),
         # By itself the same code is much faster: something else takes its time.
-        own(phases=healthy(forward=20.0), stacks=OWN_LOOP, baseline=alone()),
+        own(phases=healthy(forward=20.0), functions=OWN_LOOP, baseline=alone()),
         name="by-itself",
     ),
     Pair(
         "user-code",
-        own(kernels=capture(launch_gaps=30), stacks=OWN_LOOP),
-        own(kernels=capture(launch_gaps=2), stacks=OWN_LOOP),
+        own(kernels=capture(launch_gaps=30), functions=OWN_LOOP),
+        own(kernels=capture(launch_gaps=2), functions=OWN_LOOP),
         name="capture",
     ),
     Pair(

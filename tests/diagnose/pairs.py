@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planted_runs import NVML, Planted, alone, cores, healthy, seen, work
+from planted_runs import NVML, Planted, alone, cores, healthy, profiled, work
 
 from ndd_engine.record.events import KernelsEvent, MemoryEvent
 
@@ -71,7 +71,5 @@ def memory(**changes: Any) -> MemoryEvent:
 
 def own(**changes: Any) -> Planted:
     """A healthy run of a user's own workload, whose forward and backward keep the same pace."""
-    found = seen(
-        ("forward", "my/model.py", 10, "Net.forward", 30, 1), ("backward", "torch/a.py", 1, "backward", 60, 0)
-    )
-    return replace(Planted(workload="my.model:make", work=work(), stacks=found), **changes)
+    found = profiled(("forward", "my/model.py", 10, "Net.forward", 0.5))
+    return replace(Planted(workload="my.model:make", work=work(), functions=found), **changes)

@@ -12,6 +12,7 @@ from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.events import (
     BaselineEvent,
     Event,
+    FunctionsEvent,
     KernelsEvent,
     LoaderEvent,
     MarkEvent,
@@ -65,6 +66,7 @@ class Planted:
     work: WorkEvent | None = None
     kernels: KernelsEvent | None = None
     stacks: StacksEvent | None = None
+    functions: FunctionsEvent | None = None
     memory: MemoryEvent | None = None
     host: Mapping[str, Any] | None = None
     card: Mapping[str, Any] | None = None
@@ -100,7 +102,7 @@ class Planted:
                 if self.used and run.device == "cpu":
                     host["rss_bytes"] = self.used[index]
                 events.append((t, SampleEvent(dict(self.card) if self.card else None, host)))
-        last: list[Event | None] = [self.kernels, self.stacks, self.memory, *self.trials]
+        last: list[Event | None] = [self.kernels, self.stacks, self.functions, self.memory, *self.trials]
         return events + [(t, event) for event in last if event is not None]
 
     def run_event(self) -> RunEvent:
@@ -218,6 +220,17 @@ def cores(used: float, own: float, usable: float = 2.0, **more: Any) -> dict[str
 def seen(*frames: tuple[str, str, int, str, int, int]) -> StacksEvent:
     """(phase, file, line, function, looks, own) each."""
     return StacksEvent(100, sum(frame[4] for frame in frames), [list(frame) for frame in frames])
+
+
+def profiled(
+    *functions: tuple[str, str, int, str, float], phases: dict[str, int] | None = None
+) -> FunctionsEvent:
+    """A profiled step; (phase, file, line, name, milliseconds by itself) each. phases: its phases, in nanoseconds."""
+    rows = [
+        [file, line, name, 1, round(ms * MS), round(ms * MS), "", phase]
+        for phase, file, line, name, ms in functions
+    ]
+    return FunctionsEvent(100, 20 * MS, rows, [], {} if phases is None else phases)
 
 
 def beside(phase: str, ms: float, step: int = 0) -> WindowEvent:

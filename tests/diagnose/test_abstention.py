@@ -10,10 +10,10 @@ from cases import PAIRS
 from hypothesis import given
 from hypothesis import strategies as st
 from pairs import Pair
-from planted_runs import Planted, alone, cores, data, files, healthy, seen
+from planted_runs import Planted, alone, cores, data, files, healthy, profiled, seen
 from record_help import event_sequences, folded
 
-from ndd_engine.diagnose import CAUSES, diagnose
+from ndd_engine.diagnose import CAUSES, Finding, diagnose
 from ndd_engine.record.snapshot import Headroom, Idle, Snapshot, TimeLeft, Totals
 
 # Of the parts of a snapshot that are events, what may be null inside.
@@ -32,7 +32,7 @@ EMPTY: dict[str, Any] = {
 }  # fmt: skip
 OPTIONAL = (
     "run", "step_ns", "steps_per_s", "items_per_s", "started_t", "preparing_t", "t", "sample", "memory", "work",
-    "micro_steps", "loader", "baseline", "kernels", "stacks", "cores", "grad_norm", "loss",
+    "micro_steps", "loader", "baseline", "kernels", "stacks", "functions", "cores", "grad_norm", "loss",
 )  # fmt: skip
 
 
@@ -95,9 +95,18 @@ def test_without_windows_enough_for_an_error_a_share_has_to_be_large() -> None:
 def test_a_wait_without_a_known_reason_is_only_a_wait() -> None:
     found = Planted(phases=healthy(data_wait=20.0)).verdict()
     assert found.cause == "data-wait"
-    # Many stack samples in one line of the dataset show where.
+    # A profiled step shows where; so do many stack samples in one line of the dataset, in old records.
+    step = profiled(("data_wait", "/home/me/mine.py", 12, "Clips.__getitem__", 18.0))
     looks = seen(("data_wait", "/home/me/mine.py", 12, "Clips.__getitem__", 40, 1))
-    found = Planted(phases=healthy(data_wait=20.0), stacks=looks).verdict()
+    for known in ({"functions": step}, {"stacks": looks}):
+        found = Planted(phases=healthy(data_wait=20.0), **known).verdict()  # type: ignore[arg-type]
+        assert_names_the_dataset(found)
+    # In a worker, nothing shows it.
+    found = Planted(phases=healthy(data_wait=20.0), sets=["loader.workers=2"]).verdict()
+    assert any("functions in loader workers are not profiled" in item.text for item in found.evidence)
+
+
+def assert_names_the_dataset(found: Finding) -> None:
     assert found.changes[-1].where == "mine.py:12 in Clips.__getitem__"
     assert any("mine.py:12" in item.text for item in found.evidence)
 

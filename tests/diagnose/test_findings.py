@@ -293,7 +293,7 @@ def test_evaluations_less_often_take_a_twentieth() -> None:
 
 def test_a_user_function_is_named_with_its_line() -> None:
     found = next(pair for pair in PAIRS if pair.id == "user-code-pace").guilty.verdict()
-    assert found.changes[0].where == "model.py:32 in penalty"
+    assert found.changes[0].where == "model.py:31 in penalty"
     assert found.sets == ()
 
 

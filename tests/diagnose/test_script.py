@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from planted_runs import HEALTHY, Planted, cores
+from planted_runs import HEALTHY, Planted, cores, healthy
+from planted_runs import profiled as profiled_step
 
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.events import FunctionsEvent, StacksEvent
@@ -32,7 +33,7 @@ def verdict(run: Planted) -> Finding:
 def profiled(
     own_ms: float, name: str = "tokenize", caller: str = "collate", step_ms: float = 25.0
 ) -> FunctionsEvent:
-    row = ["/home/me/train.py", 12, name, 3, round(own_ms * MS), round(own_ms * MS), caller]
+    row = ["/home/me/train.py", 12, name, 3, round(own_ms * MS), round(own_ms * MS), caller, ""]
     return FunctionsEvent(9, round(step_ms * MS), [row])
 
 
@@ -66,6 +67,25 @@ def test_time_outside_the_model_that_no_function_takes_is_named_by_stack_samples
     found = verdict(script(profiled(0.5), phases=phases, stacks=stacks))
     assert found.cause == "user-code" and "code outside the model" in found.title
     assert found.changes[0].where == "train.py:30 in log_norms"
+
+
+def test_a_slow_callback_of_an_own_workload_is_named_and_bounded_by_its_phase() -> None:
+    # The profiler slows logging down from the usual 8 ms to 16.
+    step = profiled_step(
+        ("log", "my/model.py", 40, "log_norms", 15.0),
+        ("forward", "my/model.py", 9, "f", 0.1),
+        phases={"log": 16 * MS, "forward": 7 * MS},
+    )
+    run = Planted(workload="my.model:make", phases=healthy(log=8.0), functions=step)
+    found = run.named("slow-function")
+    assert found.title == "model.py:40 in log_norms takes 27 % of each step"
+    assert found.changes[0].where == "model.py:40 in log_norms"
+    # A built-in workload has no code to change.
+    assert "slow-function" not in Planted(phases=healthy(log=8.0), functions=step).causes()
+    # On a GPU, the function costs only as much as the GPU waits for it.
+    device = {"forward": 10.0, "backward": 15.0, "log": 0.2}
+    run = Planted(workload="my.model:make", phases=healthy(log=8.0), functions=step, device=device)
+    assert "slow-function" not in run.causes()
 
 
 def test_anomaly_detection_is_told() -> None:

@@ -42,8 +42,9 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 PLACES = [
     ("steps", "Steps.began_backward"), ("steps", "Steps.ended_backward"), ("steps", "Steps.stepped"),
-    ("steps", "Steps.end"), ("steps", "Steps._sometimes"), ("census", "Census.listen"), ("census", "Census.begin"),
-    ("census", "Census.end"), ("modules", "Modules.hook"), ("hooks", "Hooks.promote"), ("hooks", "Hooks.thin"),
+    ("steps", "Steps.end"), ("steps", "Steps._sometimes"), ("census", "Census.listen"),
+    ("profiler", "StepProfiler.begin"),
+    ("profiler", "StepProfiler.end"), ("modules", "Modules.hook"), ("hooks", "Hooks.promote"), ("hooks", "Hooks.thin"),
     ("hooks", "Hooks._loop"), ("record", "Recorder.window"), ("record", "Recorder._look"),
     ("record", "Recorder._write"),
     ("record", "figures"), ("install", "Observer.study"), ("install", "Observer.put"),

@@ -1,24 +1,15 @@
-"""Ordinary training scripts under the observer: exact steps, phases that add up, the bottleneck, the same losses."""
+"""Ordinary training scripts under the observer: exact steps, phases that add up, the bottleneck, the same losses.
+
+Those of frameworks: tests/extras/test_observed_frameworks.py.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from observed import run
-
-
-def missing(package: str) -> bool:
-    return importlib.util.find_spec(package) is None
-
-
-def extra(name: str, package: str) -> Any:
-    reason = f"{package} is not installed"
-    return pytest.param(name, marks=pytest.mark.skipif(missing(package), reason=reason))
-
 
 # Only Python 3.12 and later can time a generator.
 GENERATOR = "data_wait" if sys.version_info >= (3, 12) else "other"
@@ -38,9 +29,6 @@ QUICK = {"plain", "gan", "accumulate"}
     "name",
     [
         *(name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MAIN),
-        extra("lightning_fit", "lightning"),
-        extra("accelerate_fit", "accelerate"),
-        extra("hf_trainer", "transformers"),
     ],
 )
 def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
@@ -77,7 +65,7 @@ def test_a_generator_that_exists_is_named_and_profiled(tmp_path: Path) -> None:
     profiles = ran.of("profile")
     assert profiles
     for profile in profiles:
-        functions = {name: (calls, own_ns) for _, _, name, calls, _, own_ns, _ in profile["functions"]}
+        functions = {name: (calls, own_ns) for _, _, name, calls, _, own_ns, *_ in profile["functions"]}
         # `busy` takes 4 ms, and is called by the generator only.
         assert functions["busy"][0] == 1 and functions["busy"][1] > 3e6
 

@@ -167,7 +167,7 @@ def test_a_run_is_found_by_name_by_path_and_the_newest_without(tmp_path: Path) -
         os.utime(each.path, (1000 + age, 1000 + age))
     (tmp_path / "not-a-run").mkdir()
     assert [each.name for each in all_runs(tmp_path)] == ["a", "b", "c"]
-    assert find_run(tmp_path, None).name == "c"
+    assert find_run(tmp_path, None).name == find_run(tmp_path, "last").name == "c"
     assert find_run(tmp_path, "a").path == tmp_path / "a"
     assert find_run(tmp_path / "elsewhere", str(tmp_path / "b")).name == "b"
     # One that is alive comes before a newer one that is not.

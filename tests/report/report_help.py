@@ -13,6 +13,7 @@ from ndd_engine.record.events import (
     EndEvent,
     Event,
     FindingEvent,
+    FunctionsEvent,
     KernelsEvent,
     MarkEvent,
     MemoryEvent,
@@ -170,7 +171,12 @@ def whole_life(cuda: bool = True) -> list[Timed]:
                 ["data_wait", "data.py", 41, "__getitem__", 120, 1],
                 ["backward", "model.py", 8, "f", 60, 1],
             ]
-            out.append((t, StacksEvent(step, 240, frames)))
+            out.append((t, StacksEvent(step, 240, frames)))  # as runs before 0.6 recorded it
+            rows = [
+                ["data.py", 38, "Clips.__getitem__", 32, 9_000_000, 8_100_000, "", "data_wait"],
+                ["model.py", 8, "f", 1, 700_000, 600_000, "Net.forward", "forward"],
+            ]
+            out.append((t, FunctionsEvent(step, 14_000_000, rows)))
             out += [(t, item) for item in _trials()]
         if index == 150:
             out.append((t, EndEvent("stopped", "stopped from the console; checkpoint", step, 0, "step.pt")))

@@ -20,6 +20,7 @@ from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import (
     EndEvent,
     FindingEvent,
+    FunctionsEvent,
     KernelsEvent,
     MarkEvent,
     SettingEvent,
@@ -142,7 +143,7 @@ def test_html_and_text_have_every_section(tmp_path: Path, cuda: bool) -> None:
         assert "NOT in effect" in shown and "the data is on the device" in shown
         assert "longest pause was 41 ms" in shown
     assert "predicted" in plain if cuda else "about batch" not in plain
-    assert "ampere_bf16_gemm_128x64" in plain and "data.py:41" in plain
+    assert "ampere_bf16_gemm_128x64" in plain and "data.py:38" in plain
 
 
 def test_the_verdict_and_the_measured_gains_come_first(tmp_path: Path) -> None:
@@ -244,6 +245,7 @@ def nasty_life() -> list[Timed]:
         (t, trial(NASTY, NASTY, (1.2, 1.1, 1.3), NASTY, not_in_effect=NASTY, loss_text=NASTY)),
         (t, KernelsEvent(NASTY, 9, 3, 1000, 400, 0, {NASTY: 600}, 4, [[NASTY, 300, 2]], NASTY)),
         (t, StacksEvent(9, 10, [[NASTY, NASTY, 4, NASTY, 5, 1]])),
+        (t, FunctionsEvent(9, 10, [[NASTY, 4, NASTY, 1, 5, 5, NASTY, NASTY]])),
         (t, EndEvent("failed", NASTY, 540, 1, NASTY)),
     ]  # fmt: skip
     return out

@@ -62,6 +62,22 @@ def test_a_command_that_does_not_exist_says_how_to_run_a_file(tmp_path: Path) ->
         Command((), tmp_path).check()
 
 
+def test_a_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    for words in (
+        "python train.py --x",
+        "python -u -W ignore train.py",
+        "python -m fit",
+        "python -c 1",
+        "python",
+    ):
+        Command(tuple(words.split()), tmp_path).check()
+    with pytest.raises(UsageError, match=r"trian\.py: there is no such file in "):
+        Command(("python", "-u", "trian.py"), tmp_path).check()
+    with pytest.raises(UsageError, match="--fast: run has no such option"):
+        Command(("--fast", "python", "train.py"), tmp_path).check()
+
+
 def test_a_path_of_the_user_stays() -> None:
     made = environment(Path("/r"), Path("/s"), {"PYTHONPATH": "/mine", "A": "b"})
     assert made == {"PYTHONPATH": "/s:/mine", "A": "b", "NDD_WATCH": "/r"}

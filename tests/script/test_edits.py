@@ -82,7 +82,47 @@ def test_a_diff_that_is_applied_once(tmp_path: Path) -> None:
         edit.apply()
 
 
+def test_every_optimizer_is_edited(tmp_path: Path) -> None:
+    path = tmp_path / "gan.py"
+    path.write_text("critic = Adam(\n    c.parameters(),\n)\ngenerator = Adam(g.parameters())\n")
+    seen = {"script": {"optimizer": [str(path), 1], "optimizers": [[str(path), 1], [str(path), 4]]}}
+    edit = edit_of(seen, {"optimizer.implementation": "fused"}, "cpu", path)
+    assert edit.after == path.read_text().replace("parameters()", "parameters(), fused=True")
+    seen["script"]["optimizers"][1] = ["elsewhere.py", 4]
+    assert edit_of(seen, {"optimizer.implementation": "fused"}, "cpu", path).path is None
+
+
 def test_without_a_place_it_is_described(tmp_path: Path) -> None:
     edit = edit_of({"script": {}}, {"loader.workers": 2, "run.threads": 1}, "cpu", None)
     assert edit.path is None and not edit.diff
     assert edit.advice == ("make the DataLoader with num_workers=2", "torch.set_num_threads(1)")
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("torch.set_num_threads(args.threads)", "torch.set_num_threads(2)"),
+        (
+            "if wide:\n    torch.set_num_threads(int(os.environ['N']))",
+            "if wide:\n    torch.set_num_threads(2)",
+        ),
+    ],
+)
+def test_a_setting_that_the_script_makes_itself_is_replaced(line: str, changed: str) -> None:
+    found = with_statement(f"import torch\n{line}\n", "{torch}.set_num_threads({value})", 2)
+    assert found == f"import torch\n{changed}\n"
+
+
+def test_a_flag_that_the_script_sets_is_replaced_unless_it_sets_it_twice() -> None:
+    statement, text = "{torch}.backends.cudnn.benchmark = {value}", "import torch\ncudnn.benchmark = False\n"
+    assert with_statement(text, statement, True) == "import torch\ncudnn.benchmark = True\n"
+    assert with_statement(text * 2, statement, True) is None
+
+
+def test_the_diff_names_files_as_patch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    edit = edit_of({"script": {"loader": [str(path), 5]}}, {"loader.workers": 4}, "cpu", path)
+    assert edit.diff[0] == f"--- a{path}"
+    monkeypatch.chdir(tmp_path)
+    assert edit.diff[:2] == ["--- a/train.py", "+++ b/train.py"]

@@ -10,7 +10,14 @@ import pytest
 
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
-from ndd_engine.record.events import FunctionsEvent, MarkEvent, RunEvent, StacksEvent, WindowEvent
+from ndd_engine.record.events import (
+    FunctionsEvent,
+    MarkEvent,
+    RunEvent,
+    ScalarsEvent,
+    StacksEvent,
+    WindowEvent,
+)
 from ndd_engine.script.command import Command
 from ndd_engine.script.facts import Facts
 from ndd_engine.script.records import Records
@@ -90,11 +97,30 @@ def test_a_run_with_what_was_seen_of_it(facts: Facts) -> None:
     assert RunEvent.from_dict(json.loads(run.to_json(1.0))) == run
 
 
+def test_a_resumed_training_goes_on_with_the_steps_of_its_framework(facts: Facts) -> None:
+    totals = {"framework": "transformers", "total_steps": 120, "epochs": 3}
+    assert not list(facts.take(line("totals", done=0, earlier=100, **totals)))
+    run, seen = facts.take(window(10))
+    assert isinstance(run, RunEvent) and (run.resumed_step, run.total_steps) == (100, 120)
+    assert isinstance(seen, WindowEvent) and seen.step == 110
+    (mark,) = facts.take(line("evaluation", done=10, seconds=2.0, lower=False, metrics={"eval_loss": 1.0}))
+    assert isinstance(mark, MarkEvent) and mark.step == 110
+    assert mark.data == {"metrics": {"eval_loss": 1.0}, "better": "higher", "seconds": 2.0}
+    # Another training of the process, from its begin: the steps never go back.
+    (run,) = facts.take(line("totals", done=20, earlier=0, **totals))
+    assert isinstance(run, RunEvent) and (run.resumed_step, run.total_steps) == (None, 240)
+    (seen,) = facts.take(window(25, steps=15))
+    assert isinstance(seen, WindowEvent) and seen.step == 125
+    # The script's own calls of `observe()` count as it likes.
+    (scalars,) = facts.take(line("scalars", step=7, values={"a": 1.0}))
+    assert isinstance(scalars, ScalarsEvent) and scalars.step == 7
+
+
 def test_stacks_profiles_sources_and_stalls(facts: Facts) -> None:
     (stacks,) = facts.take(line("stacks", step=3, looks=5, frames=[["other", "a.py", 3, "f", None, 4]]))
     assert isinstance(stacks, StacksEvent) and stacks.frames == [["other", "a.py", 3, "f", 4, 1]]
-    (found,) = facts.take(line("profile", step=3, ns=9, functions=[["a.py", 1, "f", 2, 8, 7, "g"]]))
-    assert isinstance(found, FunctionsEvent) and found.functions == [["a.py", 1, "f", 2, 8, 7, "g"]]
+    (found,) = facts.take(line("profile", step=3, ns=9, functions=[["a.py", 1, "f", 2, 8, 7, "g", ""]]))
+    assert isinstance(found, FunctionsEvent) and found.functions == [["a.py", 1, "f", 2, 8, 7, "g", ""]]
     (source,) = facts.take(line("source", file="a.py", line=3, function="\x1b[31mf", timed=False))
     assert isinstance(source, MarkEvent) and "\x1b" not in source.text and "cannot be timed" in source.text
     (stall,) = facts.take(line("stalled", step=3, seconds=12.0, phase="data_wait", place=["a.py", 7, "g"]))

@@ -100,6 +100,7 @@ def test_the_output_goes_through_and_the_record_is_a_run(tmp_path: Path) -> None
         env=environment(),
     )
     assert report.returncode == 0 and "forward" in report.stdout, report.stderr
+    assert "cannot be compared" not in report.stdout
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,8 @@ def test_what_cannot_be_observed_is_refused_before_anything_is_written(tmp_path:
 
 def test_slow_data_is_named_with_its_function(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW.replace("STEPS", "240"))
-    run(tmp_path, "--", sys.executable, "slow.py")
+    done = run(tmp_path, "--", sys.executable, "slow.py")
+    assert "finding: input-bound" in done.stderr and "(slow.py:" in done.stderr
     shown = subprocess.run(
         [*CONSOLE, "report", "slow-001", "--json"], cwd=tmp_path, capture_output=True, text=True, check=True,
         env=environment(),

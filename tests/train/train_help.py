@@ -24,11 +24,11 @@ from ndd_engine.train.run import Run, RunRequest
 
 NDD = (
     "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]",
-    "batch.sequence=8", "batch.micro=16", "run.threads=1",
+    "batch.sequence=8", "batch.micro=16", "run.threads=1", "log.profile_every_s=0",
 )  # fmt: skip
 CHARTEXT = (
     "workload.name=chartext", "workload.size=tiny", "workload.width=16",
-    "batch.sequence=16", "batch.micro=8", "run.threads=1",
+    "batch.sequence=16", "batch.micro=8", "run.threads=1", "log.profile_every_s=0",
 )  # fmt: skip
 EVERY_STEP = ("log.every_steps=1", "log.window_s=0")
 

@@ -100,12 +100,12 @@ def test_evaluations_and_checkpoints_are_off_unless_they_are_the_question() -> N
     off = switched_off(["loader.workers"])
     assert off["evaluate"] == {"at_end": False, "every_steps": 0, "every_epochs": 0}
     assert off["checkpoint"]["every_minutes"] == 0.0
-    assert off["log"]["stacks_hz"] == 0.0
+    assert off["log"]["profile_every_s"] == 0.0
     assert switched_off(["evaluate.every_epochs"])["evaluate"] == {"at_end": False}
     assert switched_off(["loader.eval_workers"])["evaluate"] == {"at_end": False}
     assert switched_off(["checkpoint.every_steps"])["checkpoint"] == {"at_end": False, "every_minutes": 0.0}
     assert switched_off(["checkpoint.every_minutes"])["checkpoint"] == {"at_end": False}
-    assert "stacks_hz" not in switched_off(["log.stacks_hz"])["log"]
+    assert switched_off(["log.profile_every_s"])["log"]["profile_every_s"] == 0.0
 
 
 def test_the_period_is_that_of_what_is_changed() -> None:
@@ -142,6 +142,7 @@ def test_a_part_of_a_period_does_not_matter_where_there_are_many() -> None:
 def test_what_never_happens_cannot_be_measured() -> None:
     never = config("evaluate.every_epochs=0", "checkpoint.every_epochs=0", "checkpoint.every_minutes=0.0")
     assert never_happens(never, never, ["loader.workers"]) == ""
+    assert "part of no measurement" in never_happens(never, never, ["log.profile_every_s"])
     assert "only evaluated at its end" in never_happens(never, never, ["evaluate.batches"])
     assert "only writes a checkpoint at its end" in never_happens(never, never, ["checkpoint.keep"])
     assert never_happens(never, config(), ["evaluate.every_epochs"]) == ""

@@ -11,6 +11,7 @@ from ndd_engine.record.derive import throughput
 from ndd_engine.record.events import (
     BaselineEvent,
     EndEvent,
+    FunctionsEvent,
     KernelsEvent,
     LoaderEvent,
     MarkEvent,
@@ -18,7 +19,6 @@ from ndd_engine.record.events import (
     RunEvent,
     SampleEvent,
     SettingEvent,
-    StacksEvent,
     TrialEvent,
     WorkEvent,
 )
@@ -275,8 +275,12 @@ MEASURED = {
         {"waiting for data": 93_000_000, "launch gaps": 6_800_000}, 2_526,
         [["ampere_bf16_gemm_128x128", 31_000_000, 216], ["flash_fwd_kernel", 12_000_000, 36]], "trace.json",
     ),
-    "stacks": StacksEvent(
-        4_210, 1_204,
-        [["data_wait", "/home/me/clips.py", 41, "load", 690, 1], ["backward", "loop.py", 9, "step", 300, 0]],
+    "functions": FunctionsEvent(
+        4_210, 58_200_000,
+        [
+            ["clips.py", 41, "load", 128, 31_400_000, 31_400_000, "Clips.__getitem__", "data_wait"],
+            ["clips.py", 30, "Clips.__getitem__", 128, 33_000_000, 1_600_000, "", "data_wait"],
+            ["model.py", 12, "Net.forward", 1, 6_100_000, 210_000, "", "forward"],
+        ],
     ),
 }  # fmt: skip

@@ -95,7 +95,8 @@ def run_trial(
     if base.run is not None and base.run.command.exists():
         from ndd_engine.script.trial import check_script, run_script_trial, tried_run
 
-        run = tried_run(request)
+        run = tried_run(request).run
+        assert run is not None
         check_script(request, run.config)
         event = run_script_trial(request, run.config, run.device, tell)
     else:

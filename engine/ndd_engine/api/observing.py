@@ -23,6 +23,8 @@ from .sources import PathLike, root_of
 
 # As the observer is called where `ndd-console run` has loaded it.
 _LOADED = "_ndd_watch.install"
+# The observers of observations of this process that have not been closed: at most one.
+_running: list[Any] = []
 
 
 class Observation:
@@ -54,6 +56,7 @@ class Observation:
         """End the observation; safe to call twice."""
         with contextlib.suppress(Exception):
             if self._follower is not None and self.path is not None:
+                _running.clear()
                 recorder = self._observer.recorder
                 if recorder is not None:
                     recorder.close()
@@ -66,6 +69,11 @@ class Observation:
         """Record an observation."""
         with contextlib.suppress(Exception):
             self._observer.put(kind, **body)
+
+    def told(self, kind: str, **body: Any) -> None:
+        """Record what a framework says at the current step."""
+        with contextlib.suppress(Exception):
+            self._observer.told(kind, **body)
 
     def __enter__(self) -> Self:
         return self
@@ -84,9 +92,9 @@ def observe(name: str | None = None, runs: PathLike | None = None) -> Observatio
     """Observe the training in this process from now on: with `with observe():`, or with a call at the top of a script.
 
     name: of the run; by default that of the script and a number. runs: folder of the runs; None for $NDD_RUNS,
-    otherwise ./runs. Under `ndd-console run`, the observation that is running is returned. Of several ranks, only
-    rank 0 is observed; `ndd-console run -- torchrun …` observes all. If nothing can be observed, a warning says why,
-    and the training goes on.
+    otherwise ./runs. Under `ndd-console run` or within another observation, the one that is running is used. Of several
+    ranks, only rank 0 is observed; `ndd-console run -- torchrun …` observes all. If nothing can be observed, a warning
+    says why, and the training goes on.
     """
     return started(name, runs)
 
@@ -95,6 +103,8 @@ def started(name: str | None, runs: PathLike | None, frameworks: bool = True) ->
     """As `observe`. frameworks: whether to connect to Hugging Face's Trainer and Lightning."""
     if (module := sys.modules.get(_LOADED)) is not None and getattr(module, "observer", None) is not None:
         return Observation(module.observer, None, None)
+    if _running:
+        return Observation(_running[0], None, None)
     if os.environ.get("RANK", "0") != "0" or os.environ.get("LOCAL_RANK", "0") != "0":
         return Observation(_Nothing(), None, None)  # rank 0 is observed
     try:
@@ -111,6 +121,8 @@ class _Nothing:
 
     def put(self, *_: Any, **__: Any) -> None:
         """Nothing is recorded."""
+
+    told = put
 
 
 def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Observation:
@@ -130,6 +142,7 @@ def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Obser
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         env={key: value for key, value in os.environ.items() if key != "NDD_WATCH"},
     )  # fmt: skip
+    _running.append(install.observer)
     return Observation(install.observer, directory.path, follower)
 
 

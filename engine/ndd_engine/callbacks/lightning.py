@@ -9,9 +9,10 @@ try:
 except ImportError:  # the package of Lightning 1
     from pytorch_lightning import Callback
 
-from ndd_engine.api.observing import Observation, started
 from ndd_engine.api.sources import PathLike
 from ndd_watch.frameworks import lightning
+
+from .observed import Observed
 
 
 class NddCallback(Callback):  # type: ignore[misc]
@@ -19,29 +20,29 @@ class NddCallback(Callback):  # type: ignore[misc]
 
     def __init__(self, name: str | None = None, runs: PathLike | None = None) -> None:
         super().__init__()
-        self._name, self._runs = name, runs
-        self._observation: Observation | None = None
-        self._told: Any = Callback()
+        self._observed = Observed(Callback, lightning, name, runs)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start the observation."""
-        self._observation = observation = started(self._name, self._runs, frameworks=False)
-        if observation.path is not None:  # else `ndd-console run` records the same
-            self._told = lightning(Callback, observation.put)()
-        self._told.on_train_start(trainer, pl_module)
+        self._observed.begin(getattr(trainer, "is_global_zero", True))
+        self._observed.told.on_train_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self._told.on_train_epoch_start(trainer, pl_module)
+        self._observed.told.on_train_epoch_start(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *more: Any) -> None:
+        self._observed.told.on_train_batch_end(trainer, pl_module, *more)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._observed.told.on_validation_start(trainer, pl_module)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self._told.on_validation_end(trainer, pl_module)
+        self._observed.told.on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the observation."""
-        if self._observation is not None:
-            self._observation.close()
+        self._observed.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The training has failed."""
-        if self._observation is not None:
-            self._observation.__exit__(type(exception), exception, None)
+        self._observed.end(exception)

@@ -266,8 +266,12 @@ class LogSection(Section):
         description="write each profiler capture to this file as a Chrome trace (the newest overwrites); if "
         "kernels_every is 0, one capture is taken soon after the start",
     )
-    stacks_hz: float = Field(
-        10.0, ge=0, le=100, description="stack samples of the training thread per second; 0: none"
+    profile_every_s: float = Field(
+        30.0,
+        ge=0,
+        le=DAY_S,
+        description="seconds from one step under Python's profiler, which names slow functions and is part of no "
+        "statistics, to the next; 0: none",
     )
     memory_history: Literal["start", "always", "off"] = Field(
         "start",
@@ -292,11 +296,11 @@ class LogSection(Section):
         None, description="project of Weights & Biases, experiment of MLflow; default: the workload"
     )
 
-    @field_validator("stacks_hz")
+    @field_validator("profile_every_s")
     @classmethod
-    def _often_enough(cls, value: float) -> float:
-        if 0 < value < 0.01:
-            raise ValueError("is out of range; allowed: 0, or 0.01 to 100")
+    def _not_too_often(cls, value: float) -> float:
+        if 0 < value < 1:
+            raise ValueError(f"is out of range; allowed: 0, or 1 to {DAY_S:g}")
         return value
 
 

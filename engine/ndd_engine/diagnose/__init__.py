@@ -34,8 +34,8 @@ rule that needs a signal that is missing (null) returns no finding.
     small-micro        fixed overhead per micro-batch                            batch.micro, batch.accumulation
     stepwise           many small operators in the decoder loop                  workload.decoder=hoisted
     user-code          gaps in a capture; or a slow forward and one user         code, with its line
-                       function in the stack samples
-    slow-function      a function of a script in a profiled step                  code, with its line
+                       function in a profiled step
+    slow-function      a user's function in a profiled step                      code, with its line
     anomaly            torch.autograd.set_detect_anomaly in a script              code
     recompile          recompilations; model slower than usual                   speed.compile_dynamic=true
     compile-cost       compile time compared with the whole run                  speed.compile=off

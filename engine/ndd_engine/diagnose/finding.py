@@ -47,7 +47,7 @@ CAUSES: dict[str, str] = {
     "checkpoint": "frequent checkpoints",
     "logging": "frequent logging",
     "user-code": "host code between operators",
-    "slow-function": "a slow function of the script",
+    "slow-function": "a slow function",
     "anomaly": "anomaly detection is on",
     "recompile": "repeated recompilation",
     "compile-cost": "compile time exceeds the gain",
@@ -75,8 +75,8 @@ class Evidence:
 class Change:
     """A change to try.
 
-    sets: configuration edits ("loader.workers=2"); () for a code change. where: "file.py:12 in load" from stack
-    samples; None if unknown.
+    sets: configuration edits ("loader.workers=2"); () for a code change. where: "file.py:12 in load" from a
+    profiled step; None if unknown.
     """
 
     text: str

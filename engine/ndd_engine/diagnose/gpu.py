@@ -99,7 +99,7 @@ def sync(view: View) -> Finding | None:
         draft.change("read losses less often", "log.every_steps=10")
     draft.change(
         "remove .item(), .cpu(), torch.cuda.synchronize() and torch.cuda.empty_cache() from the step",
-        where=view.line("forward", "loss", "clip", "log"),
+        where=view.waiting_line or view.line("forward", "loss", "clip", "log"),
     )
     return draft.done()
 

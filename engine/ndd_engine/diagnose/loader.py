@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 
 from ndd_engine.record.events import LoaderEvent
 from ndd_engine.text import counted, percent, span
 
 from . import loader_facts as facts
-from .finding import Finding
+from .finding import Change, Finding
 from .view import BASELINE, CLOCK, CONFIG, FLOOR, SAMPLES, Cost, Draft, SlowFunction, View, taken
 
 FIRST_BATCH = "data_wait/first_batch"
@@ -33,7 +34,18 @@ def waiting(view: View) -> Finding | None:
     found, loader = worker_restart(view), view.snapshot.loader
     if found is None and loader is not None:
         found = next((found for rule in WAITS if (found := rule(view, loader)) is not None), None)
-    return found or workers_of_script(view) or data_wait(view)
+    if found is None:
+        return workers_of_script(view) or data_wait(view)
+    return _with_function(view, found)
+
+
+def _with_function(view: View, found: Finding) -> Finding:
+    """A finding with the function that makes the batches, if batches are made in this process."""
+    slow = view.slowest_function("data_wait")
+    if view.workers or slow is None or not made_by(view, slow):
+        return found
+    change = Change("do less work per item", where=slow.where)
+    return replace(found, evidence=(*found.evidence, slow.taken), changes=(*found.changes, change))
 
 
 def worker_restart(view: View) -> Finding | None:
@@ -234,17 +246,20 @@ def data_wait(view: View) -> Finding | None:
     here = None if loader is None else facts.as_made_ns(view, loader)
     if not view.workers and here is not None and here * view.micro_steps < EXPLAINS * wait.ns:
         return None  # batches are made far faster: the wait has another reason, such as busy cores
-    slow = view.slowest_function
-    profiled = slow is not None and made_by(view, slow)
-    line = slow.where if slow is not None and profiled else view.line("data_wait")
+    slow = view.slowest_function("data_wait")
+    if slow is not None and not made_by(view, slow):
+        slow = None
+    line = slow.where if slow is not None else view.line("data_wait")
     waits_for = "the loader" if not view.is_script or view.get("loader.workers") is not None else "data"
     title = f"input-bound: {percent(wait.share)} of each step is spent waiting for {waits_for}"
     draft = Draft("data-wait", title, wait)
     draft.add(taken(wait, "waiting for data takes"), facts.workers_are(view))
-    if slow is not None and profiled:
-        draft.saw(f"{line} takes {span(slow.ns)} of a step", "Python profiler, one step")
+    if slow is not None:
+        draft.add(slow.taken)
     elif line:
         draft.saw(f"most stack samples are at {line}", "stack samples")
+    elif view.workers:
+        draft.saw("functions in loader workers are not profiled", CONFIG)
     draft.add(facts.untold_workers(view))
     method = "__iter__" if loader is not None and loader.stream else "__getitem__"
     text = f"do less work per batch in the dataset's {method} and in the collate function"

@@ -15,7 +15,7 @@ GAP_NS = 50_000.0
 # it is.
 ABOVE = 1.5
 BEYOND = 4.0
-# Minimum part of the stack samples in one function.
+# Minimum part of forward and loss in one function.
 LINE = 0.3
 # Minimum fixed overhead of a micro-batch, as a part of its time.
 FIXED = 0.15
@@ -60,9 +60,7 @@ def user_code(view: View) -> Finding | None:
     title = f"host code between operators takes {percent(share)} of each step" + (f": {line}" if line else "")
     draft = Draft("user-code", title, view.part(share), "likely" if between else "possible")
     draft.saw(text, "profiler capture" if between else "counted operations")
-    if seen is not None:
-        sampled = f"{percent(seen.share)} of {seen.looks} stack samples"
-        draft.saw(f"{sampled} in forward and loss are in {seen.line}", "stack samples")
+    draft.add(seen.seen if seen is not None else None)
     draft.change(
         "move constant work out of the step, or replace Python loops with tensor operations", where=line
     )

@@ -1,35 +1,52 @@
-"""Scripts that are only observed. What a run of our own measures before training is unknown, so rules need less."""
+"""Functions of the user, and scripts that are only observed: of these, nothing was measured before training."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ndd_engine.text import counted, percent, span
 
 from . import loader
 from .finding import Finding
-from .view import CLOCK, COMPUTING, CONFIG, FLOOR, MODEL, Draft, View, place, taken
+from .view import CLOCK, COMPUTING, CONFIG, FLOOR, MODEL, PROFILER, Draft, SlowFunction, View, place, taken
 
-PROFILER = "Python profiler, one step"
+# Phases of our own runs besides the model and the loader, for which other rules name the function.
+AROUND = ("to_device", "clip", "optimizer", "zero_grad", "log", "other")
 # Minimum part of a wait for data that a function must take to be its cause.
 MOST_OF = 0.5
 
 
 def slow_function(view: View) -> Finding | None:
-    """A function of the script that takes much of a step by itself, outside torch."""
-    found = view.slowest_function
+    """A function of the user that takes much of a step by itself, outside torch."""
+    found = _function_of_script(view) if view.is_script else _function_around(view)
     if found is None or found.share < 2 * FLOOR:
         return None
-    if loader.made_by(view, found) and view.wait.share >= 2 * FLOOR:
-        return None  # `data_wait` names it
-    where = found.where
-    title = f"{where}{',' * bool(found.caller)} takes {percent(found.share)} of each step"
+    title = f"{found.subject} takes {percent(found.share)} of each step"
     draft = Draft("slow-function", title, view.part(found.share))
     draft.saw(f"{counted(found.calls, 'call')} in one step take {span(found.ns)} outside torch", PROFILER)
     draft.saw(f"a step takes {span(view.step_ns)}", CLOCK)
     draft.change(
         "do its work once before training, cache its results, or use tensor operations instead of Python loops",
-        where=where,
+        where=found.where,
     )
     return draft.done()
+
+
+def _function_of_script(view: View) -> SlowFunction | None:
+    found = view.slowest_function()
+    if found is None or (loader.made_by(view, found) and view.wait.share >= 2 * FLOOR):
+        return None  # `data_wait` names it
+    return found
+
+
+def _function_around(view: View) -> SlowFunction | None:
+    """In a run of our own with the user's own code: besides the model and the loader, such as a callback."""
+    found = view.slowest_function(*AROUND)
+    if found is None or ":" not in str(view.get("workload.name")):
+        return None
+    if view.gpu:  # the GPU may compute meanwhile
+        return replace(found, share=min(found.share, view.device_cost(found.phase).share))
+    return found
 
 
 def aside(view: View) -> Finding | None:
@@ -55,7 +72,7 @@ def aside(view: View) -> Finding | None:
 def outside(view: View) -> Finding | None:
     """Time outside all phases that no function of the script takes by itself: torch, on small tensors or in a log."""
     cost = view.cost("other")
-    slow = view.slowest_function
+    slow = view.slowest_function()
     totals = view.snapshot.totals
     collecting = (totals.gc_ns or 0) / totals.wall_ns if totals.wall_ns else 0.0
     if not view.is_script or not cost.clear or cost.share - collecting < 2 * FLOOR:
@@ -68,9 +85,7 @@ def outside(view: View) -> Finding | None:
     draft = Draft("user-code", title, cost)
     draft.add(taken(cost, "what is neither data, model nor optimizer takes"))
     if found is not None and line is not None:
-        draft.saw(
-            f"{percent(found.share)} of {found.looks} stack samples there are at {line}", "stack samples"
-        )
+        draft.add(found.seen)
     draft.change("do it every few steps only, or on all tensors at once instead of one by one", where=line)
     return draft.done()
 

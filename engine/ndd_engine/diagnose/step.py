@@ -18,7 +18,6 @@ MUCH = 0.3
 # Below these settings the run logs often.
 SHORT_WINDOW_S = 0.1
 FEW_STEPS = 5
-MANY_SAMPLES = 20
 # Section of the configuration -> (cause, what is done).
 ASIDES = {"evaluate": ("evaluation", "evaluate"), "checkpoint": ("checkpoint", "save checkpoints")}
 
@@ -76,7 +75,6 @@ def logging(view: View) -> Finding | None:
     often: dict[str, tuple[Callable[[float], bool], str]] = {
         "log.window_s": (lambda seconds: seconds < SHORT_WINDOW_S, "1.0"),
         "log.every_steps": (lambda steps: steps < FEW_STEPS, "10"),
-        "log.stacks_hz": (lambda rate: rate > MANY_SAMPLES, "10.0"),
     }
     values = {key: value for key in often if isinstance(value := view.get(key), (int, float))}
     costly = {key: value for key, value in values.items() if often[key][0](value)}

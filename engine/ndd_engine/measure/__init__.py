@@ -1,1 +1,1 @@
-"""Measures running code: phase clocks, profiler captures, stack samples, FLOP counts, and their events."""
+"""Measures running code: phase clocks, profiler captures, profiled steps, FLOP counts, and their events."""

@@ -148,6 +148,11 @@ class PhaseClock:
         """Length of the window up to the last phase change."""
         return self._last - self._start
 
+    @property
+    def unchanged_ns(self) -> int:
+        """Time since the last phase change; any thread may read it."""
+        return self.now() - self._last
+
     def take(self) -> Window:
         """Return the window and begin the next one."""
         self.enter(self._current)

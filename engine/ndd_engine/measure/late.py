@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import median
@@ -99,10 +99,10 @@ class Judge:
             self._excess = [trimmed_mean(values) for values in zip(*self._beyond, strict=True)]
         return self._excess
 
-    def late(self, places: Mapping[int, str]) -> dict[str, Any] | None:
+    def late(self, places: Callable[[int], Mapping[str, str]]) -> dict[str, Any] | None:
         """The rank that holds up the others, as record.parts.Late; None if there is none, or before it is known.
 
-        places: rank -> file, line and function that is slow, where it is known.
+        places: returns for a rank, by phase, the file, line and function that takes most of it, where they are known.
         """
         found = self._late() if len(self._windows) >= LEAST_WINDOWS and len(self._hosts) > 1 else None
         if found is None:
@@ -122,7 +122,7 @@ class Judge:
             "phase_ns": round(phases[phase]),
             "ceiling": round(ceiling, 4),
             "since_step": self._since_step,
-            "where": places.get(rank),
+            "where": places(rank).get(phase),
             "count": len(also),
             "same_host": len(hosts) == 1 and self._hosts.count(hosts.pop()) == len(also) > 1,
         }

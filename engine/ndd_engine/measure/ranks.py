@@ -47,13 +47,14 @@ class RanksFold:
         rows: Sequence[Sequence[float]],
         least_wait_ns: float,
         most_own_ns: float,
-        places: Mapping[int, str] | None = None,
+        places: Callable[[int], Mapping[str, str]] = lambda _rank: {},
     ) -> RanksEvent:
         """The event of a window.
 
         step: optimizer steps done. rows: FIGURES of each rank, over the same steps. least_wait_ns, most_own_ns: sums
         over the steps of the least wait and of the longest own time of any rank; an own time is wall time without
-        waiting, evaluations and checkpoints. places: rank -> file, line and function of its slow code, where known.
+        waiting, evaluations and checkpoints. places: returns for a rank, by
+        phase, the file, line and function that takes most of it, where they are known.
         """
         columns = dict(zip(FIGURES, zip(*rows, strict=True), strict=True))
         steps = int(columns["steps"][0])
@@ -62,7 +63,7 @@ class RanksFold:
         own = [row[_AT["wall"]] - row[_AT["wait"]] - more for row, more in zip(rows, aside, strict=True)]
         if steps > 0:
             self._judge.add(self._judged(step, steps, columns, own, aside))
-        late = self._judge.late(places or {})
+        late = self._judge.late(places)
 
         shown = {name: columns[name] for name in PHASES if any(columns[name])}
         shown |= {"wait": columns["wait"], "own": tuple(own), "cpu": columns["cpu"]}

@@ -1,4 +1,4 @@
-"""Turns measurements into events while a loop trains: windows, memory, recompilations, collections, stack samples."""
+"""Turns measurements into events while a loop trains: windows, memory, recompilations, collections, stalls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .clock import PhaseClock
 from .collector import Collector
 from .losses import LossReader
 from .memory import memory_event
-from .stacks import StackWatch
+from .stalls import StallWatch
 
 
 def compiled() -> tuple[int, int]:
@@ -52,8 +52,7 @@ class Reporter:
     """Turns what was measured since the last window into events; `put` records one.
 
     steps: optimizer steps in the current window. arrived: (step, loss) pairs that reached the host in it. profiled: the
-    window contains a profiler capture. stacks_hz: stack samples a second, 0 for none. loop_file: the source file of the
-    training loop; stack samples look no further out. compiles: torch.compile is in use, so count recompilations.
+    window contains a profiler capture or a profiled step. compiles: torch.compile is in use, so count recompilations.
     """
 
     def __init__(
@@ -63,10 +62,7 @@ class Reporter:
         clock: PhaseClock,
         losses: LossReader,
         put: Callable[[Event], None],
-        *,
         gc_every_steps: int = 0,
-        stacks_hz: float = 0.0,
-        loop_file: str = "",
         compiles: bool = False,
     ) -> None:
         self.clock, self.losses, self.put = clock, losses, put
@@ -75,10 +71,7 @@ class Reporter:
         self.arrived: list[tuple[int, float]] = []
         self.collector = Collector(gc_every_steps)
         self._work, self._stepping = work, stepping
-        self._stacks_hz, self._loop_file = stacks_hz, loop_file
-        self._stacks: StackWatch | None = None
-        # The thread that trains, its optimizer steps done, and whether it is paused.
-        self._watched: tuple[int, Callable[[], int], Callable[[], bool]] | None = None
+        self._stalls: StallWatch | None = None
         self._compiles = compiles
         self._graphs = 0  # compiled so far
         self._made = 0  # items at the end of the last window
@@ -90,40 +83,26 @@ class Reporter:
         step: returns the optimizer steps done. paused: returns whether the run is paused.
         """
         self.collector.start()
-        self._watched = (threading.get_ident(), step, paused)
-        self._watch()
+        self._stalls = StallWatch(threading.get_ident(), self.clock, self.put, step, paused)
+        self._stalls.start()
         if self._compiles:
             self._graphs = compiled()[0]
         self.skip()
 
-    def _watch(self) -> None:
-        assert self._watched is not None
-        thread, step, paused = self._watched
-        self._stacks = StackWatch(
-            thread, self._stacks_hz, self.clock, self.put, step, paused, self._loop_file
-        )
-        self._stacks.start()
-
-    def switch(self, gc_every_steps: int, stacks_hz: float) -> None:
-        """Continue with other settings, between two steps."""
+    def switch(self, gc_every_steps: int) -> None:
+        """Continue with another setting, between two steps."""
         if gc_every_steps != self.collector.every_steps:
             self.collector.stop()
             self.collector.every_steps = gc_every_steps
             self.collector.start()
-        if stacks_hz != self._stacks_hz:
-            if self._stacks is not None:
-                self._stacks.stop()
-            self._stacks_hz = stacks_hz
-            self._watch()
 
     def end(self) -> None:
         """Stop measuring; call it however the loop ended."""
         self.collector.stop()
-        if self._stacks is not None:
-            self._stacks.stop()
+        if self._stalls is not None:
+            self._stalls.stop()
             # It refers to the loop: in a reference cycle with it, the loader's workers would outlive the run.
-            self._stacks = None
-        self._watched = None
+            self._stalls = None
 
     def skip(self) -> None:
         """Drop the time since the last phase change (a pause). Call with an empty window."""

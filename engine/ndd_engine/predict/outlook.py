@@ -11,7 +11,7 @@ import torch
 from ndd_engine.config import Config
 from ndd_engine.record.snapshot import CoreUse
 from ndd_engine.train.data.place import ordered_steps
-from ndd_engine.train.loop import UNKNOWN_STEPS
+from ndd_engine.train.due import UNKNOWN_STEPS
 from ndd_engine.train.parallel.strategy import why_not
 from ndd_engine.train.prepare import total_steps
 from ndd_engine.workloads.base import Workload, parameter_count

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import sqrt
 from statistics import fmean
 
-from ndd_engine.text import printable
+from ndd_engine.text import duration, printable
 
 from .across import EXCHANGE, SKEW
 from .events import (
@@ -201,6 +201,14 @@ def idle(
     if util is not None:
         return Idle(1 - util / 100, "nvml", ())
     return Idle(None, "events", (), GRAPH_REASON if graphed else "no device clock and no NVML")
+
+
+def stalled_text(seconds: float, phase: str, place: tuple[str, int, str] | None) -> str:
+    """ "no progress for 30 s in data_wait, at data.py:12 in load". place: file, line and function."""
+    text = f"no progress for {duration(seconds)} in {printable(phase)}"
+    if place is not None:
+        text += f", at {printable(place[0])}:{place[1]} in {printable(place[2])}"
+    return text
 
 
 def capture_text(kernels: KernelsEvent) -> str:

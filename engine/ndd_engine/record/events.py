@@ -15,7 +15,7 @@ are incomplete or have a value of another type than declared.
     loader   cost of making a micro-batch, measured before training
     baseline time of one micro-batch, measured before training
     kernels  a profiler capture
-    stacks   stack samples of the training thread
+    stacks   stack samples of the training thread of a script, and of runs before 0.6
     functions  the user's own functions in one step under Python's profiler
     finding  a finding appeared or disappeared
     trial    a candidate configuration was measured against a baseline
@@ -145,8 +145,8 @@ class WindowEvent(Event):
     "device_ns": mean per step by CUDA events, or null}}; "forward/encoder" is a sub-phase of "forward". loss: mean of
     the losses read back in this window, or null; last_loss: [step, loss] of the last one. lr, grad_norm, loss_scale:
     latest values. device_steps: steps timed on the device. gc_ns, gc_count, gc_max_ns: total, number and longest of
-    Python's garbage collections (part of the phases). profiled: true if a profiler capture ran; such windows are not
-    used for rates.
+    Python's garbage collections (part of the phases). profiled: true if a profiler capture ran or a step was profiled;
+    such windows are not used for rates.
     """
 
     type: ClassVar[str] = "window"

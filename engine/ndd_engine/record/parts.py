@@ -179,7 +179,7 @@ State = Annotated[Json, _State]
 Late = Annotated[Json, _Late]
 # Rows of events; see StacksEvent, FunctionsEvent, KernelsEvent and BaselineEvent.
 Frame = Annotated[list[Any], tuple[str, str, int, str, int, int]]
-Function = Annotated[list[Any], tuple[str, int, str, int, int, int, str]]
+Function = Annotated[list[Any], tuple[str, int, str, int, int, int, str, str]]
 Wait = Annotated[list[Any], tuple[str, int, str, str, int, int]]
 Kernel = Annotated[list[Any], tuple[str, float, int]]
 ModuleTime = Annotated[list[Any], tuple[str, str, float, float, int]]

@@ -27,6 +27,8 @@ from ndd_engine.text import printable
 
 ENV_RUNS = "NDD_RUNS"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Stands for the newest run where a command takes the name of one.
+LAST = "last"
 
 
 def runs_root(given: Path | None = None) -> Path:
@@ -178,21 +180,21 @@ def _base_name(workload: str) -> str:
 
 
 def find_run(root: Path, name: str | None) -> RunDir:
-    """The run with this name or path; without a name the newest one, live runs first.
+    """The run with this name or path; without a name, or as `last`, the newest one, live runs first.
 
     Raises UsageError that lists existing runs, or if the record of the run cannot be read.
     """
     runs = sorted(all_runs(root), key=_changed_t)
-    if name is None:
+    for path in (root / name, Path(name)) if name is not None else ():
+        if RunDir(path).exists:
+            return _readable(RunDir(path.resolve() if path.name in ("", ".", "..") else path))
+    if name is None or name == LAST:
         if not runs:
             raise UsageError(
                 f"there are no runs in {printable(str(root.absolute()))}; name another folder with --runs FOLDER"
             )
         live = [run for run in runs if run.live_owner()]
         return _readable((live or runs)[-1])
-    for path in (root / name, Path(name)):
-        if RunDir(path).exists:
-            return _readable(RunDir(path.resolve() if path.name in ("", ".", "..") else path))
     known = ", ".join(printable(run.name) for run in reversed(runs[-8:]))
     raise UsageError(
         f"there is no run {printable(name)} in {printable(str(root.absolute()))}"

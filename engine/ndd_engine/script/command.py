@@ -42,11 +42,16 @@ class Command:
                 "name the command to observe after --, for example: ndd-console run -- python train.py"
             )
         program = self.words[0]
+        if program.startswith("-"):
+            raise UsageError(f"{printable(program)}: run has no such option; the command follows after --")
         if shutil.which(program, path=None) is None:
             hint = f"; to run a Python file: python {program}" if program.endswith(".py") else ""
             raise UsageError(f"{printable(program)}: there is no such command{hint}")
         if why := kept_out(self.words):
             raise UsageError(f"{printable(' '.join(self.words))}: cannot be observed: {why}")
+        script = file_of(self.words)
+        if script and not (self.folder / script).exists():
+            raise UsageError(f"{printable(script)}: there is no such file in {printable(str(self.folder))}")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable."""
@@ -86,6 +91,23 @@ def kept_out(words: Sequence[str]) -> str:
                 break
             if letter not in _PLAIN:  # -c, -m
                 return ""
+    return ""
+
+
+def file_of(words: Sequence[str]) -> str:
+    """The file that the words give to Python; "" for a module, a line of code, standard input or another program."""
+    if not words or not PYTHON.fullmatch(Path(words[0]).name):
+        return ""
+    rest = iter(words[1:])
+    for word in rest:
+        if not word.startswith("-"):
+            return word
+        letters = word[1:]
+        at = next((place for place, letter in enumerate(letters) if letter in _WITH_VALUE), None)
+        if not letters or not set(letters[:at]) <= set(_PLAIN):
+            return ""
+        if at == len(letters) - 1:
+            next(rest, None)
     return ""
 
 

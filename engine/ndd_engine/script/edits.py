@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ class Edit:
     @property
     def diff(self) -> list[str]:
         """Lines of the unified diff; [] if no file changes."""
-        name = str(self.path)
+        name = _shown(self.path)
         lines = difflib.unified_diff(
             self.before.splitlines(), self.after.splitlines(), f"a/{name}", f"b/{name}", lineterm="", n=2
         )
@@ -98,13 +99,16 @@ def edit_of(seen: Mapping[str, Any], changes: Mapping[str, Any], device: str, ma
                 path, before, after = place[0], before or text, cached
                 continue
         if key == "optimizer.implementation":
-            found = _place(places.get("optimizer"))
+            made = [_place(one) for one in places.get("optimizers") or [places.get("optimizer")]]
             wanted = {"fused": value == "fused", "foreach": value == "foreach"}
             wanted = {name: on for name, on in wanted.items() if on} or {"foreach": False}
-            if found is not None and (path is None or found[0] == path):
-                path = found[0]
+            file = path or (made[0][0] if made[0] is not None else None)
+            lines = [one[1] for one in made if one is not None and one[0] == file]
+            if file is not None and len(lines) == len(made):
+                path = file
                 before = before or _read(path)
-                after = with_arguments(after or before, found[1], None, wanted) or after or before
+                for line in lines:  # arguments are added within a line: the others keep their places
+                    after = with_arguments(after or before, line, None, wanted) or after or before
             else:
                 advice.append(
                     f"make the optimizer with {', '.join(f'{name}={on}' for name, on in wanted.items())}"
@@ -178,6 +182,12 @@ def with_cached_items(text: str, line: int) -> str | None:
     return source.text
 
 
+def _shown(path: Path | None) -> str:
+    """The path as the diff names it: from the current folder if it is below it, so that `patch -p1` finds it there."""
+    name = str(path)
+    return os.path.relpath(name) if name.startswith(str(Path.cwd()) + os.sep) else name.lstrip("/")
+
+
 def _parsed(text: str) -> ast.Module | None:
     try:
         return ast.parse(text)
@@ -198,10 +208,19 @@ def _call(tree: ast.Module, line: int, names: Sequence[str] | None) -> ast.Call 
 
 
 def with_statement(text: str, statement: str, value: Any) -> str | None:
-    """The text with a statement after the first import of torch; None if there is no such import at the top level."""
+    """The text with a statement after the first import of torch, or with the value of the one that is there replaced.
+
+    None if torch is not imported at the top level, or if the setting is made in several places.
+    """
     tree = _parsed(text)
     if tree is None:
         return None
+    if there := _values(tree, statement):
+        source, new = _Source(text), _parsed(_statement("torch", statement, value))
+        assert new is not None
+        (wanted,) = _values(new, statement)
+        source.replace(there[0], ast.unparse(wanted))
+        return source.text if len(there) == 1 else None
     for node in tree.body:
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -213,6 +232,28 @@ def with_statement(text: str, statement: str, value: Any) -> str | None:
                     lines.insert(at, _statement(alias.asname or "torch", statement, value) + "\n")
                     return "".join(lines)
     return None
+
+
+def _values(tree: ast.Module, statement: str) -> list[ast.expr]:
+    """The values that a program gives to the setting which a statement makes, wherever it does."""
+    name = statement.partition("(")[0].partition(" ")[0].removeprefix("{torch}.")
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and len(node.args) == 1 and _ends(node.func, name):
+            found.append(node.args[0])
+        elif isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Attribute) and _ends(target, name) for target in node.targets
+        ):
+            found.append(node.value)
+    return found
+
+
+def _ends(node: ast.expr, name: str) -> bool:
+    """Whether a node is this dotted name of torch, or the end of it."""
+    if not isinstance(node, (ast.Attribute, ast.Name)):
+        return False
+    text = f".{ast.unparse(node)}"
+    return text.endswith(f".{name}") or f".{name}".endswith(text)
 
 
 def _statement(torch: str, statement: str, value: Any) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ndd_engine.hardware.gpu import Machine
+from ndd_engine.record.derive import stalled_text
 from ndd_engine.record.events import (
     PHASES,
     Event,
@@ -19,7 +20,7 @@ from ndd_engine.record.events import (
     StacksEvent,
     WindowEvent,
 )
-from ndd_engine.text import counted, duration, number, printable
+from ndd_engine.text import counted, number, printable
 
 from .command import Command
 from .records import Line
@@ -31,7 +32,11 @@ _LOADER = ("workers", "pin_memory", "prefetch", "persistent")
 
 @dataclass
 class Facts:
-    """What is known of one observed process. step: optimizer steps so far; ended: (status, reason) that it wrote."""
+    """What is known of one observed process.
+
+    step: optimizer steps so far, with those of earlier processes if a framework has resumed the training; ended:
+    (status, reason) that it wrote.
+    """
 
     name: str
     command: Command
@@ -47,6 +52,8 @@ class Facts:
     _micro: int = 0
     _total_steps: int = 0
     _epochs: int = 0
+    # Optimizer steps of earlier processes.
+    _earlier: int = 0
     _epoch: int = 0
     _epoch_begin: int = 0
     _items: int = 0
@@ -72,17 +79,17 @@ class Facts:
                 [str(phase), str(file), int(at), str(name), int(count), int(file != "?")]
                 for phase, file, at, name, _, count in line["frames"]
             ]
-            yield StacksEvent(int(line["step"]), int(line["looks"]), frames)
+            yield StacksEvent(self._step(line), int(line["looks"]), frames)
         elif kind == "profile" and line["functions"]:
             functions = [
-                [str(file), int(at), str(name), *map(int, rest), str(caller)]
-                for file, at, name, *rest, caller in line["functions"]
+                [str(file), int(at), str(name), *map(int, rest), str(caller), str(phase)]
+                for file, at, name, *rest, caller, phase in line["functions"]
             ]
             waits = [
                 [str(file), int(at), str(name), str(method), *map(int, rest)]
                 for file, at, name, method, *rest in line.get("waits", ())
             ]
-            yield FunctionsEvent(int(line["step"]), int(line["ns"]), functions, waits)
+            yield FunctionsEvent(self._step(line), int(line["ns"]), functions, waits)
         elif kind == "memory":
             counters = {key: value for key, value in line.items() if key not in ("v", "type", "t")}
             yield MemoryEvent(**counters)
@@ -102,21 +109,28 @@ class Facts:
                 "warning", self.step, f"the observation ended at step {number(self.step)}: {reason}"
             )
         elif kind == "end":
-            self.step = int(line["step"])
+            self.step = self._step(line)
             self.ended = str(line["status"]), printable(str(line["reason"]))
+
+    def _step(self, line: Line) -> int:
+        """The step of a line that the observer has counted."""
+        return self._earlier + int(line["step"])
 
     def _window(self, line: Line) -> Iterator[Event]:
         shape, steps = line.get("shape"), int(line["steps"])
         if shape:
             self._micro = int(shape[0])
+        elif not self._micro:  # no call of the model was seen yet
+            self._micro = int(self._loader.get("batch_size") or 0)
         micro_steps = int(line["micro_steps"])
         items = self._micro * micro_steps
+        known = bool(self._items)
         if steps:
             self._items = round(items / steps)
-        if not self._told:
+        if not self._told or (self._items and not known):
             self._told = True
-            yield self._run()
-        self.step = step = int(line["step"])
+            yield replace(self._run(), resumed_step=self._earlier or None)
+        self.step = step = self._step(line)
         loss = line.get("loss")
         phases = {str(name): _phase(body) for name, body in line["phases"].items() if name in PHASES}
         yield WindowEvent(
@@ -160,9 +174,11 @@ class Facts:
         if loader := self._loader:
             found["loader"] = {name: loader.get(name) for name in _LOADER}
             found[SECTION] |= {"loader": loader.get("place"), "dataset": loader.get("dataset")}
-        for name, key in (("optimizer", "place"), ("main", "main")):
-            if (place := self._model.get(key)) is not None:
-                found[SECTION][name] = place
+        if places := self._model.get("places"):
+            found[SECTION]["optimizer"] = places[0]
+            found[SECTION] |= {"optimizers": places} if places[1:] else {}
+        if (main := self._model.get("main")) is not None:
+            found[SECTION]["main"] = main
         if self._outside:
             found[SECTION]["outside"] = self._outside
         if self._model.get("anomaly"):
@@ -172,21 +188,32 @@ class Facts:
         return found
 
     def _of_framework(self, kind: str, line: Line) -> Iterator[Event]:
-        """What a framework or the script itself says."""
+        """What a framework says, or the script itself, which counts its steps as it likes."""
+        done = line.get("done")
         if kind == "totals":
-            self._total_steps, self._epochs = int(line["total_steps"]), int(line["epochs"])
+            if done is not None:
+                self._earlier = max(self._earlier, int(line["earlier"]) - int(done))
+            total, self._epochs = int(line["total_steps"]), int(line["epochs"])
+            if total and done is not None:
+                total += self._earlier + int(done) - int(line["earlier"])
+            self._total_steps = total
             if self._told:
                 yield self._run()
-        elif kind == "epoch":
-            self._epoch, self._epoch_begin = int(line["epoch"]), int(line["step"])
+            return
+        step = int(line["step"]) if done is None else self._earlier + int(done)
+        if kind == "epoch":
+            self._epoch, self._epoch_begin = int(line["epoch"]), step
         elif kind == "scalars":
-            yield ScalarsEvent(
-                int(line["step"]), {str(name): float(value) for name, value in line["values"].items()}
-            )
+            yield ScalarsEvent(step, {str(name): float(value) for name, value in line["values"].items()})
         elif metrics := {str(name): float(value) for name, value in line["metrics"].items()}:
             shown = ", ".join(f"{printable(name)} {number(value, 4)}" for name, value in metrics.items())
-            better = "lower" if "loss" in next(iter(metrics)) else "higher"
-            yield MarkEvent("evaluation", int(line["step"]), shown, {"metrics": metrics, "better": better})
+            lower = line.get("lower")
+            if lower is None:
+                lower = "loss" in next(iter(metrics))
+            data: dict[str, Any] = {"metrics": metrics, "better": "lower" if lower else "higher"}
+            if line.get("seconds") is not None:
+                data["seconds"] = float(line["seconds"])
+            yield MarkEvent("evaluation", step, shown, data)
 
     def _source(self, line: Line) -> MarkEvent:
         where = f"{printable(str(line['function']))} ({printable(str(line['file']))}:{int(line['line'])})"
@@ -196,10 +223,10 @@ class Facts:
         return MarkEvent("note", self.step, text)
 
     def _stalled(self, line: Line) -> MarkEvent:
-        text = f"no progress for {duration(float(line['seconds']))} in {printable(str(line['phase']))}"
-        if (place := line.get("place")) is not None:
-            text += f", at {printable(str(place[0]))}:{int(place[1])} in {printable(str(place[2]))}"
-        return MarkEvent("warning", int(line["step"]), text)
+        file, at, name = line.get("place") or ("", 0, "")
+        place = (str(file), int(at), str(name)) if file else None
+        text = stalled_text(float(line["seconds"]), str(line["phase"]), place)
+        return MarkEvent("warning", self._step(line), text)
 
 
 def _phase(body: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import threading
@@ -25,7 +26,7 @@ from ndd_engine.errors import (
     RunLockedError,
     UsageError,
 )
-from ndd_engine.files import write_text
+from ndd_engine.files import open_regular, write_text
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.channel import ControlServer
@@ -45,6 +46,8 @@ from .output import OutputLog
 POLL_S = 0.2
 # From the request to stop to SIGTERM, if the script goes on.
 PATIENCE_S = 20.0
+# Bytes at the end of the output in which its last line is looked for.
+LONGEST_LINE = 500
 EXIT_OF = {"stopped": EXIT_DONE, "interrupted": EXIT_INTERRUPTED, "terminated": EXIT_TERMINATED}
 
 
@@ -208,9 +211,11 @@ class ScriptRun:
         if status == 0:
             hint = "" if follower.trained else f": {UNSEEN}"
             return "done", f"the command ended {steps}{hint}"
-        said = follower.ended[1] if follower.ended is not None else ""
         how = killed_by(status) or f"the command ended with status {status}"
-        return "failed", f"{how} {steps}" + (f": {said}" if said else "; see console.log")
+        if follower.ended is not None and follower.ended[1]:
+            return "failed", f"{how} {steps}: {follower.ended[1]}"
+        line = "" if killed_by(status) else last_line(self.directory.console_log)
+        return "failed", f"{how} {steps}" + (f"; last output: {line}" if line else "")
 
     def _ended(self, status: str, reason: str, exit_status: int) -> EndEvent:
         self.recorder.settle()  # the figures include everything that was measured
@@ -218,6 +223,17 @@ class ScriptRun:
         data = {"run": self.directory.name, "dropped_events": self.recorder.dropped, "figures": found}
         step = self._follower.step if self._follower is not None else 0
         return EndEvent(status, reason, step, exit_status, None, data)
+
+
+def last_line(path: Path) -> str:
+    """The last line in the log of the output, often the reason of the end; "" if the output went past it."""
+    try:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - LONGEST_LINE, 0))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((printable(line.strip()) for line in reversed(lines) if line.strip()), "")
 
 
 UNSEEN = (

@@ -18,6 +18,7 @@ from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 from ndd_engine.trial.outcome import differences, flatten
 from ndd_engine.trial.pausing import alone
@@ -32,7 +33,7 @@ from .sides import ScriptSides
 from .starting import Start, is_start, started
 
 # A configuration of ours stands for the script: only the changed keys and those that were seen matter.
-_STANDS_IN = ("workload.size=tiny", "run.epochs=1", "loader.workers=0", "log.stacks_hz=0.0")
+_STANDS_IN = ("workload.size=tiny", "run.epochs=1", "loader.workers=0", "log.profile_every_s=0.0")
 
 # Without workers, they have no meaning.
 _NEED_WORKERS = frozenset({"loader.prefetch", "loader.persistent"})
@@ -116,13 +117,16 @@ def start_of(request: TrialRequest) -> Start:
     return started(command_of(request.base.run), request.sets, os.environ)
 
 
-def tried_run(request: TrialRequest) -> RunEvent:
-    """The recorded run of the script. Raises UsageError if it has not trained, or if it is running."""
+def tried_run(request: TrialRequest) -> RunState:
+    """The recorded state of the script's run, which has a `run`.
+
+    Raises UsageError if the script has not trained, or if it is running.
+    """
     assert request.base.run is not None
     if request.base.run.live_owner() is not None:
         raise UsageError(f"{request.base.name} is running and would disturb the measurement: stop it first")
-    found = load_state(request.base.run).run
-    if found is None:
+    found = load_state(request.base.run)
+    if found.run is None:
         raise UsageError(f"{request.base.name} has not trained: there is nothing to compare with")
     return found
 

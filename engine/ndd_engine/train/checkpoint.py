@@ -22,8 +22,9 @@ from typing import IO, Any
 
 import torch
 
-from ndd_engine.errors import CheckpointError, shortened
+from ndd_engine.errors import CheckpointError, said, shortened
 from ndd_engine.files import PATIENCE_S, open_regular, replacing
+from ndd_engine.limits import limit_of
 from ndd_engine.text import printable, size
 
 from .checkpoint_folder import explained, read, remove, verify
@@ -71,6 +72,15 @@ def last_good(saved: Saved | None) -> str:
         "there is no checkpoint"
         if saved is None
         else f"the last good checkpoint is step {saved.step} ({saved.path.name})"
+    )
+
+
+def unwritten(error: OSError, step: int, folder: Path) -> str:
+    """Why the checkpoint of a step could not be written."""
+    reason = limit_of(error) or error.strerror or said(error)
+    where = printable(str(folder))
+    return (
+        f"cannot write the checkpoint of step {step} to {where}: {reason} ({size(free_space(folder))} free)"
     )
 
 

@@ -8,6 +8,7 @@ import psutil
 
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import MarkEvent
+from ndd_engine.text import duration
 
 
 class StopNow(BaseException):
@@ -116,3 +117,8 @@ def pause_mark(step: int, holders: list[int]) -> MarkEvent:
         return MarkEvent("pause", step, f"paused at step {step}")
     who = f"process{'' if len(holders) == 1 else 'es'} {', '.join(map(str, holders))}"
     return MarkEvent("pause", step, f"paused for a trial by {who}", {"holders": holders})
+
+
+def resume_mark(step: int, seconds: float) -> MarkEvent:
+    """The end of a pause of so many seconds."""
+    return MarkEvent("resume", step, f"resumed after {duration(seconds)}", {"seconds": seconds})

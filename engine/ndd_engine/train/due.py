@@ -5,6 +5,9 @@ from __future__ import annotations
 from ndd_engine.config.schema import CheckpointSection, Config, EvaluateSection
 from ndd_engine.text import counted
 
+# Steps of a run that ends after a number of passes of unknown length.
+UNKNOWN_STEPS = 1 << 62
+
 Periodic = EvaluateSection | CheckpointSection
 
 

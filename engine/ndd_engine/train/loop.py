@@ -5,28 +5,28 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ndd_engine.config.schema import Config
-from ndd_engine.errors import TrainingError, said
-from ndd_engine.limits import limit_of
+from ndd_engine.errors import TrainingError
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure import memory_history
 from ndd_engine.measure.capture_schedule import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.functions import FunctionProfiles
 from ndd_engine.measure.losses import LossReader, first_bad
 from ndd_engine.measure.reporting import Reporter, StepWork
 from ndd_engine.record.events import MarkEvent
-from ndd_engine.text import duration, printable, size
+from ndd_engine.text import size
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.place import OwnOrder, at_pass_end, end_pass
 from ndd_engine.train.step.precision import Precision
 from ndd_engine.train.step.stepper import Stepper
 
 from .callbacks import Callbacks, failure
-from .checkpoint import CheckpointStore, Saved, free_space, last_good
+from .checkpoint import CheckpointStore, Saved, last_good, unwritten
 from .contents import changed, finite_buffers, layout, not_finite, unloadable
-from .control import pause_mark
+from .control import pause_mark, resume_mark
 from .due import Due
 from .evaluate import Result, better_of, evaluate
 from .failures import unstable
@@ -36,9 +36,6 @@ from .settings import VerifiedSettings
 
 if TYPE_CHECKING:
     from .parallel.world import World
-
-# Steps of a run that ends after a number of passes of unknown length.
-UNKNOWN_STEPS = 1 << 62
 
 
 class Loop:
@@ -78,24 +75,18 @@ class Loop:
         self._window_ns = int(config.log.window_s * 1e9)
         self._last_save = time.monotonic()
         self._last_result: tuple[int, Result] | None = None
-        batch, log, speed = config.batch, config.log, config.speed
-        tokens = stepper.workload.tokens_per_item
+        batch, log, speed, tokens = config.batch, config.log, config.speed, stepper.workload.tokens_per_item
         work = StepWork(
             config.items_per_step, batch.accumulation, tokens, self.steps_per_epoch, *batches.counters
         )
-        self.reporter = Reporter(
-            work, stepper, clock, self.losses, run.put, gc_every_steps=config.run.gc_every_steps,
-            stacks_hz=log.stacks_hz, loop_file=__file__, compiles=speed.compile != "off",
-        )  # fmt: skip
+        gc_steps, compiles = config.run.gc_every_steps, speed.compile != "off"
+        self.reporter = Reporter(work, stepper, clock, self.losses, run.put, gc_steps, compiles)
         trace = Path(log.trace).expanduser() if log.trace else None
         graphs = speed.cuda_graph or speed.compile in ("reduce-overhead", "max-autotune")
         plan = CapturePlan(log.kernels_every, log.kernels_steps, trace, graphs)
-        self.captures = CaptureSchedule(
-            self.reporter,
-            plan,
-            lambda: stepper.graph is None or stepper.graph.settled,
-            None if graphs or speed.compile != "off" else stepper.model,
-        )
+        module = None if graphs or compiles else stepper.model
+        self.captures = CaptureSchedule(self.reporter, plan, stepper.settled, module)
+        self.functions = FunctionProfiles(self.reporter, log.profile_every_s, stepper.settled)
         self._epochs_begun = 0  # by this process
         self._resting = "training"  # the status to restore after an evaluation or a checkpoint
 
@@ -114,15 +105,17 @@ class Loop:
         try:
             self.reporter.begin(lambda: self.step, lambda: self._resting == "paused")
             self.captures.begin(self.step, self.total_steps)
+            self.functions.start(self.step)
             return self._train()
         finally:
+            self.functions.close()
             self.captures.close()
             self.reporter.end()
 
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
-        collector, captures = self.reporter.collector, self.captures
-        own, training = self.batches.own, stepper.training
+        collector, captures, functions = self.reporter.collector, self.captures, self.functions
+        began, own, training = clock.now(), self.batches.own, stepper.training
         if self.step and self.due.at(self.config.evaluate, self.step) and self.callbacks.judged < self.step:
             self._act()  # the checkpoint was written before the evaluation of its step
         while not self.finished and self.callbacks.early is None:
@@ -133,13 +126,18 @@ class Loop:
             # The first epoch includes one-time work, such as starting persistent workers.
             with clock.part("first_batch") if self._epochs_begun else contextlib.nullcontext():
                 iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
-            self._loader_settings()
+            self._epochs_begun += 1
+            clock.enter(phase.LOG)
+            for event in self.settings.of_loader(self._epochs_begun):
+                self.put(event)
             end = self.total_steps
             if own is None:
                 end = min(end, (epoch + 1) * self.steps_per_epoch)
             action = self.due.next(self.step, self.total_steps)
             while self.step < end:
                 self.boundary = False
+                if began >= functions.due_ns and self.step < captures.next:
+                    functions.begin(self.step)
                 loss = stepper.step(iterator, clock, self.step)
                 if loss is None and own is not None:
                     self._end_pass(own)
@@ -162,7 +160,9 @@ class Loop:
                 elif training.logged or training.stopping:
                     self.callbacks.heard()
                 collector.after_step(self.step, clock)
-                clock.end_step()
+                began = clock.end_step()
+                if functions.active:
+                    functions.end(self.step)
                 self._after_step(action)
                 if self.step >= captures.next:
                     captures.look(self.step, action - self.step)
@@ -189,6 +189,7 @@ class Loop:
     def _end_pass(self, own: OwnOrder) -> None:
         """All of a pass was read: evaluate and save as at the end of an epoch. Raises TrainingError if it was empty."""
         self.boundary = True
+        self.functions.drop(self.step)
         end_pass(own, self.config.batch.accumulation)
         self.stepper.optimizer.end_epoch()
         self._epoch_done(own.passes, self.config.run.epochs)
@@ -239,7 +240,7 @@ class Loop:
             if control.stopping or not control.paused:
                 break
             if paused_at is None:
-                self._flush_losses()
+                self._check(self.losses.drain())
                 self._window()
                 paused_at = time.monotonic()
                 self._resting = "paused"
@@ -249,17 +250,15 @@ class Loop:
             self.reporter.skip()
         if paused_at is not None:
             self.reporter.skip()
-            seconds = time.monotonic() - paused_at
             self._resting = "training"
             self._status("training")
-            text = f"resumed after {duration(seconds)}"
-            self.put(MarkEvent("resume", self.step, text, {"seconds": seconds}))
+            self.put(resume_mark(self.step, time.monotonic() - paused_at))
         return control.stopping
 
     def _stop(self) -> str:
         self._resting = "stopping"
         self._status("stopping")
-        self._flush_losses()
+        self._check(self.losses.drain())
         saved = not self.step or self.save()
         self._window()
         if not saved:
@@ -267,7 +266,7 @@ class Loop:
         return self.control.stop_status or "stopped"
 
     def _finish(self) -> None:
-        self._flush_losses()
+        self._check(self.losses.drain())
         if self.config.evaluate.at_end:
             self.evaluate()
         saved = not self.config.checkpoint.at_end or self.save()
@@ -327,7 +326,7 @@ class Loop:
             return True
         self._status("checkpointing")
         self.clock.enter(phase.CHECKPOINT)
-        self._flush_losses()
+        self._check(self.losses.drain())
         if (bad := not_finite(self.stepper.model, self._finite_buffers)) is not None:
             raise TrainingError(self._not_finite(step, f"{bad} is not finite"))
         state = state_of(self)
@@ -335,13 +334,9 @@ class Loop:
             raise TrainingError(f"no checkpoint at step {step}: {why}; {last_good(self.saved)}")
         self._last_save = time.monotonic()
         try:
-            saved = self._write(step, state, metric)
+            saved = self.store.save(step, state, metric, self.better == "lower")
         except OSError as error:
-            self.save_error = (
-                f"cannot write the checkpoint of step {step} to {printable(str(self.store.folder))}: "
-                f"{limit_of(error) or error.strerror or said(error)} "
-                f"({size(free_space(self.store.folder))} free); {last_good(self.saved)}"
-            )
+            self.save_error = f"{unwritten(error, step, self.store.folder)}; {last_good(self.saved)}"
             self.put(MarkEvent("warning", step, self.save_error))
         else:
             self.saved, self.save_error = saved, None
@@ -352,18 +347,13 @@ class Loop:
         self._status(self._resting)
         return self.save_error is None
 
-    def _write(self, step: int, state: dict[str, Any], metric: float | None) -> Saved:
-        """Write a checkpoint. Raises OSError."""
-        return self.store.save(step, state, metric, self.better == "lower")
-
-    @property
     def _long_ago(self) -> bool:
         """Whether the last checkpoint is older than checkpoint.every_minutes."""
         every_s = self.config.checkpoint.every_minutes * 60
         return bool(every_s) and time.monotonic() - self._last_save >= every_s
 
     def _save_if_long_ago(self) -> None:
-        if self._long_ago:
+        if self._long_ago():
             self.save()
 
     def switch(self, config: Config, precision: Precision) -> None:
@@ -372,22 +362,12 @@ class Loop:
         self.stepper.switch(config, precision)
         self.losses.every = config.log.every_steps
         self._window_ns = int(config.log.window_s * 1e9)
-        self.reporter.switch(config.run.gc_every_steps, config.log.stacks_hz)
+        self.reporter.switch(config.run.gc_every_steps)
 
     def slept(self, seconds: float) -> None:
         """Exclude time in which the caller suspended the loop from windows and from checkpoint.every_minutes."""
         self.reporter.skip()
         self._last_save += seconds
-
-    # Recording.
-
-    def _loader_settings(self) -> None:
-        """Verify loader settings after an epoch's first batch; persistent workers show in the second epoch."""
-        self._epochs_begun += 1
-        if self._epochs_begun <= 2:
-            self.clock.enter(phase.LOG)
-            for event in self.settings.of_loader(self._epochs_begun):
-                self.put(event)
 
     def record_rest(self) -> None:
         """Record the time since the last window after an error ended the loop."""
@@ -404,9 +384,6 @@ class Loop:
     def _status(self, status: str) -> None:
         self.put(MarkEvent("status", self.step, "", {"status": status}))
 
-    def _flush_losses(self) -> None:
-        self._check(self.losses.drain())
-
     def _check(self, arrived: list[tuple[int, float]]) -> None:
         self.reporter.arrived += arrived
         if (bad := first_bad(arrived)) is not None:
@@ -414,9 +391,8 @@ class Loop:
             raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
 
     def _not_finite(self, step: int, what: str) -> str:
-        return (
-            f"{what} at step {step}, so training stopped; {last_good(self.saved)}; {unstable(self.stepper)}"
-        )
+        stopped = f"{what} at step {step}, so training stopped"
+        return f"{stopped}; {last_good(self.saved)}; {unstable(self.stepper)}"
 
     def _window(self) -> None:
         self.reporter.window(self.step)

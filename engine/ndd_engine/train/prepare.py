@@ -49,8 +49,9 @@ from ndd_engine.workloads.training import training_of
 
 from .checkpoint import Saved, newest_good
 from .contents import unloadable
+from .due import UNKNOWN_STEPS
 from .failures import out_of_memory
-from .loop import UNKNOWN_STEPS, Loop
+from .loop import Loop
 from .random_state import kept_random, restore_random_state
 from .request import OpenRun, Ranks
 from .restoring import load_state, state_of

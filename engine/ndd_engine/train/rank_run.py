@@ -1,4 +1,4 @@
-"""Opens a run as one of several ranks: rank 0 creates or resumes the folder, the others write records beside its own."""
+"""Opens a run as one of several ranks: rank 0 creates or resumes the folder, others write records beside its own."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class RanksControl:
     def request(
         self, action: str, reason: str = "on request", status: str = "stopped", holder: int | None = None
     ) -> None:
-        """Request what Control.request takes. Raises UsageError if the run does not listen, except for stop and kill."""
+        """Request what Control.request takes. Raises UsageError if the run does not listen (not for stop and kill)."""
         if action not in ("stop", "kill"):
             send(self._run.directory.control_socket, action, holder=holder)
             return

@@ -13,7 +13,7 @@ from ndd_engine.record.rundir import RunDir
 from .control import Control
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import Store
 
     from .parallel.place import Place
 
@@ -41,7 +41,7 @@ class Ranks:
     """The other ranks of a run, before they meet: this rank's place, and the store that all of them share."""
 
     place: Place
-    store: dist.Store
+    store: Store
 
 
 class OpenRun(Protocol):

@@ -56,7 +56,12 @@ class VerifiedSettings:
         return self._take()
 
     def of_loader(self, epochs_begun: int) -> list[SettingEvent]:
-        """Loader settings, after the first batch of an epoch; epochs_begun: by this process."""
+        """Loader settings, after the first batch of an epoch; persistent workers show in the second one.
+
+        epochs_begun: by this process.
+        """
+        if epochs_begun > 2:
+            return []
         self._workers(epochs_begun)
         self._items()
         if every := self.config.run.gc_every_steps:

@@ -96,7 +96,6 @@ def switched_off(changed: Iterable[str]) -> dict[str, dict[str, object]]:
             "mlflow": None,
             "kernels_every": 0,
             "trace": None,
-            "stacks_hz": 0.0,
         },
     }
     if not evaluates(keys):
@@ -106,6 +105,7 @@ def switched_off(changed: Iterable[str]) -> dict[str, dict[str, object]]:
     if "checkpoint.every_minutes" not in keys:
         off["checkpoint"]["every_minutes"] = 0.0
     off["log"] = {name: value for name, value in off["log"].items() if f"log.{name}" not in keys}
+    off["log"]["profile_every_s"] = 0.0  # a profiled step is part of no measurement
     return off
 
 
@@ -163,6 +163,8 @@ def never_happens(base: Config, change: Config, changed: Iterable[str], epochs_k
     epochs_known: whether the length of an epoch is known.
     """
     keys = set(changed)
+    if keys == {"log.profile_every_s"}:
+        return "a profiled step is part of no measurement"
     if not epochs_known and needs_epochs(base, change, keys):
         return "the length of an epoch is unknown, and the change acts only between epochs"
     if (

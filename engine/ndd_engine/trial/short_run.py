@@ -29,7 +29,7 @@ NAME = "observed"
 QUIET = (
     f"run.name={NAME}", "run.max_steps=1000000000", "evaluate.at_end=false", "checkpoint.every_steps=0",
     "checkpoint.every_epochs=0", "checkpoint.every_minutes=0", "checkpoint.at_end=false", "log.window_s=0.25",
-    "log.every_steps=1000", "log.stacks_hz=0", "evaluate.every_epochs=0",
+    "log.every_steps=1000", "log.profile_every_s=0", "evaluate.every_epochs=0",
 )  # fmt: skip
 # Time limit for preparing and the first steps.
 PREPARE_S = 300.0

@@ -24,8 +24,8 @@ LOADER = frozenset({
 MODEL = frozenset({"precision.amp", "precision.tf32", "speed.attention", "run.threads"})
 # What happens around it, or not at all in a trial.
 AROUND = frozenset({
-    "loader.non_blocking", "loader.timeout_s", "run.gc_every_steps", "log.every_steps", "log.window_s", "log.stacks_hz",
-    "log.headless_s", "console.refresh_hz", "console.on_hangup",
+    "loader.non_blocking", "loader.timeout_s", "run.gc_every_steps", "log.every_steps", "log.window_s",
+    "log.profile_every_s", "log.headless_s", "console.refresh_hz", "console.on_hangup",
 })  # fmt: skip
 # A trial looks at its result after so many blocks, and again whenever they have grown by GROWTH.
 FIRST_LOOK, GROWTH = 32, 1.5

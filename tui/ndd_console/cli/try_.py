@@ -16,8 +16,8 @@ from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.script.starting import ARGUMENT, VARIABLE
-from ndd_engine.text import MISSING, duration, number, printable, size
+from ndd_engine.script.starting import ARGUMENT, VARIABLE, is_start
+from ndd_engine.text import MISSING, duration, number, percent, printable, size
 from ndd_engine.trial.request import Progress, TrialRequest
 
 from .completion import run_names
@@ -34,6 +34,8 @@ from .options import (
 )
 from .printing import ProgressLines, measurement, say, show, table
 
+# Share of the recorded time above which a trial says that it leaves evaluations and checkpoints out.
+LEFT_OUT = 0.02
 _HEADINGS = ("", "step", "throughput", "setup", "peak memory")
 
 
@@ -66,7 +68,7 @@ def script_options(function: Any) -> Any:
     "try --set loader.workers=4",
     "try chartext-001 --set precision.amp=bf16 --budget 120",
     "try run.toml --set batch.micro=64 --set batch.accumulation=2",
-    "try train-001 --set loader.workers=4 --apply",
+    "try last --set loader.workers=4 --apply",
     "try train-001 --arg batch-size=128",
     stops=True,
     name="try",
@@ -103,14 +105,14 @@ def try_(
 ) -> int:
     """Measure a change (--set) against a baseline in a paired A/B trial.
 
-    The baseline is the configuration of RUN, CONFIG (a TOML file) or the default workload; the candidate is the
-    baseline with the --set values; run.epochs and run.max_steps apply to both. Both train from scratch and take
-    turns in ABBA blocks, in one process that switches between them or in processes of their own, which are started
-    several times. Prints the speedup with its 95 % CI,
+    The baseline is the configuration of RUN (`last`: the newest one), CONFIG (a TOML file) or the default workload; the
+    candidate is the baseline with the --set values; run.epochs and run.max_steps apply to both. Both train from scratch
+    and take turns in ABBA blocks, in one process that switches between them or in processes of their own, which are
+    started several times. Prints the speedup with its 95 % CI,
     peak memory, whether the losses agree, and the verdict: faster, slower, no difference or inconclusive.
 
     Of a RUN of your own script (ndd-console run), the change is made from outside, in scratch copies of its folder, and
-    the edit that makes it is shown as a diff.
+    the edit that makes it is shown as a diff. Evaluations and checkpoints are left out.
 
     A live RUN is paused during the trial, and the result is stored in its record. Ctrl-C stops early and prints
     the result so far.
@@ -152,8 +154,14 @@ def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
     from ndd_engine.trial.store import record_trial
 
     assert request.base.run is not None
-    run = tried_run(request)
+    state = tried_run(request)
+    run = state.run
+    assert run is not None
     check_script(request, run.config)
+    if apply and not as_json and any(gained(trial, request.sets) for trial in state.trials):
+        say(f"{' '.join(request.sets)} was measured as faster before; it is not measured again")
+        _edit(run, request, apply)
+        return EXIT_DONE
     progress = TrialProgress(sys.stderr)
     with stoppable("the trial") as stop:
         event = run_script_trial(request, run.config, run.device, progress.look, stop)
@@ -166,9 +174,23 @@ def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
         show(json.loads(event.to_json(time.time())))
     else:
         show(describe(event))
-        if event.verdict == "faster":
+        aside = sum(state.totals["phases"].get(name, 0) for name in ("evaluate", "checkpoint"))
+        if any(map(is_start, request.sets)) and aside > LEFT_OUT * state.totals["wall_ns"]:
+            share = percent(aside / state.totals["wall_ns"])
+            say(
+                f"evaluations and checkpoints, {share} of the recorded run, are left out of a trial; if the argument "
+                "is about them, run the script with it and compare the two runs"
+            )
+        if gained(event, request.sets):
             _edit(run, request, apply)
+        elif apply:
+            say("nothing was written: --apply needs a change that is faster")
     return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
+
+
+def gained(trial: TrialEvent, sets: Sequence[str]) -> bool:
+    """Whether exactly this change was measured as faster, and was in effect."""
+    return trial.verdict == "faster" and sorted(trial.sets) == sorted(sets) and trial.in_effect is not False
 
 
 def _edit(run: RunEvent, request: TrialRequest, apply: bool) -> None:
@@ -180,7 +202,7 @@ def _edit(run: RunEvent, request: TrialRequest, apply: bool) -> None:
     if edit.path is None:
         return
     if not apply:
-        say(f"to apply it: ndd-console try … --apply, or edit {edit.path}")
+        say("to write it, repeat the command with --apply: it asks first, and measures nothing again")
     elif not sys.stdin.isatty() or click.confirm(
         f"Write {printable(str(edit.path))}?", default=False, err=True
     ):

@@ -40,10 +40,11 @@ class ScriptTrials(RunTrials):
             return "the previous trial is still shutting down"
         if self._known() is None:
             return "the script has not trained yet"
+        if not self._live():
+            return ""
         return (
-            "the script is running and would disturb the measurement; stop it first (q, s)"
-            if self._live()
-            else ""
+            "the script is running and would disturb the measurement: stop it first (q, s), then "
+            f"ndd-console try {self._run.name} --set CHANGE, or attach {self._run.name} and t"
         )
 
     def check(self, sets: Sequence[str]) -> str:

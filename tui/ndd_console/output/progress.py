@@ -23,8 +23,10 @@ from ndd_console.view.throughput import (
     work_short,
     work_texts,
 )
+from ndd_engine.diagnose import diagnose
 from ndd_engine.record.derive import setting_text
 from ndd_engine.record.events import EndEvent, Event, FindingEvent, RunEvent, SettingEvent, TrialEvent
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot, TimedMark
 from ndd_engine.text import counted, duration, number, printable
 
@@ -184,7 +186,8 @@ def introduction(snapshot: Snapshot) -> list[str]:
         f"{_steps(run)} of {number(run.items_per_step)} {items}{micro}; {_epoch(run, items)}",
     ]
     if run.resumed_step is not None:
-        lines.append(f"resumed at step {number(run.resumed_step)} ({run.resumed_from})")
+        source = f" ({run.resumed_from})" if run.resumed_from else ""
+        lines.append(f"resumed at step {number(run.resumed_step)}{source}")
     return lines
 
 
@@ -253,9 +256,27 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     lost = [setting.name for setting in snapshot.settings if setting.in_effect is False]
     if lost:
         lines.append(f"requested but not in effect: {printable(', '.join(lost))}")
-    script = run is not None and "script" in run.config
+    script = RunDir(Path(folder)).command.exists()
+    lines += advice(snapshot) if script else []
     lines.append(f"{'record' if script else 'record and checkpoints'}: {printable(folder)}")
     if end is not None and end.checkpoint and status not in ("done", "failed"):
         name = run.name if run is not None else Path(folder).name
         lines.append(f"resume with: ndd-console train --resume {printable(name)}")
+    return lines
+
+
+def advice(snapshot: Snapshot) -> list[str]:
+    """The first finding of a script's run and the command that measures its change; [] where nothing is found."""
+    try:
+        found = next((one for one in diagnose(snapshot) if one.cause != "too-short"), None)
+    except Exception:  # noqa: BLE001  a defect in a rule must not cost the summary
+        return []
+    if found is None or snapshot.run is None:
+        return []
+    lines = [
+        printable(finding_line(FindingEvent(snapshot.step, found.cause, found.title, False, found.to_dict())))
+    ]
+    if found.sets and not found.leave:
+        sets = " ".join(f"--set {item}" for item in found.sets)
+        lines.append(printable(f"measure it: ndd-console try {snapshot.run.name} {sets}"))
     return lines

@@ -52,6 +52,7 @@ class History:
     late_now: LateSpan | None = None
     run: events.RunEvent | None = None
     stacks: events.StacksEvent | None = None
+    functions: events.FunctionsEvent | None = None
     texts: events.TextsEvent | None = None
     gc_watched: bool = False
     bytes_read: int = 0
@@ -138,6 +139,8 @@ def _take(found: History, at: Moment, event: events.Event) -> None:
             found.trials.append((at, event))
         case events.StacksEvent():
             found.stacks = event
+        case events.FunctionsEvent():
+            found.functions = event
         case events.KernelsEvent():
             found.captures.append((at, event))
         case events.RunEvent():

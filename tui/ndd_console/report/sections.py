@@ -131,7 +131,7 @@ def identity(report: Report) -> list[Block]:
     )
     facts = Facts.of(
         ("workload", run.workload),
-        ("model", f"{run.model}; {number(run.parameters)} parameters"),
+        ("model", f"{run.model or MISSING}; {number(run.parameters or None)} parameters"),
         ("data", run.data),
         ("machine", f"{run.device_name} ({', '.join(filter(None, device))}) on host {run.host}"),
         ("precision", run.precision),
@@ -156,7 +156,8 @@ def identity(report: Report) -> list[Block]:
     out: list[Block] = [*damage, facts]
     if snapshot.dropped_events:
         out.append(Text(f"{number(snapshot.dropped_events)} events could not be written.", "warn"))
-    return [*out, differences(run)]
+    # A script has no configuration with defaults.
+    return out if "script" in run.config else [*out, differences(run)]
 
 
 def _time(report: Report) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ndd_console.view.blocks import on_gpu
-from ndd_console.view.diagnosis import ENGINE, module_rows
+from ndd_console.view.diagnosis import ENGINE, OWN_TIME, module_rows, unseen, workers_of
 from ndd_console.view.throughput import flops, plural, rates, step_time, work_texts
+from ndd_engine.diagnose.view import View
 from ndd_engine.record.derive import idle as idle_of
 from ndd_engine.record.derive import phase_shares
-from ndd_engine.record.events import PHASES, KernelsEvent, RunEvent, StacksEvent
+from ndd_engine.record.events import PHASES, FunctionsEvent, KernelsEvent, RunEvent, StacksEvent
 from ndd_engine.text import MISSING, number, size
 
 from .axis import share_text
@@ -44,7 +45,7 @@ Shares = dict[str, float]
 
 
 def phases(report: Report) -> list[Block]:
-    """Phases over time and in figures, the time of a step, and where stack samples found the training thread."""
+    """Phases over time and in figures, the time of a step, and the functions that take it."""
     data = report.data
     whole = data.timeline.whole
     if not whole.wall_ns:
@@ -56,10 +57,14 @@ def phases(report: Report) -> list[Block]:
         return {name: value / item.wall_ns for name, value in item.host.items()}
 
     stack = _stack(report, "Share of wall time by phase", shares, total)
-    note = "Host clock. Excludes pauses and profiler captures; gaps were not recorded."
+    note = "Host clock. Excludes pauses, profiler captures and profiled steps; gaps were not recorded."
     note += RANK_0 if report.snapshot.ranks is not None else ""
-    stacks = [_stacks(data.stacks)] if data.stacks is not None else []
-    return [replace(stack, note=note), _table(report, whole), *_step_times(report), *stacks]
+    code: list[Block] = []
+    if data.functions is not None:
+        code.append(_functions(report, data.functions))
+    elif data.stacks is not None:
+        code.append(_stacks(data.stacks))
+    return [replace(stack, note=note), _table(report, whole), *_step_times(report), *code]
 
 
 def _stack(report: Report, title: str, shares: Callable[[Slice], Shares], whole: Shares) -> Stack:
@@ -119,6 +124,21 @@ def _step_times(report: Report) -> list[Block]:
     found = [report.line(f"step_{key}_ns", name, tint, 1e-9) for key, name, tint in series]
     note = "Each is computed per measuring interval of the record; a point is the mean of neighbouring ones."
     return report.plot("Time of an optimizer step", "seconds", *found, zero=True, log_above=20, note=note)
+
+
+def _functions(report: Report, found: FunctionsEvent) -> Table:
+    rows = tuple(
+        (
+            share_text(item.share), ns(item.ns), number(item.calls), item.phase, f"{item.file}:{item.line}",
+            item.name, item.caller,
+        )
+        for item in View(replace(report.snapshot, functions=found)).functions[:_TOP]
+    )  # fmt: skip
+    columns = ("share", "time", "calls", "phase", "line", "function", "called by")
+    title = f"Functions of your code, from step {number(found.step)} under Python's profiler"
+    notes = (OWN_TIME, unseen(workers_of(report.snapshot)))
+    note = " ".join(f"{text[0].upper()}{text[1:]}." for text in notes if text)
+    return Table(title, columns, rows, frozenset({0, 1, 2}), note, wide=4)
 
 
 def _stacks(stacks: StacksEvent) -> Table:
@@ -281,7 +301,8 @@ def methods(report: Report) -> list[Block]:
         (work, "FLOP and bytes", f"counted once{method}, over the measured step time"),
         (work and work.peak_tflops, "share of peak", "of the published dense peak, which was not measured on this GPU"),
         (data.gc_watched, "garbage collection", "callbacks of the Python interpreter; included in the phases"),
-        (data.stacks, "stack samples", "stack of the training thread, sampled a few times per second"),
+        (data.functions, "functions", "one step under Python's profiler, about every 30 s; in no other figure"),
+        (data.stacks and not data.functions, "stack samples", "stack of the training thread, a few times per second"),
         (isolated, "isolated times", "measured once before training in this process, the fastest of a few"),
         (data.trials, "measured gains", "ABBA blocks in one process or several; CI of the mean log-ratio"),
         (True, "potential gain", "upper bound: the speedup without this cause if no other bottleneck took its place"),

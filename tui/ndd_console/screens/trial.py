@@ -46,12 +46,14 @@ class TrialScreen(ViewScreen[TrialState]):
         earlier: Callable[[], tuple[TrialEvent, ...]],
     ) -> None:
         view = TrialState(
-            "choose", trials.base, offered, earlier=earlier(), pauses=trials.pauses(), budget_s=BUDGETS_S[0]
-        )
+            "choose", trials.base, offered, problem=trials.refusal(), earlier=earlier(), pauses=trials.pauses(),
+            budget_s=BUDGETS_S[0],
+        )  # fmt: skip
         super().__init__(look, view, trial_rows)
         self._trials = trials
         self._earlier = earlier
         self._job: TrialJob | None = None
+        self._refusal = view.problem
 
     def on_mount(self) -> None:
         self.set_interval(POLL_S, self.poll)
@@ -69,6 +71,10 @@ class TrialScreen(ViewScreen[TrialState]):
         elif job is not None:
             self._job = None
             self.show(stage="result", stopping=False, saved="", result=job.result, problem=job.problem)
+        elif self._refusal and self.view.stage == "choose":
+            before, self._refusal = self._refusal, self._trials.refusal()
+            if self.view.problem == before != self._refusal:  # what refused the trial may have ended
+                self.show(problem=self._refusal)
 
     def on_key(self, event: events.Key) -> None:
         event.stop()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from ndd_engine.diagnose import CAUSES, Change, Finding
-from ndd_engine.record.events import BaselineEvent, KernelsEvent, LoaderEvent, StacksEvent
+from ndd_engine.diagnose.view import SlowFunction, View
+from ndd_engine.record.events import BaselineEvent, FunctionsEvent, KernelsEvent, LoaderEvent, StacksEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, duration, finite, number, size
 
@@ -19,7 +20,8 @@ from .style import Row
 
 _LABEL = 12
 _GLUE = "\x00"  # keeps an option and its value on one line
-_TOP = 8  # stack samples and kernels
+_TOP = 8  # functions and kernels
+OWN_TIME = "in a usual step; without torch and without other functions of your code"
 ENGINE = "_engine_run_backward"  # torch's function that runs all of backward
 _pair = partial(labelled, indent=_LABEL)
 
@@ -37,7 +39,7 @@ def diagnosis_lines(
         lines += [BLANK] if lines else []
         lines += [title_row(finding, width), *_finding(finding, name, can_try, width)]
     sections = (
-        ("stack samples", _stacks(snapshot.stacks, snapshot.kernels, width)),
+        _code(snapshot, width),
         (_capture_title(snapshot.kernels), _kernels(snapshot.kernels, width)),
         ("forward and backward by module", _modules(snapshot.kernels, width)),
         ("forward and backward pass of one micro-batch", _baseline(snapshot.baseline, width)),
@@ -98,14 +100,65 @@ def _missing(text: str) -> list[Row]:
     return [((f"{MISSING}: {text}", "dim"),)]
 
 
-def _stacks(stacks: StacksEvent | None, kernels: KernelsEvent | None, width: int) -> list[Row]:
+def _code(snapshot: Snapshot, width: int) -> tuple[str, list[Row]]:
+    """Functions of a profiled step; before there is one, and in old records, stack samples."""
+    if snapshot.functions is not None:
+        return "functions of your code", _functions(
+            snapshot.functions, View(snapshot).functions, workers_of(snapshot), width
+        )
+    if snapshot.stacks is not None and snapshot.stacks.looks:
+        return "stack samples", _stacks(snapshot.stacks, snapshot.kernels, width)
+    off = setting(snapshot, "log", "profile_every_s") == 0
+    text = "off: log.profile_every_s is 0" if off else "no step was profiled yet"
+    return "functions of your code", _missing(text)
+
+
+def setting(snapshot: Snapshot, section: str, name: str) -> object:
+    """A value of the run's configuration; None if it has none."""
+    table = snapshot.run.config.get(section) if snapshot.run is not None else None
+    return table.get(name) if isinstance(table, dict) else None
+
+
+def workers_of(snapshot: Snapshot) -> int:
+    """Loader workers of the run; 0 if they are unknown."""
+    value = setting(snapshot, "loader", "workers")
+    return value if isinstance(value, int) else 0
+
+
+def unseen(workers: int) -> str:
+    """What a profiled step does not show."""
+    what = "the loader worker" if workers == 1 else f"the {number(workers)} loader workers"
+    return f"functions in {what} cannot be seen; loader.workers=0 shows them" if workers else ""
+
+
+def _functions(
+    found: FunctionsEvent, functions: Sequence[SlowFunction], workers: int, width: int
+) -> list[Row]:
+    """The functions of a profiled step by their own time, longest first."""
+    rows: list[Row] = [((shorten(f"from step {found.step:,}, under Python's profiler", width), "dim"),)]
+    if functions:
+        rows.append((("share      time   calls  phase       function", "dim"),))
+    for item in functions[:_TOP]:
+        phase, calls = shorten(foreign(item.phase) or MISSING, 10), number(item.calls)
+        lead = f"{percent(item.share):>5}  {duration(item.ns * 1e-9):>8}  {calls:>6}  {phase:<10}  "
+        place = f"{foreign(item.file)}:{foreign(item.line)} in {foreign(item.name)}"
+        called = f", called by {foreign(item.caller)}" if item.caller else ""
+        room = max(width - cells(lead), 1)
+        if cells(place + called) <= room:
+            place += called
+        elif cells(place) > room:  # shorten a path at its start
+            place = "…" + place[len(place) - room + 1 :]
+        rows.append(((lead + place, "text"),))
+    notes = (OWN_TIME if functions else "no function of your code was called", unseen(workers))
+    return [*rows, *(((line, "dim"),) for text in notes if text for line in wrap(text, width))]
+
+
+def _stacks(stacks: StacksEvent, kernels: KernelsEvent | None, width: int) -> list[Row]:
     """Lines of code in which the training thread was sampled, most frequent first.
 
     Backward is one call of torch's engine: its modules are in a profiler capture.
     """
     where = "by module below" if kernels is not None and kernels.modules else "press k to see it by module"
-    if stacks is None or not stacks.looks:
-        return _missing("no stack samples (log.stacks_hz)")
     heading = f"{number(stacks.looks)} stack samples, latest at step {stacks.step:,}"
     rows: list[Row] = [((shorten(heading, width), "dim"),)]
     for frame in stacks.frames[:_TOP]:

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ndd_engine.errors import EXIT_FAILED, RunLockedError
 from ndd_engine.record.events import EndEvent, Event
@@ -42,7 +43,7 @@ def launch(ranks: int, restarts: int, folder: Path, command: Sequence[str]) -> i
     # torch's threads are set by each rank; this is for libraries that read it when they are loaded.
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // ranks, 1)))
     known = inspect.signature(LaunchConfig).parameters
-    more = {"shutdown_timeout": SHUTDOWN_S} if "shutdown_timeout" in known else {}
+    more: dict[str, Any] = {"shutdown_timeout": SHUTDOWN_S} if "shutdown_timeout" in known else {}
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

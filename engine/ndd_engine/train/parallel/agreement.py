@@ -24,7 +24,7 @@ MOST_STEPS = 4096
 SLOTS = 64
 # What a rank can ask for; those of `_STOPS` are the statuses of a run that stops.
 _STOPS = ("stopped", "interrupted", "terminated")
-ASKS = (*_STOPS, "pause", "checkpoint", "evaluate", "kernels", "early", "window")
+ASKS = (*_STOPS, "pause", "checkpoint", "evaluate", "kernels", "early", "window", "profile")
 
 
 @dataclass(frozen=True)

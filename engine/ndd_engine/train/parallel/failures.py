@@ -9,7 +9,7 @@ import socket
 import time
 
 import psutil
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from ndd_engine.errors import message_of, shortened
 from ndd_engine.text import counted, printable
@@ -25,7 +25,7 @@ _LOST = re.compile(
 )
 
 
-def leave_note(store: dist.Store, rank: int, text: str) -> None:
+def leave_note(store: Store, rank: int, text: str) -> None:
     """Tell the other ranks why this one fails."""
     with contextlib.suppress(Exception):  # the store is gone with its rank
         store.set(f"failed/{rank}", json.dumps(shortened(text, 500)))

@@ -8,6 +8,7 @@ that left a note reads those of the others. A rank without a note is stopped, or
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import sys
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -189,8 +191,7 @@ class HangWatch:
 def collectives() -> tuple[int | None, str]:
     """(collectives begun, the one this process waits in or ""), from torch's flight recorder; (None, "") without."""
     try:
-        import torch._C._distributed_c10d as c10d
-
+        c10d: Any = importlib.import_module("torch._C._distributed_c10d")
         trace = json.loads(c10d._dump_fr_trace_json(True, False))
         begun = sum(int(status["last_enqueued_collective"]) for status in trace["pg_status"].values())
         open_ones = [entry for entry in trace.get("entries", ()) if not entry["retired"]]

@@ -24,6 +24,7 @@ from ndd_engine.train.step.stepper import Stepper
 
 from .hang import HangWatch
 from .marks import PART, DdpMarks, mark_collectives
+from .profiles import AgreedProfiles
 from .sharded import ShardedStore, placed_like
 from .strategy import Ddp
 from .team import Team
@@ -35,6 +36,10 @@ class RankLoop(Loop):
 
     Requests, the ends of windows and early ends are voted on; see Team.
     """
+
+    callbacks: RankCallbacks
+    functions: AgreedProfiles
+    world: World
 
     def __init__(
         self,
@@ -55,7 +60,7 @@ class RankLoop(Loop):
                 stepper.workload_parts, on_step=None, on_evaluate=None, on_checkpoint=None, samples=None
             )
         super().__init__(_TeamRun(run, team), stepper, batches, evaluation, clock)
-        self.world: World = world
+        self.world = world
         self.callbacks = RankCallbacks(
             stepper, run.request.probes, run.put, self.losses, self.better, self._callback_failed
         )
@@ -63,6 +68,7 @@ class RankLoop(Loop):
         self.store = ShardedStore(
             self.store.folder, config.checkpoint.keep, world.control, stepper.device, placed_like(stepper)
         )
+        self.functions = AgreedProfiles(self.reporter, config.log.profile_every_s, stepper.settled)
         self._hang = HangWatch(
             world, lambda: self.step, clock, run.put, config.parallel.hang_s, self.store.folder.parent
         )
@@ -94,16 +100,21 @@ class RankLoop(Loop):
             self._hang.stop()
 
     def _after_step(self, action: int) -> None:
-        team = self.team
-        team.after_step(self.step)
+        team, functions = self.team, self.functions
+        if functions.last_step != self.step:
+            team.after_step(self.step)
         if self.step < team.votes.next:
             return
-        if self._long_ago and self.world.place.first:
+        if self._long_ago() and self.world.place.first:
             team.control.own.request("checkpoint")
             self._last_save = time.monotonic()
-        if team.turn(self.step, self.callbacks.wanted is not None):
+        profile = self.world.place.first and functions.wished(self.step)
+        asked = team.turn(self.step, early=self.callbacks.wanted is not None, profile=profile)
+        if "window" in asked:
             super()._window()
             team.cut()
+        if "profile" in asked:
+            functions.agreed()
 
     # Where all ranks are at the same place.
 

@@ -1,4 +1,4 @@
-"""Marks where a rank waits for the others: the sub-phase "exchange" inside backward (DDP) and around collectives (FSDP2).
+"""Marks where a rank waits for the others: the sub-phase "exchange" in backward (DDP) and in collectives (FSDP2).
 
 DDP launches its last bucket when the gradient of one certain parameter is ready; from then until backward returns, the
 host (gloo) or the compute stream (NCCL) only waits. A hook on that gradient alone begins the sub-phase. FSDP2 calls its
@@ -8,7 +8,7 @@ collectives through an interface, which is where the sub-phase begins and ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,7 @@ class DdpMarks:
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._order: list[int] = []
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._noting(index))
+            parameter.register_post_accumulate_grad_hook(self._noting(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(self._parameters)
         ]
 
@@ -45,7 +45,7 @@ class DdpMarks:
         for handle in self._handles:
             handle.remove()
         last = self._parameters[self._order[-1]] if self._order else None
-        self._handles = [] if last is None else [last.register_post_accumulate_grad_hook(self._mark)]
+        self._handles = [] if last is None else [last.register_post_accumulate_grad_hook(self._mark)]  # type: ignore[no-untyped-call]
 
     def _mark(self, _parameter: Tensor) -> None:
         if self._clock is not None and self._module.require_backward_grad_sync:
@@ -89,7 +89,7 @@ class _Scatter(_Marked):
 def mark_collectives(modules: Iterable[nn.Module], clock: PhaseClock) -> bool:
     """Mark the collectives of FSDP2's modules; False if this version of torch has no interface for that."""
     marked = False
-    for module in modules:
+    for module in cast("Iterable[Any]", modules):
         if hasattr(module, "set_custom_all_gather") and hasattr(module, "set_custom_reduce_scatter"):
             module.set_custom_all_gather(_Gather(clock))
             module.set_custom_reduce_scatter(_Scatter(clock))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.ranks import FIGURES, RanksFold
-from ndd_engine.record.events import Event, MarkEvent, WindowEvent
+from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, WindowEvent
 from ndd_engine.text import printable
 from ndd_engine.train.control import Control
 
 from .agreement import Decision, SharedControl, Votes
 from .marks import PART
+from .profiles import Places
 from .world import World
 
 _AT = {name: index for index, name in enumerate(FIGURES)}
@@ -34,7 +35,7 @@ class Team:
     """What a loop of several ranks asks beside a loop of one.
 
     control: the requests that all ranks have agreed on. put: records events; windows wait for the figures of the other
-    ranks. early: set by votes, see `agree`. places: reads the slow code of a rank, for the record.
+    ranks. early: set by votes, see `agree`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Team:
         self.early: int | None = None
         self._put, self._window_ns = put, int(window_s * 1e9)
         self._fold = RanksFold(strategy, world.hosts) if world.place.first else None
+        self._places = Places(world.store, world.rank)
         self._held: list[WindowEvent] = []
         self._figures = [0.0] * (len(FIGURES) + 1)
         self._flying: tuple[Tensor, list[Tensor] | None, Any] | None = None
@@ -78,17 +80,20 @@ class Team:
                 wait += row[index]
         self.votes.step(step, wait, sum(row) - wait)
 
-    def turn(self, step: int, early: bool) -> bool:
-        """After step `votes.next`: vote. Returns whether all ranks end their window now; then call `cut`."""
+    def turn(self, step: int, early: bool, profile: bool) -> Mapping[str, int]:
+        """After step `votes.next`: vote. Returns what all ranks do now, with a rank that asked for it.
+
+        "window": end the window, and call `cut`. "profile": profile the next step.
+        """
         self._arrived()
         asks = self.control.asks()
-        asks["early"] = early
+        asks["early"], asks["profile"] = early, profile
         asks["window"] = self.clock.window_ns >= self._window_ns
         decision = self.votes.turn(step, asks)
         if decision is None:
-            return False
+            return {}
         self._take(decision)
-        return "window" in decision.asked
+        return decision.asked
 
     def agree(self, early: bool) -> None:
         """Between steps, where all ranks are: wait for all of them, and take over what they ask for."""
@@ -110,8 +115,11 @@ class Team:
         """Record an event; a window waits for the other ranks."""
         if isinstance(event, WindowEvent):
             self._held.append(event)
-            self._add(event)
+            if not event.profiled:
+                self._add(event)
         else:
+            if isinstance(event, FunctionsEvent):
+                self._places.tell(event)
             self._put(event)
 
     def _add(self, window: WindowEvent) -> None:
@@ -185,7 +193,7 @@ class Team:
             return
         try:
             figures = [row[: len(FIGURES)] for row in rows]
-            self._put(self._fold.window(held[-1].step, figures, *self._flying_bounds))
+            self._put(self._fold.window(held[-1].step, figures, *self._flying_bounds, self._places.of))
         except Exception as error:  # noqa: BLE001  what is shown must not end training
             self._fold = None
             text = f"cannot compare the ranks: {type(error).__name__}: {printable(str(error))}"

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from ndd_engine.errors import NddError
 
@@ -47,7 +49,7 @@ class World:
     store: shared by all ranks. control: the gloo group for values. members: the ranks in order.
     """
 
-    def __init__(self, place: Place, store: dist.Store, device: torch.device) -> None:
+    def __init__(self, place: Place, store: Store, device: torch.device) -> None:
         self.place, self.store, self.device = place, store, device
         self.control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
         mine = {"host": socket.gethostname(), "pid": os.getpid()}
@@ -68,12 +70,12 @@ class World:
         return [member.host for member in self.members]
 
     @classmethod
-    def join(cls, place: Place, store: dist.Store, device: torch.device) -> World:
+    def join(cls, place: Place, store: Store, device: torch.device) -> World:
         """Meet the other ranks; waits for all of them. device: where this rank trains."""
         on_gpu = device.type == "cuda"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=dist.PrefixStore("ndd/groups", store),
+            store=PrefixStore("ndd/groups", store),
             rank=place.rank,
             world_size=place.size,
             device_id=device if on_gpu else None,
@@ -107,10 +109,10 @@ class World:
         dist.barrier(group=self.control)
 
 
-def connect(place: Place) -> dist.Store:
+def connect(place: Place) -> Store:
     """The store of the ranks; waits for it. Raises NddError if it cannot be reached."""
     try:
-        store, _rank, _size = next(dist.rendezvous("env://", place.rank, place.size))
+        store, _rank, _size = next(rendezvous("env://", place.rank, place.size))
     except (dist.DistError, RuntimeError, ValueError, OSError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise NddError(
@@ -118,10 +120,10 @@ def connect(place: Place) -> dist.Store:
         ) from None
     store.set_timeout(STORE_TIMEOUT)
     # A restart of all ranks may meet what the ranks before have left.
-    return dist.PrefixStore(f"ndd/{place.restart}", store)
+    return PrefixStore(f"ndd/{place.restart}", store)
 
 
-def from_first(store: dist.Store, place: Place, key: str, make: Callable[[], Any]) -> Any:
+def from_first(store: Store, place: Place, key: str, make: Callable[[], Any]) -> Any:
     """What rank 0 makes, on all ranks; JSON values. If rank 0 raises, the others raise OtherRankError."""
     if not place.first:
         found = json.loads(store.get(key))

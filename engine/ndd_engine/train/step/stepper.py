@@ -109,6 +109,10 @@ class Stepper:
         """The current learning rate, see Optimizers.lr."""
         return self.optimizer.lr
 
+    def settled(self) -> bool:
+        """Whether the way the steps run changes no more: a CUDA graph is captured, or there is none."""
+        return self.graph is None or self.graph.settled
+
     def begin_epoch(self) -> None:
         """Before the first step of an epoch: drop the state that the model carries."""
         self.carry.value = None

@@ -1,0 +1,54 @@
+"""What the callbacks share: an observation from the begin of each training to its end, which never raises."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from ndd_engine.api.observing import Observation, started
+from ndd_engine.api.sources import PathLike
+
+
+class Observed:
+    """base: the framework's class of callbacks. make: returns the class of one that records with a given function.
+
+    told: the callback that records; outside an observation one that does nothing. A second training gets the name with
+    a number. A copy in another process observes on its own.
+    """
+
+    def __init__(
+        self,
+        base: type,
+        make: Callable[[type, Callable[..., None]], type],
+        name: str | None,
+        runs: PathLike | None,
+    ) -> None:
+        self._base, self._make, self._name, self._runs = base, make, name, runs
+        self._observation: Observation | None = None
+        self._trainings = 0
+        self.told: Any = base()
+
+    def begin(self, leads: bool) -> None:
+        """A training begins. leads: whether this is the process of rank 0."""
+        self.end()  # of a training that raised an error
+        if not leads:
+            return
+        with contextlib.suppress(Exception):
+            self._trainings += 1
+            later = self._name is not None and self._trainings > 1
+            name = f"{self._name}-{self._trainings}" if later else self._name
+            self._observation = observation = started(name, self._runs, frameworks=False)
+            if observation.path is not None:  # else `ndd-console run` records the same
+                self.told = self._make(self._base, observation.told)()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The training has ended. error: that has ended it."""
+        observation, self._observation = self._observation, None
+        with contextlib.suppress(Exception):
+            self.told = self._base()
+            if observation is not None:
+                observation.__exit__(type(error) if error is not None else None, error, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_observation": None, "told": self._base()}

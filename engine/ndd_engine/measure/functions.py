@@ -1,0 +1,133 @@
+"""Profiles single steps of a loop, to name the functions that take the time. Nothing here raises into the training.
+
+Python's profiler sees every call, and slows a step down. A profiled step is therefore a window of its own, marked as
+profiled, so that it is part of no statistics.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from ndd_engine.errors import said
+from ndd_engine.record.events import PHASES, FunctionsEvent, MarkEvent
+from ndd_engine.text import printable
+from ndd_watch.profiler import StepProfiler
+
+from .own_code import OwnCode
+from .reporting import Reporter
+
+NEVER = sys.maxsize
+# The first profiled step comes after so many seconds and steps: the first steps allocate and compile.
+FIRST_S, FIRST_STEPS = 2.0, 5
+# Steps from one profiled step to the next, at least: long steps would leave few for the statistics.
+BETWEEN_STEPS = 10
+
+
+class FunctionProfiles:
+    """Profiles a step every `every_s` seconds and records it through the reporter; 0: none.
+
+    due_ns: call `begin` before a step that starts at or after this time of the reporter's clock. settled: returns False
+    while the way the steps run may still change (a CUDA graph is not captured yet).
+    """
+
+    def __init__(
+        self, reporter: Reporter, every_s: float, settled: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.due_ns = NEVER
+        self._reporter, self._clock, self._settled = reporter, reporter.clock, settled
+        self._every_ns = round(every_s * 1e9)
+        self._own = OwnCode()
+        self._profiler = StepProfiler(self._own, self._own.ours)
+        self._next_step = 0
+        # Whether the present step is profiled.
+        self.active = False
+        self._told = False
+        # The phase of which functions are being assigned.
+        self._phase = ""
+
+    def start(self, step: int) -> None:
+        """Training begins at `step` optimizer steps."""
+        if self._every_ns:
+            self._next_step = step + FIRST_STEPS
+            self.due_ns = self._clock.now() + min(round(FIRST_S * 1e9), self._every_ns)
+
+    def begin(self, step: int) -> None:
+        """Profile the step that begins, unless it is too early or another profiler is active."""
+        if step < self._next_step or not self._settled():
+            return
+        self._reporter.window(step)
+        self._reporter.profiled = self.active = True
+        try:
+            reason = self._profiler.begin()
+            if not reason:
+                self._phase = self._clock.current.partition("/")[0]
+                self._clock.listener = self._changed
+        except Exception as error:  # noqa: BLE001  the run continues without it
+            reason = said(error)
+        if reason:
+            self._skip(step, reason)
+
+    def end(self, step: int) -> None:
+        """Record the profiled step after its end."""
+        try:
+            self._profiler.mark(self._phase)
+            found = self._profiler.end()
+        except Exception as error:  # noqa: BLE001
+            self._skip(step, said(error))
+            return
+        self._close_window(step)
+        if not found["ns"]:
+            self._tell(step, "another profiler began within the profiled step")
+            return
+        functions = [[self._own.short(row[0]), *row[1:]] for row in found["functions"]]
+        waits = [[self._own.short(row[0]), *row[1:]] for row in found["waits"]]
+        self._reporter.put(FunctionsEvent(step, found["ns"], functions, waits, found["phases"]))
+
+    def drop(self, step: int) -> None:
+        """End the profile, if any, of a step that did not take place."""
+        if self.active:
+            self.close()
+            self._close_window(step)
+
+    def close(self) -> None:
+        """End without a record; call it however the loop ended."""
+        if self.active:
+            self._clock.listener = None
+            try:
+                self._profiler.end()
+            except Exception:  # noqa: BLE001  the training has ended
+                return
+
+    def _close_window(self, step: int) -> None:
+        self._clock.listener = None
+        self._reporter.window(step)
+        self._reporter.profiled = self.active = False
+        self._next_step = step + BETWEEN_STEPS
+        self._wait()
+
+    def _wait(self) -> None:
+        self.due_ns = self._clock.now() + self._every_ns
+
+    def _skip(self, step: int, reason: str) -> None:
+        self.close()
+        self._close_window(step)
+        self._tell(step, reason)
+
+    def _tell(self, step: int, reason: str) -> None:
+        """Say once why no functions are known."""
+        if not self._told:
+            self._told = True
+            text = f"the functions of step {step + 1} were not profiled: {printable(reason)}"
+            self._reporter.put(MarkEvent("note", step, text))
+
+    def _changed(self, _now: int, index: int) -> None:
+        """The clock's listener: a phase begins."""
+        phase = PHASES[index] if index < len(PHASES) else self._clock.names[index].partition("/")[0]
+        if phase == self._phase:
+            return
+        ended, self._phase = self._phase, phase
+        try:
+            self._profiler.mark(ended)
+        except Exception:  # noqa: BLE001  the functions keep the phases known so far
+            self._clock.listener = None

@@ -1,0 +1,177 @@
+"""Profiles one step: which functions of the user's own code take long.
+
+A thread that reads the stack of another one sees its code only where it releases the interpreter lock. Python's own
+profiler sees every call, and slows down the one step for which it is on. Up to Python 3.11, it slows all bytecode down:
+a loop in pure Python took 1.7 times as long.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Callable
+
+from .clock import now
+
+# Functions of the user's own code, and waits for the device, that a profiled step names.
+MOST_FUNCTIONS = 12
+# Phase changes of a step up to which functions are assigned to phases: each costs a fraction of a millisecond.
+MOST_PHASES = 64
+# Code inside a function, which is called by that function's name.
+INLINE = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>"})
+ANOTHER = "another profiler is active"
+# Measurements of what the profiler adds to a call, and calls of each.
+TRIALS, TRIAL_CALLS = 5, 100
+_OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+# Python 3.12 and later profile through sys.monitoring, which sys.getprofile does not show.
+_SHOWN = sys.version_info < (3, 12)
+# Methods of a tensor that wait for its device.
+_WAITING = frozenset(
+    f"<method '{name}' of 'torch._C.TensorBase' objects>"
+    for name in ("item", "tolist", "cpu", "numpy", "nonzero")
+)
+
+
+class StepProfiler:
+    """own: whether a code object is the user's own. ours: folders, with a separator at the end, of the program that
+    calls this code; its time is no part of the functions that call it."""
+
+    def __init__(self, own: Callable[[Any], bool], ours: tuple[str, ...] = ()) -> None:
+        self._own, self._ours = own, (_OURS, *ours)
+        self._profiler: Any = None
+        self._replaced: Any = None
+        self._begun = self._aside = self._marks = 0
+        # Nanoseconds that the profiler adds to a call; measured once.
+        self._added: float | None = None
+        # By id of a code object: seconds so far, and those of each phase.
+        self._spent: dict[int, float] = {}
+        self._phases: dict[int, dict[str, float]] = {}
+        # Nanoseconds of each phase, and when the present one began.
+        self._lengths: dict[str, int] = {}
+        self._changed = 0
+
+    def begin(self) -> str:
+        """Begin on this thread. Returns why that is not possible, or ""."""
+        if sys.getprofile() is not None:
+            return ANOTHER
+        try:
+            from _lsprof import Profiler
+        except ImportError:
+            return "this Python has no profiler"
+        self._aside = self._marks = 0
+        self._spent, self._phases, self._lengths = {}, {}, {}
+        try:
+            if self._added is None:
+                self._added = _added_ns(Profiler)
+            profiler = Profiler(builtins=True, subcalls=True)
+            self._begun = self._changed = now()
+            profiler.enable()
+        except ValueError:
+            return ANOTHER
+        self._profiler = profiler
+        return ""
+
+    def mark(self, phase: str) -> None:
+        """A phase ends: functions that have ended since the last mark belong to it."""
+        if self._profiler is None:
+            return
+        t = now()
+        self._lengths[phase] = self._lengths.get(phase, 0) + t - self._changed
+        self._changed = t
+        if self._marks >= MOST_PHASES:
+            return
+        self._marks += 1
+        for entry in self._profiler.getstats():
+            code = entry.code
+            if not self._own(code):
+                continue
+            grown = entry.totaltime - self._spent.get(id(code), 0.0)
+            if grown > 0:
+                self._spent[id(code)] = entry.totaltime
+                phases = self._phases.setdefault(id(code), {})
+                phases[phase] = phases.get(phase, 0.0) + grown
+        self._changed = now()
+        self._aside += self._changed - t
+
+    def end(self) -> dict[str, Any]:
+        """End, and return {"ns": of the step, "functions": […], "waits": […], "phases": {…}}; ns 0 if unknown.
+
+        functions: [file, line, name, calls, ns, own ns, caller, phase]; ns with everything that the function calls,
+        own ns without other functions of the user's own code and without torch; phase: in which it takes most of its
+        time, "" without marks. waits: [file, line, name, method, calls, ns] of methods that wait for the device.
+        phases: nanoseconds by phase. What the profiler adds to every call is subtracted, except from phases.
+        """
+        profiler, self._profiler = self._profiler, None
+        if profiler is None:
+            return {"ns": 0, "functions": [], "waits": [], "phases": {}}
+        step_ns = now() - self._begun - self._aside
+        if _SHOWN and sys.getprofile() is not profiler:
+            # The step has begun a profiler of its own, which ours must not end: not even by being deleted.
+            self._replaced = profiler
+            return {"ns": 0, "functions": [], "waits": [], "phases": {}}
+        profiler.disable()
+        added, stats = self._added or 0.0, profiler.getstats()
+        entries = [entry for entry in stats if self._own(entry.code)]
+        own = {entry.code for entry in entries}
+        functions, waits = [], []
+        # Function -> the one that calls it for most of its time.
+        callers: dict[Any, tuple[float, str]] = {}
+        for entry in entries:
+            for call in entry.calls or ():
+                if call.code is not entry.code and call.totaltime > callers.get(call.code, (0.0, ""))[0]:
+                    callers[call.code] = call.totaltime, _name(entry.code)
+        for entry in entries:
+            code, inner, calls = entry.code, 0.0, 0
+            caller = callers.get(code, (0.0, ""))[1]
+            inline = code.co_name in INLINE and caller
+            place = [code.co_filename, code.co_firstlineno, caller if inline else _name(code)]
+            for call in entry.calls or ():
+                if call.code is not code and (call.code in own or self._of_torch(call.code)):
+                    inner += call.totaltime
+                calls += call.callcount
+                if call.code in _WAITING:
+                    method = call.code.split("'")[1]
+                    waits.append([*place, method, call.callcount, round(call.totaltime * 1e9)])
+            own_ns = max((entry.totaltime - inner) * 1e9 - calls * added, 0.0)
+            phases = self._phases.get(id(code), {"": 0.0})
+            functions.append([
+                *place, entry.callcount, round(entry.totaltime * 1e9), round(own_ns), "" if inline else caller,
+                max(phases, key=phases.__getitem__),
+            ])  # fmt: skip
+        functions.sort(key=lambda item: -item[5])
+        waits.sort(key=lambda item: -item[5])
+        step_ns -= round(added * sum(entry.callcount for entry in stats))
+        return {
+            "ns": max(step_ns, 1), "functions": functions[:MOST_FUNCTIONS], "waits": waits[:MOST_FUNCTIONS],
+            "phases": self._lengths,
+        }  # fmt: skip
+
+    def _of_torch(self, code: Any) -> bool:
+        """Whether a function belongs to torch or to the program; that of a built-in is its description."""
+        if isinstance(code, str):
+            return "torch" in code
+        return os.sep + "torch" + os.sep in code.co_filename or code.co_filename.startswith(self._ours)
+
+
+def _name(code: Any) -> str:
+    """ "Clips.__getitem__", also for a comprehension in it; before Python 3.11 without the class."""
+    name = str(getattr(code, "co_qualname", code.co_name))
+    while "." in name and name.rpartition(".")[2] in INLINE - {"<lambda>"}:
+        name = name.rpartition(".<locals>.")[0]
+    return name.rpartition("<locals>.")[2]
+
+
+def _added_ns(profiler: Any) -> float:
+    """Nanoseconds that the profiler adds to a call of a built-in function."""
+    call, given, least = len, (), [float("inf")] * 2
+    for number in range(2 * TRIALS):
+        watching = profiler(builtins=True, subcalls=True)
+        if number % 2:
+            watching.enable()
+        t = now()
+        for _ in range(TRIAL_CALLS):
+            call(given)
+        t = now() - t
+        watching.disable()
+        least[number % 2] = min(least[number % 2], t)
+    return max((least[1] - least[0]) / TRIAL_CALLS, 0.0)

@@ -1,0 +1,92 @@
+"""The callbacks that are given to frameworks, with a stand-in for each framework: what they do with strange values.
+
+With the real packages: tests/extras.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ndd_watch.frameworks import hugging_face, lightning
+
+
+class Base:
+    """A framework's class of callbacks."""
+
+
+Told = list[tuple[str, dict[str, Any]]]
+
+
+def made(make: Any) -> tuple[Any, Told]:
+    told: Told = []
+    return make(Base, lambda kind, **body: told.append((kind, body)))(), told
+
+
+@pytest.mark.parametrize("make", [hugging_face, lightning])
+def test_a_framework_that_pickles_its_callbacks_can_do_so(make: Any) -> None:
+    """Lightning's ddp_spawn does: it failed with an error in the training."""
+    callback, _ = made(make)
+    assert type(pickle.loads(pickle.dumps(callback))) is Base
+
+
+@pytest.mark.parametrize("make", [hugging_face, lightning])
+def test_no_hook_raises_or_returns_anything(make: Any) -> None:
+    def raises(kind: str, **body: Any) -> None:
+        raise RuntimeError("planted")
+
+    for callback in (make(Base, raises)(), made(make)[0]):
+        hooks = [name for name in dir(callback) if name.startswith("on_")]
+        assert len(hooks) >= 4
+        for name in hooks:
+            assert getattr(callback, name)(None, None, None) is None
+            assert getattr(callback, name)(object(), object()) is None
+
+
+def test_numbers_of_hugging_face() -> None:
+    callback, told = made(hugging_face)
+    args = SimpleNamespace(metric_for_best_model="accuracy", greater_is_better=True)
+    state = SimpleNamespace(global_step=7, max_steps=50, num_train_epochs=sys.maxsize, epoch=1.7)
+    callback.on_train_begin(args, state, None)
+    callback.on_epoch_begin(args, state, None)
+    callback.on_log(
+        args, state, None, logs={"loss": 2, "epoch": 1.7, "grad_norm": float("nan"), "text": "no"}
+    )
+    metrics = {
+        "eval_loss": 1.0,
+        "eval_runtime": 2.0,
+        "eval_samples_per_second": 5.0,
+        "eval_accuracy": 0.5,
+        "epoch": 2,
+    }
+    callback.on_evaluate(args, state, None, metrics=metrics)
+    assert told == [
+        ("totals", {"framework": "transformers", "earlier": 7, "total_steps": 50, "epochs": 0}),
+        ("epoch", {"epoch": 1}),
+        ("scalars", {"values": {"loss": 2.0}}),
+        (
+            "evaluation",
+            {"seconds": 2.0, "lower": False, "metrics": {"eval_accuracy": 0.5, "eval_loss": 1.0}},
+        ),
+    ]
+    assert list(told[-1][1]["metrics"]) == ["eval_accuracy", "eval_loss"]
+
+
+def test_metrics_of_a_validation_of_lightning() -> None:
+    callback, told = made(lightning)
+    trainer = SimpleNamespace(
+        sanity_checking=False, callback_metrics={"loss": 3.0, "size": 1.0},
+        checkpoint_callback=SimpleNamespace(monitor="score", mode="max"),
+    )  # fmt: skip
+    callback.on_validation_start(trainer, None)
+    trainer.callback_metrics |= {"size": 2.5, "score": 0.25}
+    callback.on_validation_end(trainer, None)
+    assert told[0] == ("evaluation", {"lower": False, "metrics": {"score": 0.25, "size": 2.5}})
+    assert list(told[0][1]["metrics"]) == ["score", "size"]
+    trainer.sanity_checking = True
+    callback.on_validation_end(trainer, None)
+    assert len(told) == 2

@@ -1,0 +1,49 @@
+"""Where steps end with several optimizers, without a process: the order of their steps is all that matters."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ndd_watch import clock
+from ndd_watch.steps import Steps
+
+
+@pytest.fixture
+def steps() -> Steps:
+    clock.clear()
+    return Steps()
+
+
+@pytest.mark.parametrize("order", ["a", "ab", "abc"])
+def test_an_iteration_is_a_step(steps: Steps, order: str) -> None:
+    optimizers = {name: object() for name in order}
+    for _ in range(100):
+        for name in order:
+            steps.began_backward()
+            steps.stepped(optimizers[name])
+    assert (steps.done, steps.micro) == (100, 100)
+
+
+@pytest.mark.parametrize("order", ["ab", "aab", "abb", "aaaaab"])
+def test_an_iteration_stays_a_step_once_it_is_clear_which_one_steps_most_rarely(
+    steps: Steps, order: str
+) -> None:
+    optimizers = {name: object() for name in order}
+    done = []
+    for _ in range(60):
+        for name in order:
+            steps.stepped(optimizers[name])
+        done.append(steps.done)
+    assert {after - before for before, after in itertools.pairwise(done[30:])} == {1}
+
+
+def test_the_first_step_of_two_optimizers_is_one_row(steps: Steps) -> None:
+    generator, critic = object(), object()
+    clock.row[clock.OTHER] = 5
+    steps.stepped(critic)
+    assert (steps.done, len(clock.rows)) == (1, 1)
+    steps.stepped(generator)
+    assert (steps.done, len(clock.rows)) == (1, 1)
+    assert clock.rows[0][clock.OTHER] >= 5
