@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -31,6 +32,7 @@ from .preflight import check_resume, preflight
 from .request import RunRequest
 
 POLL_S = 0.2
+SAID_S = 10.0
 # From a request to stop, which the ranks cannot obey before they listen, to SIGTERM for the launcher.
 PATIENCE_S = 30.0
 KILL_PATIENCE_S = 3.0
@@ -131,6 +133,7 @@ class RanksControl:
         self.kill = False
         self._asked_t: float | None = None
         self._sent = self._killed = False
+        self._wanted: deque[tuple[str, int | None]] = deque()
 
     @property
     def stopping(self) -> bool:
@@ -139,16 +142,22 @@ class RanksControl:
     def request(
         self, action: str, reason: str = "on request", status: str = "stopped", holder: int | None = None
     ) -> None:
-        """Request what Control.request takes. Raises UsageError if the run does not listen (not for stop and kill)."""
+        """Request what Control.request takes, soon and from any thread; see FollowedRecord.trouble."""
         if action not in ("stop", "kill"):
-            send(self._run.directory.control_socket, action, holder=holder)
+            self._wanted.append((action, holder))
             return
         if self.stop_status is None:
             self.stop_status, self.stop_reason, self._asked_t = status, reason, time.monotonic()
         self.kill = self.kill or action == "kill"
 
     def obey(self, agent: subprocess.Popen[bytes]) -> None:
-        """Send a stop as soon as the ranks listen; end the launcher and its ranks if they do not."""
+        """Pass on what was requested: a stop as soon as the ranks listen. End the ranks if they do not."""
+        while self._wanted:
+            action, holder = self._wanted.popleft()
+            try:
+                send(self._run.directory.control_socket, action, holder=holder)
+            except UsageError as error:
+                self._run.recorder.say(str(error))
         if self._asked_t is None:
             return
         if self.kill and not self._killed:
@@ -178,10 +187,14 @@ class RanksControl:
 
 
 class FollowedRecord:
-    """The record of rank 0, as `Recorder` shows one of this process."""
+    """The record of rank 0, as `Recorder` shows one of this process.
+
+    trouble: why it cannot be read, or why a request was not passed on.
+    """
 
     trouble: str | None = None
     dropped = 0
+    _said: tuple[str, float] = "", 0.0
 
     def __init__(self, directory: RunDir, listener: Listener | None, request: RunRequest) -> None:
         self._reader = RunReader(directory, listener)
@@ -193,10 +206,15 @@ class FollowedRecord:
         """The current state."""
         return self._snapshot
 
+    def say(self, text: str) -> None:
+        """Show a message for a while."""
+        self._said = text, time.monotonic() + SAID_S
+
     def poll(self, running: bool) -> None:
         """Read what is new. running: whether the launcher of the ranks runs, which may restart them."""
         self._reader.poll()
-        self.trouble = self._reader.trouble or None
+        said, until = self._said
+        self.trouble = self._reader.trouble or (said if time.monotonic() < until else None)
         snapshot = self._reader.snapshot()
         if running and snapshot.final:
             # Between two attempts, or while the last rank leaves.

@@ -99,22 +99,16 @@ def train(
         given,
         here,
     )
-    if here is not None:
-        from ndd_console.jobs.ranks import run_rank
+    from ndd_console.jobs.ranks import rank_command, ranks_headless, run_rank
 
+    if here is not None:
         run_rank(request_of, here, as_json)
     request = request_of()
     if request is None:
         return EXIT_DONE
     screen = interactive() and not (headless or as_json)
-    if request.draft.resolve().parallel.ranks > 1:
-        from ndd_console.jobs.ranks import rank_command, ranks_headless
-
-        if not screen:
-            return ranks_headless(request, rank_command(), as_json)
-        from ndd_console.jobs.training import ranks_console
-
-        return ranks_console(request, rank_command(), ctx.obj["ascii"])
+    if not screen and request.draft.resolve().parallel.ranks > 1:
+        return ranks_headless(request, rank_command(), as_json)
     if not screen:
         from ndd_console.jobs.headless import run_headless
 
@@ -123,7 +117,7 @@ def train(
     preflight(request.draft, use_torch=False)
     from ndd_console.jobs.training import run_console
 
-    return run_console(request, ctx.obj["ascii"])
+    return run_console(request, ctx.obj["ascii"], rank_command())
 
 
 def _request(

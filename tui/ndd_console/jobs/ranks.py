@@ -60,9 +60,9 @@ def ranks_headless(request: RunRequest, command: Sequence[str], as_json: bool) -
     return end.exit_status
 
 
-def rank_command() -> list[str]:
-    """What each rank runs: this command line again."""
-    return [sys.executable, "-m", "ndd_console", *sys.argv[1:]]
+def rank_command(*words: str) -> list[str]:
+    """What each rank runs: these words of a command line, or this one again."""
+    return [sys.executable, "-m", "ndd_console", *(words or sys.argv[1:])]
 
 
 def run_rank(make: Callable[[], RunRequest | None], here: Place, as_json: bool) -> NoReturn:

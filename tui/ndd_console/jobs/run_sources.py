@@ -24,6 +24,7 @@ from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.script.run import ScriptRun
 from ndd_engine.text import printable
+from ndd_engine.train.ranks_run import RanksRun
 
 from .script_trials import ScriptTrials
 from .trials import RunTrials, pause_attached, pause_own
@@ -63,18 +64,25 @@ class _RunFolder:
         """Stop a running trial and resume the run. Whoever opened the run closes it."""
         self._trials.close()
 
+    def _keep(self, trial: TrialEvent) -> None:
+        from ndd_engine.trial.store import record_trial
+
+        record_trial(self.directory, trial)
+
 
 class EngineSource(_RunFolder):
     """A run that this process trains, or a script that it observes."""
 
     owned = True
 
-    def __init__(self, run: Run | ScriptRun) -> None:
+    def __init__(self, run: Run | RanksRun | ScriptRun) -> None:
         self.run = run
         if isinstance(run, ScriptRun):
             trials: RunTrials = ScriptTrials(run.directory, lambda: self.live, self._identity, run.put)
         else:
-            trials = RunTrials(run.directory, partial(pause_own, run), lambda: self.live, run.put)
+            # The record of several ranks is written by one of them.
+            keep = self._keep if isinstance(run, RanksRun) else run.put
+            trials = RunTrials(run.directory, partial(pause_own, run), lambda: self.live, keep)
         super().__init__(run.directory, trials)
 
     def _identity(self) -> RunEvent | None:
@@ -163,11 +171,6 @@ class AttachedSource(_RunFolder):
     def close(self) -> None:
         super().close()
         self._stop.set()
-
-    def _keep(self, trial: TrialEvent) -> None:
-        from ndd_engine.trial.store import record_trial
-
-        record_trial(self.directory, trial)
 
     def _send(self, action: Action) -> None:
         try:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -25,10 +26,12 @@ from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir, find_run, runs_root
 from ndd_engine.script.run import ScriptRequest, ScriptRun
+from ndd_engine.train.ranks_run import RanksRun
 from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 
 from .headless import reason_of
+from .ranks import rank_command
 from .run_sources import AttachedSource, EngineSource, HomeFolder
 from .wizard import WizardJob, live_run_notes
 
@@ -36,10 +39,12 @@ from .wizard import WizardJob, live_run_notes
 KILL_PATIENCE_S = 5.0
 _TWICE_S = 0.5
 
+AnyRun = Run | RanksRun | ScriptRun
 
-def run_console(request: RunRequest, ascii_only: bool) -> int:
-    """Train with the live screen. Returns the exit status."""
-    return supervised(lambda leash: Console(leash, request.root, ascii_only).train(request))
+
+def run_console(request: RunRequest, ascii_only: bool, command: Sequence[str]) -> int:
+    """Train with the live screen. command: what each rank runs, if there are several. Returns the exit status."""
+    return supervised(lambda leash: Console(leash, request.root, ascii_only).train(request, command))
 
 
 def observe_console(request: ScriptRequest, ascii_only: bool) -> int:
@@ -61,8 +66,18 @@ def watch(directory: RunDir, ascii_only: bool) -> int:
 
 def draft_of(row: StartRow) -> Draft:
     """The configuration of an entry of the home screen. Raises ConfigError."""
-    sets = () if row.epochs is None else (f"run.epochs={row.epochs}",)
+    sets = _sets(row)
     return read(Path(row.name), sets) if row.kind == "file" else read(None, sets, row.name)
+
+
+def words_of(row: StartRow) -> list[str]:
+    """The arguments of `train` for an entry of the home screen."""
+    what = [row.name] if row.kind == "file" else ["--workload", row.name]
+    return [*what, *(word for one in _sets(row) for word in ("--set", one))]
+
+
+def _sets(row: StartRow) -> tuple[str, ...]:
+    return () if row.epochs is None else (f"run.epochs={row.epochs}",)
 
 
 class Console:
@@ -73,7 +88,7 @@ class Console:
         self.root = root
         self.can = capabilities(ascii_only)
         follow_terminal()
-        self.run: Run | ScriptRun | None = None
+        self.run: AnyRun | None = None
         self.engine: threading.Thread | None = None
         self.refresh_hz = 4.0
         self.on_hangup = "continue"
@@ -84,9 +99,9 @@ class Console:
         self._last_term = -_TWICE_S
         self._deadline: float | None = None
 
-    def train(self, request: RunRequest) -> int:
+    def train(self, request: RunRequest, command: Sequence[str]) -> int:
         """Open the run. The engine starts after the first paint, since importing torch blocks the screen."""
-        return self.show(self._open(request))
+        return self.show(self._open(request, command))
 
     def observe(self, request: ScriptRequest) -> int:
         """Start the script and show it."""
@@ -96,9 +111,15 @@ class Console:
 
     # The run of this process.
 
-    def _open(self, request: RunRequest) -> EngineSource:
-        self._run_log = RunLog(request, Output())
-        self.run = run = self._run_log.run
+    def _open(self, request: RunRequest, command: Sequence[str]) -> EngineSource:
+        """command: what each rank runs, if there are several."""
+        run: Run | RanksRun
+        if request.draft.resolve().parallel.ranks > 1:
+            run = RanksRun.open(request, command)  # its ranks write the log
+        else:
+            self._run_log = RunLog(request, Output())
+            run = self._run_log.run
+        self.run = run
         console = request.draft.resolve().console
         self.refresh_hz, self.on_hangup = console.refresh_hz, console.on_hangup
         self.leash.tell(run.directory.name)
@@ -107,8 +128,11 @@ class Console:
         self.engine = threading.Thread(target=run.execute, name="ndd-engine")
         return EngineSource(run)
 
-    def _start(self, draft: Draft) -> RunSource:
-        source = self._open(RunRequest(draft, self.root))
+    def _start(self, draft: Draft, *words: str) -> RunSource:
+        """words: the arguments of `train` for this configuration."""
+        source = self._open(
+            RunRequest(draft, self.root), rank_command("--runs", str(self.root), "train", *words)
+        )
         self._begin()
         return source
 
@@ -143,9 +167,9 @@ class Console:
             home_source,
             look=self.can,
             refresh_hz=self.refresh_hz,
-            start=lambda row: self._start(draft_of(row)),
+            start=lambda row: self._start(draft_of(row), *words_of(row)),
             attach=lambda name: AttachedSource(find_run(self.root, name)),
-            start_file=lambda path: self._start(read(Path(path))),
+            start_file=lambda path: self._start(read(Path(path)), path),
             wizard=self._wizard,
             on_first_paint=self._first_paint,
         )
@@ -209,12 +233,12 @@ class Console:
             click.echo(f"run {name} continues without the screen; press Ctrl-C to stop it", err=True)
         return self._finish(run)
 
-    def _continue_detached(self, run: Run | ScriptRun, farewell: str) -> None:
+    def _continue_detached(self, run: AnyRun, farewell: str) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.leash.detach(farewell)
         silence(run.directory.console_log)
 
-    def _finish(self, run: Run | ScriptRun, patience_s: float | None = None) -> int:
+    def _finish(self, run: AnyRun, patience_s: float | None = None) -> int:
         """Wait for the engine, which signals can still stop, close the record and print the summary."""
         assert self.engine is not None
         if patience_s is not None:
@@ -231,7 +255,7 @@ class Console:
         return run.end.exit_status if run.end is not None else EXIT_DONE
 
 
-def _abandon(run: Run | ScriptRun) -> None:
+def _abandon(run: AnyRun) -> None:
     """The engine hangs in native code: close the record and terminate the process."""
     step = run.recorder.snapshot().step
     reason = "interrupted (Ctrl-C) while a call did not return"

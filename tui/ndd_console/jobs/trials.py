@@ -23,6 +23,7 @@ from .saving import save_new
 
 if TYPE_CHECKING:
     from ndd_console.screens.interfaces import TrialJob
+    from ndd_engine.train.ranks_run import RanksRun
     from ndd_engine.train.run import Run
 
 Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event], TrialEvent]
@@ -136,7 +137,7 @@ def pause_attached(run: RunDir, report: Callable[[str], None], stop: threading.E
 
 
 @contextmanager
-def pause_own(run: Run, report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
+def pause_own(run: Run | RanksRun, report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
     """Pause the run of this process directly, since its folder may not support sockets."""
     from ndd_engine.trial.pausing import to_pause
 
