@@ -32,6 +32,8 @@ NAMES = (
     "switching",
     "observe",
     "ranks_fold",
+    "ranks_late",
+    "ranks_loop",
     "script_faults",
     "script_null",
 )

@@ -1,0 +1,69 @@
+"""Two ranks of the engine vs. a plain loop over DistributedDataParallel: what recording on every rank costs.
+
+In one pair of processes (see `ranks_worker`), blocks of about a second alternate in the order A B B A. The engine's
+blocks include the votes, the windows of all ranks and their fold, the recorders and the samplers; evaluation and
+checkpoints are off. The plain loop reads the loss every 10 steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .common import (
+    STATISTICS,
+    LoadWatch,
+    Options,
+    Table,
+    Target,
+    as_ratio,
+    say,
+    statistics_cells,
+)
+from .engine import ONLY_STEPS
+
+TITLE = "ranks_loop: two ranks of the engine / plain loop with DDP (steps per second, neighbouring blocks)"
+TARGET = Target(0.99, at_least=True)
+CPU_TARGET = Target(1.01, at_least=False)
+CASES = (
+    ("about 10 ms", ("workload.size=tiny", "batch.micro=32")),
+    ("larger steps", ("workload.size=mini", "batch.micro=16")),
+)
+TIMEOUT_S = 600
+
+
+def measure(options: Options) -> Table:
+    """Two rows for each case: speed and processor time of rank 0."""
+    table = Table(TITLE, ("case", "step, ms", "steps per block", *STATISTICS))
+    pairs, block_s = (4, 0.4) if options.quick else (40, 1.0)
+    for name, sets in CASES:
+        say(f"ranks_loop: {name}")
+        watch = LoadWatch()
+        body = _run((*sets, *ONLY_STEPS, "precision.amp=off", "run.threads=1"), pairs, block_s)
+        step, steps = f"{1e3 * body['step_s']:.2f}", str(body["steps"])
+        table.add(name, step, steps, *statistics_cells(body["speed"], as_ratio, TARGET))
+        table.add(f"{name}, processor time", "", "", *statistics_cells(body["cpu"], as_ratio, CPU_TARGET))
+        table.note(f"{name}: other processes used {watch.foreign():.2f} cores")
+    return table
+
+
+def _run(sets: tuple[str, ...], pairs: int, block_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="ndd-ranks-") as folder:
+        output = Path(folder) / "out.json"
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            "-m", "benchmarks.ranks_worker", str(output), str(pairs), str(block_s), *sets,
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+        if not output.exists():
+            raise RuntimeError(done.stdout[-2000:])
+        body: dict[str, Any] = json.loads(output.read_text())
+        return body
