@@ -17,6 +17,7 @@ from torch import Tensor
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.ranks import FIGURES, RanksFold
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, WindowEvent
+from ndd_engine.record.ranks import ASIDES
 from ndd_engine.text import printable
 from ndd_engine.train.control import Control
 
@@ -57,6 +58,7 @@ class Team:
         self._cpu_ns = time.process_time_ns()
         self._process = psutil.Process()
         self._waits: list[int] = []
+        self._asides: list[int] = []
         self._known = 0  # names of the clock that were looked at
 
     def begin(self, step: int) -> None:
@@ -72,13 +74,13 @@ class Team:
         names = self.clock.names
         if len(names) != self._known:
             self._known = len(names)
-            self._waits = [index for index, name in enumerate(names) if name.endswith(f"/{PART}")]
+            parts = [(index, *name.split("/")) for index, name in enumerate(names)]
+            self._asides = [index for index, phase, *_ in parts if phase in ASIDES]
+            self._waits = [index for index, phase, *part in parts if part == [PART] and phase not in ASIDES]
         count = len(row)
-        wait = 0
-        for index in self._waits:
-            if index < count:
-                wait += row[index]
-        self.votes.step(step, wait, sum(row) - wait)
+        wait = sum(row[index] for index in self._waits if index < count)
+        aside = sum(row[index] for index in self._asides if index < count)
+        self.votes.step(step, wait, sum(row) - wait - aside)
 
     def turn(self, step: int, early: bool, profile: bool) -> Mapping[str, int]:
         """After step `votes.next`: vote. Returns what all ranks do now, with a rank that asked for it.
@@ -127,7 +129,7 @@ class Team:
         waits = 0
         for name, times in window.phases.items():
             phase, _, part = name.partition("/")
-            if part == PART:
+            if part == PART and phase not in ASIDES:
                 waits += times["host_ns"]
                 figures[_AT[phase]] -= times["host_ns"]
             elif not part:
