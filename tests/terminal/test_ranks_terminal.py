@@ -1,0 +1,35 @@
+"""A run of several ranks in a real terminal: the screen, its keys, and what is left of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+
+from ndd_engine.record.rundir import all_runs
+from tests.terminal.screen import ENDLESS, START_S, Terminal
+
+
+def test_two_ranks_are_shown_paused_and_stopped_by_keys(tmp_path: Path) -> None:
+    with Terminal("train", "--workload", "chartext", *ENDLESS, "--ranks", "2", runs=tmp_path) as terminal:
+        terminal.until("2 ranks, DDP", START_S)
+        terminal.until("exchange", START_S)
+        (run,) = all_runs(tmp_path)
+        events = [json.loads(line) for line in run.events.read_text().splitlines()]
+        ranks = [event["pid"] for event in events if event["type"] == "run"]
+        terminal.press("r")
+        terminal.until("newest window: milliseconds a step")
+        terminal.press("\x1b")
+        terminal.until("p pause")
+        terminal.press("p")
+        terminal.until("‖ paused")
+        terminal.press("p")
+        terminal.until("● training")
+        terminal.press("q")
+        terminal.until("keep it running")
+        terminal.press("s")
+        assert terminal.wait() == 0
+        assert f"resume with: ndd-console train --resume {run.name}" in terminal.words
+    assert not any(psutil.pid_exists(pid) for pid in ranks)
+    assert list((run.path / "checkpoints").glob("step-*.json"))
