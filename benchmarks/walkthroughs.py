@@ -50,7 +50,7 @@ STORIES = {
     "mnist": Story(
         "python mnist.py --epochs 5",
         ("ndd-console try last --set loader.workers=1 --budget 120",),
-        _fixed("mnist", "--set loader.workers=1", "python mnist.py --epochs 5"),
+        (),
     ),
     "lstm": Story(
         "python lstm.py --epochs 3",

@@ -73,10 +73,16 @@ def _hints(kind: type) -> dict[str, Any]:
     more: dict[str, Any] = {}
     for name in ("ndd_engine.wizard.proposals", "ndd_engine.trial.request", "ndd_engine.trial.tuning"):
         more.update(vars(importlib.import_module(name)))
-    return typing.get_type_hints(kind, localns=more)
+    return typing.get_type_hints(kind, localns=more, include_extras=True)
 
 
 def _mutated(rng: random.Random, value: Any, hint: Any, share: float, numbers: Sequence[float]) -> Any:
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, row = hint.__origin__, hint.__metadata__[0]
+        if typing.get_origin(row) is tuple and isinstance(value, (list, tuple)):
+            # The reader of records checks the length and the types of such rows.
+            pairs = zip(value, typing.get_args(row), strict=True)
+            return type(value)(_mutated(rng, item, kind, share, numbers) for item, kind in pairs)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if types.NoneType in args and rng.random() < share / 2:
