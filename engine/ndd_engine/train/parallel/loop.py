@@ -59,6 +59,8 @@ class RankLoop(Loop):
             stepper.workload_parts = replace(
                 stepper.workload_parts, on_step=None, on_evaluate=None, on_checkpoint=None, samples=None
             )
+        if stepper.strategy is not None:
+            team.hidden_ns = stepper.strategy.hidden_ns
         super().__init__(_TeamRun(run, team), stepper, batches, evaluation, clock)
         self.world = world
         self.callbacks = RankCallbacks(

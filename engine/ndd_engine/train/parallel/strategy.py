@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from ndd_engine.workloads.training import TrainingParts
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # A module without children is sharded on its own from this number of parameters: each costs an exchange per step.
 LARGE_LEAF = 2**20
+# DDP times one of so many steps on a CPU. Its default for GPUs, 100, stays: there it waits for the device each time.
+SAMPLE_STEPS = 20
 # Buffers are not exchanged in forward, see Strategy.sync_buffers. torch 2.13 renames the option.
 _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _NO_BROADCAST: dict[str, Any] = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
@@ -56,6 +58,10 @@ class Strategy:
         """Context of forward and backward of a micro-batch. last: of the step; only then are gradients exchanged."""
         raise NotImplementedError
 
+    def hidden_ns(self) -> float | None:
+        """Nanoseconds of exchange during the computation of a recent step's backward; None if they are unknown."""
+        return None
+
     def sync_buffers(self) -> None:
         """Give all ranks the buffers of rank 0, such as the statistics of batch norm. All ranks must call it.
 
@@ -85,7 +91,16 @@ class Ddp(Strategy):
         )
         if (hook := _hook(section.compress)) is not None:
             ddp.register_comm_hook(None, hook)
+        if self.device.type == "cpu" and hasattr(ddp, "_set_ddp_runtime_logging_sample_rate"):
+            ddp._set_ddp_runtime_logging_sample_rate(SAMPLE_STEPS)
         return ddp
+
+    def hidden_ns(self) -> float | None:
+        with suppress(Exception):  # diagnostics of DDP, which other versions may lack
+            found: Any = self.ddp
+            overlap = found._get_ddp_logging_data().get("backward_compute_comm_overlap_time")
+            return None if overlap is None else float(overlap)
+        return None
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
         assert self.ddp is not None

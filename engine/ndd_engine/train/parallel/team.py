@@ -36,7 +36,7 @@ class Team:
     """What a loop of several ranks asks beside a loop of one.
 
     control: the requests that all ranks have agreed on. put: records events; windows wait for the figures of the other
-    ranks. early: set by votes, see `agree`.
+    ranks. early: set by votes, see `agree`. hidden_ns: see Strategy.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Team:
         self.votes = Votes(world.control, world.rank)
         self.control = SharedControl(own, self.votes)
         self.early: int | None = None
+        self.hidden_ns: Callable[[], float | None] = lambda: None
         self._put, self._window_ns = put, int(window_s * 1e9)
         self._fold = RanksFold(strategy, world.hosts) if world.place.first else None
         self._places = Places(world.store, world.rank)
@@ -149,7 +150,8 @@ class Team:
         figures, self._figures = self._figures, [0.0] * (len(FIGURES) + 1)
         now = time.process_time_ns()
         figures[_AT["cpu"]], self._cpu_ns = float(now - self._cpu_ns), now
-        figures[_AT["hidden"]] = -1.0
+        hidden = self.hidden_ns()
+        figures[_AT["hidden"]] = -1.0 if hidden is None else hidden * figures[_AT["steps"]]
         with contextlib.suppress(psutil.Error):
             figures[_AT["rss"]] = float(self._process.memory_info().rss)
         if self.world.device.type == "cuda":
