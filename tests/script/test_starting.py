@@ -23,6 +23,9 @@ def command(text: str) -> Command:
         ("python t.py -b 32", "b", "python t.py -b 64", "32"),
         ("python t.py train.batch=32 seed=1", "train.batch", "python t.py train.batch=64 seed=1", "32"),
         ("python t.py", "batch-size", "python t.py --batch-size 64", "default"),
+        ("python t.py seed=1", "batch", "python t.py seed=1 batch=64", "default"),
+        ("torchrun --nnodes=1 t.py seed=1", "batch", "torchrun --nnodes=1 t.py seed=1 batch=64", "default"),
+        ("python t.py seed=1 -v", "batch", "python t.py seed=1 -v --batch 64", "default"),
     ],
 )
 def test_an_argument_is_replaced_where_it_stands(before: str, name: str, after: str, old: str) -> None:

@@ -16,6 +16,8 @@ from .command import Command
 
 ARGUMENT, VARIABLE = "arg.", "env."
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+# NAME=VALUE as a word of its own, as in `python train.py lr=0.1`.
+_PLAIN = re.compile(r"[A-Za-z_][\w.-]*=")
 # The value of an argument that the command does not have.
 DEFAULT = "default"
 
@@ -71,7 +73,7 @@ def started(command: Command, sets: Sequence[str], environment: Mapping[str, str
 def with_argument(command: Command, name: str, value: str) -> tuple[Command, str]:
     """(the command with an argument, its old value): --NAME VALUE, --NAME=VALUE, -NAME VALUE or NAME=VALUE.
 
-    An argument that the command does not have is added at its end.
+    An argument that the command does not have is added at its end, in the way in which its others are written.
     """
     words = list(command.words)
     for place, word in enumerate(words):
@@ -84,7 +86,11 @@ def with_argument(command: Command, name: str, value: str) -> tuple[Command, str
             else:
                 continue
             return replace(command, words=tuple(words)), old
-    return replace(command, words=(*words, f"--{name}", value)), DEFAULT
+    script = max((place for place, word in enumerate(words) if word.endswith(".py")), default=0)
+    rest = words[script + 1 :]
+    plain = any(map(_PLAIN.match, rest)) and not any(word.startswith("-") for word in rest)
+    added = (f"{name}={value}",) if plain else (f"--{name}", value)
+    return replace(command, words=(*words, *added)), DEFAULT
 
 
 def _same(option: str, name: str) -> bool:
