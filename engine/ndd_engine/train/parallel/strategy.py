@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ndd_engine.config.schema import Config, ParallelSection
+from ndd_engine.config.parallel_section import ParallelSection
+from ndd_engine.config.schema import Config
 from ndd_engine.errors import UsageError
 from ndd_engine.workloads.training import TrainingParts
 
