@@ -80,8 +80,10 @@ def parts() -> tuple[Part, ...]:
         (TESTS, "training", "pytest", ("tests/gpu/test_train_gpu.py",), 480, 80),
         (TESTS, "captures", "pytest", ("tests/gpu/test_capture_gpu.py",), 150, 40),
         (TESTS, "memory", "pytest", ("tests/gpu/test_memory_gpu.py",), 180, 40),
+        (TESTS, "ranks", "pytest", ("tests/gpu/test_ranks_gpu.py",), 240, 0),
         (OVERHEAD, "overhead", f"{MODULE}.overhead", (), 270, 45),
         (OVERHEAD, "screen", f"{MODULE}.screen", (), 120, 0),
+        (OVERHEAD, "marks of ranks", f"{MODULE}.ranks", (), 90, 0),
         (MEMORY, "chartext", f"{MODULE}.memory", ("chartext",), 90, 40),
         (MEMORY, "antispoof", f"{MODULE}.memory", ("antispoof",), 150, 0),
         (MEMORY, "finetune", f"{MODULE}.memory", ("finetune",), 90, 0),
@@ -90,6 +92,6 @@ def parts() -> tuple[Part, ...]:
         (CAPPED, "bf16", f"{MODULE}.capped", ("bf16",), 240, 40),
         (CAPPED, "fp32", f"{MODULE}.capped", ("off",), 180, 0),
         (FAULTS, "faults", f"{MODULE}.faults", (), 450, 60),
-        (CLAIMS, "claims", f"{MODULE}.claims", (), 840, 60),
+        (CLAIMS, "claims", f"{MODULE}.claims", (), 600, 60),
     )
     return tuple(Part(*row, about=_ABOUT[row[0]]) for row in rows)

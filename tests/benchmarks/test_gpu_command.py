@@ -305,7 +305,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
     text = (tmp_path / "result.md").read_text("utf-8")
     for heading in {part.section for part in parts()}:
         assert f"## {heading}" in text
-    assert "complete: 16 of 16 parts" in text
+    assert "complete: 18 of 18 parts" in text
 
 
 def test_each_test_becomes_a_figure(tmp_path: Path) -> None:

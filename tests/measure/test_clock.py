@@ -281,3 +281,30 @@ def test_the_host_clock_alone_knows_no_device_time() -> None:
     window = clock.take()
     assert window.device == []
     assert window.phases()["forward"]["device_ns"] is None
+
+
+def test_the_caller_may_choose_the_steps_that_carry_events() -> None:
+    time = Time()
+    clock = DevicePhaseClock(lambda: FakeEvent(time, 60 * MS), time)
+    measured: list[tuple[int, list[float | None]]] = []
+    clock.choose(lambda key, row: measured.append((key, row)))
+    for step in range(40):
+        if step in (10, 20):
+            clock.sample(step)
+        steps(clock, time, 1, forward_ms=step + 1)
+    assert [key for key, _ in measured] == [10, 20]
+    assert [row[phase.FORWARD] for _, row in measured] == [11 * MS, 21 * MS]
+    assert len(clock.take().device) == 2
+
+
+def test_a_chosen_step_with_an_evaluation_is_not_measured() -> None:
+    time = Time()
+    clock = DevicePhaseClock(lambda: FakeEvent(time, 0), time)
+    measured: list[int] = []
+    clock.choose(lambda key, _row: measured.append(key))
+    clock.sample(1)
+    clock.enter(phase.EVALUATE)
+    steps(clock, time, 1)
+    clock.sample(2)
+    steps(clock, time, 2)
+    assert measured == [2]

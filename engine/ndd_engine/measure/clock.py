@@ -171,7 +171,8 @@ class DevicePhaseClock(PhaseClock):
     """The host clock plus, on some steps, the device clock. make_event: creates an event that times.
 
     Each phase change records an event on the current stream. Events are read some steps later, after a non-blocking
-    query shows that the step's last one is done: nothing here ever synchronises.
+    query shows that the step's last one is done: nothing here ever synchronises. The clock chooses the steps with
+    events by itself, unless `choose` leaves that to the caller.
     """
 
     def __init__(
@@ -181,9 +182,25 @@ class DevicePhaseClock(PhaseClock):
         self._make_event = make_event
         self._pool: list[TimingEvent] = []
         self._marks: list[tuple[int, TimingEvent]] | None = None
-        self._pending: deque[list[tuple[int, TimingEvent]]] = deque()
+        self._pending: deque[tuple[int, list[tuple[int, TimingEvent]]]] = deque()
         self._device_rows: list[list[float | None]] = []
         self._next_sample = 0
+        self._chosen: Callable[[int, list[float | None]], None] | None = None
+        self._key = 0
+
+    def choose(self, measured: Callable[[int, list[float | None]], None]) -> None:
+        """Only steps that `sample` chooses carry events.
+
+        measured: called with the key of such a step and its device times (indexed like `names`) when they are known.
+        """
+        self._chosen = measured
+
+    def sample(self, key: int) -> None:
+        """The step that begins now carries events. Between steps."""
+        if self._marks is None and len(self._pending) < _MAX_PENDING:
+            self._key = key
+            self._marks = []
+            self._mark(self._current)
 
     def enter(self, phase: int) -> None:
         now = self.now()
@@ -203,14 +220,13 @@ class DevicePhaseClock(PhaseClock):
     def end_step(self) -> int:
         now = super().end_step()
         if self._marks is not None:
-            self._pending.append(self._marks)
+            self._pending.append((self._key, self._marks))
             self._marks = None
-        while self._pending and self._pending[0][-1][1].query():  # type: ignore[no-untyped-call]
-            self._read(self._pending.popleft())
-        if now >= self._next_sample and len(self._pending) < _MAX_PENDING:
+        while self._pending and self._pending[0][1][-1][1].query():  # type: ignore[no-untyped-call]
+            self._read(*self._pending.popleft())
+        if self._chosen is None and now >= self._next_sample:
             self._next_sample = now + 1_000_000_000 // DEVICE_STEPS_PER_SECOND
-            self._marks = []
-            self._mark(OTHER)
+            self.sample(0)
         return now
 
     def take(self) -> Window:
@@ -229,12 +245,14 @@ class DevicePhaseClock(PhaseClock):
         event.record()
         self._marks.append((phase, event))
 
-    def _read(self, marks: list[tuple[int, TimingEvent]]) -> None:
+    def _read(self, key: int, marks: list[tuple[int, TimingEvent]]) -> None:
         row: list[float | None] = [None] * len(self.names)
         for (phase, begin), (_, end) in pairwise(marks):
             row[phase] = (row[phase] or 0.0) + begin.elapsed_time(end) * 1e6  # milliseconds
         self._device_rows.append(row)
         self._pool.extend(event for _, event in marks)
+        if self._chosen is not None:
+            self._chosen(key, row)
 
 
 def no_phase(_phase: int) -> None:

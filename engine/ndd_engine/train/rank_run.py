@@ -20,12 +20,14 @@ from ndd_engine.text import printable
 
 from .checkpoint import CheckpointStore
 from .parallel.place import Place, own_launcher
-from .parallel.world import connect, from_first
+from .parallel.world import connect, from_first, from_others
 from .request import Ranks
 from .run import Run, RunRequest
 
 # Seconds for the end of a rank whose launcher was killed.
 LEAVE_S = 3.0
+# Seconds until every node sees a folder that another one has created on a shared file system.
+SEEN_S = 60.0
 
 
 class OtherRank(Run):
@@ -44,7 +46,10 @@ class Meeting:
     ranks: Ranks
 
     def open(self, request: RunRequest, listener: Listener | None = None) -> Run:
-        """Open the run as this rank. Rank 0 raises what Run.open raises, the others OtherRankError."""
+        """Open the run as this rank. Rank 0 raises what Run.open raises, the others OtherRankError.
+
+        UsageError if another rank cannot write its record.
+        """
         here, store = self.ranks.place, self.ranks.store
         opened: list[Run] = []
 
@@ -54,12 +59,17 @@ class Meeting:
             return {"folder": str(run.directory.path.absolute()), "resume": run.request.resume is not None}
 
         told = from_first(store, here, "run", first)
-        if here.first:
-            run = opened[0]
-        else:
-            directory = RunDir(Path(told["folder"]))
-            resume = directory if told["resume"] else None
-            run = _other(replace(request, resume=resume, restart=None), directory, here)
+        directory = RunDir(Path(told["folder"]))
+        theirs = replace(request, resume=directory if told["resume"] else None, restart=None)
+        try:
+            other = from_others(store, here, "opened", lambda: _other(theirs, directory, here))
+        except UsageError as error:
+            if here.first:
+                opened[0].put(EndEvent("failed", str(error), 0, error.exit_status))
+                opened[0].recorder.flush()
+                opened[0].close()
+            raise
+        run = opened[0] if other is None else other
         run.ranks = self.ranks
         _end_with_launcher(run)
         return run
@@ -68,9 +78,10 @@ class Meeting:
 def met(make: Callable[[], RunRequest | None], here: Place) -> Meeting | None:
     """Reach the other ranks with a request; None if there is nothing to run, which rank 0 decides.
 
-    Rank 0 raises what `make` raises, the others OtherRankError.
+    Rank 0 raises what `make` raises, the others OtherRankError. Rank 0 returns when all ranks have made their requests,
+    which may read the folder of the run, before it opens the run. It raises UsageError if one of them failed.
     """
-    store = connect(here)
+    store, here = connect(here)
     made: list[RunRequest | None] = []
 
     def first() -> bool:
@@ -79,7 +90,8 @@ def met(make: Callable[[], RunRequest | None], here: Place) -> Meeting | None:
 
     if not from_first(store, here, "request", first):
         return None
-    request = made[0] if here.first else make()
+    others = from_others(store, here, "requests", make)
+    request = made[0] if here.first else others
     assert request is not None
     return Meeting(request, Ranks(here, store))
 
@@ -92,7 +104,7 @@ def _launched(request: RunRequest, here: Place) -> RunRequest:
             name = request.draft.run_name
             if name is None:
                 text = "restarts of the ranks need a name for the run"
-                raise UsageError(f"{text}: torchrun --max-restarts N -m ndd_console train ... --run NAME")
+                raise UsageError(f"{text}: torchrun --max-restarts N -m -- ndd_console train ... --run NAME")
             return _continued(request, RunDir(request.root / name))
         return request
     directory = RunDir(folder)
@@ -110,6 +122,14 @@ def _continued(request: RunRequest, directory: RunDir) -> RunRequest:
 
 def _other(request: RunRequest, directory: RunDir, here: Place) -> OtherRank:
     own = RunDir(directory.ranks / str(here.rank))
+    deadline = time.monotonic() + SEEN_S
+    while not directory.lock.exists():
+        if time.monotonic() > deadline:
+            where = printable(str(directory.path))
+            raise UsageError(
+                f"does not see {where}: the nodes of a run must share the file system of its folder"
+            )
+        time.sleep(0.2)
     try:
         own.path.mkdir(parents=True, exist_ok=True)
         lock = RunLock(own)
@@ -118,7 +138,7 @@ def _other(request: RunRequest, directory: RunDir, here: Place) -> OtherRank:
         recorder.start()
     except OSError as error:
         where = printable(str(error.filename or own.path))
-        raise UsageError(f"rank {here.rank} cannot write to {where}: {error.strerror}") from None
+        raise UsageError(f"cannot write to {where}: {error.strerror}") from None
     return OtherRank(request, directory, lock, recorder, None)
 
 

@@ -158,13 +158,14 @@ def _request(
         from ndd_engine.api.requeue import resume_or_start as decided
 
         decision = decided(request)
-        say(decision.text)
+        if here is None or here.first:
+            say(decision.text)
         if decision.request is None:
             return None
         request, draft = decision.request, decision.request.draft
     elif resumed is not None and sets:
         from ndd_engine.api.requeue import changes_text
 
-        if text := changes_text(resumed, draft):
+        if (text := changes_text(resumed, draft)) and (here is None or here.first):
             say(f"run {resumed.name} resumes with a changed configuration: {text}")
     return request

@@ -31,7 +31,8 @@ ASKS = (*_STOPS, "pause", "checkpoint", "evaluate", "kernels", "early", "window"
 class Decision:
     """The result of a vote. asked: request -> one of the ranks that asked. gap: steps to the next vote.
 
-    least_wait_ns: sum over the steps of the least wait of any rank; most_own_ns: of the longest own time of any rank.
+    least_wait_ns: sum over the steps of the least wait of any rank; infinite if no rank knows its waits. most_own_ns:
+    of the longest own time of any rank.
     """
 
     asked: Mapping[str, int]

@@ -23,7 +23,7 @@ from ndd_engine.train.request import OpenRun, RunRequest
 from ndd_engine.train.step.stepper import Stepper
 
 from .hang import HangWatch
-from .marks import PART, DdpMarks, mark_collectives
+from .marks import PART, DdpMarks, StreamWaits, mark_collectives
 from .profiles import AgreedProfiles
 from .sharded import ShardedStore, placed_like
 from .strategy import Ddp
@@ -71,6 +71,7 @@ class RankLoop(Loop):
             self.store.folder, config.checkpoint.keep, world.control, stepper.device, placed_like(stepper)
         )
         self.functions = AgreedProfiles(self.reporter, config.log.profile_every_s, stepper.settled)
+        self._waits: StreamWaits | None = None
         self._hang = HangWatch(
             world, lambda: self.step, clock, run.put, config.parallel.hang_s, self.store.folder.parent
         )
@@ -82,7 +83,10 @@ class RankLoop(Loop):
         """
         stepper, strategy = self.stepper, self.stepper.strategy
         if not isinstance(strategy, Ddp):
-            mark_collectives(stepper.model.modules(), self.clock)
+            if stepper.device.type == "cuda":
+                self._waits = StreamWaits(self.clock, torch.cuda.current_stream(stepper.device))
+            else:
+                mark_collectives(stepper.model.modules(), self.clock)
             return
         assert strategy.ddp is not None
         marks = DdpMarks(strategy.ddp)
@@ -100,6 +104,8 @@ class RankLoop(Loop):
             return super().run()
         finally:
             self._hang.stop()
+            if self._waits is not None:
+                self._waits.stop()
 
     def _after_step(self, action: int) -> None:
         team, functions = self.team, self.functions

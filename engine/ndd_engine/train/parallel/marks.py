@@ -1,8 +1,9 @@
-"""Marks where a rank waits for the others: the sub-phase "exchange" in backward (DDP) and in collectives (FSDP2).
+"""Marks where a rank waits for the others: the sub-phase "exchange" of forward and backward.
 
 DDP launches its last bucket when the gradient of one certain parameter is ready; from then until backward returns, the
 host (gloo) or the compute stream (NCCL) only waits. A hook on that gradient alone begins the sub-phase. FSDP2 calls its
-collectives through an interface, which is where the sub-phase begins and ends.
+collectives through an interface: with gloo, the sub-phase is their call. With NCCL they run on streams of their own.
+The compute stream waits for an event of these streams where it needs what was exchanged: that wait is the sub-phase.
 """
 
 from __future__ import annotations
@@ -95,3 +96,37 @@ def mark_collectives(modules: Iterable[nn.Module], clock: PhaseClock) -> bool:
             module.set_custom_reduce_scatter(_Scatter(clock))
             marked = True
     return marked
+
+
+class StreamWaits:
+    """Marks the waits of the compute stream for other streams in forward, loss and backward.
+
+    With FSDP2 these are the waits for its collectives. clock: records CUDA events on the compute stream, before and
+    after the wait. kind: the class of streams, whose method is replaced until `stop`.
+    """
+
+    def __init__(self, clock: PhaseClock, compute: Any, kind: Any = torch.cuda.Stream) -> None:
+        self._clock, self._compute, self._kind = clock, compute, kind
+        self._wait_event = kind.wait_event
+
+        # A method has to be a function: it is called with the stream.
+        def wait_event(stream: Any, event: Any) -> None:
+            self._wait(stream, event)
+
+        kind.wait_event = wait_event
+
+    def stop(self) -> None:
+        """Mark no more."""
+        self._kind.wait_event = self._wait_event
+
+    def _wait(self, stream: Any, event: Any) -> None:
+        clock = self._clock
+        phase = clock.current.partition("/")[0]
+        if phase not in ("forward", "loss", "backward") or stream != self._compute:
+            self._wait_event(stream, event)
+            return
+        outer = clock.enter_part(PART)
+        try:
+            self._wait_event(stream, event)
+        finally:
+            clock.enter(outer)

@@ -90,7 +90,7 @@ class Ddp(Strategy):
             find_unused_parameters=section.find_unused,
             gradient_as_bucket_view=True,
         )
-        if (hook := _hook(section.compress)) is not None:
+        if (hook := _hook(section.compress, self.device)) is not None:
             ddp.register_comm_hook(None, hook)
         if self.device.type == "cpu" and hasattr(ddp, "_set_ddp_runtime_logging_sample_rate"):
             ddp._set_ddp_runtime_logging_sample_rate(SAMPLE_STEPS)
@@ -203,13 +203,14 @@ def _is_block(module: nn.Module, uses: Counter[int]) -> bool:
     return large and all(uses[key] == count for key, count in own.items())
 
 
-def _hook(compress: str) -> Any:
+def _hook(compress: str, device: torch.device) -> Any:
     """The communication hook that exchanges gradients in half precision, or None. Raises UsageError."""
     if dist.get_backend() == "fake":  # its futures carry no tensor, which DDP's own reduction does not accept
         return fake_hook(compress)
     if compress == "off":
         return None
-    if compress == "bf16" and dist.get_backend() != "nccl":
+    # Where each type of device has a backend of its own, the name of the backend is "cpu:gloo,cuda:nccl".
+    if compress == "bf16" and device.type != "cuda":
         message = f"parallel.compress: PyTorch exchanges gradients in bf16 by NCCL only, not by {dist.get_backend()}; "
         raise UsageError(message + 'allowed here: "off", "fp16"')
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

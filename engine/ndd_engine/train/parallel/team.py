@@ -17,13 +17,12 @@ from torch import Tensor
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.ranks import FIGURES, RanksFold
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, WindowEvent
-from ndd_engine.record.ranks import ASIDES
 from ndd_engine.text import printable
 from ndd_engine.train.control import Control
 
 from .agreement import Decision, SharedControl, Votes
-from .marks import PART
 from .profiles import Places
+from .spans import WindowSpans, step_spans
 from .world import World
 
 _AT = {name: index for index, name in enumerate(FIGURES)}
@@ -58,9 +57,8 @@ class Team:
         self._flying_bounds = (0.0, 0.0)
         self._cpu_ns = time.process_time_ns()
         self._process = psutil.Process()
-        self._waits: list[int] = []
-        self._asides: list[int] = []
-        self._known = 0  # names of the clock that were looked at
+        self._step_spans, self._window_spans = step_spans(clock), WindowSpans()
+        self._step = 0
 
     def begin(self, step: int) -> None:
         """Training begins after so many steps."""
@@ -71,17 +69,14 @@ class Team:
 
     def after_step(self, step: int) -> None:
         """Note the step's wait for other ranks."""
-        row = self.clock.last_row
-        names = self.clock.names
-        if len(names) != self._known:
-            self._known = len(names)
-            parts = [(index, *name.split("/")) for index, name in enumerate(names)]
-            self._asides = [index for index, phase, *_ in parts if phase in ASIDES]
-            self._waits = [index for index, phase, *part in parts if part == [PART] and phase not in ASIDES]
-        count = len(row)
-        wait = sum(row[index] for index in self._waits if index < count)
-        aside = sum(row[index] for index in self._asides if index < count)
-        self.votes.step(step, wait, sum(row) - wait - aside)
+        self._step = step
+        if (found := self._step_spans.step(step)) is not None:
+            self.votes.step(step, *found)
+
+    def _report(self) -> None:
+        """Before a vote: the steps whose waits were not known when they ended."""
+        if (found := self._step_spans.voting()) is not None:
+            self.votes.step(self._step, *found)
 
     def turn(self, step: int, early: bool, profile: bool) -> Mapping[str, int]:
         """After step `votes.next`: vote. Returns what all ranks do now, with a rank that asked for it.
@@ -92,7 +87,9 @@ class Team:
         asks = self.control.asks()
         asks["early"], asks["profile"] = early, profile
         asks["window"] = self.clock.window_ns >= self._window_ns
+        self._report()
         decision = self.votes.turn(step, asks)
+        self._step_spans.voted()
         if decision is None:
             return {}
         self._take(decision)
@@ -102,6 +99,7 @@ class Team:
         """Between steps, where all ranks are: wait for all of them, and take over what they ask for."""
         if (flying := self.votes.read()) is not None:
             self._take(flying, pauses=False)
+        self._report()
         self._take(self.votes.now({**self.control.asks(), "early": early}))
         self.votes.paused()
 
@@ -127,15 +125,9 @@ class Team:
 
     def _add(self, window: WindowEvent) -> None:
         figures = self._figures
-        waits = 0
-        for name, times in window.phases.items():
-            phase, _, part = name.partition("/")
-            if part == PART and phase not in ASIDES:
-                waits += times["host_ns"]
-                figures[_AT[phase]] -= times["host_ns"]
-            elif not part:
-                figures[_AT[phase]] += times["host_ns"]
-        figures[_AT["wait"]] += waits
+        for phase, (work, wait) in self._window_spans.of(window).items():
+            figures[_AT[phase]] += work
+            figures[_AT["wait"]] += wait
         figures[_AT["wall"]] += window.wall_ns
         figures[_AT["steps"]] += window.steps
         if window.loss is not None:

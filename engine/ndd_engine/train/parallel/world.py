@@ -9,10 +9,12 @@ import io
 import json
 import os
 import socket
+import time
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +22,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from ndd_engine.errors import NddError
+from ndd_engine.errors import NddError, UsageError
 
 from .place import Place
 
@@ -28,6 +30,8 @@ from .place import Place
 STORE_TIMEOUT = timedelta(hours=2)
 # Votes continue while a rank compiles or evaluates; a rank that hangs is noticed by `hang`.
 CONTROL_TIMEOUT = timedelta(days=7)
+
+T = TypeVar("T")
 
 
 class OtherRankError(NddError):
@@ -109,8 +113,11 @@ class World:
         dist.barrier(group=self.control)
 
 
-def connect(place: Place) -> Store:
-    """The store of the ranks; waits for it. Raises NddError if it cannot be reached."""
+def connect(place: Place) -> tuple[Store, Place]:
+    """The store of the ranks, and the place with what the ranks know of restarts; waits for all ranks.
+
+    Raises NddError if the store cannot be reached.
+    """
     try:
         store, _rank, _size = next(rendezvous("env://", place.rank, place.size))
     except (dist.DistError, RuntimeError, ValueError, OSError) as error:
@@ -119,8 +126,36 @@ def connect(place: Place) -> Store:
             f"rank {place.rank} cannot reach the store of the ranks at {address}: {error}"
         ) from None
     store.set_timeout(STORE_TIMEOUT)
-    # A restart of all ranks may meet what the ranks before have left.
-    return PrefixStore(f"ndd/{place.restart}", store)
+    attempt = _attempt(PrefixStore("ndd", store), place)
+    return PrefixStore(f"ndd/{attempt}", store), replace(place, restart=max(place.restart, attempt - 1))
+
+
+def _attempt(store: Store, place: Place) -> int:
+    """The number of this start of all ranks, from 1 on, which rank 0 tells to the others.
+
+    After a restart the store may still have what the ranks before have left. TORCHELASTIC_RESTART_COUNT does not set
+    the attempts apart: with several nodes, torchrun counts a restart only where it noticed the failure. So each process
+    asks under a name of its own.
+    """
+    if not place.first:
+        name = uuid.uuid4().hex
+        store.set(f"asking/{store.add('asking', 1)}", name)
+        attempt = int(store.get(f"attempt/{name}"))
+        store.set(f"here/{attempt}/{place.rank}", "")
+        return attempt
+    attempt = store.add("attempts", 1)
+    answered: set[int] = set()
+    here = [f"here/{attempt}/{rank}" for rank in range(1, place.size)]
+    deadline = time.monotonic() + STORE_TIMEOUT.total_seconds()
+    while not store.check(here):
+        for number in range(1, store.add("asking", 0) + 1):
+            if number not in answered and store.check([f"asking/{number}"]):
+                answered.add(number)
+                store.set(f"attempt/{store.get(f'asking/{number}').decode()}", str(attempt))
+        if time.monotonic() > deadline:
+            raise NddError(f"not all of the {place.size} ranks have started")
+        time.sleep(0.02)
+    return attempt
 
 
 def from_first(store: Store, place: Place, key: str, make: Callable[[], Any]) -> Any:
@@ -137,3 +172,20 @@ def from_first(store: Store, place: Place, key: str, make: Callable[[], Any]) ->
         raise
     store.set(key, json.dumps({"value": value}))
     return value
+
+
+def from_others(store: Store, place: Place, key: str, make: Callable[[], T]) -> T | None:
+    """What this rank makes, None on rank 0, which waits for the others and raises UsageError if one of them failed."""
+    if place.first:
+        for rank in range(1, place.size):
+            if failed := store.get(f"{key}/{rank}").decode():
+                raise UsageError(failed)
+        return None
+    try:
+        made = make()
+    except BaseException as error:
+        text = str(error)[:1000] or type(error).__name__
+        store.set(f"{key}/{place.rank}", f"rank {place.rank} ({socket.gethostname()}): {text}")
+        raise
+    store.set(f"{key}/{place.rank}", "")
+    return made

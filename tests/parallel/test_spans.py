@@ -1,0 +1,206 @@
+"""Work and waiting of a rank, by the host's clock and by a device that is behind the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from ndd_engine.measure import clock as phase
+from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, Window
+from ndd_engine.record.events import WindowEvent
+from ndd_engine.train.parallel.marks import PART, StreamWaits
+from ndd_engine.train.parallel.spans import DeviceStepSpans, StepSpans, WindowSpans, step_spans
+
+MS = 1_000_000
+
+
+class Machine:
+    """A host and a GPU that works through what the host has queued. ms: host and device time so far."""
+
+    def __init__(self) -> None:
+        self.host_ms = self.device_ms = 0.0
+
+    def now(self) -> int:
+        return round(self.host_ms * MS)
+
+    def launch(self, ms: float) -> None:
+        """The host queues a kernel that takes so long; it takes the host a tenth of a millisecond."""
+        self.host_ms += 0.1
+        self.device_ms = max(self.device_ms, self.host_ms) + ms
+
+    def synchronise(self) -> None:
+        self.host_ms = max(self.host_ms, self.device_ms)
+
+
+class Event:
+    """A CUDA event: reached when the device has done what was queued before it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._at = 0.0
+
+    def record(self) -> None:
+        self._at = max(self._machine.host_ms, self._machine.device_ms)
+
+    def query(self) -> bool:
+        return self._machine.host_ms >= self._at
+
+    def elapsed_time(self, end: Event) -> float:
+        return end._at - self._at
+
+
+def step(machine: Machine, clock: PhaseClock, wait_ms: float, data_ms: float = 0.0) -> None:
+    """10 ms of forward, 20 of backward, then a wait for other ranks; the host is ahead until the end of the step."""
+    clock.enter(phase.DATA_WAIT)
+    machine.host_ms += data_ms
+    clock.enter(phase.FORWARD)
+    machine.launch(10)
+    clock.enter(phase.BACKWARD)
+    machine.launch(20)
+    clock.enter_part(PART)
+    machine.launch(wait_ms)
+    clock.enter(phase.OPTIMIZER)
+    machine.launch(1)
+    clock.enter(phase.LOG)
+    machine.synchronise()
+    clock.end_step()
+
+
+def event(window: Window, **more: object) -> WindowEvent:
+    steps = len(window.rows)
+    empty = WindowEvent(
+        step=steps, epoch=0, epoch_step=steps, steps=steps, micro_steps=steps, items=steps, tokens=0,
+        wall_ns=window.wall_ns, step_p50_ns=None, step_p95_ns=None, step_max_ns=None, phases=window.phases(),
+        loss=None, last_loss=None, lr=None, grad_norm=None, loss_scale=None, device_steps=len(window.device),
+        gc_ns=0, gc_count=0, gc_max_ns=0, profiled=False,
+    )  # fmt: skip
+    return replace(empty, **more)  # type: ignore[arg-type]
+
+
+def device_clock(machine: Machine) -> DevicePhaseClock:
+    return DevicePhaseClock(lambda: Event(machine), machine.now)  # type: ignore[arg-type,return-value]
+
+
+def test_on_a_gpu_work_and_waiting_are_those_of_the_device() -> None:
+    machine = Machine()
+    clock = device_clock(machine)
+    for _ in range(60):
+        step(machine, clock, wait_ms=5, data_ms=4)
+    window = event(clock.take())
+    assert window.phases["log"]["host_ns"] > 0.8 * window.wall_ns, "the host waits where it synchronises"
+    spans = WindowSpans().of(window)
+    each = {name: (work / 60 / MS, wait / 60 / MS) for name, (work, wait) in spans.items()}
+    assert each["data_wait"] == pytest.approx((4, 0), abs=0.2)
+    assert each["forward"] == pytest.approx((10, 0), abs=0.2)
+    assert each["backward"] == pytest.approx((20, 5), abs=0.2)
+    assert sum(work + wait for work, wait in spans.values()) == pytest.approx(window.wall_ns)
+
+
+def test_evaluations_keep_the_time_of_the_host_and_the_whole_is_the_wall_time() -> None:
+    machine = Machine()
+    clock = device_clock(machine)
+    for _ in range(60):
+        step(machine, clock, wait_ms=5)
+    clock.enter(phase.EVALUATE)
+    machine.host_ms += 500
+    clock.enter(phase.OTHER)
+    window = event(clock.take())
+    spans = WindowSpans().of(window)
+    assert spans["evaluate"] == (500 * MS, 0)
+    assert spans["forward"][0] / 60 / MS == pytest.approx(10, abs=0.2)
+    assert sum(work + wait for work, wait in spans.values()) == pytest.approx(window.wall_ns)
+
+
+def test_a_window_without_measured_steps_has_the_shares_of_the_one_before() -> None:
+    machine = Machine()
+    clock = device_clock(machine)
+    spans = WindowSpans()
+    for _ in range(60):
+        step(machine, clock, wait_ms=5)
+    window = event(clock.take())
+    before = spans.of(window)
+    none = {name: times | {"device_ns": None} for name, times in window.phases.items()}
+    after = spans.of(replace(window, phases=none, device_steps=0, wall_ns=window.wall_ns // 2))
+    assert after["backward"] == pytest.approx(tuple(value / 2 for value in before["backward"]))
+
+
+def test_without_a_device_clock_the_times_are_those_of_the_host() -> None:
+    machine = Machine()
+    clock = PhaseClock(machine.now)
+    spans = step_spans(clock)
+    assert type(spans) is StepSpans
+    for _ in range(3):
+        clock.enter(phase.BACKWARD)
+        machine.host_ms += 20
+        clock.enter_part(PART)
+        machine.host_ms += 5
+        clock.end_step()
+        assert spans.step(1) == (5 * MS, 20 * MS)
+    assert spans.voting() is None
+    assert WindowSpans().of(event(clock.take())) == {"backward": (60 * MS, 15 * MS)}
+
+
+def test_a_vote_reports_the_device_times_of_one_step_for_all_steps_since_the_last() -> None:
+    machine = Machine()
+    clock = device_clock(machine)
+    spans = step_spans(clock)
+    assert isinstance(spans, DeviceStepSpans)
+    reported = []
+    for done in range(1, 51):
+        # The step after a vote and the next: 1 ms of waiting more in each group of ten.
+        step(machine, clock, wait_ms=(done - 1) // 10)
+        assert spans.step(done) is None
+        if done % 10 == 0:
+            reported.append(spans.voting())
+            spans.voted()
+    assert reported[:3] == [(inf, 0.0)] * 3
+    wait, work = reported[3]  # type: ignore[misc]
+    assert wait == pytest.approx(10 * 1 * MS, abs=2 * MS)
+    assert work == pytest.approx(10 * 31.2 * MS, abs=4 * MS)
+    assert reported[4] == pytest.approx((10 * 2 * MS, work), abs=4 * MS)
+
+
+def test_a_step_whose_device_times_are_not_there_is_unknown() -> None:
+    machine = Machine()
+    clock = device_clock(machine)
+    spans = step_spans(clock)
+    for done in range(1, 60):
+        clock.enter(phase.FORWARD)
+        machine.host_ms += 1
+        machine.device_ms += 1000  # far behind the host
+        clock.end_step()
+        spans.step(done)
+        if done % 10 == 0:
+            assert spans.voting() == (inf, 0.0)
+            spans.voted()
+
+
+class Stream:
+    """A CUDA stream; waiting for an event takes the compute stream 3 ms."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def wait_event(self, _event: object) -> None:
+        self._machine.host_ms += 3
+
+
+def test_waits_of_the_compute_stream_in_forward_and_backward_are_exchange() -> None:
+    machine = Machine()
+    clock = PhaseClock(machine.now)
+    compute, other = Stream(machine), Stream(machine)
+    original = Stream.wait_event
+    waits = StreamWaits(clock, compute, Stream)
+    for name in (phase.TO_DEVICE, phase.FORWARD, phase.BACKWARD):
+        clock.enter(name)
+        compute.wait_event(None)
+        other.wait_event(None)
+    waits.stop()
+    assert Stream.wait_event is original
+    compute.wait_event(None)
+    phases = clock.take().phases()
+    assert {name: times["host_ns"] / MS for name, times in phases.items()} == {
+        "to_device": 6, "forward": 6, "forward/exchange": 3, "backward": 9, "backward/exchange": 3,
+    }  # fmt: skip
