@@ -45,7 +45,7 @@ def test_a_resumed_run_is_bit_identical(tmp_path: Path, ranks: int, strategy: st
     whole = trained(tmp_path, "whole", *DROPOUT, parts=((ranks, 13, strategy),))
     parts = trained(tmp_path, "parts", *DROPOUT, parts=((ranks, 7, strategy), (ranks, 13, strategy)))
     assert same(weights(parts), weights(whole))
-    assert parts.metrics == whole.metrics and set(whole.metrics) >= {5, 10, 13}
+    assert whole.metrics.items() <= parts.metrics.items() and whole.metrics.keys() >= {5, 10, 13}
     for rank in range(ranks if ranks > 1 else 0):
         assert same(parts.random(13, rank), whole.random(13, rank))
     if ranks > 1:
@@ -54,25 +54,24 @@ def test_a_resumed_run_is_bit_identical(tmp_path: Path, ranks: int, strategy: st
 
 @pytest.mark.slow
 def test_another_number_of_ranks_continues_the_same_training(tmp_path: Path) -> None:
-    """Without random numbers in the model: two ranks, one and two again."""
-    two = trained(tmp_path, "two", parts=((2, 13, "ddp"),))
-    one = trained(tmp_path, "one", parts=((1, 13, "ddp"),))
-    mixed = trained(tmp_path, "mixed", parts=((2, 4, "ddp"), (1, 8, "ddp"), (2, 13, "ddp")))
-    four = trained(tmp_path, "four", parts=((4, 6, "ddp"), (2, 13, "ddp")))
-    assert same(weights(mixed), weights(two)) and same(weights(one), weights(two))
-    assert difference(four, two) < 1e-14
+    """Without random numbers in the model: two ranks, one and two again; a step adds up two micro-batches."""
+    sets = ("batch.effective=4",)
+    two = trained(tmp_path, "two", *sets, parts=((2, 13, "ddp"),))
+    one = trained(tmp_path, "one", *sets, parts=((1, 13, "ddp"),))
+    mixed = trained(tmp_path, "mixed", *sets, parts=((2, 4, "ddp"), (1, 8, "ddp"), (2, 13, "ddp")))
     for run in (one, mixed):
+        assert same(weights(run), weights(two))
         for step, metrics in two.metrics.items():
             assert run.metrics[step] == pytest.approx(metrics, rel=1e-13)
 
 
 @pytest.mark.slow
-def test_another_strategy_continues_the_same_training(tmp_path: Path) -> None:
+def test_another_strategy_and_sums_in_another_order_differ_by_rounding(tmp_path: Path) -> None:
     ddp = trained(tmp_path, "ddp", parts=((2, 13, "ddp"),))
     mixed = trained(tmp_path, "mixed", parts=((2, 4, "ddp"), (2, 8, "fsdp2"), (2, 13, "ddp")))
-    assert difference(mixed, ddp) < 1e-14
-    again = trained(tmp_path, "again", parts=((2, 4, "ddp"), (2, 8, "fsdp2"), (2, 13, "ddp")))
-    assert same(weights(again), weights(mixed))
+    four = trained(tmp_path, "four", parts=((4, 6, "fsdp2"), (1, 13, "ddp")))
+    for run in (mixed, four):
+        assert difference(run, ddp) < 1e-14
 
 
 @pytest.mark.slow

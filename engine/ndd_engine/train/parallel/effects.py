@@ -58,7 +58,7 @@ def _of_fsdp2(strategy: Strategy) -> Iterator[Effect]:
     modules: list[Any] = [item for item in strategy.module.modules() if hasattr(item, "_get_fsdp_state")]
     groups = [group for item in modules for group in item._get_fsdp_state()._fsdp_param_groups]
     of = f"read back from the {counted(len(groups), 'group')} that FSDP2 gathers and reduces"
-    root = set(strategy.module._get_fsdp_state()._fsdp_param_groups)  # type: ignore[operator, union-attr]
+    root = set(strategy.module._get_fsdp_state()._fsdp_param_groups)  # type: ignore[operator]
     layers = [group for group in groups if group not in root]
     freed = bool(layers) and all(group.post_forward_mesh_info is not None for group in layers)
     alone = "; there is only one, which is always kept until backward" if not layers else ""

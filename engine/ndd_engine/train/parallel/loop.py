@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ndd_engine.batches import map_tensors
-from ndd_engine.errors import UsageError
 from ndd_engine.measure.clock import PhaseClock, no_phase
 from ndd_engine.record.events import Event
 from ndd_engine.record.rundir import RunDir
@@ -30,7 +29,7 @@ from .hang import HangWatch
 from .marks import PART, DdpMarks, mark_collectives
 from .profiles import AgreedProfiles
 from .sharded import ShardedStore, placed_like
-from .strategy import Ddp, unused
+from .strategy import Ddp
 from .team import Team
 from .world import World
 
@@ -77,7 +76,8 @@ class RankLoop(Loop):
         self._hang = HangWatch(
             world, lambda: self.step, clock, run.put, config.parallel.hang_s, self.store.folder.parent
         )
-        self.settings.of_ranks = lambda: effects(stepper.strategy, config.parallel, self._hang.limit_s)
+        if (strategy := stepper.strategy) is not None:
+            self.settings.of_ranks = lambda: effects(strategy, config.parallel, self._hang.limit_s)
 
     def settle(self, sample: Callable[[], Any]) -> None:
         """Before the first step: two passes for DDP's final buckets, which also show where the exchange begins.
@@ -94,12 +94,7 @@ class RankLoop(Loop):
         with kept_random(stepper.device), kept_training(stepper), kept_buffers(stepper.model):
             batch = stepper.moved(sample())
             for _ in range(2):
-                try:
-                    stepper.forward_backward(map_tensors(batch, torch.clone), no_phase)
-                except RuntimeError as error:
-                    if (why := unused(error, strategy.module)) is not None:
-                        raise UsageError(why) from None
-                    raise
+                stepper.forward_backward(map_tensors(batch, torch.clone), no_phase)
                 stepper.drop_gradients()
         marks.learned(self.clock)
 

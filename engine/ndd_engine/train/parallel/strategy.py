@@ -11,7 +11,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -62,7 +62,10 @@ class Strategy:
         return self.module
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
-        """Context of forward and backward of a micro-batch. last: of the step; only then are gradients exchanged."""
+        """Context of forward and backward of a micro-batch. last: of the step; only then are gradients exchanged.
+
+        Raises UsageError for parameters that get no gradient, where the configuration does not expect them.
+        """
         raise NotImplementedError
 
     def mean(self, value: Tensor | float, clock: PhaseClock | None = None) -> Tensor | float:
@@ -104,9 +107,16 @@ class Ddp(Strategy):
             ddp.register_comm_hook(None, hook)
         return ddp
 
-    def micro(self, last: bool) -> AbstractContextManager[Any]:
+    @contextmanager
+    def micro(self, last: bool) -> Iterator[None]:
         assert self.ddp is not None
-        return nullcontext() if last else self.ddp.no_sync()
+        try:
+            with nullcontext() if last else self.ddp.no_sync():
+                yield
+        except RuntimeError as error:
+            if (why := unused(error, self.module)) is None:
+                raise
+            raise UsageError(why) from None
 
 
 class Fsdp2(Strategy):
