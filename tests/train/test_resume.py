@@ -126,8 +126,8 @@ def test_a_finished_run_may_go_further(trainer: Trainer, stopped: Result) -> Non
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("batch.micro=8", "batch.micro x batch.accumulation was 16, now 8"),
-        ("batch.accumulation=3", "batch.micro x batch.accumulation was 16, now 48"),
+        ("batch.micro=8", "batch.micro x batch.accumulation x parallel.ranks was 16, now 8"),
+        ("batch.accumulation=3", "batch.micro x batch.accumulation x parallel.ranks was 16, now 48"),
         ("run.seed=5", "run.seed was 1337, now 5"),
     ],
 )

@@ -64,7 +64,8 @@ def evaluate(
     """Evaluate without changing the training state: no gradients, no dropout, separate random numbers.
 
     between: called after every batch, to report progress and to stop (it may raise). shared: with other ranks; each
-    evaluates a part of the batches if the metric can be merged and the order is the engine's, otherwise all of them.
+    evaluates a part of the batches if the metric can be merged and the order is the engine's, otherwise all of them. A
+    rank that has fewer than another calls a sharded model as often as that one, without counting the result.
     """
     workload, device, config = stepper.workload, stepper.device, stepper.config
     model, batches, carry = workload.model, config.evaluate.batches, Carry(workload)
@@ -73,10 +74,9 @@ def evaluate(
     metric: Any = (
         workload.metric() if own_step is None else _Means(stepper.workload_parts.where, workload.weight)
     )
-    together = shared is not None and loader.shares and getattr(metric, "mergeable", False)
-    if shared is not None and together:
-        batches = shared.mine(batches)
-    loader.whole = not together
+    strategy, own = stepper.strategy, None
+    if shared is not None and loader.shares and getattr(metric, "mergeable", False):
+        own = loader.divide(batches, strategy is not None and strategy.gathers)
     count = 0
     model.eval()
     try:
@@ -94,12 +94,13 @@ def evaluate(
                     else:
                         output = carry.forward(model, batch)
                         loss = workload.loss(output, batch)
-                metric.update(output, batch, loss)
+                if own is None or count <= own:
+                    metric.update(output, batch, loss)
                 between()
-                if batches is not None and count >= batches:
+                if own is None and batches is not None and count >= batches:
                     break
-            if shared is not None and together:
-                parts = shared.parts([count, metric.parts()])
+            if shared is not None and own is not None:
+                parts = shared.parts([own, metric.parts()])
                 count = sum(part[0] for part in parts)
                 metric.merge([part[1] for part in parts])
             metrics = monitored_first(metric.result(), config.evaluate.metric)
@@ -126,10 +127,7 @@ def monitored_first(metrics: dict[str, float], name: str | None) -> dict[str, fl
 
 
 class Shared(Protocol):
-    """How several ranks share an evaluation: which batches are this rank's, and everybody's parts of a metric."""
-
-    def mine(self, batches: int | None) -> int | None:
-        """Of so many batches, those of this rank; None for all."""
+    """How several ranks share an evaluation."""
 
     def parts(self, mine: Any) -> list[Any]:
         """The parts of all ranks. Waits for them."""

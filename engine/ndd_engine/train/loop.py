@@ -168,7 +168,7 @@ class Loop:
                     captures.look(self.step, action - self.step)
                 # Act before stopping: after the last step there would be no other chance.
                 if self.step >= action:
-                    if not at_pass_end(own, self.config.batch.accumulation):
+                    if not at_pass_end(own, self.batches.of_step):
                         self._act()
                     elif self.step >= self.total_steps or self.callbacks.early is not None:
                         self._end_pass(own)
@@ -190,7 +190,7 @@ class Loop:
         """All of a pass was read: evaluate and save as at the end of an epoch. Raises TrainingError if it was empty."""
         self.boundary = True
         self.functions.drop(self.step)
-        end_pass(own, self.config.batch.accumulation)
+        end_pass(own, self.batches.of_step)
         self.stepper.optimizer.end_epoch()
         self._epoch_done(own.passes, self.config.run.epochs)
         self._act(own.passes)

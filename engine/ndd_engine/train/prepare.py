@@ -35,6 +35,7 @@ from ndd_engine.train.data.place import cannot_load
 from ndd_engine.train.data.probe import probe_loader
 from ndd_engine.train.data.share import ALONE, Share
 from ndd_engine.train.parallel.loop import RankLoop
+from ndd_engine.train.parallel.same import check_data, check_model
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.parallel.world import World, from_first
 from ndd_engine.train.probes.autosize import SizeChoice, decide
@@ -90,14 +91,16 @@ def prepare_run(run: OpenRun) -> Prepared:
     seed(config.run.seed)
     with draft.locating():
         workload = prepare(config, run.stage)
-    share = Share()
-    if world is not None:
-        share = Share(world.rank, world.size)
-        _shareable(workload)
+    strategy = strategy_of(config, device, training_of(workload))
+    share = ALONE if world is None else Share(world.rank, world.size)
     batches = training_batches(workload, config, device, run.stage, share)
     evaluation = EvalBatches(
         workload.eval_data, config, workload.collate, device, run.stage, workload.eval_order, share
     )
+    if world is not None:
+        check_data(world, batches)
+        if strategy is not None and strategy.gathers:
+            check_model(world, workload.model)
     total = total_steps(config, batches.steps_per_epoch)
     if not total:
         text = f"a step needs {config.batch.accumulation} micro-batches of {config.batch.micro} items"
@@ -108,7 +111,7 @@ def prepare_run(run: OpenRun) -> Prepared:
     run.stage("moving the model to the device")
     if run.request.probes:
         memory_history.start(device, config.log.memory_history, run.directory.path)
-    stepper = Stepper(workload, config, device, total, strategy_of(config, device))
+    stepper = Stepper(workload, config, device, total, strategy)
     clock = PhaseClock()
     if device.type == "cuda":
         clock = DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
@@ -181,14 +184,6 @@ def _decided(run: OpenRun, machine: Machine) -> tuple[Config, SizeChoice | None]
     config = Config.model_validate_json(json.dumps(found))
     torch.set_num_threads(config.run.threads or threads)
     return config, chosen
-
-
-def _shareable(workload: Workload) -> None:
-    """Raise UsageError for what several ranks cannot share."""
-    if (parts := training_of(workload)).step is not None:
-        text = "has a step of its own, whose gradients several ranks cannot exchange"
-        advice = "leave out `step`, or share the model yourself in a script: ndd-console run -- torchrun ..."
-        raise UsageError(f"{parts.where}: the factory {text}; {advice}")
 
 
 def _write_config(run: OpenRun, config: Config, machine: Machine) -> None:

@@ -6,6 +6,7 @@ A setting counts as requested if it differs from its default. A requested settin
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -27,6 +28,8 @@ class VerifiedSettings:
     def __init__(self, stepper: Stepper, batches: Batches, evaluation: EvalBatches) -> None:
         self.config, self.stepper = stepper.config, stepper
         self.batches, self.evaluation = batches, evaluation
+        # Of several ranks: (key in [parallel], what is applied, how that was verified).
+        self.of_ranks: Callable[[], Iterable[tuple[str, object, str]]] | None = None
         self._gpu = stepper.device.type == "cuda"
         self._told: dict[str, SettingEvent] = {}
         self._new: list[SettingEvent] = []
@@ -52,6 +55,7 @@ class VerifiedSettings:
             self._check(
                 "batch.effective", f"{batch.micro} x {batch.accumulation}{shares} = {items}", how, True
             )
+        self._parallel()
         self._intervals()
         return self._take()
 
@@ -140,6 +144,17 @@ class VerifiedSettings:
             how = f"the test step ran {applied}" if found else missing
             matches = bool(found) and all(name.partition(" ")[0] == chosen for name in found)
             self._check("speed.attention", applied, how, matches)
+
+    def _parallel(self) -> None:
+        """How several ranks share the model."""
+        if self.of_ranks is not None:
+            for name, applied, how in self.of_ranks():
+                self._check(f"parallel.{name}", applied, how)
+            return
+        section = self.config.parallel
+        for name in type(section).model_fields:
+            if getattr(section, name) != type(section).model_fields[name].default:
+                self._check(f"parallel.{name}", "off", "a single process trains the model", False)
 
     def _intervals(self) -> None:
         """How often evaluations and checkpoints are due."""

@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -265,7 +266,9 @@ def _check_size(
     name: str = "train_data",
     train: bool = True,
 ) -> None:
-    """Adds a problem if the size of the training batches is not `batch.micro`, or a step would stay incomplete."""
+    """Adds a problem if the size of the training batches is not `batch.micro`, a step would stay incomplete, or each
+    rank would get a share of its share.
+    """
     batch = config.batch
     found = order.batch_size
     if order.batch_sampler is not None and isinstance(
@@ -278,13 +281,18 @@ def _check_size(
         message = f"{makes} {found}, but batch.micro is {batch.micro}"
         advice = f"build it with settings.micro, or set batch.micro = {found}"
         problems.add(key, message, None, None, advice)
-    if train and order.batch_size is not None and not order.drop_last and batch.accumulation > 1:
-        message = (
-            f"is False, but steps of {batch.accumulation} micro-batches leave out an incomplete last step"
-        )
-        problems.add(
-            f"{name}.drop_last", message, None, None, "set drop_last=True, or batch.accumulation = 1"
-        )
+    ranks = config.parallel.ranks
+    step = batch.accumulation * ranks
+    if train and order.batch_size is not None and not order.drop_last and step > 1:
+        of = " of all ranks" if ranks > 1 else ""
+        message = f"is False, but steps of {step} micro-batches{of} leave out an incomplete last step"
+        keys = "parallel.ranks = 1 and batch.accumulation = 1" if ranks > 1 else "batch.accumulation = 1"
+        problems.add(f"{name}.drop_last", message, None, None, f"set drop_last=True, or {keys}")
+    sampler = order.sampler if order.batch_sampler is None else getattr(order.batch_sampler, "sampler", None)
+    if ranks > 1 and isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        message = f"is a DistributedSampler, but the run itself deals the batches to its {ranks} ranks"
+        advice = "use RandomSampler, or shuffle=True without a sampler"
+        problems.add(f"{name}.sampler", message, None, None, advice)
 
 
 def _unwrapped(order: Order) -> Order:

@@ -131,7 +131,7 @@ class IndexOrder(Sampler[list[int]]):
     def _pass(self) -> Iterator[list[int]]:
         loaded, self._loaded = self._loaded, None  # torch asks for several iterators and uses the last
         number, chosen = self.passes, self.order.chosen
-        mine = _Global(mixed(self.seed, number), self._isolated)
+        mine = OwnRandom(mixed(self.seed, number), self._isolated)
         for sampler in self._seeded:
             sampler.generator = torch.Generator().manual_seed(mixed(self.seed, number))
         if callable(set_epoch := getattr(chosen, "set_epoch", None)):
@@ -234,7 +234,7 @@ class IndexOrder(Sampler[list[int]]):
 
     # The position.
 
-    def _copy(self, mine: _Global) -> _Copy:
+    def _copy(self, mine: OwnRandom) -> _Copy:
         sampler = copy.deepcopy(self.order.chosen.state_dict())
         generators = [generator.get_state() for generator in self._generators]
         return _Copy(sampler, generators, mine.state())
@@ -265,8 +265,8 @@ class IndexOrder(Sampler[list[int]]):
             self._at = _Copy(state["sampler"], self._begin, state["random"]), int(state["since"])
 
 
-class _Global:
-    """The global random generators as a sampler sees them: inside `with` they are its own."""
+class OwnRandom:
+    """The global random generators as a sampler or a stream sees them: its own inside `with`, if `isolated`."""
 
     def __init__(self, seed: int, isolated: bool) -> None:
         self._isolated, self._seed = isolated, seed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -18,6 +16,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.workloads.base import Batch, Collate
 from ndd_engine.workloads.order import Order, Stream, item_count
 
+from .checksum import checksum
 from .indices import IndexOrder, mixed
 from .share import ALONE, Share
 from .source import Collated, Source, WholeBatches, make_source
@@ -25,9 +24,6 @@ from .stream import StreamOrder
 from .workers import WatchedLoader, worker_options, worker_pids
 
 CPU = torch.device("cpu")
-# Bytes of a tensor that its checksum covers wholly, and the number of blocks that it covers of a larger one.
-WHOLE_BYTES = 16 << 20
-BLOCKS = 16
 
 
 class EpochBatches(Sampler[list[int]]):
@@ -89,9 +85,18 @@ class _Loaded:
     """
 
     def __init__(
-        self, source: Source | StreamOrder, config: Config, pin: bool, workers: dict[str, Any], **order: Any
+        self,
+        source: Source | StreamOrder,
+        config: Config,
+        pin: bool,
+        workers: dict[str, Any],
+        rank: int = 0,
+        **order: Any,
     ) -> None:
-        """workers: see worker_options. order: the DataLoader's options that choose the items of a batch."""
+        """workers: see worker_options. order: the DataLoader's options that choose the items of a batch.
+
+        rank: whose workers draw random numbers of their own, except for a stream, which all ranks read alike.
+        """
         self.source = source
         self.seen: FirstBatch | None = None
         self.loader: DataLoader[Any] | None = None
@@ -102,12 +107,13 @@ class _Loaded:
         elif config.loader.placement != "device" and (source.gather is None or workers["num_workers"]):
             data = Collated(source) if source.gather is None else WholeBatches(source.gather)
         if data is not None:
+            seed = config.run.seed
             self.loader = WatchedLoader(
                 config.loader.timeout_s,
                 dataset=data,
                 collate_fn=_as_it_is,
                 # A separate generator: drawing the workers' seeds must not advance the model's.
-                generator=torch.Generator().manual_seed(config.run.seed),
+                generator=torch.Generator().manual_seed(mixed(seed, rank) if rank else seed),
                 pin_memory=pin,
                 **workers,
                 **order,
@@ -184,7 +190,7 @@ class Batches(_Loaded):
         self._whole_crc, self._data = True, data
         if isinstance(data, Stream):
             of = seed if order.generator is None else order.generator.initial_seed()
-            stream = self.own = StreamOrder(data, order, micro, collate, of, loader.workers)
+            stream = self.own = StreamOrder(data, order, micro, collate, of, loader.workers, share.of > 1)
             self.sampler = EpochBatches(0, micro, seed, True)
             self.order = f"a stream ({type(data.data).__name__})"
             super().__init__(stream, config, loader.pin_memory, workers, batch_size=None)
@@ -203,7 +209,7 @@ class Batches(_Loaded):
                 self.order += ", with a smaller last batch"
         self.crc, self._whole_crc = checksum(data, items)
         source = make_source(data, collate, loader, device, epochs_differ, tell)
-        super().__init__(source, config, loader.pin_memory, workers, batch_sampler=chosen)
+        super().__init__(source, config, loader.pin_memory, workers, share.rank, batch_sampler=chosen)
 
     def sample(self, items: int | None = None) -> Batch:
         """The first micro-batch of the first epoch, or its first `items`, created in this process.
@@ -257,12 +263,13 @@ class Batches(_Loaded):
         """The batches without those that no step is left for: half a step's gradients would stay behind."""
         if isinstance(self.own, StreamOrder):
             # Every rank reads the whole stream, so that all agree on what a step takes.
-            return batches if self._steps_of_one else self.share.dealt(batches, self.accumulation)
+            return batches if self.of_step == 1 else self.share.dealt(batches, self.accumulation)
         return batches if self.accumulation == 1 else Share().dealt(batches, self.accumulation)
 
     @property
-    def _steps_of_one(self) -> bool:
-        return self.accumulation == self.share.of == 1
+    def of_step(self) -> int:
+        """Micro-batches of an optimizer step, of all ranks."""
+        return self.accumulation * self.share.of
 
     @property
     def items_per_epoch(self) -> int | None:
@@ -270,7 +277,7 @@ class Batches(_Loaded):
         steps, own = self.steps_per_epoch, self.own
         if steps is None or (isinstance(own, IndexOrder) and own.order.batch_sampler is not None):
             return None
-        items = steps * self.accumulation * self.sampler.micro * self.share.of
+        items = steps * self.of_step * self.sampler.micro
         if not isinstance(own, IndexOrder) or own.order.drop_last:
             return items
         return min(items, own.items if own.order.sampler is None else len(own.order.sampler))
@@ -278,7 +285,7 @@ class Batches(_Loaded):
     def place(self, step: int) -> tuple[int, int]:
         """(epoch, optimizer step in it) after `step` steps of the run; of `own`, the place that it counts itself."""
         if self.own is not None:
-            return self.own.passes, self.own.batches // (self.accumulation * self.share.of)
+            return self.own.passes, self.own.batches // self.of_step
         return divmod(step, self.per_epoch // self.accumulation)  # type: ignore[operator]
 
     @property
@@ -310,9 +317,9 @@ class EvalBatches(_Loaded):
         order: Order | None = None,
         share: Share = ALONE,
     ) -> None:
-        """share: of this rank; `shares` tells whether the order can be shared, and `whole` asks for all batches."""
+        """share: of this rank; `shares` tells whether the order can be shared, see `divide`."""
         loader = config.loader
-        self._share, self.whole, self.shares = share, True, False
+        self._share, self.shares = share, False
         order = order or Order(shuffle=False, drop_last=False, name="eval_data")
         self._micro = order.batch_size or config.batch.micro
         pin = loader.pin_memory if loader.eval_pin_memory is None else loader.eval_pin_memory
@@ -328,6 +335,7 @@ class EvalBatches(_Loaded):
             super().__init__(stream, config, pin, workers, batch_size=None)
             return
         assert self._items is not None
+        self._places: Sequence[int] | None = None
         source = make_source(data, collate, loader, device, False, tell)
         if order.chosen is None and not order.drop_last and not order.shuffle:
             self.shares = share.of > 1
@@ -350,11 +358,25 @@ class EvalBatches(_Loaded):
             return self._begun(self._own.tensors())
         return self._begun(iter(self.lists()))
 
+    def divide(self, limit: int | None, even: bool) -> int:
+        """Iterate over this rank's share of the first `limit` batches from now on; returns how many these are.
+
+        even: every rank gets as many batches as the one with most; of the rest, which are not the rank's own, only the
+        number matters.
+        """
+        assert self._items is not None
+        count = -(-self._items // self._micro)
+        count = count if limit is None else min(limit, count)
+        mine = range(self._share.rank, count, self._share.of)
+        missing = -(-count // self._share.of) - len(mine)
+        self._places = [*mine, *[0] * missing] if even else mine
+        return len(mine)
+
     def lists(self) -> Sequence[Tensor]:
-        """The indices of the batches, in the engine's order; of this rank unless `whole`."""
+        """The indices of the batches, in the engine's order; those of this rank after `divide`."""
         assert self._items is not None
         every = torch.split(torch.arange(self._items), self._micro)
-        return every if self.whole else every[self._share.rank :: self._share.of]
+        return every if self._places is None else [every[place] for place in self._places]
 
 
 class _Lists(Sampler[list[int]]):
@@ -390,33 +412,6 @@ def gathered(source: Source, lists: Iterator[Tensor], pin: bool) -> Iterator[Bat
         else:
             batch = items.__getitems__(indices.tolist())
         yield map_tensors(batch, Tensor.pin_memory) if pin else batch
-
-
-def checksum(
-    data: Dataset[Any], items: int, looked_at: int = 16, limit: int = WHOLE_BYTES
-) -> tuple[int, bool]:
-    """CRC-32 of evenly spread items, to detect that a resumed run has other data, and whether it covers them wholly.
-
-    Of a tensor above `limit` bytes it covers evenly spread blocks and the size.
-    """
-    crc, whole = 0, True
-    looked_at = min(items, looked_at)
-    for index in (place * items // looked_at for place in range(looked_at)):
-        for tensor in tensors(data[index]):
-            if tensor.numel():
-                plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-                if plain.numel() > limit:
-                    whole = False
-                    crc = zlib.crc32(plain.numel().to_bytes(8, "little"), crc)
-                    block = limit // BLOCKS
-                    last = plain.numel() - block
-                    parts = [plain[place * last // (BLOCKS - 1) :][:block] for place in range(BLOCKS)]
-                else:
-                    parts = [plain]
-                for part in parts:
-                    # The tensor's own memory: copying it to a list takes 40 ms per megabyte.
-                    crc = zlib.crc32((ctypes.c_ubyte * part.numel()).from_address(part.data_ptr()), crc)
-    return crc, whole
 
 
 def to_device(batch: Batch, device: torch.device, non_blocking: bool = True) -> Batch:

@@ -16,19 +16,19 @@ from .stream import StreamOrder
 OwnOrder = IndexOrder | StreamOrder
 
 
-def at_pass_end(own: OwnOrder | None, accumulation: int) -> TypeGuard[OwnOrder]:
-    """Whether no step is left of the present pass; False if its length is unknown."""
+def at_pass_end(own: OwnOrder | None, of_step: int) -> TypeGuard[OwnOrder]:
+    """Whether no step is left of the present pass; False if its length is unknown. of_step: see Batches."""
     if own is None or own.per_pass is None:
         return False
-    return own.batches // accumulation == own.per_pass // accumulation
+    return own.batches // of_step == own.per_pass // of_step
 
 
-def end_pass(own: OwnOrder, accumulation: int) -> None:
+def end_pass(own: OwnOrder, of_step: int) -> None:
     """Count a pass whose batches were all delivered. Raises TrainingError if it had no complete step."""
-    if own.batches < accumulation:
+    if own.batches < of_step:
         what = f"{own.batches} micro-batch{'' if own.batches == 1 else 'es'}"
         raise TrainingError(
-            f"pass {own.passes + 1} over {own.order.name} has only {what}, and a step needs {accumulation}: "
+            f"pass {own.passes + 1} over {own.order.name} has only {what}, and a step needs {of_step}: "
             "does its iteration end early, or can it be iterated only once?"
         )
     own.end_pass()

@@ -21,7 +21,7 @@ from ndd_engine.train.random_state import random_state, restore_random_state
 from ndd_engine.workloads.base import Batch, Collate, batch_size
 from ndd_engine.workloads.order import Order, Stream, has_state
 
-from .indices import mixed
+from .indices import OwnRandom, mixed
 from .source import check_sendable, raise_sendable
 
 # Seconds between two copies of a worker's state; batches since the last copy are made again on a resume.
@@ -163,8 +163,18 @@ class StreamOrder:
     per_pass = None
 
     def __init__(
-        self, stream: Stream, order: Order, micro: int, join: Collate | None, seed: int, workers: int
+        self,
+        stream: Stream,
+        order: Order,
+        micro: int,
+        join: Collate | None,
+        seed: int,
+        workers: int,
+        isolated: bool = False,
     ) -> None:
+        """isolated: in this process, too, the stream draws from random generators of its own. All ranks read it, and
+        have to read the same.
+        """
         self.stream, self.order, self.micro, self.join, self.seed = stream, order, micro, join, seed
         self.workers = workers
         self.passes = self.batches = self.made = 0
@@ -174,6 +184,7 @@ class StreamOrder:
         self._turn = 0
         self._reading: _Reading | None = None
         self._saved: Any = None
+        self._isolated, self._random = isolated and not workers, OwnRandom(seed, False)
         self._compared = workers < 2
         self.position = "state" if _holder(stream.data, self._sample_iterator()) is not None else "anew"
 
@@ -196,11 +207,21 @@ class StreamOrder:
 
     def _here(self) -> Iterator[Batch]:
         saved, self._saved = self._saved, None
-        reading = self._reading = _Reading(self.stream, saved, self.passes, fresh=not self.batches)
-        for count, batch in joined(reading.items(), self.order, self.micro, self.join):
+        mine = self._random = OwnRandom(mixed(self.seed, self.passes), self._isolated)
+        if self._isolated and saved is not None and saved["random"] is not None and self.batches:
+            mine.load(saved["random"])
+        with mine:
+            state = None if saved is None else saved["state"]
+            reading = self._reading = _Reading(self.stream, state, self.passes, fresh=not self.batches)
+        batches = joined(reading.items(), self.order, self.micro, self.join)
+        while True:
+            with mine:
+                found = next(batches, None)
+            if found is None:
+                return
             self.batches += 1
-            self.made += count
-            yield batch
+            self.made += found[0]
+            yield found[1]
 
     def _from_workers(self, chunks: Iterator[_Chunk]) -> Iterator[Batch]:
         assert self._of is not None
@@ -269,7 +290,9 @@ class StreamOrder:
             if shards is None:  # nothing was read yet: only whether a checkpoint can contain the state
                 return {**state, "shards": None, "first": self._first_state()}
             return {**state, "shards": [dict(of) for of in shards]}
-        return {**state, "stream": self._first_state() if self._reading is None else self._reading.state()}
+        mine = self._random.state() if self._isolated else None
+        now = self._first_state() if self._reading is None else self._reading.state()
+        return {**state, "stream": now, "random": mine}
 
     def _first_state(self) -> Any:
         data = self.stream.data
@@ -286,7 +309,7 @@ class StreamOrder:
         if self.shards is not None:
             self._of = None if state["shards"] is None else [dict(of) for of in state["shards"]]
         else:
-            self._saved = state["stream"]
+            self._saved = {"state": state["stream"], "random": state.get("random")}
 
     def sample(self, items: int | None = None) -> Batch:
         """The first micro-batch of the stream, or a batch of `items` items that repeats them."""

@@ -106,7 +106,7 @@ class HangWatch:
     ) -> None:
         """folder: of the run; the verdict is also written there, since rank 0 may be the one that hangs."""
         self._world, self._step, self._clock, self._put = world, step, clock, put
-        self._limit_s, self._folder = limit_s, folder
+        self.limit_s, self._folder = limit_s, folder
         self._main = threading.get_ident()
         self._quiet = 0
         self._stopping = threading.Event()
@@ -142,7 +142,7 @@ class HangWatch:
                     if told:
                         told = False
                         self._put(MarkEvent("note", step, f"step {step} has ended; training continues"))
-                elif not told and time.monotonic() - since >= self._limit_s:
+                elif not told and time.monotonic() - since >= self.limit_s:
                     told = True
                     self._tell(since)
 

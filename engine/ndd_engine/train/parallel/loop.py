@@ -16,12 +16,15 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.callbacks import Callbacks
 from ndd_engine.train.control import Control
 from ndd_engine.train.data.loader import Batches, EvalBatches
-from ndd_engine.train.data.share import Share
 from ndd_engine.train.evaluate import Result, evaluate
 from ndd_engine.train.loop import Loop
+from ndd_engine.train.probes.rehearsal import kept_training
+from ndd_engine.train.random_state import kept_random
 from ndd_engine.train.request import OpenRun, RunRequest
+from ndd_engine.train.step.kept import kept_buffers
 from ndd_engine.train.step.stepper import Stepper
 
+from .effects import effects
 from .hang import HangWatch
 from .marks import PART, DdpMarks, StreamWaits, mark_collectives
 from .profiles import AgreedProfiles
@@ -55,10 +58,11 @@ class RankLoop(Loop):
             world, run.control, run.put, clock, config.parallel.strategy, config.log.window_s
         )
         if not world.place.first:
-            # Callbacks of the user's own act for the whole run, on rank 0.
-            stepper.workload_parts = replace(
-                stepper.workload_parts, on_step=None, on_evaluate=None, on_checkpoint=None, samples=None
-            )
+            # on_step and on_evaluate may change the model or the learning rate: every rank has to. Only all ranks
+            # together can call a sharded model.
+            strategy, parts = stepper.strategy, stepper.workload_parts
+            samples = parts.samples if strategy is not None and strategy.gathers else None
+            stepper.workload_parts = replace(parts, on_checkpoint=None, samples=samples)
         if stepper.strategy is not None:
             team.hidden_ns = stepper.strategy.hidden_ns
         super().__init__(_TeamRun(run, team), stepper, batches, evaluation, clock)
@@ -75,11 +79,14 @@ class RankLoop(Loop):
         self._hang = HangWatch(
             world, lambda: self.step, clock, run.put, config.parallel.hang_s, self.store.folder.parent
         )
+        if (strategy := stepper.strategy) is not None:
+            self.settings.of_ranks = lambda: effects(strategy, config.parallel, self._hang.limit_s)
 
     def settle(self, sample: Callable[[], Any]) -> None:
         """Before the first step: two passes for DDP's final buckets, which also show where the exchange begins.
 
-        Without them, a resumed run would sum gradients in another order than the run before. sample: a micro-batch.
+        Without them, a resumed run would sum gradients in another order than the run before. Nothing else changes: a
+        resumed run continues with the random numbers and the buffers that it loaded. sample: makes a micro-batch.
         """
         stepper, strategy = self.stepper, self.stepper.strategy
         if not isinstance(strategy, Ddp):
@@ -90,11 +97,11 @@ class RankLoop(Loop):
             return
         assert strategy.ddp is not None
         marks = DdpMarks(strategy.ddp)
-        batch = stepper.moved(sample())
-        for _ in range(2):
-            stepper.forward_backward(map_tensors(batch, torch.clone), no_phase)
-            stepper.drop_gradients()
-        stepper.carry.value = None
+        with kept_random(stepper.device), kept_training(stepper), kept_buffers(stepper.model):
+            batch = stepper.moved(sample())
+            for _ in range(2):
+                stepper.forward_backward(map_tensors(batch, torch.clone), no_phase)
+                stepper.drop_gradients()
         marks.learned(self.clock)
 
     def run(self) -> str | None:
@@ -182,10 +189,6 @@ class _Shared:
 
     def __init__(self, world: World, clock: PhaseClock) -> None:
         self._world, self._clock = world, clock
-        self._share = Share(world.rank, world.size)
-
-    def mine(self, batches: int | None) -> int | None:
-        return None if batches is None else self._share.count(batches)
 
     def parts(self, mine: Any) -> list[Any]:
         with self._clock.part(PART):

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 # What every rank has of its own: its random generators, and the state that the model carries from batch to batch.
 PER_RANK = frozenset({"random", "carried"})
+# What only rank 0 writes: a factory's own objects may differ between ranks.
+OF_FIRST = "stateful."
 _Files = dict[str, tuple[int, str]]
 
 
@@ -91,8 +93,9 @@ class ShardedStore(CheckpointStore):
     def save(self, step: int, state: dict[str, Any], metric: float | None, best_is_lower: bool) -> Saved:
         """Write a checkpoint and delete those no longer kept. Raises OSError and then leaves the disk unchanged.
 
-        Tensors that are not sharded must be equal on all ranks: each is written by one of them. The rest of the state
-        is that of rank 0, except for the keys in `per_rank`. The error names the rank, the file and the reason.
+        Tensors of the model and the optimizers that are not sharded must be equal on all ranks: each is written by one
+        of them. The rest of the state is that of rank 0, except for the keys in `per_rank`. The error names the rank,
+        the file and the reason.
         """
         ranks, begun = self._ranks, None
         own = {key: value for key, value in state.items() if key in self._per_rank}
@@ -211,6 +214,8 @@ def _plan(
     items = [
         item for item in plan.items if item.tensor_data is None or _elements(item.tensor_data.chunk.sizes)
     ]
+    if not leads:
+        items = [item for item in items if not item.index.fqn.startswith(OF_FIRST)]
     return dataclasses.replace(plan, items=items)
 
 

@@ -8,20 +8,24 @@ Both average the gradients over the ranks.
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ndd_engine.config.parallel_section import ParallelSection
 from ndd_engine.config.schema import Config
-from ndd_engine.errors import UsageError
+from ndd_engine.errors import UsageError, shortened
+from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.workloads.training import TrainingParts
+
+from .marks import PART
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # A module without children is sharded on its own from this number of parameters: each costs an exchange per step.
@@ -34,7 +38,12 @@ _NO_BROADCAST: dict[str, Any] = {"forward_sync_buffers" if _RENAMED else "broadc
 
 
 class Strategy:
-    """One way of sharing a model. model: the plain module; None before `place`."""
+    """One way of sharing a model. model: the plain module; None before `place`.
+
+    gathers: whether forward and backward gather parameters, so that all ranks must call the model equally often.
+    """
+
+    gathers = False
 
     def __init__(self, section: ParallelSection, device: torch.device) -> None:
         self.section, self.device = section, device
@@ -56,12 +65,23 @@ class Strategy:
         return self.module
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
-        """Context of forward and backward of a micro-batch. last: of the step; only then are gradients exchanged."""
+        """Context of forward and backward of a micro-batch. last: of the step; only then are gradients exchanged.
+
+        Raises UsageError for parameters that get no gradient, where the configuration does not expect them.
+        """
         raise NotImplementedError
 
     def hidden_ns(self) -> float | None:
         """Nanoseconds of exchange during the computation of a recent step's backward; None if they are unknown."""
         return None
+
+    def mean(self, value: Tensor | float, clock: PhaseClock | None = None) -> Tensor | float:
+        """The mean of a number over the ranks: a scalar tensor for one on the device. All ranks must call it."""
+        total = torch.as_tensor(value, dtype=torch.float64).clone()
+        with nullcontext() if clock is None else clock.part(PART):
+            dist.all_reduce(total)
+        mean = total / dist.get_world_size()
+        return mean if isinstance(value, Tensor) else float(mean)
 
     def sync_buffers(self) -> None:
         """Give all ranks the buffers of rank 0, such as the statistics of batch norm. All ranks must call it.
@@ -103,13 +123,22 @@ class Ddp(Strategy):
             return None if overlap is None else float(overlap)
         return None
 
-    def micro(self, last: bool) -> AbstractContextManager[Any]:
+    @contextmanager
+    def micro(self, last: bool) -> Iterator[None]:
         assert self.ddp is not None
-        return nullcontext() if last else self.ddp.no_sync()
+        try:
+            with nullcontext() if last else self.ddp.no_sync():
+                yield
+        except RuntimeError as error:
+            if (why := unused(error, self.module)) is None:
+                raise
+            raise UsageError(why) from None
 
 
 class Fsdp2(Strategy):
     """Parameters, gradients and optimizer state are sharded; a layer's parameters are gathered while it computes."""
+
+    gathers = True
 
     def __init__(self, section: ParallelSection, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -122,7 +151,12 @@ class Fsdp2(Strategy):
 
         super().place(model)
         section, mesh = self.section, self.mesh
-        gathered, reduced = DTYPES[section.param_dtype], DTYPES[section.reduce_dtype]
+        # A model in fp64 keeps its precision: "fp32" asks for no lower one.
+        full = any(item.dtype == torch.float64 for item in model.parameters())
+        gathered, reduced = (
+            None if full and name == "fp32" else DTYPES[name]
+            for name in (section.param_dtype, section.reduce_dtype)
+        )
         policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced)
         for block in blocks(model):
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=section.reshard)
@@ -135,36 +169,64 @@ class Fsdp2(Strategy):
         return nullcontext()
 
 
-def strategy_of(config: Config, device: torch.device, parts: TrainingParts | None = None) -> Strategy | None:
+def strategy_of(config: Config, device: torch.device, parts: TrainingParts) -> Strategy | None:
     """The configured strategy; None for a single rank. parts: of the workload. Raises UsageError, see why_not."""
     section = config.parallel
     if section.ranks == 1:
         return None
-    if (why := why_not(config, parts or TrainingParts())) is not None:
+    if (why := why_not(config, parts)) is not None:
         raise UsageError(why)
+    if not dist.is_initialized():
+        start = f"start the ranks with: ndd-console train --ranks {section.ranks}, or with torchrun"
+        raise UsageError(f"parallel.ranks = {section.ranks}, but this process trains alone: {start}")
     return (Fsdp2 if section.strategy == "fsdp2" else Ddp)(section, device)
 
 
 def why_not(config: Config, parts: TrainingParts) -> str | None:
-    """Why the configured strategy cannot train what a factory returned, or None."""
-    sharded = config.parallel.strategy == "fsdp2"
+    """Why the configured strategy cannot train what a factory returned, in one sentence, or None."""
+    ranks = f"parallel.ranks = {config.parallel.ranks}"
     if parts.step is not None:
         return (
-            "the factory has its own step, whose gradients are not exchanged: return forward and loss instead, "
-            "or set parallel.ranks = 1"
+            f"{ranks} is not possible with a factory that has its own step, whose gradients are not exchanged: return "
+            "forward and loss instead, or set parallel.ranks = 1"
         )
-    if sharded and parts.optimizers is not None:
+    if parts.state is not None:
         return (
-            "the factory returns an optimizer, which would update the whole parameters, not the shards: "
-            'set parallel.strategy = "ddp", or let [optimizer] create it'
+            f"{ranks} is not possible with a factory that carries state from batch to batch, since neighbouring "
+            "batches go to different ranks: leave out state, or set parallel.ranks = 1"
         )
-    if sharded and config.speed.channels_last:
-        return 'FSDP2 shards contiguous parameters only: set speed.channels_last = false or parallel.strategy = "ddp"'
-    if sharded and config.optimizer.name == "sgd" and config.optimizer.implementation == "fused":
+    if config.parallel.strategy != "fsdp2":
+        return None
+    sharded, instead = 'parallel.strategy = "fsdp2" is not possible with', 'parallel.strategy = "ddp"'
+    if parts.optimizers is not None:
         return (
-            'PyTorch\'s fused SGD does not update sharded parameters: set optimizer.implementation = "auto"'
+            f"{sharded} an optimizer that the factory returns, which would update whole parameters, not shards: let "
+            f"[optimizer] create it, or set {instead}"
+        )
+    if config.speed.channels_last:
+        return (
+            f"{sharded} speed.channels_last = true, since it shards contiguous parameters only: set "
+            f"speed.channels_last = false, or {instead}"
+        )
+    if config.optimizer.name == "sgd" and config.optimizer.implementation == "fused":
+        return (
+            f'{sharded} optimizer.implementation = "fused", since PyTorch\'s fused SGD does not update shards: set '
+            f'optimizer.implementation = "auto", or {instead}'
         )
     return None
+
+
+def unused(error: Exception, model: nn.Module) -> str | None:
+    """What DistributedDataParallel means by its error about parameters without a gradient; None for another error."""
+    text = str(error)
+    if "Expected to have finished reduction" not in text:
+        return None
+    trained = [name for name, item in model.named_parameters() if item.requires_grad]
+    found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", text)
+    places = [int(place) for place in found[1].split()] if found else []
+    names = [trained[place] for place in places if place < len(trained)]
+    which = shortened(", ".join(names), 120) or "some of the parameters"
+    return f"parallel.find_unused = false, but the loss does not use {which}: set parallel.find_unused = true"
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

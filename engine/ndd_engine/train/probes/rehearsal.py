@@ -6,7 +6,6 @@ does not step.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ndd_engine.batches import expanded, map_tensors
+from ndd_engine.batches import map_tensors
 from ndd_engine.errors import said
 from ndd_engine.measure.clock import no_phase
 from ndd_engine.measure.flops import WorkCounter
@@ -25,6 +24,7 @@ from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.reporting import compiled
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.train.random_state import kept_random
+from ndd_engine.train.step.kept import kept_buffers
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch
 
@@ -65,7 +65,7 @@ def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -
     versions = [_version(parameter) for parameter in stepper.parameters]
     extras = dict(stepper.extras)
     batch = stepper.moved(batch)
-    with kept_random(stepper.device), kept_training(stepper), _kept_buffers(stepper.model):
+    with kept_random(stepper.device), kept_training(stepper), kept_buffers(stepper.model):
         stepper.compute = stepper.shared
         try:
             calls = stepper.parts.calls.copy()
@@ -119,31 +119,6 @@ def kept_training(stepper: Stepper) -> Iterator[None]:
 
 def _without_versions(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "model": dict(state["model"])}
-
-
-@contextmanager
-def _kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore buffers, also those that the model replaces by other tensors, and extra states on exit."""
-    before = [
-        (module, name, buffer, None if buffer is None or expanded(buffer) else buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-    ]
-    extra = [
-        (module, copy.deepcopy(module.get_extra_state()))
-        for module in model.modules()
-        if type(module).get_extra_state is not nn.Module.get_extra_state
-    ]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, value in before:
-                if buffer is not None and value is not None:
-                    buffer.copy_(value)
-                module._buffers[name] = buffer
-        for module, state in extra:
-            module.set_extra_state(state)
 
 
 def _count(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:

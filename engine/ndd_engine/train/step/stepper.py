@@ -11,17 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ndd_engine.batches import map_tensors
+from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event
 from ndd_engine.train.data.loader import to_device
+from ndd_engine.train.random_state import kept_random
 from ndd_engine.workloads.base import Batch, Workload, on_host
 from ndd_engine.workloads.training import Carry, TrainingParts, detached, training_of
 
 from .clipping import clip_gradients
 from .graph import StepGraph, why_not
+from .kept import kept_buffers
 from .optimizers import Optimizers
 from .parts import PartTimer
 from .precision import Precision, make_precision, set_tf32
@@ -143,15 +145,17 @@ class Stepper:
         accumulation = 1 if own else self.config.batch.accumulation
         shares: Sequence[Tensor | float | None] = [None] * accumulation
         last = accumulation - 1
-        if accumulation > 1 and self.workload.weight is not None:
+        strategy = self.strategy
+        if (accumulation > 1 or strategy is not None) and self.workload.weight is not None:
             # A micro-batch's share needs the weights of all of them, so all have to be loaded before the first one.
             enter(phase.DATA_WAIT)
             micro = list(islice(batches, accumulation))
             if len(micro) < accumulation:
                 return None
             enter(phase.LOSS)
-            shares = self.shares(micro)
-            last = max((place for place, share in enumerate(shares) if not _is_zero(share)), default=last)
+            shares = self.shares(micro, clock)
+            if strategy is None or not strategy.gathers:
+                last = max((place for place, share in enumerate(shares) if not _is_zero(share)), default=last)
             micro.reverse()
             batches = (micro.pop() for _ in range(accumulation))  # frees each batch after its use
         self.parts.clock = clock
@@ -161,7 +165,7 @@ class Stepper:
                 batch = next(batches, None)
                 if batch is None:
                     return None
-                if _is_zero(share):
+                if _is_zero(share) and (strategy is None or not (strategy.gathers or place == last)):
                     continue  # the mean over nothing is NaN
                 if self._moves:
                     enter(phase.TO_DEVICE)
@@ -194,15 +198,18 @@ class Stepper:
         """The batch on the device; tensors already there are not copied."""
         return to_device(batch, self.device, self.config.loader.non_blocking)
 
-    def shares(self, micro: Sequence[Batch]) -> list[Tensor | float]:
+    def shares(self, micro: Sequence[Batch], clock: PhaseClock | None = None) -> list[Tensor | float]:
         """What each micro-batch of a step counts in the step's loss and gradient; they add up to 1.
 
         Numbers for batches on the host, scalar tensors for batches on the device. All equal if the weights add up to 0.
+        Those of several ranks add up to 1 on average, since gradients are averaged; all ranks must call this.
         """
         assert self.workload.weight is not None
         weights = [on_host(self.workload.weight(batch)) for batch in micro]
         weights = [weight.double() if isinstance(weight, Tensor) else weight for weight in weights]
-        total = sum(weights)
+        total: Tensor | float = sum(weights)
+        if self.strategy is not None:
+            total = self.strategy.mean(total, clock)
         if not isinstance(total, Tensor) and not total:
             return [1 / len(micro)] * len(micro)
         return [weight / total for weight in weights]
@@ -216,13 +223,20 @@ class Stepper:
     ) -> Tensor:
         """Forward and backward of one micro-batch on the device; returns its share of the step's loss, detached.
 
-        share: see `shares`; None for equal ones. last: of the step; several ranks then exchange gradients. A factory's
-        own step also updates the parameters.
+        share: see `shares`; None for equal ones. One that counts nothing leaves gradients of 0 and no other trace: its
+        rank takes part in what the others exchange. last: of the step; several ranks then exchange gradients. A
+        factory's own step also updates the parameters.
         """
         if self.workload_parts.step is not None:
             return self._own_step(batch, enter)
         with nullcontext() if self.strategy is None else self.strategy.micro(last):
-            return self._forward_backward(batch, enter, share)
+            if not _is_zero(share):
+                return self._forward_backward(batch, enter, share)
+            carried = self.carry.value
+            with kept_random(self.device), kept_buffers(self.model):
+                loss = self._forward_backward(batch, enter, share)
+            self.carry.value = carried
+            return torch.zeros_like(loss)
 
     def _forward_backward(
         self, batch: Batch, enter: Callable[[int], object], share: Tensor | float | None
@@ -237,7 +251,7 @@ class Stepper:
         with self.precision.autocast or nullcontext(), self.attention():
             output = self.carry.forward(self.compute, batch)
             enter(phase.LOSS)
-            loss = self.workload.loss(output, batch)
+            loss = _nothing(output) if _is_zero(share) else self.workload.loss(output, batch)
         if share is not None:
             loss = loss * share
         elif accumulation > 1:
@@ -336,6 +350,11 @@ class Stepper:
             thing.load_state_dict(state["stateful"][name])
         if self.precision.scaler is not None and state["scaler"]:
             self.precision.scaler.load_state_dict(state["scaler"])
+
+
+def _nothing(output: Any) -> Tensor:
+    """A loss whose gradient is 0 for every parameter that the output depends on."""
+    return torch.stack([(tensor * 0).sum() for tensor in tensors(output) if tensor.requires_grad]).sum()
 
 
 def _is_zero(share: Tensor | float | None) -> bool:

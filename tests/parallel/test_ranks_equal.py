@@ -1,0 +1,118 @@
+"""Two ranks train as one process does: losses, gradients, weights, items, and evaluations."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks_help import launch
+from train_worker import CASES, trained
+
+WORKER = Path(__file__).with_name("train_worker.py")
+Found = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Found]]:
+    """What both ranks found, by case."""
+    folder = tmp_path_factory.mktemp("two")
+    names = [*CASES, "settled", "differing"]
+    launch(2, folder, *names, worker=WORKER)
+    return {
+        name: [torch.load(folder / f"{name}.{rank}.pt", weights_only=True) for rank in range(2)]
+        for name in names
+    }
+
+
+@functools.cache
+def alone(name: str, accumulation: int, micro: int = 4) -> Found:
+    """What a single process finds, with one thread as each rank has."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return trained(CASES[name], CASES[name].config(1, accumulation, micro))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def difference(one: Found, other: Found) -> float:
+    """The largest difference of losses, gradients and weights."""
+    found = [abs(a - b) for a, b in zip(one["losses"], other["losses"], strict=True)]
+    for mine, others in zip(
+        [*one["gradients"], one["weights"]], [*other["gradients"], other["weights"]], strict=True
+    ):
+        assert mine.keys() == others.keys()
+        found += [float((mine[name] - others[name]).abs().max()) for name in mine]
+    return max(found)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("ddp")])
+def test_ddp_is_bit_identical_to_accumulation_in_one_process(two: dict[str, list[Found]], name: str) -> None:
+    for rank in two[name]:
+        assert difference(rank, alone(name, 2)) == 0.0
+
+
+@pytest.mark.parametrize("name", ["ddp", "ddp-unused", "fsdp2", "fsdp2-clip", "fsdp2-kept"])
+def test_half_the_micro_batch_on_two_ranks_is_one_batch_to_rounding(
+    two: dict[str, list[Found]], name: str
+) -> None:
+    whole = alone(name, 1, micro=8)
+    assert max(float(value.abs().max()) for value in whole["gradients"][0].values()) > 1e-2
+    for rank in two[name]:
+        assert difference(rank, whole) < 1e-12
+        assert difference(rank, alone(name, 2)) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["lines", "lines-fsdp2"])
+def test_micro_batches_count_by_their_words_on_all_ranks(two: dict[str, list[Found]], name: str) -> None:
+    """Rank 1 has no word in every other step, where its loss is NaN."""
+    assert all(loss == loss for loss in two[name][0]["losses"])
+    for rank in two[name]:
+        assert difference(rank, alone(name, 1, micro=8)) < 1e-12
+        assert rank["waits"]  # for the sum of the weights, as a time of its own
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_every_item_of_an_epoch_is_seen_once(two: dict[str, list[Found]], name: str) -> None:
+    ranks, one = [rank["seen"] for rank in two[name]], alone(name, 2)["seen"]
+    for epoch, of_one in enumerate(one):
+        seen = ranks[0][epoch] + ranks[1][epoch]
+        assert len(seen) == len(set(seen)) == len(of_one)
+        assert sorted(seen) == sorted(of_one)
+    assert len(one) == 2 and len(one[0]) == 40  # of 45: the rest fills no step
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "lines", "short", "short-fsdp2", "two-of-three"])
+def test_an_evaluation_counts_every_batch_once(two: dict[str, list[Found]], name: str) -> None:
+    """11 items in batches of 4; with "short" rank 1 has none."""
+    one = alone(name, 2)
+    for rank in two[name]:
+        assert rank["batches"] == one["batches"]
+        assert rank["metrics"] == pytest.approx(one["metrics"], rel=1e-12)
+    assert two[name][0]["metrics"] == two[name][1]["metrics"]
+
+
+def test_the_passes_before_the_first_step_change_nothing(two: dict[str, list[Found]]) -> None:
+    assert two["settled"] == [{"same": True, "gradients": False}] * 2
+
+
+def test_ranks_with_other_data_or_another_model_are_told_apart(two: dict[str, list[Found]]) -> None:
+    for rank in two["differing"]:
+        assert "UsageError: rank 1 (" in rank["items"] and "another number of training items" in rank["items"]
+        assert "has other training data than rank 0: every rank has to read" in rank["data"]
+        assert "has other initial parameters than rank 0: draw them" in rank["model"]
+        assert rank["same"] == ""
+
+
+def test_settings_of_the_ranks_are_read_back(two: dict[str, list[Found]]) -> None:
+    def applied(name: str) -> dict[str, Any]:
+        return {key: value for key, value, _how in two[name][1]["effects"]}
+
+    ddp, unused, kept = applied("ddp-fp32-sgd"), applied("ddp-unused"), applied("fsdp2-kept")
+    assert ddp["ranks"] == 2 and ddp["strategy"] == "ddp" and ddp["hang_s"] == 60.0
+    assert ddp["bucket_mb"] == pytest.approx(0.0005, rel=1e-3) and not ddp["find_unused"]
+    assert unused["find_unused"] is True and unused["bucket_mb"] == 25.0
+    assert kept["strategy"] == "fsdp2" and kept["reshard"] is False and applied("fsdp2")["reshard"] is True

@@ -1,0 +1,211 @@
+"""One rank of the training tests: train_worker.py FOLDER NAME..., which leave what `Case` measured in NAME.pt.
+
+The tests run the same cases in one process and compare. All ranks run all cases, in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ndd_engine.config import Config, read
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.data.share import Share
+from ndd_engine.train.evaluate import evaluate
+from ndd_engine.train.parallel.effects import effects
+from ndd_engine.train.parallel.loop import RankLoop, _Shared
+from ndd_engine.train.parallel.place import Place
+from ndd_engine.train.parallel.same import check_data, check_model
+from ndd_engine.train.parallel.strategy import strategy_of
+from ndd_engine.train.parallel.world import World
+from ndd_engine.train.prepare import seed, total_steps, training_batches
+from ndd_engine.train.random_state import random_state
+from ndd_engine.train.step.stepper import Stepper
+from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.training import training_of
+
+HERE = Path(__file__).parent
+CPU = torch.device("cpu")
+COMMON = (
+    f'workload.path=["{HERE}"]', "run.threads=1", "run.device=cpu", "run.epochs=2", "batch.sequence=13",
+    "optimizer.lr=0.05",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration. sets: of all numbers of ranks. ranks: of several only. items: micro x accumulation, of all."""
+
+    sets: tuple[str, ...]
+    ranks: tuple[str, ...] = ()
+    steps: int = 8
+
+    def config(self, ranks: int, accumulation: int, micro: int = 4) -> Config:
+        own = (f"parallel.ranks={ranks}", *self.ranks) if ranks > 1 else ()
+        sizes = (f"batch.accumulation={accumulation}", f"batch.micro={micro}")
+        return read(None, [*COMMON, *self.sets, *sizes, *own]).resolve()
+
+
+POINTS, LINES = "workload.name=ranks_workloads:points", "workload.name=ranks_workloads:lines"
+FSDP2 = ("parallel.strategy=fsdp2",)
+CLIP = ("clip.max_norm=0.05", "optimizer.weight_decay=0.1")
+SGD = ("optimizer.name=sgd", "optimizer.momentum=0.9")
+SINGLE = "workload.options.double=false"
+CASES = {
+    "ddp": Case((POINTS, *CLIP)),
+    "ddp-fp32": Case((POINTS, SINGLE, *CLIP)),
+    "ddp-fp32-sgd": Case((POINTS, SINGLE, *SGD), ("parallel.bucket_mb=0.0005",)),
+    "ddp-unused": Case((POINTS, *SGD), ("parallel.find_unused=true",)),
+    "fsdp2": Case((POINTS, *SGD), FSDP2),
+    "fsdp2-clip": Case((POINTS, *CLIP), FSDP2),
+    "fsdp2-kept": Case((POINTS, *CLIP), (*FSDP2, "parallel.reshard=false")),
+    "lines": Case((LINES, *CLIP)),
+    "lines-fsdp2": Case((LINES, *CLIP), FSDP2),
+    "short": Case((POINTS, *CLIP, "workload.options.eval_items=3"), steps=1),
+    "short-fsdp2": Case((POINTS, *CLIP, "workload.options.eval_items=3"), FSDP2, steps=1),
+    "two-of-three": Case((POINTS, *CLIP, "evaluate.batches=2"), FSDP2, steps=1),
+}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
+    return full.detach().clone()
+
+
+def named(items: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: whole(item) for name, item in items}
+
+
+def trained(case: Case, config: Config, world: World | None = None) -> dict[str, Any]:
+    """Train as the loop does; the losses, the gradients before clipping, the weights, the items, the evaluation."""
+    rank, ranks = (0, 1) if world is None else (world.rank, world.size)
+    seed(config.run.seed)
+    workload = prepare(config)
+    share = Share(rank, ranks)
+    strategy = strategy_of(config, CPU, training_of(workload))
+    batches = training_batches(workload, config, CPU, lambda _text: None, share)
+    stepper = Stepper(workload, config, CPU, total_steps(config, batches.steps_per_epoch), strategy)
+    if rank:
+        seed(rank)
+    gradients: list[dict[str, Tensor]] = []
+    update = stepper.update
+
+    def noted(enter: Callable[[int], object]) -> None:
+        gradients.append(
+            named(
+                (name, item.grad) for name, item in stepper.model.named_parameters() if item.grad is not None
+            )
+        )
+        update(enter)
+
+    stepper.update = noted  # type: ignore[method-assign]
+    losses, seen, clock = [], [list[int]()], PhaseClock()
+    for step in range(case.steps):
+        epoch, at = batches.place(step)
+        if not at:
+            iterator = batches.epoch(epoch, 0)
+        if not at and step:
+            seen.append([])
+        loss = stepper.step(watched(iterator, seen[-1]), clock, step)
+        assert loss is not None
+        mean = loss / ranks
+        if world is not None:
+            dist.all_reduce(mean)
+        losses.append(float(mean))
+        clock.end_step()
+    evaluation = EvalBatches(workload.eval_data, config, workload.collate, CPU, share=share)
+    shared = None if world is None else _Shared(world, clock)
+    result = evaluate(stepper, evaluation, lambda: None, shared)
+    return {
+        "losses": losses, "gradients": gradients, "weights": named(iter(stepper.model.state_dict().items())),
+        "seen": seen, "metrics": result.metrics, "batches": result.batches, "waits": "loss/exchange" in clock.names,
+        "effects": [list(each) for each in effects(strategy, config.parallel, 60.0)] if strategy is not None else [],
+    }  # fmt: skip
+
+
+def watched(batches: Iterator[Any], seen: list[int]) -> Iterator[Any]:
+    for batch in batches:
+        if isinstance(batch, (tuple, list)):
+            seen += batch[2].tolist()
+        yield batch
+
+
+def settled(world: World) -> dict[str, Any]:
+    """Whether the passes before the first step change what a resumed run has loaded."""
+    sets = (POINTS, "workload.options.dropout=0.5", "workload.options.norm=true")
+    config = Case(sets).config(world.size, 1)
+    seed(5)
+    workload = prepare(config)
+    batches = training_batches(workload, config, CPU, lambda _text: None, Share(world.rank, world.size))
+    stepper = Stepper(workload, config, CPU, 10, strategy_of(config, CPU, training_of(workload)))
+    before = [random_state(CPU)["torch"], *named(iter(stepper.model.state_dict().items())).values()]
+    RankLoop.settle(SimpleNamespace(stepper=stepper, clock=PhaseClock()), batches.sample)  # type: ignore[arg-type]
+    after = [random_state(CPU)["torch"], *stepper.model.state_dict().values()]
+    return {
+        "same": all(map(torch.equal, before, after)),
+        "gradients": any(p.grad is not None for p in stepper.parameters),
+    }
+
+
+def differing(world: World) -> dict[str, str]:
+    """What is said if a rank reads other data or builds another model."""
+    config = Case((POINTS, f"workload.options.items={45 + world.rank}")).config(world.size, 1)
+    workload = prepare(config)
+    other = Batches(workload.train_data, config, share=Share(world.rank, world.size))
+    changed = Batches(torch.utils.data.TensorDataset(torch.ones(9, 2) * world.rank), config)
+    found = {
+        "items": error_of(lambda: check_data(world, other)),
+        "data": error_of(lambda: check_data(world, changed)),
+    }
+    torch.manual_seed(world.rank)
+    found["model"] = error_of(lambda: check_model(world, nn.Linear(3, 3)))
+    torch.manual_seed(0)
+    found["same"] = error_of(lambda: check_model(world, nn.Linear(3, 3)))
+    return found
+
+
+def error_of(work: Callable[[], Any]) -> str:
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = World(Place(rank, size, rank, size), dist.distributed_c10d._get_default_store(), CPU)
+    folder = Path(sys.argv[1])
+    for name in sys.argv[2:]:
+        if name in CASES:
+            found: Any = trained(CASES[name], CASES[name].config(size, 2 // size or 1), world)
+        else:
+            found = globals()[name](world)
+        torch.save(found, folder / f"{name}.{rank}.pt")
+        world.barrier()
+
+
+if __name__ == "__main__":
+    status = 1
+    try:
+        main()
+        status = 0
+    except BaseException:  # noqa: BLE001
+        import traceback
+
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # the destructors of gloo's threads can wait for each other
