@@ -28,7 +28,8 @@ from ndd_engine.train.step.precision import make_precision
 from ndd_engine.workloads.base import Batch
 
 from .outcome import differences
-from .side import ENDLESS, LOSSES, Blocks, Side, SideFacts, peak_memory, signal_to, worker_bytes
+from .peaks import peak_memory, worker_bytes
+from .side import ENDLESS, LOSSES, Blocks, Side, SideFacts, signal_to
 from .toggles import LOADER, MODEL
 
 

@@ -62,7 +62,9 @@ def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = 
     def waiting(text: str) -> None:
         tell(Progress(text, 0.0, request.budget_s))
 
-    with alone(base.resolve().run.device, waiting, stop), Trial(request, base, change, tell, stop) as trial:
+    configs = base.resolve(), change.resolve()
+    device, ranks = configs[0].run.device, max(config.parallel.ranks for config in configs)
+    with alone(device, waiting, stop, ranks=ranks), Trial(request, base, change, tell, stop) as trial:
         return trial.run()
 
 
@@ -176,7 +178,7 @@ class Trial:
         found, between = self._replicates.estimate(), self._replicates.between()
         # A large effect also scales the differences between processes.
         if between is not None and found is not None and max(found.ratio, 1 / found.ratio) < SIMILAR:
-            self._history.add(self._sides.facts[0].device_name, between)
+            self._history.add(self._machine, between)
         return self._verdict()
 
     def _verdict(self) -> tuple[str, str]:
@@ -217,6 +219,13 @@ class Trial:
         base, change = (draft.resolve() for draft in self._drafts)
         self._configs = (base, change)
         self._changed = list(differences(base, change))
+
+    @property
+    def _machine(self) -> str:
+        """What processes differ on: the device, with several ranks also their number."""
+        name = self._sides.facts[0].device_name
+        ranks = max(config.parallel.ranks for config in self._configs)
+        return f"{name}, {ranks} ranks" if name and ranks > 1 else name
 
     def _make_sides(self, base: Base) -> Sides:
         def tick(stage: str) -> Tick:
@@ -290,7 +299,7 @@ class Trial:
             base_s = sides.prepare(0)
         cached_s = CACHED * sum(side.compile_s or 0.0 for side in sides.facts)
         self._start_s = max(self._elapsed_s - begin - cached_s, 0.0)
-        usual = self._history.usual(sides.facts[0].device_name)
+        usual = self._history.usual(self._machine)
         plan = self._planner().pairs(base_s, change_s, self._start_s, usual, self._exclusive)
         pairs, blocks = plan_pairs(self._left_s, self._start_s, plan.abba_s, usual)
         self._replicates = Replicates(usual, pairs < ENOUGH)
