@@ -77,7 +77,7 @@ def children() -> set[int]:
     return {one.pid for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE}
 
 
-def measured(base: Base, *sets: str, budget_s: float = 30.0) -> TrialEvent:
+def measured(base: Base, *sets: str, budget_s: float = 90.0) -> TrialEvent:
     """The result of a trial, which leaves no process behind."""
     before = children()
     event = run_trial(TrialRequest(base, sets, budget_s), lambda _: None)
@@ -114,7 +114,7 @@ def test_one_rank_is_compared_with_two_on_the_same_items(tmp_path: Path) -> None
     ("fault", "verdict", "words"),
     [
         ("huge", "out of memory", "rank 1: "),
-        ("broken", "failed", "rank 1: ValueError: this rank is broken (shared.py:16)"),
+        ("broken", "failed", "rank 1: ValueError: this rank is broken ("),
         ("killed", "out of memory", "rank 1: its process was killed by signal 9"),
     ],
 )
@@ -131,7 +131,7 @@ def program(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def test_two_ranks_against_one_on_the_command_line(tmp_path: Path) -> None:
     shared(tmp_path)
-    process = program(tmp_path, "scaling", "shared.toml", "--ranks", "1,2", "--budget", "25", "--json")
+    process = program(tmp_path, "scaling", "shared.toml", "--ranks", "1,2", "--budget", "90", "--json")
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     found = json.loads(out)

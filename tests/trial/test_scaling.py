@@ -125,7 +125,7 @@ def test_the_efficiency_is_the_ratio_over_that_of_the_ranks() -> None:
     assert body["scaling"] == "weak" and body["batch"].endswith("so the effective batch is 16, 32, 64")
     assert body["rows"][1]["exchange_s"] == pytest.approx(0.002)
     text = "\n".join(describe(state))
-    assert "80 % (78 to 82)" in text and "exchange 11 %" in text and "backward" not in text
+    assert "80 % (78 to 82)" in text and "ms exchange (1" in text and "backward" not in text
 
 
 def test_what_is_lost_adds_up_to_what_is_missing() -> None:

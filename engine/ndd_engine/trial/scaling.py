@@ -25,7 +25,7 @@ from ndd_engine.train.preflight import preflight
 
 from .outcome import times, with_interval
 from .request import Base, Measure, Progress, TrialRequest
-from .scaling_losses import Lost, lost, where_to
+from .scaling_losses import Lost, lost
 from .scaling_plan import RANK, Point, counts_for, held, points
 from .trial import run_trial
 from .tuning import start_config
@@ -68,8 +68,7 @@ class ScalingRow:
         ratio = with_interval(f"{times(trial.ratio)}x", CONFIDENCE, trial.low, trial.high, times)
         value, low, high = efficiency
         share = f"{percent(value)} of linear ({low * 100:.0f} to {high * 100:.0f} %)"
-        rest = where_to(self.lost)
-        return f"{self.point.name}: {ratio} of {self.first.name}, {share}" + (f"; {rest}" if rest else "")
+        return f"{self.point.name}: {ratio} of {self.first.name}, {share}"
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -158,7 +157,8 @@ def plan(request: ScalingRequest, machine: Machine | None = None) -> tuple[Confi
     base = request.base
     draft = read(base.config, base.sets, base.workload)
     config = preflight(draft, use_torch=False)
-    counts = counts_for(request.counts, machine or detect(config.run.device, use_torch=False))
+    device = config.run.device
+    counts = counts_for(request.counts, machine or detect(device, use_torch=False), device)
     found = points(config, counts, request.strategies, request.hold)
     for point in found:
         read(base.config, (*base.sets, *point.sets({})), base.workload).resolve()

@@ -78,18 +78,16 @@ def strategies_of(text: str) -> tuple[str, ...]:
     return found
 
 
-def counts_for(asked: Sequence[int], machine: Machine) -> tuple[int, ...]:
+def counts_for(asked: Sequence[int], machine: Machine, device: str = "auto") -> tuple[int, ...]:
     """The numbers of ranks to compare: those asked for, or 1, 2, 4, … up to the GPUs or the cores of this machine.
 
-    Raises UsageError if the machine has not enough GPUs, or if there is nothing to compare.
+    device: run.device as configured. Raises UsageError if the machine has not enough GPUs, or if there is nothing to
+    compare.
     """
     gpu = machine.device != "cpu"
+    if device.startswith("cuda:"):
+        raise UsageError(f"run.device is {device}, which all ranks would share: --set run.device=auto")
     gpus = len(equal_gpus(machine))
-    if gpu and not gpus:
-        raise UsageError(
-            f"run.device is {machine.device}, a single GPU: several ranks use cuda:0 and the GPUs after it, with "
-            "--set run.device=auto"
-        )
     most = gpus if gpu else usable_threads(machine.host)
     found = tuple(asked) or tuple(dict.fromkeys((*(2**power for power in range(most.bit_length())), most)))
     if gpu and max(found) > most:

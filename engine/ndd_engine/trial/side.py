@@ -277,6 +277,7 @@ class Blocks:
     def _end_run(self) -> None:
         side = self._side
         end = self._now()
+        self._end_window()
         if not self._ready:
             self._ready = True
             self._before(end - self._begin_s)
@@ -288,6 +289,10 @@ class Blocks:
         self._begin_run(self._asked(answer))
         signal_to(self._workers(), signal.SIGCONT)
         self._loop.slept(time.perf_counter() - end)
+
+    def _end_window(self) -> None:
+        """Record the run: the pause that follows belongs to no window."""
+        self._loop._window()
 
     def _asked(self, answer: Json) -> Json:
         """Answer, and wait for the next command to train."""

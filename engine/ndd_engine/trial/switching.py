@@ -198,6 +198,9 @@ class SwitchingBlocks(Blocks):
         self._end_side()
         super()._end_run()
 
+    def _end_window(self) -> None:
+        """Runs are short, and a window has those of both sides."""
+
     def _end_side(self) -> None:
         """Note the peak GPU memory of the current side."""
         if self._device.type == "cuda":

@@ -16,6 +16,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import MISSING, duration, number, percent, size, span
 from ndd_engine.trial.scaling import ScalingRequest, ScalingRow, ScalingState, plan, run_scaling
+from ndd_engine.trial.scaling_losses import in_words
 from ndd_engine.trial.scaling_plan import HOLDS, counts_of, strategies_of
 
 from .completion import run_names
@@ -151,6 +152,7 @@ def describe(state: ScalingState) -> Iterator[str]:
         if row.text and not state.failed:
             yield ""
             yield foreign(row.text)
+            yield from (f"  {line}" for line in in_words(row.lost))
             yield from _findings(row)
 
 
