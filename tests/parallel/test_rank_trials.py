@@ -17,7 +17,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.request import Base, TrialRequest
 from ndd_engine.trial.trial import run_trial
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SOURCE = """
 import os, signal, time
@@ -77,7 +77,7 @@ def children() -> set[int]:
     return {one.pid for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE}
 
 
-def measured(base: Base, *sets: str, budget_s: float = 90.0) -> TrialEvent:
+def measured(base: Base, *sets: str, budget_s: float = 120.0) -> TrialEvent:
     """The result of a trial, which leaves no process behind."""
     before = children()
     event = run_trial(TrialRequest(base, sets, budget_s), lambda _: None)
@@ -106,8 +106,8 @@ def test_one_rank_is_compared_with_two_on_the_same_items(tmp_path: Path) -> None
     assert event.verdict == "slower", event.text
     assert event.base["ranks"] == 1 and event.change["ranks"] == 2
     assert event.base["parts_ns"].keys().isdisjoint({"exchange", "skew"})
-    causes = [one["cause"] for one in event.change["findings"]]
-    assert causes[0] == "late-rank", causes
+    # Of 20 ms each rank waits half on average.
+    assert event.change["parts_ns"]["skew"] > 5e6
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def program(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def test_two_ranks_against_one_on_the_command_line(tmp_path: Path) -> None:
     shared(tmp_path)
-    process = program(tmp_path, "scaling", "shared.toml", "--ranks", "1,2", "--budget", "90", "--json")
-    out, err = process.communicate(timeout=200)
+    process = program(tmp_path, "scaling", "shared.toml", "--ranks", "1,2", "--budget", "120", "--json")
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     found = json.loads(out)
     first, second = found["rows"]

@@ -31,6 +31,9 @@ from .trial import run_trial
 from .tuning import start_config
 from .verdict import CONFIDENCE
 
+# A comparison ends early once its interval reaches at most this share to either side.
+WITHIN = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class ScalingRow:
@@ -73,13 +76,13 @@ class ScalingRow:
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
         trial, efficiency = self.trial, self.efficiency or (None, None, None)
-        facts = {key: value for key, value in self.facts.items() if key != "findings"}
         return {
             "ranks": self.point.ranks,
             "strategy": self.point.strategy or None,
             "micro_batch": self.point.micro,
             "accumulation": self.point.accumulation,
             "effective_batch": self.point.items * self.point.ranks,
+            "threads": self.facts.get("threads"),
             "items_per_s": self.facts.get("items_per_s"),
             "step_s": self.facts.get("step_s"),
             "exchange_s": _seconds(self.facts, "exchange"),
@@ -93,7 +96,6 @@ class ScalingRow:
             "findings": list(self.facts.get("findings") or ()),
             "verdict": trial.verdict if trial is not None else None,
             "trial": asdict(trial) if trial is not None else None,
-            "facts": facts,
             "text": self.text,
         }
 
@@ -149,7 +151,7 @@ class ScalingRequest:
     counts: tuple[int, ...] = ()
     strategies: tuple[str, ...] = ()
     hold: str | None = None
-    budget_s: float = 60.0
+    budget_s: float = 120.0
 
 
 def plan(request: ScalingRequest, machine: Machine | None = None) -> tuple[Config, tuple[Point, ...]]:
@@ -230,7 +232,8 @@ class _Scaling:
         first, point = rows[0].point, rows[index].point
         name = f"{base.name} on {counted(first.ranks, 'rank')}"
         alone = replace(base, name=name, sets=(*base.sets, *first.sets({})), run=None)
-        request = TrialRequest(alone, point.sets(first.settings()), self._request.budget_s)
+        sets, budget_s = point.sets(first.settings()), self._request.budget_s
+        request = TrialRequest(alone, sets, budget_s, within=WITHIN)
 
         def look(progress: Progress) -> None:
             self._say(stage=point.name, progress=progress)

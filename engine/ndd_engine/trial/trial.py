@@ -145,7 +145,7 @@ class Trial:
         self._replicates = OneProcess()
         for order in cycle(ORDERS):
             self._blocks(order, plan, 1)
-            if self._left_s < self._abba_s or self._replicates.early() is not None:
+            if self._left_s < self._abba_s or self._clear():
                 break
         sides.learn()
         return self._verdict()
@@ -165,7 +165,7 @@ class Trial:
                 if error.kind != "late" or not self._replicates.blocks:
                     raise
                 break  # what was measured so far counts
-            if self._replicates.early() is not None:
+            if self._clear():
                 break
             # A smaller pair is better than none.
             blocks = min(blocks, round((self._left_s - self._start_s) / self._abba_s))
@@ -180,6 +180,16 @@ class Trial:
         if between is not None and found is not None and max(found.ratio, 1 / found.ratio) < SIMILAR:
             self._history.add(self._machine, between)
         return self._verdict()
+
+    def _clear(self) -> bool:
+        """Whether the result is clear before the budget is spent. Call it at the end of a pair."""
+        replicates, within = self._replicates, self.request.within
+        if within is None:
+            return replicates.early() is not None
+        found = replicates.estimate()
+        return (
+            found is not None and len(replicates.pairs) >= ENOUGH and found.high <= found.ratio * (1 + within)
+        )
 
     def _verdict(self) -> tuple[str, str]:
         """(verdict, reason) of what was measured."""
@@ -353,7 +363,7 @@ class Trial:
             self._abba_s = (self._elapsed_s - begin) / done
             self._progress(MEASURING)
             over = self._left_s < 0 and done >= FEWEST_ABBA
-            if over or (replicates.dear and replicates.early() is not None):
+            if over or (replicates.dear and self._clear()):
                 break
 
     def _in_turn(self, order: tuple[int, ...], plan: BlockPlan, blocks: int) -> None:

@@ -53,7 +53,11 @@ MOST_FINDINGS = 2
     help="What stays the same: the batch of a rank, so that the effective batch grows with the ranks (weak scaling), "
     "or the effective batch (strong scaling). Default: effective if batch.effective is set, otherwise rank.",
 )
-@budget_option("Maximum duration of each comparison with the least number of ranks, setup included.")
+@budget_option(
+    "Maximum duration of each comparison with the least number of ranks, setup included; it ends early once the "
+    "interval is narrow.",
+    120.0,
+)
 @pause_option
 @json_option
 @click.pass_context
