@@ -157,11 +157,20 @@ class ChildProcess:
         """Whether the process has exited."""
         return self._process.poll() is not None
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
+    def hang_up(self) -> None:
+        """Close the pipe, so that the process exits; does not wait for it."""
+        with contextlib.suppress(OSError):
+            os.close(self._target)
+        self._target = -1
+
     def close(self) -> None:
         """End the process and remove what it wrote; safe to call twice."""
-        with contextlib.suppress(OSError):
-            os.close(self._target)  # the child exits when its pipe closes
-        self._target = -1
+        self.hang_up()
         try:
             self._process.wait(EXIT_S)
         except subprocess.TimeoutExpired:

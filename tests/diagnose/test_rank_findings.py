@@ -105,7 +105,7 @@ def test_exposed_exchange_offers_settings_of_the_strategy() -> None:
     finding = found(planted)["exchange"]
     assert finding.title.startswith("exchanging gradients takes 2")
     sets = [change.sets for change in finding.changes if change.sets]
-    assert sets == [("parallel.bucket_mb=100",), ("parallel.compress=bf16",)]
+    assert sets == [("parallel.bucket_mb=100",), ("parallel.compress=fp16",)]
     assert any("hidden by computation" in item.text for item in finding.evidence)
     assert finding.ceiling == pytest.approx(100 / 75, abs=0.04)
     sharded = found(replace(planted, strategy="fsdp2"))["exchange"]

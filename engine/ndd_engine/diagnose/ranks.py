@@ -161,7 +161,8 @@ def _replicated_changes(view: View, draft: Draft) -> None:
         larger = f"parallel.bucket_mb={bucket * MORE:g}"
         draft.change(f"use larger buckets of {bucket * MORE:g} MB, for fewer exchanges", larger)
     if view.get("parallel.compress") == "off":
-        draft.change("exchange gradients in bf16 (rounds them)", "parallel.compress=bf16")
+        half = "bf16" if view.gpu else "fp16"  # gloo does not compress to bf16
+        draft.change(f"exchange gradients in {half} (rounds them)", f"parallel.compress={half}")
 
 
 def skew(view: View) -> Finding | None:

@@ -12,6 +12,7 @@ from ndd_engine.config.workload_sections import OwnSection
 from ndd_engine.errors import MachineError, NddError, TrainingError, said
 from ndd_engine.hardware.detect import detect, equal_gpus
 from ndd_engine.hardware.gpu import Machine
+from ndd_engine.hardware.host import usable_threads
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.train.failures import smaller_batch
 from ndd_engine.train.prepare import seed
@@ -37,9 +38,13 @@ def predict(draft: Draft, progress: Callable[[str], None]) -> Prediction:
 
     Raises MachineError out of memory, and TrainingError for an exception in the user's own workload.
     """
-    machine = detect(draft.resolve().run.device)
+    asked = draft.resolve()
+    machine = detect(asked.run.device)
     device = torch.device(machine.device)
-    config, choice = decide(draft, machine, progress)
+    ranks = asked.parallel.ranks
+    # As each of several ranks will have.
+    threads = max(usable_threads(machine.host) // ranks, 1) if ranks > 1 else None
+    config, choice = decide(draft, machine, progress, threads)
     seed(config.run.seed)
     with draft.locating():
         workload = prepare(config, progress)

@@ -143,6 +143,9 @@ class _Side(TypedDict, total=False):
     reserved_bytes: float | None
     losses: list[float | None]
     not_in_effect: list[str]
+    ranks: int
+    rank_peaks: list[float]
+    parts_ns: dict[str, float]
 
 
 class _Late(TypedDict, total=False):

@@ -66,13 +66,15 @@ SET = "already set"
 
 
 def candidates(config: Config, place: Place) -> tuple[Candidate, ...]:
-    """In the order in which they are tried: data, processes, step, precision, kernels, compiler."""
+    """In the order in which they are tried: data, processes, step, exchange, precision, kernels, compiler."""
     found: list[Candidate] = []
 
     def add(name: str, title: str, *sets: str, group: str = "", missing: str = "") -> None:
         found.append(Candidate(name, title, sets, group, missing))
 
-    loader, batch = config.loader, config.batch
+    loader, batch, ranks = config.loader, config.batch, config.parallel.ranks
+    # Of a rank: those of a machine share its cores.
+    cores = max(place.cores // ranks, 1)
     no_gpu = "" if place.gpu else NO_GPU
     which = kind(config.workload)
 
@@ -84,15 +86,15 @@ def candidates(config: Config, place: Place) -> tuple[Candidate, ...]:
     add("device", "data on the GPU", *alone, "loader.placement=device", missing=no_gpu)
 
     # Processes.
-    for count in (2**power for power in range(min(place.cores, MOST_WORKERS).bit_length())):
+    for count in (2**power for power in range(min(cores, MOST_WORKERS).bit_length())):
         title = f"{count} loader {'worker' if count == 1 else 'workers'}"
         add(f"workers-{count}", title, f"loader.workers={count}", group="workers")
     if loader.persistent is False:
         add("persistent", "persistent workers", "loader.persistent=true")
     add("pin-memory", "pinned memory", "loader.pin_memory=true", missing=no_gpu)
     why = "the GPU computes" if place.gpu else ""
-    for count in dict.fromkeys((place.cores, place.cores // 2, 1)):
-        if 0 < count != (config.run.threads or place.cores):
+    for count in dict.fromkeys((cores, cores // 2, 1)):
+        if 0 < count != (config.run.threads or cores):
             title = f"{count} {'thread' if count == 1 else 'threads'}"
             add(f"threads-{count}", title, f"run.threads={count}", group="threads", missing=why)
 
@@ -114,6 +116,14 @@ def candidates(config: Config, place: Place) -> tuple[Candidate, ...]:
     )
     add("fused", "fused optimizer", "optimizer.implementation=fused", missing=why)
     add("set-to-none", "zero_grad(set_to_none=True)", "optimizer.set_to_none=true")
+
+    # Exchange.
+    if ranks > 1 and config.parallel.strategy == "ddp":
+        add("buckets", "gradient buckets of 100 MB", "parallel.bucket_mb=100")
+        half = "bf16" if place.gpu else "fp16"  # gloo does not compress to bf16
+        add("compress", f"gradients exchanged in {half}", f"parallel.compress={half}")
+    elif ranks > 1:
+        add("gathered", "parameters kept after forward", "parallel.reshard=false")
 
     # Precision.
     old = place.capability is not None and place.capability < (8, 0)

@@ -11,13 +11,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ndd_engine.config import read
 from ndd_engine.errors import UsageError
 from ndd_engine.files import open_regular
-from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.detect import detect, equal_gpus
+from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.record.channel import send
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir, all_runs, flocked
@@ -31,15 +32,18 @@ PATIENCE_S = 60.0
 _POLL_S = 0.1
 
 
-def to_pause(base: Base, root: Path, others: bool) -> tuple[RunDir, ...]:
+def to_pause(base: Base, root: Path, others: bool, ranks: int | None = None) -> tuple[RunDir, ...]:
     """The live runs to pause while `base` is measured: its own, and those on the same device.
 
-    others: whether runs other than its own may be paused; if not, raises a UsageError that names them.
+    others: whether runs other than its own may be paused; if not, raises a UsageError that names them. ranks: the most
+    that are measured, each on a device of its own; None for those of `base`.
     """
     own = base.run
-    device = detect(read(base.config, base.sets, base.workload).resolve().run.device, use_torch=False).device
+    config = read(base.config, base.sets, base.workload).resolve()
+    device = detect(config.run.device, use_torch=False).device
+    devices = _devices(device, ranks or config.parallel.ranks)
     found = [own] if own is not None and own.live_owner() is not None else []
-    alongside = [run for run in all_runs(root) if not _same(run, own) and _trains_on(run, device)]
+    alongside = [run for run in all_runs(root) if not _same(run, own) and _trains_on(run, devices)]
     if alongside and not others:
         names = ", ".join(printable(run.name) for run in alongside)
         verb = "is" if len(alongside) == 1 else "are"
@@ -88,18 +92,37 @@ def held(
 
 @contextmanager
 def alone(
-    device: str, tell: Callable[[str], None], stop: threading.Event | None = None, folder: Path | None = None
+    device: str,
+    tell: Callable[[str], None],
+    stop: threading.Event | None = None,
+    folder: Path | None = None,
+    ranks: int = 1,
 ) -> Iterator[None]:
     """Inside the context, no other trial of this user on this machine measures on the same device.
 
     Waits for the others, until `stop` is set. device: as in the configuration; its UUID names a GPU. tell: receives
-    whom it waits for. folder: of the lock (default: the system's temporary folder). The kernel releases the lock of a
-    process that is killed. Without a folder for the lock, does nothing.
+    whom it waits for. folder: of the lock (default: the system's temporary folder). ranks: number of GPUs that are
+    used. The kernel releases the lock of a process that is killed. Without a folder for the lock, does nothing.
     """
     machine = detect(device, use_torch=False)
-    gpu = machine.chosen
-    name = gpu.uuid if gpu is not None and gpu.uuid is not None else machine.device
-    name = re.sub(r"[^A-Za-z0-9-]+", "-", name)
+    gpus = equal_gpus(machine)[:ranks] if ranks > 1 else []
+    # In the order of the GPUs: two trials cannot wait for each other.
+    names = [_named(gpu, f"cuda:{index}") for index, gpu in enumerate(gpus)]
+    with ExitStack() as stack:
+        for name in names or [_named(machine.chosen, machine.device)]:
+            stack.enter_context(_alone_on(name, machine.device, tell, stop, folder))
+        yield
+
+
+def _named(gpu: Gpu | None, device: str) -> str:
+    """The name of a device in that of its lock."""
+    return re.sub(r"[^A-Za-z0-9-]+", "-", gpu.uuid if gpu is not None and gpu.uuid is not None else device)
+
+
+@contextmanager
+def _alone_on(
+    name: str, device: str, tell: Callable[[str], None], stop: threading.Event | None, folder: Path | None
+) -> Iterator[None]:
     path = (folder or Path(tempfile.gettempdir())) / f"ndd-console-{os.getuid()}-{name}.lock"
     try:
         handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -108,7 +131,7 @@ def alone(
         return
     try:
         while os.fstat(handle).st_uid == os.getuid() and (holder := _locked(handle)) is not None:
-            tell(f"waiting for process {holder}, which is measuring on {machine.device}")
+            tell(f"waiting for process {holder}, which is measuring on {device}")
             if (stop or threading.Event()).wait(_POLL_S):
                 break
         yield
@@ -157,9 +180,18 @@ def _same(run: RunDir, other: RunDir | None) -> bool:
     return other is not None and run.path.resolve() == other.path.resolve()
 
 
-def _trains_on(run: RunDir, device: str) -> bool:
-    """Whether it is live, not paused, and on this device or not yet on a known one."""
+def _trains_on(run: RunDir, devices: set[str]) -> bool:
+    """Whether it is live, not paused, and on one of these devices or not yet on a known one."""
     if run.live_owner() is None:
         return False
     snapshot = _snapshot(run)
-    return snapshot.status != "paused" and (snapshot.run is None or snapshot.run.device == device)
+    if snapshot.status == "paused" or snapshot.run is None:
+        return snapshot.status != "paused"
+    ranks = snapshot.ranks.newest.world if snapshot.ranks is not None else 1
+    return not devices.isdisjoint(_devices(snapshot.run.device, ranks))
+
+
+def _devices(first: str, ranks: int) -> set[str]:
+    """The devices of so many ranks, of which rank 0 has this one."""
+    kind, _, index = first.partition(":")
+    return {f"{kind}:{int(index) + rank}" for rank in range(ranks)} if index.isdecimal() else {first}

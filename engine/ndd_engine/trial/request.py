@@ -39,7 +39,8 @@ class TrialRequest:
     """The candidate: "key=value" settings on top of the baseline. cause: the finding they come from, if any.
 
     restarts: measure in pairs of processes even if one process could switch between both sides. outside: a script may
-    write outside its folder and use the network. The length of the run
+    write outside its folder and use the network. within: end early once the interval reaches at most this share to
+    either side, instead of once the verdict is clear. The length of the run
     among `sets` moves to the baseline, so that it applies to both sides.
     """
 
@@ -49,6 +50,7 @@ class TrialRequest:
     cause: str | None = None
     restarts: bool = False
     outside: bool = False
+    within: float | None = None
 
     def __post_init__(self) -> None:
         length = tuple(item for item in self.sets if item.partition("=")[0].strip() in LENGTH)

@@ -3,7 +3,8 @@
 `python -m ndd_engine.trial.side IN OUT FOLDER`, see `ndd_engine.child`. The training loop runs once and never returns:
 `Blocks` replaces the step and blocks on the pipe at the end of each run of a block. Loader workers are stopped
 meanwhile (SIGSTOP), so they neither disturb the other side nor prefetch: a run starts with as many batches ready as the
-previous one ended with. `switching.SwitchingBlocks` does so for both sides in one process.
+previous one ended with. `switching.SwitchingBlocks` does so for both sides in one process, `side_ranks.RankBlocks` on
+each rank of a side with several.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from typing import TYPE_CHECKING, Any
 from ndd_engine.child import ChildError, ChildServer, Pipe, draft_of
 from ndd_engine.config import anywhere, to_toml
 from ndd_engine.errors import NddError
-from ndd_engine.hardware.host import resident_peak
+from ndd_engine.hardware.host import usable_threads
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent, SettingEvent, StageEvent
 from ndd_engine.text import printable
+
+from .parts import Parts
+from .peaks import peak_memory
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +39,12 @@ if TYPE_CHECKING:
     from ndd_engine.train.run import Run
     from ndd_engine.workloads.base import Batch
 
+    from .side_ranks import Others
+
 # Names the folder of the trial's compiler caches, in the environment of its sides.
 CACHES = "NDD_TRIAL_CACHES"
+# The number of ranks of a side, so that they import torch at the same time.
+RANKS = "NDD_TRIAL_RANKS"
 # Maximum seconds until the system assigns an orphan to another parent.
 ORPHANED_S = 0.2
 # Steps of a run that never ends by itself.
@@ -62,6 +70,10 @@ class SideFacts:
     first steps. step_s, items_per_s: of the measured blocks. peak_bytes: allocated on the GPU; on the CPU, resident
     in the process and its loader workers; peaks: of each process of the side. settings: by name [requested, applied,
     in effect, how that was verified]. losses: of the first steps.
+
+    ranks: number of ranks. With several, peak_bytes and reserved_bytes are those of the rank with the most, rank_peaks
+    those of each, losses are means over the ranks, and findings what the diagnosis found. parts_ns: of a step, means
+    over the ranks, see `parts`; {} without a window or if one process has both sides.
     """
 
     device: str = ""
@@ -80,6 +92,10 @@ class SideFacts:
     peaks: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     settings: dict[str, list[Any]] = field(default_factory=dict)
+    ranks: int = 1
+    rank_peaks: list[int] = field(default_factory=list)
+    parts_ns: dict[str, float] = field(default_factory=dict)
+    findings: list[Json] = field(default_factory=list)
 
     def to_dict(self) -> Json:
         """For the trial event."""
@@ -102,6 +118,9 @@ class Side(ChildServer):
         # For the sockets of loader processes, which reuse it if it exists before they start.
         self._sockets = multiprocessing.util.get_temp_dir()
         self.facts = SideFacts()
+        self.parts = Parts()
+        # Of a side of several ranks.
+        self.others: Others | None = None
         self._parent = os.getppid()
         # Loader workers that may be stopped.
         self.workers: tuple[int, ...] = ()
@@ -112,17 +131,27 @@ class Side(ChildServer):
 
     def serve(self) -> None:
         # Takes seconds: import while the other side prepares.
+        if (size := int(os.environ.get(RANKS, "1"))) > 1:
+            from .side_ranks import Others
+
+            self.others = Others(self, size)
         import ndd_engine.train.prepare  # noqa: F401
 
         super().serve()
 
     def clean_up(self) -> None:
-        """Loader workers end by themselves once their parent is gone, unless they are stopped."""
-        signal_to(self.workers, signal.SIGCONT)
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        """End the other ranks; remove the caches if the trial was killed."""
+        if self.others is not None:
+            self.others.close()
+        self.end_workers()
         caches = os.environ.get(CACHES, "")
         if caches and Path(caches).is_dir() and self._orphaned():
             shutil.rmtree(caches, ignore_errors=True)
+
+    def end_workers(self) -> None:
+        """Loader workers end by themselves once their parent is gone, unless they are stopped."""
+        signal_to(self.workers, signal.SIGCONT)
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _orphaned(self) -> bool:
         """Whether the trial has ended. The pipe of a killed process closes shortly before its children are orphans."""
@@ -133,14 +162,9 @@ class Side(ChildServer):
 
     def _train(self, command: Json) -> None:
         from ndd_engine.train.prepare import prepare_run
-        from ndd_engine.train.run import Run, RunRequest
 
         begin = time.perf_counter()
-
-        def hear(_t: float, event: Event) -> None:
-            self.hear(self.facts, event)
-
-        run = Run.open(RunRequest(draft_of(command), self.folder / "runs", probes=False), hear)
+        run = self.open(command)
         prepared = prepare_run(run)
         prepared.sampler.stop()
         blocks = self._blocks(command, run, prepared, begin)
@@ -153,6 +177,8 @@ class Side(ChildServer):
         except Exception as error:
             from ndd_engine.train.failures import explain
 
+            if (cause := self._cause()) is not None:
+                raise cause from error
             loop = prepared.loop
             failure = explain(
                 error, loop.step + 1, prepared.clock.current, prepared.config, prepared.device, loop.stepper
@@ -160,8 +186,36 @@ class Side(ChildServer):
             text = failure.text + (f" ({failure.where})" if failure.where else "")
             raise ChildError("oom" if failure.of_memory else "failed", printable(text)) from error
 
+    def _error(self, error: BaseException) -> Json:
+        lost = not isinstance(error, (NddError, ChildError))
+        return super()._error((self._cause() if lost else None) or error)
+
+    def _cause(self) -> ChildError | None:
+        """After a failure: that of another rank, which was the first."""
+        return None if self.others is None else self.others.cause()
+
+    def open(self, command: Json) -> Run:
+        """Open the run of this process; of several ranks, as the first of them."""
+        from ndd_engine.train.run import Run, RunRequest
+
+        draft = draft_of(command)
+        ranks = draft.resolve().parallel.ranks
+        if ranks > 1:
+            from .side_ranks import lead
+
+            return lead(self, command, ranks)
+        return Run.open(RunRequest(draft, self.folder / "runs", probes=False), self.heard)
+
+    def heard(self, _t: float, event: Event) -> None:
+        """Hear an event of the run."""
+        self.hear(self.facts, event)
+
     def _blocks(self, command: Json, run: Run, prepared: Prepared, begin: float) -> Blocks:
         """change: of a command, the candidate, if the process has both sides."""
+        if run.ranks is not None:
+            from .side_ranks import RankBlocks
+
+            return RankBlocks(self, run, prepared, begin)
         if "change" not in command:
             return Blocks(self, run, prepared, begin)
         from .switching import SwitchingBlocks
@@ -179,6 +233,8 @@ class Side(ChildServer):
         elif isinstance(event, RunEvent):
             facts.device, facts.device_name, facts.threads = event.device, event.device_name, event.threads
             facts.items_per_step, facts.steps_per_epoch = event.items_per_step, event.steps_per_epoch
+        else:
+            self.parts.hear(event)
 
 
 class Blocks:
@@ -198,11 +254,10 @@ class Blocks:
         self._least = 0
         self._until: float | None = None
         self._begin = 0.0
+        self._measuring = False
 
     def __call__(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> torch.Tensor | None:
-        if self._calls == self._last or (
-            self._until is not None and self._calls >= self._least and time.perf_counter() >= self._until
-        ):
+        if self._calls == self._last or self._over():
             self._end_run()
         if self._calls == self._first:
             self._begin = self._now()
@@ -215,9 +270,14 @@ class Blocks:
     def _train(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> torch.Tensor | None:
         return self._step(batches, clock, step)
 
+    def _over(self) -> bool:
+        """Whether the time of the run is over."""
+        return self._until is not None and self._calls >= self._least and time.perf_counter() >= self._until
+
     def _end_run(self) -> None:
         side = self._side
         end = self._now()
+        self._end_window()
         if not self._ready:
             self._ready = True
             self._before(end - self._begin_s)
@@ -226,12 +286,21 @@ class Blocks:
             answer = {"seconds": end - self._begin, "steps": self._calls - self._first}
         side.workers = self._all_workers()
         signal_to(self._workers(), signal.SIGSTOP)  # they would prefetch and disturb the other side
-        side.pipe.send(answer)
-        while (command := side.pipe.receive())["do"] != "train":
-            side.pipe.send(self._facts())
-        self._begin_run(command)
+        self._begin_run(self._asked(answer))
         signal_to(self._workers(), signal.SIGCONT)
         self._loop.slept(time.perf_counter() - end)
+
+    def _end_window(self) -> None:
+        """Record the run: the pause that follows belongs to no window."""
+        self._loop._window()
+
+    def _asked(self, answer: Json) -> Json:
+        """Answer, and wait for the next command to train."""
+        pipe = self._side.pipe
+        pipe.send(answer)
+        while (command := pipe.receive())["do"] != "train":
+            pipe.send(self._facts())
+        return command
 
     def _before(self, prepare_s: float) -> None:
         """Called once before the first run. prepare_s: seconds to prepare."""
@@ -254,6 +323,9 @@ class Blocks:
             lead += self._stay_within_epoch(lead + steps)
         self._calls, self._first, self._last = 0, lead, lead + steps
         seconds = command["until_s"]
+        if seconds is None and not self._measuring:
+            self._measuring = True
+            self._side.parts.clear()  # of the warm-up
         self._until = None if seconds is None else time.perf_counter() + seconds
         self._least = lead + int(command["least"])
 
@@ -273,6 +345,7 @@ class Blocks:
         facts = self._side.facts
         facts.losses = [float(loss) for loss in self._losses]
         facts.peak_bytes, facts.reserved_bytes = peak_memory(self._device)
+        facts.parts_ns = self._side.parts.per_step()
         return asdict(facts)
 
     def _now(self) -> float:
@@ -296,33 +369,12 @@ def chosen(command: Json, tell: Callable[[str], None]) -> str:
     from ndd_engine.train.probes.autosize import decide
 
     draft = draft_of({**command, "overrides": None})
-    config, _ = decide(draft, detect(draft.resolve().run.device), tell)
+    asked = draft.resolve()
+    machine = detect(asked.run.device)
+    ranks = asked.parallel.ranks
+    threads = max(usable_threads(machine.host) // ranks, 1) if ranks > 1 else None
+    config, _ = decide(draft, machine, tell, threads)
     return to_toml(anywhere(config))
-
-
-def peak_memory(device: torch.device) -> tuple[int | None, int | None]:
-    """(peak allocated, peak reserved) bytes on the GPU; (peak resident, None) on the CPU."""
-    if device.type == "cuda":
-        import torch
-
-        return int(torch.cuda.max_memory_allocated(device)), int(torch.cuda.max_memory_reserved(device))
-    import psutil
-
-    own = resident_peak()
-    workers = (child.pid for child in psutil.Process().children(recursive=True))
-    return (None if own is None else own + worker_bytes(workers)), None
-
-
-def worker_bytes(workers: Iterable[int]) -> int:
-    """Resident bytes of processes; pages that they share count once in total."""
-    import psutil
-
-    total = 0
-    for worker in workers:
-        with contextlib.suppress(psutil.Error):
-            found = psutil.Process(worker).memory_full_info()
-            total += int(getattr(found, "pss", found.rss))
-    return total
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from ndd_engine.child import ChildError, Json, Tick, spec_of
+from ndd_engine.child import ChildError, Json, Tick, draft_of, spec_of
 
 from .blocks import BlockPlan, saves, switched_off
 from .process import SHARED_ENVIRONMENT, SideProcess
 from .request import MEASURING, Base
-from .side import CACHES, LOSSES, SideFacts
+from .side import CACHES, LOSSES, RANKS, SideFacts
 
 T = TypeVar("T")
 
@@ -80,8 +80,10 @@ class Sides:
         # On the run's own disk if write speed matters, else in the temporary folder.
         place = run.path.parent if run is not None and saves(self.changed) else None
         for index in indices:
+            spec = self._spec(index)
+            ranks = {RANKS: str(draft_of(spec).resolve().parallel.ranks)}
             with failures_of(index):
-                self._open[index] = SideProcess(self._spec(index), place, self._environment(index))
+                self._open[index] = SideProcess(spec, place, {**self._environment(index), **ranks})
 
     def _spec(self, index: int) -> Json:
         sets = (*self.base.sets, *(self._sets if index else ()))

@@ -28,7 +28,8 @@ from ndd_engine.train.step.precision import make_precision
 from ndd_engine.workloads.base import Batch
 
 from .outcome import differences
-from .side import ENDLESS, LOSSES, Blocks, Side, SideFacts, peak_memory, signal_to, worker_bytes
+from .peaks import peak_memory, worker_bytes
+from .side import ENDLESS, LOSSES, Blocks, Side, SideFacts, signal_to
 from .toggles import LOADER, MODEL
 
 
@@ -196,6 +197,9 @@ class SwitchingBlocks(Blocks):
     def _end_run(self) -> None:
         self._end_side()
         super()._end_run()
+
+    def _end_window(self) -> None:
+        """Runs are short, and a window has those of both sides."""
 
     def _end_side(self) -> None:
         """Note the peak GPU memory of the current side."""

@@ -37,7 +37,7 @@ METHOD = "one process"
 def can_switch(configs: tuple[Config, Config], changed: Iterable[str]) -> bool:
     """Whether one process can switch between the two configurations, which differ in the changed keys."""
     keys = set(changed)
-    if keys - LOADER - MODEL - AROUND:
+    if keys - LOADER - MODEL - AROUND or any(config.parallel.ranks > 1 for config in configs):
         return False
     fixed = any(config.speed.compile != "off" or config.speed.cuda_graph for config in configs)
     encoded = any(config.loader.cache or config.loader.placement == "device" for config in configs)

@@ -62,7 +62,9 @@ def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = 
     def waiting(text: str) -> None:
         tell(Progress(text, 0.0, request.budget_s))
 
-    with alone(base.resolve().run.device, waiting, stop), Trial(request, base, change, tell, stop) as trial:
+    configs = base.resolve(), change.resolve()
+    device, ranks = configs[0].run.device, max(config.parallel.ranks for config in configs)
+    with alone(device, waiting, stop, ranks=ranks), Trial(request, base, change, tell, stop) as trial:
         return trial.run()
 
 
@@ -143,7 +145,7 @@ class Trial:
         self._replicates = OneProcess()
         for order in cycle(ORDERS):
             self._blocks(order, plan, 1)
-            if self._left_s < self._abba_s or self._replicates.early() is not None:
+            if self._left_s < self._abba_s or self._clear():
                 break
         sides.learn()
         return self._verdict()
@@ -163,7 +165,7 @@ class Trial:
                 if error.kind != "late" or not self._replicates.blocks:
                     raise
                 break  # what was measured so far counts
-            if self._replicates.early() is not None:
+            if self._clear():
                 break
             # A smaller pair is better than none.
             blocks = min(blocks, round((self._left_s - self._start_s) / self._abba_s))
@@ -176,8 +178,18 @@ class Trial:
         found, between = self._replicates.estimate(), self._replicates.between()
         # A large effect also scales the differences between processes.
         if between is not None and found is not None and max(found.ratio, 1 / found.ratio) < SIMILAR:
-            self._history.add(self._sides.facts[0].device_name, between)
+            self._history.add(self._machine, between)
         return self._verdict()
+
+    def _clear(self) -> bool:
+        """Whether the result is clear before the budget is spent. Call it at the end of a pair."""
+        replicates, within = self._replicates, self.request.within
+        if within is None:
+            return replicates.early() is not None
+        found = replicates.estimate()
+        return (
+            found is not None and len(replicates.pairs) >= ENOUGH and found.high <= found.ratio * (1 + within)
+        )
 
     def _verdict(self) -> tuple[str, str]:
         """(verdict, reason) of what was measured."""
@@ -217,6 +229,13 @@ class Trial:
         base, change = (draft.resolve() for draft in self._drafts)
         self._configs = (base, change)
         self._changed = list(differences(base, change))
+
+    @property
+    def _machine(self) -> str:
+        """What processes differ on: the device, with several ranks also their number."""
+        name = self._sides.facts[0].device_name
+        ranks = max(config.parallel.ranks for config in self._configs)
+        return f"{name}, {ranks} ranks" if name and ranks > 1 else name
 
     def _make_sides(self, base: Base) -> Sides:
         def tick(stage: str) -> Tick:
@@ -290,7 +309,7 @@ class Trial:
             base_s = sides.prepare(0)
         cached_s = CACHED * sum(side.compile_s or 0.0 for side in sides.facts)
         self._start_s = max(self._elapsed_s - begin - cached_s, 0.0)
-        usual = self._history.usual(sides.facts[0].device_name)
+        usual = self._history.usual(self._machine)
         plan = self._planner().pairs(base_s, change_s, self._start_s, usual, self._exclusive)
         pairs, blocks = plan_pairs(self._left_s, self._start_s, plan.abba_s, usual)
         self._replicates = Replicates(usual, pairs < ENOUGH)
@@ -344,7 +363,7 @@ class Trial:
             self._abba_s = (self._elapsed_s - begin) / done
             self._progress(MEASURING)
             over = self._left_s < 0 and done >= FEWEST_ABBA
-            if over or (replicates.dear and replicates.early() is not None):
+            if over or (replicates.dear and self._clear()):
                 break
 
     def _in_turn(self, order: tuple[int, ...], plan: BlockPlan, blocks: int) -> None:

@@ -84,6 +84,7 @@ def ranks_to_propose(
     if gpu is not None or len(gpus) >= count:
         why = f"{count} x {name}"
     notes.append(
-        f"{why}: proposals for {count} ranks are predicted, without the time to exchange gradients, and not measured"
+        f"{why}: proposals for {count} ranks are predicted, without the time to exchange gradients, and not measured "
+        "(ndd-console scaling measures them)"
     )
     return Ranks(count, why, min(known) if gpus and len(known) == min(count, len(gpus)) else None, notes)

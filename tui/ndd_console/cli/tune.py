@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 # What --only accepts on any machine; numbers stand for the counts that are tried on it.
 ONLY = (
     "gather", "cache", "device", "workers, workers-N", "persistent", "pin-memory", "threads, threads-N", "hoisted",
-    "micro, micro-N", "fused", "set-to-none", "tf32", "amp, bf16, fp16", "attention", "channels-last",
-    "cudnn-benchmark", "compile, reduce-overhead, cuda-graph",
+    "micro, micro-N", "fused", "set-to-none", "buckets", "compress", "gathered", "tf32", "amp, bf16, fp16", "attention",
+    "channels-last", "cudnn-benchmark", "compile, reduce-overhead, cuda-graph",
 )  # fmt: skip
 _HEADINGS = ("setting", "vs. best so far", "vs. baseline", "peak memory", "losses", "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -130,6 +131,16 @@ class RankLoop(Loop):
             team.cut()
         if "profile" in asked:
             functions.agreed()
+
+    # While the caller keeps all ranks from their next step.
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """A context in which no rank is expected to end a step."""
+        return self._hang.quiet()
+
+    def slept(self, seconds: float) -> None:
+        super().slept(seconds)
+        self.team.votes.paused()
 
     # Where all ranks are at the same place.
 

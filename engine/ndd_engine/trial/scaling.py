@@ -1,0 +1,271 @@
+"""Scaling: how much faster several ranks train than one, and what takes the rest. Trials of one number after another.
+
+Each number of ranks is measured against the first in a trial of its own: both sides take turns in ABBA blocks, and
+are started several times. The efficiency is the ratio of the throughputs over that of the numbers of ranks, so its
+interval is that of the trial.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ndd_engine.config import Config, read
+from ndd_engine.errors import ConfigError, UsageError
+from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.gpu import Machine
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import counted, percent
+from ndd_engine.train.preflight import preflight
+
+from .outcome import times, with_interval
+from .request import Base, Measure, Progress, TrialRequest
+from .scaling_losses import Lost, lost
+from .scaling_plan import RANK, Point, counts_for, held, points
+from .trial import run_trial
+from .tuning import start_config
+from .verdict import CONFIDENCE
+
+# A comparison ends early once its interval reaches at most this share to either side.
+WITHIN = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRow:
+    """A number of ranks. facts: what was measured, see SideFacts; {} if it was not.
+
+    trial: against the first row; None for that row, and before it is measured. lost: what takes the time that linear
+    scaling would not need.
+    """
+
+    point: Point
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    trial: TrialEvent | None = None
+    first: Point | None = None
+    lost: tuple[Lost, ...] = ()
+
+    @property
+    def efficiency(self) -> tuple[float, float, float] | None:
+        """Throughput over that of linear scaling: (value, low, high); None if it is unknown."""
+        trial = self.trial
+        if self.first is None or trial is None or trial.ratio is None:
+            return None
+        if trial.low is None or trial.high is None:
+            return None
+        share = self.first.ranks / self.point.ranks
+        return trial.ratio * share, trial.low * share, trial.high * share
+
+    @property
+    def text(self) -> str:
+        """The result in one sentence; "" if there is none yet."""
+        trial, efficiency = self.trial, self.efficiency
+        if trial is None or self.first is None:
+            return ""
+        if trial.ratio is None or efficiency is None:
+            return f"{self.point.name}: {trial.text}"
+        ratio = with_interval(f"{times(trial.ratio)}x", CONFIDENCE, trial.low, trial.high, times)
+        value, low, high = efficiency
+        share = f"{percent(value)} of linear ({low * 100:.0f} to {high * 100:.0f} %)"
+        return f"{self.point.name}: {ratio} of {self.first.name}, {share}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json."""
+        trial, efficiency = self.trial, self.efficiency or (None, None, None)
+        return {
+            "ranks": self.point.ranks,
+            "strategy": self.point.strategy or None,
+            "micro_batch": self.point.micro,
+            "accumulation": self.point.accumulation,
+            "effective_batch": self.point.items * self.point.ranks,
+            "threads": self.facts.get("threads"),
+            "items_per_s": self.facts.get("items_per_s"),
+            "step_s": self.facts.get("step_s"),
+            "exchange_s": _seconds(self.facts, "exchange"),
+            "skew_s": _seconds(self.facts, "skew"),
+            "peak_bytes": self.facts.get("peak_bytes"),
+            "rank_peak_bytes": list(self.facts.get("rank_peaks") or ()),
+            "efficiency": efficiency[0],
+            "efficiency_low": efficiency[1],
+            "efficiency_high": efficiency[2],
+            "lost": [asdict(one) for one in self.lost],
+            "findings": list(self.facts.get("findings") or ()),
+            "verdict": trial.verdict if trial is not None else None,
+            "trial": asdict(trial) if trial is not None else None,
+            "text": self.text,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingState:
+    """How far it is. hold: see `scaling_plan`. failed: why nothing more is measured."""
+
+    rows: tuple[ScalingRow, ...]
+    hold: str
+    stage: str = ""
+    progress: Progress | None = None
+    elapsed_s: float = 0.0
+    stopped: bool = False
+    failed: str = ""
+
+    @property
+    def batch_text(self) -> str:
+        """What stays the same, in one sentence."""
+        rows = [row.point for row in self.rows]
+        total = ", ".join(dict.fromkeys(f"{row.items * row.ranks:,}" for row in rows))
+        if self.hold == RANK:
+            each = rows[0].items
+            return (
+                f"weak scaling: each rank trains {each:,} items per step, so the effective batch is {total}"
+            )
+        times_ = dict.fromkeys(
+            f"{row.micro} x {row.accumulation} x {counted(row.ranks, 'rank')}" for row in rows
+        )
+        return f"strong scaling: the effective batch of {total} is held: {', '.join(times_)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "scaling": "weak" if self.hold == RANK else "strong",
+            "batch": self.batch_text,
+            "confidence": CONFIDENCE,
+            "device": next(
+                (row.facts["device_name"] for row in self.rows if row.facts.get("device_name")), None
+            ),
+            "rows": [row.to_dict() for row in self.rows],
+            "elapsed_s": self.elapsed_s,
+            "stopped": self.stopped,
+            "failed": self.failed or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRequest:
+    """What to compare. counts, strategies: see `scaling_plan`; (): the default. budget_s: of each comparison."""
+
+    base: Base
+    counts: tuple[int, ...] = ()
+    strategies: tuple[str, ...] = ()
+    hold: str | None = None
+    budget_s: float = 120.0
+
+
+def plan(request: ScalingRequest, machine: Machine | None = None) -> tuple[Config, tuple[Point, ...]]:
+    """The configuration and what would be compared. Raises UsageError, and ConfigError with every mistake."""
+    base = request.base
+    draft = read(base.config, base.sets, base.workload)
+    config = preflight(draft, use_torch=False)
+    device = config.run.device
+    counts = counts_for(request.counts, machine or detect(device, use_torch=False), device)
+    found = points(config, counts, request.strategies, request.hold)
+    for point in found:
+        read(base.config, (*base.sets, *point.sets({})), base.workload).resolve()
+    return config, found
+
+
+def run_scaling(
+    request: ScalingRequest,
+    tell: Callable[[ScalingState], None] = lambda _state: None,
+    stop: threading.Event | None = None,
+    keep: Callable[[TrialEvent], None] = lambda _event: None,
+    measure: Measure = run_trial,
+    machine: Machine | None = None,
+) -> ScalingState:
+    """Measure one number of ranks after another against the first.
+
+    stop: set it to end with what is known. keep: receives each trial. Raises UsageError for mistakes before anything
+    is measured, StoppedError if stopped while the model size is chosen, and NddError if none can be chosen.
+    """
+    plan(request, machine)
+    with tempfile.TemporaryDirectory(prefix="ndd-scaling-") as folder:
+        return _Scaling(request, tell, stop or threading.Event(), keep, measure).run(Path(folder), machine)
+
+
+class _Scaling:
+    def __init__(
+        self,
+        request: ScalingRequest,
+        tell: Callable[[ScalingState], None],
+        stop: threading.Event,
+        keep: Callable[[TrialEvent], None],
+        measure: Measure,
+    ) -> None:
+        self._request, self._tell, self._stop = request, tell, stop
+        self._keep, self._measure = keep, measure
+        self._begun = time.monotonic()
+        self._state = ScalingState((), RANK)
+
+    def run(self, folder: Path, machine: Machine | None) -> ScalingState:
+        """Measure. folder: for files in between."""
+        base = self._chosen(folder)
+        config, found = plan(replace(self._request, base=base), machine)
+        rows = tuple(
+            ScalingRow(point, first=found[0] if index else None) for index, point in enumerate(found)
+        )
+        self._say(rows=rows, hold=self._request.hold or held(config))
+        for index in range(1, len(rows)):
+            if self._stop.is_set() or self._state.failed:
+                break
+            self._row(base, index)
+        self._say(stage="", progress=None, stopped=self._stop.is_set())
+        return self._state
+
+    def _chosen(self, folder: Path) -> Base:
+        """The baseline, with the model size chosen once for all numbers of ranks."""
+        base = self._request.base
+        if read(base.config, base.sets, base.workload).size != "auto":
+            return base
+        alone = replace(base, sets=(*base.sets, "parallel.ranks=1"))
+        draft = read(base.config, alone.sets, base.workload)
+        found = start_config(alone, draft, folder, lambda text: self._say(stage=text), self._stop)
+        chosen = [f"workload.size={found.workload.size}", f"batch.micro={found.batch.micro}"]
+        if found.run.threads is not None:
+            chosen.append(f"run.threads={found.run.threads}")
+        return replace(base, sets=(*base.sets, *chosen))
+
+    def _row(self, base: Base, index: int) -> None:
+        rows = self._state.rows
+        first, point = rows[0].point, rows[index].point
+        name = f"{base.name} on {counted(first.ranks, 'rank')}"
+        alone = replace(base, name=name, sets=(*base.sets, *first.sets({})), run=None)
+        sets, budget_s = point.sets(first.settings()), self._request.budget_s
+        request = TrialRequest(alone, sets, budget_s, within=WITHIN)
+
+        def look(progress: Progress) -> None:
+            self._say(stage=point.name, progress=progress)
+
+        self._say(stage=point.name)
+        try:
+            trial = self._measure(request, look, self._stop)
+        except (ConfigError, UsageError) as error:
+            self._say(failed=f"{point.name}: {error}")
+            return
+        self._keep(trial)
+        after = list(self._state.rows)
+        if not after[0].facts and trial.base.get("step_s") is not None:
+            after[0] = replace(after[0], facts=trial.base)
+        taken = lost(first, trial.base, point, trial.change)
+        after[index] = replace(after[index], facts=trial.change, trial=trial, lost=taken)
+        self._say(rows=tuple(after))
+        if (
+            trial.verdict == "failed"
+            and trial.base.get("prepare_s") is None
+            and "baseline itself" in trial.text
+        ):
+            others = sorted({row.point.ranks for row in rows} - {first.ranks})
+            more = f"; to leave it out: --ranks {','.join(map(str, others))}" if len(others) > 1 else ""
+            self._say(failed=f"{first.name}: {trial.text}{more}")
+
+    def _say(self, **changes: Any) -> None:
+        elapsed_s = time.monotonic() - self._begun
+        self._state = replace(self._state, elapsed_s=round(elapsed_s, 1), **changes)
+        self._tell(self._state)
+
+
+def _seconds(facts: Mapping[str, Any], part: str) -> float | None:
+    found = (facts.get("parts_ns") or {}).get(part)
+    return None if found is None else found * 1e-9

@@ -1,0 +1,187 @@
+"""`ndd-console scaling`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from ndd_console.view.rows import foreign
+from ndd_engine.api.sources import baseline_of
+from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.record.rundir import runs_root
+from ndd_engine.text import MISSING, duration, number, percent, size, span
+from ndd_engine.trial.scaling import ScalingRequest, ScalingRow, ScalingState, plan, run_scaling
+from ndd_engine.trial.scaling_losses import in_words
+from ndd_engine.trial.scaling_plan import HOLDS, counts_of, strategies_of
+
+from .completion import run_names
+from .measuring import stoppable
+from .options import budget_option, command, json_option, pause_option, set_option, workload_option
+from .printing import show, table
+from .try_ import TrialProgress
+
+_HEADINGS = ("", "step", "throughput", "of linear (95 % CI)", "exchange", "skew", "memory")
+# Findings that are shown for each number of ranks.
+MOST_FINDINGS = 2
+
+
+@command(
+    "0 measured, 1 a measurement failed, 2 usage or configuration error",
+    "scaling run.toml",
+    "scaling chartext-001 --ranks 1,2,4 --budget 120",
+    "scaling run.toml --strategy ddp,fsdp2 --hold effective",
+    stops=True,
+)
+@click.argument("what", metavar="[RUN|CONFIG]", required=False, shell_complete=run_names)
+@workload_option
+@set_option
+@click.option(
+    "--ranks",
+    metavar="N,N,...",
+    help="Numbers of ranks; the others are compared with the least (default: 1, 2, 4, ... up to the number of GPUs, "
+    "on a CPU up to that of cores).",
+)
+@click.option("--strategy", metavar="NAME,...", help="ddp, fsdp2 or both (default: as configured).")
+@click.option(
+    "--hold",
+    type=click.Choice(HOLDS),
+    help="What stays the same: the batch of a rank, so that the effective batch grows with the ranks (weak scaling), "
+    "or the effective batch (strong scaling). Default: effective if batch.effective is set, otherwise rank.",
+)
+@budget_option(
+    "Maximum duration of each comparison with the least number of ranks, setup included; it ends early once the "
+    "interval is narrow.",
+    120.0,
+)
+@pause_option
+@json_option
+@click.pass_context
+def scaling(
+    ctx: click.Context,
+    what: str | None,
+    workload: str | None,
+    sets: tuple[str, ...],
+    ranks: str | None,
+    strategy: str | None,
+    hold: str | None,
+    budget: float,
+    pause: bool,
+    as_json: bool,
+) -> int:
+    """Measure how much faster several ranks train on this machine, and what takes the rest.
+
+    Each number of ranks is compared with the least one in a trial: both take turns in ABBA blocks, and are started
+    several times. Prints for each the step, the throughput, the share of linear scaling with its 95 % CI, the exchange
+    that no computation hides, the wait for slower ranks (skew), the peak memory of a rank, and where the rest goes.
+
+    The configuration is that of RUN (`last`: the newest one), CONFIG (a TOML file) or the default workload. Evaluations
+    and checkpoints are left out. A live RUN is paused meanwhile; the trials are stored in its record. Ctrl-C stops
+    early and prints the results so far.
+    """
+    root = runs_root(ctx.obj["runs"])
+    base = baseline_of(what, workload, root)
+    if base.run is not None and base.run.command.exists():
+        raise UsageError(
+            f"{base.name} is one of a script, whose number of ranks its own command sets: start it with each number "
+            "(ndd-console run -- torchrun --nproc-per-node N ...) and compare the runs"
+        )
+    from ndd_engine.trial.pausing import held, to_pause
+    from ndd_engine.trial.store import record_trial
+
+    base = replace(base, sets=(*base.sets, *sets))
+    request = ScalingRequest(
+        base,
+        () if ranks is None else counts_of(ranks),
+        () if strategy is None else strategies_of(strategy),
+        hold,
+        budget,
+    )
+    _, points = plan(request)  # report mistakes before anything is paused
+    paused = to_pause(base, root, pause, max(point.ranks for point in points))
+    progress = TrialProgress(sys.stderr)
+    shown = _Shown(progress)
+
+    def keep(event: TrialEvent) -> None:
+        if base.run is None or event.verdict == "stopped":
+            return
+        try:
+            record_trial(base.run, event)
+        except UsageError as error:
+            progress.say(f"warning: the result is not recorded: {error}")
+
+    with stoppable("the measurement") as stop, held(paused, progress.say, stop):
+        state = run_scaling(request, shown.look, stop, keep)
+    progress.finish()
+    show(state.to_dict() if as_json else describe(state))
+    bad = state.failed or any(row.trial is not None and row.trial.verdict == "failed" for row in state.rows)
+    return stop.exit_status or (EXIT_FAILED if bad else EXIT_DONE)
+
+
+class _Shown:
+    """Lines of progress: the batch once, then each trial, and its result when it is known."""
+
+    def __init__(self, progress: TrialProgress) -> None:
+        self._progress = progress
+        self._batch, self._told = "", 0
+
+    def look(self, state: ScalingState) -> None:
+        """Called a few times a second."""
+        if state.rows and not self._batch:
+            self._batch = state.batch_text
+            self._progress.say(self._batch)
+        texts = [row.text for row in state.rows if row.text]
+        for text in texts[self._told :]:
+            self._progress.say(foreign(text))
+        self._told = len(texts)
+        if state.progress is not None:
+            self._progress.look(replace(state.progress, stage=f"{state.stage}: {state.progress.stage}"))
+
+
+def describe(state: ScalingState) -> Iterator[str]:
+    """The table, where the rest goes, and what the diagnosis found."""
+    if state.failed:
+        yield foreign(state.failed)
+        yield ""
+    yield state.batch_text
+    yield ""
+    yield from table(
+        [_HEADINGS, *((row.point.name, *_figures(row)) for row in state.rows)], right=range(1, len(_HEADINGS))
+    )
+    for row in state.rows:
+        if row.text and not state.failed:
+            yield ""
+            yield foreign(row.text)
+            yield from (f"  {line}" for line in in_words(row.lost))
+            yield from _findings(row)
+
+
+def _figures(row: ScalingRow) -> tuple[str, ...]:
+    facts = row.facts
+    rate, efficiency = facts.get("items_per_s"), row.efficiency
+    share = MISSING
+    if row.first is None:
+        share = "" if rate is not None else MISSING
+    elif efficiency is not None:
+        value, low, high = efficiency
+        share = f"{percent(value)} ({low * 100:.0f} to {high * 100:.0f})"
+    parts: Mapping[str, float] = facts.get("parts_ns") or {}
+    alone = row.point.ranks == 1
+    exchanged = (
+        "" if alone else span(parts[name]) if name in parts else MISSING for name in ("exchange", "skew")
+    )
+    throughput = MISSING if rate is None else f"{number(rate)} items/s"
+    return duration(facts.get("step_s")), throughput, share, *exchanged, size(facts.get("peak_bytes"))
+
+
+def _findings(row: ScalingRow) -> Iterator[str]:
+    found: Sequence[Mapping[str, Any]] = row.facts.get("findings") or ()
+    for finding in found[:MOST_FINDINGS]:
+        yield f"  {foreign(str(finding['title']))}"
+        for change in finding["changes"]:
+            sets = "".join(f" --set {item}" for item in change["sets"])
+            yield f"    {foreign(str(change['text']))}" + (f":{foreign(sets)}" if sets else "")
