@@ -8,6 +8,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     clock     the phase clock
     steps     finds where a step ends
     hooks     the hooks on torch
+    waits     where a rank waits for others, and what it tells of its steps
     monitor   times generators, on Python 3.12 and later
     places    where in the script loaders and optimizers are made
     modules   hooks of the modules that the script calls

@@ -26,16 +26,20 @@ from .clock import (
     TIMED,
     TO_DEVICE,
     TRAINER,
+    WAITING,
     ZERO_GRAD,
     S,
+    closure_of,
     enter,
     now,
     row,
     wholes,
 )  # fmt: skip
 from .modules import Modules
+from .own import own_frame
 from .places import Places
 from .steps import Steps
+from .waits import Waits
 
 Function = Callable[..., Any]
 
@@ -64,6 +68,7 @@ class Hooks:
         self._thinned: list[tuple[Any, str, Function, Function]] = []
         self._before_optimizer: Any = None
         self._register: Any = None
+        self.waits = Waits(compiling, steps)
         # The iterator that the training reads.
         self._iterator = 0
         self.places = Places(own)
@@ -119,6 +124,12 @@ class Hooks:
         else:
             self._before_optimizer = self._register(self._optimizer_begins)
 
+    def unthinned(self, owner: Any, name: str, make: Function) -> None:
+        """Replace an attribute by make(it), also in steps that are not timed by phase."""
+        self._patch(owner, name, make)
+        if self._thinned and self._thinned[-1][:2] == (owner, name):
+            self._thinned.pop()
+
     def _patch(self, owner: Any, name: str, make: Function, *more: Any) -> None:
         original = owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name, None)
         if original is None:
@@ -171,7 +182,7 @@ class Hooks:
     # The hooks.
 
     def _backward(self, original: Function) -> Function:
-        compiling, steps = self._compiling, self.steps
+        compiling, steps, waits = self._compiling, self.steps, self.waits
 
         @wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
@@ -185,15 +196,19 @@ class Hooks:
                     steps.give_up(error)
                     return original(*args, **kwargs)
             outer = S[CURRENT]
-            if outer == BACKWARD:
+            if outer % WAITING == BACKWARD:
                 return original(*args, **kwargs)
             try:
                 steps.began_backward()
                 if steps.caller is None:
-                    steps.caller = self._loop(sys._getframe(1))
+                    # The innermost function of the script: it contains the loop.
+                    frame = own_frame(sys._getframe(1), self._own)
+                    steps.caller = frame.f_code if frame is not None else None
                 loss: Any = args[0] if args else kwargs.get("tensors")
                 # Detached: nothing of the graph may stay alive.
                 steps.loss = loss.detach() if hasattr(loss, "detach") else None
+                if steps.ranks:
+                    waits.before_backward(loss)
             except Exception as error:  # noqa: BLE001
                 steps.give_up(error)
                 return original(*args, **kwargs)
@@ -209,6 +224,8 @@ class Hooks:
                 S[LAST] = t
                 S[CURRENT] = outer
                 try:
+                    if steps.ranks:
+                        waits.after_backward()
                     steps.ended_backward()
                 except Exception as error:  # noqa: BLE001
                     steps.give_up(error)
@@ -228,12 +245,6 @@ class Hooks:
             self.steps.began_backward()
             return False
         return True
-
-    def _loop(self, frame: Any) -> Any:
-        """Code of the innermost function of the script that called backward: it contains the loop."""
-        while frame is not None and not self._own(frame.f_code):
-            frame = frame.f_back
-        return frame.f_code if frame is not None else None
 
     def _next(self, original: Function) -> Function:
         @wraps(original)
@@ -311,9 +322,9 @@ class Hooks:
         S[CURRENT] = OPTIMIZER
         # A closure is the script's own code (LBFGS, Lightning); so is its time that no other hook takes.
         if len(args) > 1 and callable(args[1]):
-            return (args[0], _outside(args[1]), *args[2:]), kwargs
+            return (args[0], closure_of(args[1]), *args[2:]), kwargs
         if kwargs and callable(kwargs.get("closure")):
-            return args, {**kwargs, "closure": _outside(kwargs["closure"])}
+            return args, {**kwargs, "closure": closure_of(kwargs["closure"])}
         return None
 
     def _optimizer_ended(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -381,15 +392,3 @@ class Hooks:
 
         self._undo.append(undo)
         return True
-
-
-def _outside(closure: Function) -> Function:
-    @wraps(closure)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        enter(OTHER)
-        try:
-            return closure(*args, **kwargs)
-        finally:
-            enter(OPTIMIZER)
-
-    return call

@@ -18,6 +18,7 @@ from .own import own
 from .profiler import StepProfiler
 from .record import Recorder
 from .steps import PROFILE_NS, Steps
+from .waits import place
 
 # Steps that may be observed to learn what they call.
 MOST_LEARNED = 8
@@ -49,9 +50,10 @@ class Observer:
         self.hooks.loader_read = self._loader_read
         steps.window = lambda *taken: self.recorder.window(*taken) if self.recorder is not None else None
 
-    def start(self) -> None:
-        """Hook torch."""
+    def start(self, when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
+        """Hook torch. when_imported: see `install`."""
         self.hooks.install(self._torch)
+        self.hooks.waits.install(self._torch, self.hooks.unthinned, when_imported)
 
     def give_up(self, error: BaseException) -> None:
         """End the observation after an error of ours. Never raises."""
@@ -83,7 +85,10 @@ class Observer:
         if self.recorder is None:
             recorder = Recorder(self.steps, own, self.hooks.places, self.outside)
             try:
-                recorder.open(self.early)
+                here = place(self._torch)
+                self.steps.ranks = here["exchanges"]
+                recorder.replicated = lambda: self.hooks.waits.replicated
+                recorder.open(self.early, here)
             except Exception as error:  # noqa: BLE001
                 self.stop()
                 sys.stderr.write(f"ndd-console: this process is not observed: {error}\n")
@@ -184,7 +189,7 @@ def install(when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
     global observer
     observer = Observer(sys.modules["torch"])
     trying.before_start(observer)
-    observer.start()
+    observer.start(when_imported)
     observer.outside.listen()
     frameworks.attach(observer.told, when_imported)
     os.register_at_fork(after_in_child=observer.forked)

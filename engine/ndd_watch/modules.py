@@ -21,6 +21,7 @@ from .clock import (
     OTHER,
     TIMED,
     TRAINER,
+    WAITING,
     S,
     enter,
     now,
@@ -66,7 +67,7 @@ class Modules:
                 return call(module, *args, **kwargs)
             outer = S[CURRENT]
             # Inside another module, or recomputed within the backward pass.
-            if not S[TIMED] or FORWARD <= outer <= BACKWARD:
+            if not S[TIMED] or FORWARD <= outer % WAITING <= BACKWARD:
                 return call(module, *args, **kwargs)
             t = now()
             row[outer] += t - S[LAST]

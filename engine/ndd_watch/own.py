@@ -26,11 +26,14 @@ def own_file(name: str) -> bool:
     return not (name.startswith(_FOREIGN) or "site-packages" in name or "dist-packages" in name)
 
 
+def own_frame(frame: Any, own: Callable[[Any], bool]) -> Any:
+    """The innermost frame of the user's own code, from this one outwards; None if there is none."""
+    while frame is not None and not own(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
 def innermost(thread: int, own: Callable[[Any], bool]) -> tuple[str, int, str] | None:
     """File, line and function in the user's own code that a thread is in; None if it is in none."""
-    frame: Any = sys._current_frames().get(thread)
-    while frame is not None:
-        if own(frame.f_code):
-            return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-        frame = frame.f_back
-    return None
+    frame = own_frame(sys._current_frames().get(thread), own)
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

@@ -7,6 +7,8 @@ import sys
 from functools import wraps
 from typing import Any, Callable
 
+from .own import own_frame
+
 Function = Callable[..., Any]
 # Loaders and optimizers whose place is remembered.
 MOST_PLACES = 64
@@ -61,8 +63,7 @@ class Places:
 
     def _remember(self, thing: object, frame: Any) -> None:
         """frame: the innermost one of the call that made it."""
-        while frame is not None and not self._own(frame.f_code):
-            frame = frame.f_back
+        frame = own_frame(frame, self._own)
         if frame is not None:
             self._found[id(thing)] = (frame.f_code.co_filename, frame.f_lineno)
             while len(self._found) > MOST_PLACES:

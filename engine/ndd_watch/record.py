@@ -19,17 +19,18 @@ from collections import Counter
 from typing import Any, Callable
 
 from . import clock
-from .clock import CURRENT, LAST, PHASES, TRAINER, S
+from .clock import CURRENT, LAST, NAMES, PHASES, TRAINER, WAITING, S
 from .outside import Outside
 from .own import innermost
 from .places import Places
 from .profiler import INLINE
 from .steps import Steps
+from .waits import of_rank, strategy_of
 
 VERSION = 1
 WRITE_S = 0.5
 STACKS_HZ = float(os.environ.get("NDD_WATCH_STACKS_HZ", "10"))
-STACKS_EVERY_S = 5.0
+STACKS_EVERY_S, STACKS_FIRST_S = 5.0, 2.0
 # Without a phase change for so long, the process counts as stalled.
 STALLED_NS = int(float(os.environ.get("NDD_WATCH_STALLED_S", "10")) * 1e9)
 # Lines that wait to be written, at most: a file system that hangs must not fill the memory.
@@ -50,7 +51,8 @@ class Recorder:
         self._pauses = [0, 0, 0]
         self._gc_began = 0
         self._stalls = 0
-        self._told = 0
+        # Steps and processor time before the present window.
+        self._told, self._cpu = 0, time.process_time_ns()
         self._status = ("done", "")
         self._closed = False
         self._described = False
@@ -59,9 +61,14 @@ class Recorder:
         # Index of the GPU that the loss is on; None on the CPU.
         self._gpu: int | None = None
         self.paused = False
+        # Set by `install`: whether there is a DistributedDataParallel.
+        self.replicated: Callable[[], bool] = lambda: False
 
-    def open(self, early: list[tuple[str, dict[str, Any]]]) -> None:
-        """Create the file and start the thread. early: what was observed before. Raises OSError."""
+    def open(self, early: list[tuple[str, dict[str, Any]]], place: dict[str, Any]) -> None:
+        """Create the file and start the thread. early: what was observed before. place: see `waits.place`.
+
+        Raises OSError.
+        """
         folder, rank = os.environ["NDD_WATCH"], os.environ.get("RANK")
         os.makedirs(folder, exist_ok=True)
         name = f"rank-{rank}" if rank is not None and rank.isdigit() else f"pid-{os.getpid()}"
@@ -78,9 +85,9 @@ class Recorder:
         sys.excepthook = failed
         torch: Any = sys.modules["torch"]
         self.put(
-            "process", argv=sys.argv, pid=os.getpid(), host=socket.gethostname(), rank=_number("RANK"),
-            local_rank=_number("LOCAL_RANK"), ranks=_number("WORLD_SIZE"), python=sys.version.split()[0],
-            torch=str(torch.__version__), cuda=torch.version.cuda or torch.version.hip, threads=torch.get_num_threads(),
+            "process", argv=sys.argv, pid=os.getpid(), host=socket.gethostname(), **place,
+            python=sys.version.split()[0], torch=str(torch.__version__), cuda=torch.version.cuda or torch.version.hip,
+            threads=torch.get_num_threads(),
         )  # fmt: skip
         for kind, body in early:
             self.put(kind, **body)
@@ -105,7 +112,9 @@ class Recorder:
         if self._collected in gc.callbacks:
             gc.callbacks.remove(self._collected)
 
-    def window(self, wall: int, rows: list[list[int]], wholes: list[int], rest: list[int]) -> None:
+    def window(
+        self, wall: int, rows: list[list[int]], wholes: list[int], rest: list[int], numbers: list[int]
+    ) -> None:
         """Record a window. Reads on the training thread what only it may read; the figures are made on ours."""
         steps = self._steps
         loss, steps.loss = steps.loss, None
@@ -116,12 +125,17 @@ class Recorder:
         if not self._described and loss is not None:
             self._described = True
             self._describe(loss, steps.optimizer)
-        done = steps.done - self._told
-        self._told, self._stalls = steps.done, 0
+        begin, self._told, self._stalls = self._told, steps.done, 0
+        more: dict[str, Any] = {}
+        if steps.ranks:
+            cpu = time.process_time_ns()
+            more, self._cpu = {"ranks": (numbers, begin, cpu - self._cpu)}, cpu
         self.put(
-            "window", step=steps.done, steps=done, timed_steps=len(rows), micro_steps=micro, wall_ns=wall, rows=rows,
-            wholes=wholes, rest=rest, loss=_on_host(loss), lr=_float(groups[0].get("lr")) if groups else None,
+            "window", step=steps.done, steps=steps.done - begin, timed_steps=len(rows), micro_steps=micro,
+            wall_ns=wall, rows=rows, wholes=wholes, rest=rest, loss=_on_host(loss),
+            lr=_float(groups[0].get("lr")) if groups else None,
             shape=shape, gc_ns=gc_ns, gc_count=gc_count, gc_max_ns=gc_max_ns, skipped_updates=steps.skipped_updates,
+            **more,
         )  # fmt: skip
 
     def _describe(self, loss: Any, optimizer: Any) -> None:
@@ -138,6 +152,7 @@ class Recorder:
             places=[place for one in optimizers if (place := self._places.of(one))],
             main=self._main,
             anomaly=bool(sys.modules["torch"].is_anomaly_enabled()),
+            strategy=strategy_of(parameters.values(), self.replicated()) if self._steps.ranks else "",
         )  # fmt: skip
 
     def close(self) -> None:
@@ -168,7 +183,8 @@ class Recorder:
 
     def _work(self) -> None:
         period_s = 1 / STACKS_HZ if STACKS_HZ > 0 else WRITE_S
-        wrote = told = time.monotonic()
+        wrote = time.monotonic()
+        told = wrote - STACKS_EVERY_S + STACKS_FIRST_S
         while not self._closed:
             time.sleep(period_s)
             with contextlib.suppress(Exception):
@@ -188,7 +204,7 @@ class Recorder:
     def _look(self) -> None:
         """Take a sample of the stack of the training thread."""
         frame = sys._current_frames().get(S[TRAINER])
-        phase = PHASES[S[CURRENT]]
+        phase = NAMES[S[CURRENT]]
         caller, place, below = self._steps.caller, None, None
         while frame is not None:
             code = frame.f_code
@@ -230,7 +246,7 @@ class Recorder:
         self._stalls += 1
         self._tell()
         self.put(
-            "stalled", step=self._steps.done, seconds=still_ns / 1e9, phase=PHASES[S[CURRENT]],
+            "stalled", step=self._steps.done, seconds=still_ns / 1e9, phase=NAMES[S[CURRENT]],
             place=innermost(S[TRAINER], self._own),
         )  # fmt: skip
 
@@ -251,6 +267,9 @@ class Recorder:
         while not self._lines.empty():
             t, kind, body = self._lines.get()
             if kind == "window":
+                if "ranks" in body:
+                    told = of_rank(body["rows"], body["wall_ns"], *body["ranks"])
+                    body["ranks"] = {**told, "rss_bytes": _resident()}
                 body.update(figures(body.pop("rows"), body.pop("wholes"), body.pop("rest")))
                 if self._dropped:
                     body["dropped_lines"] = self._dropped
@@ -271,8 +290,9 @@ def figures(rows: list[list[int]], wholes: list[int], rest: list[int]) -> dict[s
     phases: dict[str, Any] = {}
     timed, left = sum(map(sum, rows)), sum(wholes)
     for index, name in enumerate(PHASES):
-        values = sorted(row[index] for row in rows)
-        total = sum(values) + rest[index]
+        waits = sum(row[index + WAITING] for row in rows)
+        values = sorted(row[index] + row[index + WAITING] for row in rows)
+        total = sum(values) + rest[index] + rest[index + WAITING]
         if name == PHASES[-1]:
             total += left
         elif wholes and timed:
@@ -284,6 +304,10 @@ def figures(rows: list[list[int]], wholes: list[int], rest: list[int]) -> dict[s
                 "host_ns": total, "p50_ns": _at(values, 0.5), "p95_ns": _at(values, 0.95),
                 "max_ns": values[-1] if values else None, "device_ns": None,
             }  # fmt: skip
+        if wholes and timed:
+            waits += round(sum(wholes) * waits / timed)
+        if waits := waits + rest[index + WAITING]:
+            phases[NAMES[index + WAITING]] = {"host_ns": waits, "device_ns": None}
     whole = sorted([*map(sum, rows), *wholes])
     last = whole[-1] if whole else None
     return {
@@ -326,6 +350,11 @@ def _float(value: Any) -> float | None:
         return None
 
 
-def _number(name: str) -> int | None:
-    value = os.environ.get(name, "")
-    return int(value) if value.isdigit() else None
+def _resident() -> int | None:
+    """The memory of this process in bytes; None if that is not known."""
+    with (
+        contextlib.suppress(OSError, ValueError, IndexError),
+        open("/proc/self/statm", encoding="ascii") as file,
+    ):
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return None

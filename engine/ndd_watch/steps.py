@@ -6,6 +6,9 @@ without that every backward pass does. Further backward passes of the only optim
 
 Timing the phases of a step costs some tens of microseconds. Of short steps only every n-th is timed by phase, and all
 of them as a whole.
+
+Ranks that exchange data are compared step by step. So that all of them time the same steps and end their windows at the
+same ones without a word between them, both are multiples of powers of two.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from .clock import (
     S,
     begun,
     now,
+    numbers,
     rest,
     row,
     rows,
@@ -54,7 +58,7 @@ class Steps:
     done: steps so far. backwards: backward passes in the current step. has_optimizer: one exists. zeroes: gradients
     were zeroed outside an optimizer. loss: of the last backward pass, detached. shape: of the model's first input.
     caller: code of the function that contains the training loop. every: each n-th step is timed by phase; skip: number
-    of further steps that are not.
+    of further steps that are not. ranks: this process exchanges data with other ranks.
     """
 
     def __init__(self) -> None:
@@ -67,6 +71,7 @@ class Steps:
         self.depth = 0
         self.outer = OTHER
         self.every, self.skip, self.usual_backwards = 1, 0, 1
+        self.ranks = False
         # Set by `install`: thins the hooks out in steps that are not timed by phase; ends a window; learns from a step;
         # called at the end of each step by a trial; called with our own errors.
         self.thin: Callable[[bool], None] = lambda on: None
@@ -83,6 +88,8 @@ class Steps:
         self._live: dict[int, Any] = {}
         self._counts: dict[int, int] = {}
         self._all_backwards = 0
+        # Steps before the present window, and, of a rank, after which it ends; 0 before that is known.
+        self._window_begin = self._window_end = 0
 
     def began_backward(self) -> None:
         """A backward pass begins."""
@@ -146,6 +153,7 @@ class Steps:
         self.done = self.micro = 0
         if rows:
             row[:] = [a + b for a, b in zip(row, rows.pop())]
+            numbers.pop()
 
     def finish(self) -> None:
         """Training has ended: without an optimizer, nothing else ends the last step."""
@@ -170,10 +178,12 @@ class Steps:
                 self.thin(False)
         else:
             rows.append(row[:])
+            numbers.append(self.done)
             if self.every > 1 and not self.studying and self.single:
-                self.skip, self.usual_backwards = self.every - 1, self.backwards
-                S[TIMED] = 0
-                self.thin(True)
+                self.skip, self.usual_backwards = self.every - 1 - self.done % self.every, self.backwards
+                if self.skip:
+                    S[TIMED] = 0
+                    self.thin(True)
         row[:] = ZEROS
         self.done += 1
         # Of several optimizers, each has backward passes of its own on the same batch.
@@ -184,18 +194,41 @@ class Steps:
 
     def _sometimes(self, t: int) -> None:
         """What happens after some steps only."""
-        if self.study is not None and (self.studying or (t > self.next_study and not self.skip)):
+        ends = self._window_ends(t)
+        # Ranks profile the first step of a window, so that most of the time all of them profile the same one.
+        due = t > self.next_study and not self.skip and (ends or not self.ranks or not self.next_study)
+        if self.study is not None and (self.studying or due):
             self.last_row = rows[-1] if rows else ZEROS
             if self.studying and rows:  # such a step is slower than the others
                 rest[:] = [a + b for a, b in zip(rest, rows.pop())]
+                numbers.pop()
             self.study(t)
-        if S[LAST] - begun[0] >= WINDOW_NS:
+        if ends:
             taken = clock.take()
             count = len(taken[1]) + len(taken[2])
             step_ns = (sum(map(sum, taken[1])) + sum(taken[2])) / max(count, 1)
             self.every = min(int(COST_NS / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
+            if self.ranks:
+                self.every = _power(self.every)
+            self._window_begin, self._window_end = self.done, 0
             self.window(*taken)
         if self.collect_every and not self.done % self.collect_every:
             gc.collect()
         if self.gate is not None:
             self.gate(self.done)
+
+    def _window_ends(self, t: int) -> bool:
+        """Whether the window ends after this step; of a rank, at the next multiple of about as many steps as it has."""
+        if t - begun[0] < WINDOW_NS:
+            return False
+        if not self.ranks:
+            return True
+        if not self._window_end:
+            size = max(_power(self.done - self._window_begin), self.every)
+            self._window_end = -(-self.done // size) * size
+        return self.done >= self._window_end
+
+
+def _power(count: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << (max(count, 1) - 1).bit_length()

@@ -32,6 +32,8 @@ class RanksEvent(Event):
     cells: one digit for every group of consecutive ranks: by how much the longest own time among them exceeds the
     median of all, in units of 2 % of it, at most 9; "" if rows_us has all ranks. cell_ranks: number of ranks of a
     group. late: the rank that holds up the others, or null.
+
+    launched: number of ranks that were launched if only `world` of them, from first_rank on, are observed, or null.
     """
 
     type: ClassVar[str] = "ranks"
@@ -55,3 +57,5 @@ class RanksEvent(Event):
     cells: str = ""
     cell_ranks: int = 0
     late: Late | None = None
+    launched: int | None = None
+    first_rank: int = 0

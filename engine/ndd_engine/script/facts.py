@@ -34,8 +34,8 @@ _LOADER = ("workers", "pin_memory", "prefetch", "persistent")
 class Facts:
     """What is known of one observed process.
 
-    step: optimizer steps so far, with those of earlier processes if a framework has resumed the training; ended:
-    (status, reason) that it wrote.
+    step: optimizer steps so far; earlier: those of earlier processes, of the same rank or as a framework says that has
+    resumed the training. ended: (status, reason) that it wrote.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Facts:
     pid: int = 0
     step: int = 0
     ended: tuple[str, str] | None = None
-    ranks: int | None = None
+    earlier: int = 0
     _process: Line = field(default_factory=dict)
     _model: Line = field(default_factory=dict)
     _loader: Line = field(default_factory=dict)
@@ -52,8 +52,6 @@ class Facts:
     _micro: int = 0
     _total_steps: int = 0
     _epochs: int = 0
-    # Optimizer steps of earlier processes.
-    _earlier: int = 0
     _epoch: int = 0
     _epoch_begin: int = 0
     _items: int = 0
@@ -65,7 +63,9 @@ class Facts:
         """The events of a line. Raises KeyError, TypeError or ValueError for a line of another format."""
         kind = line["type"]
         if kind == "process":
-            self._process, self.pid, self.ranks = line, int(line["pid"]), line.get("ranks")
+            if self.pid:  # a launcher has started this rank again
+                self.earlier, self.ended, self._skipped = self.step, None, 0
+            self._process, self.pid = line, int(line["pid"])
         elif kind == "model":
             self._model = line
         elif kind == "loader":
@@ -112,9 +112,18 @@ class Facts:
             self.step = self._step(line)
             self.ended = str(line["status"]), printable(str(line["reason"]))
 
+    @property
+    def _ranks(self) -> int:
+        """The number of ranks that exchange data; 1 for a process that trains alone."""
+        return int(self._process.get("ranks") or 1) if self._process.get("exchanges") else 1
+
+    @property
+    def _strategy(self) -> str:
+        return str(self._model.get("strategy") or "")
+
     def _step(self, line: Line) -> int:
         """The step of a line that the observer has counted."""
-        return self._earlier + int(line["step"])
+        return self.earlier + int(line["step"])
 
     def _window(self, line: Line) -> Iterator[Event]:
         shape, steps = line.get("shape"), int(line["steps"])
@@ -123,16 +132,21 @@ class Facts:
         elif not self._micro:  # no call of the model was seen yet
             self._micro = int(self._loader.get("batch_size") or 0)
         micro_steps = int(line["micro_steps"])
-        items = self._micro * micro_steps
+        # Ranks that share a model by DDP or FSDP read batches of their own, of the same size unless the script is odd.
+        items = self._micro * micro_steps * (self._ranks if self._strategy else 1)
         known = bool(self._items)
         if steps:
             self._items = round(items / steps)
         if not self._told or (self._items and not known):
             self._told = True
-            yield replace(self._run(), resumed_step=self._earlier or None)
+            yield replace(self._run(), resumed_step=self.earlier or None)
         self.step = step = self._step(line)
         loss = line.get("loss")
-        phases = {str(name): _phase(body) for name, body in line["phases"].items() if name in PHASES}
+        phases = {
+            str(name): _phase(body)
+            for name, body in line["phases"].items()
+            if str(name).partition("/")[0] in PHASES
+        }
         yield WindowEvent(
             step=step, epoch=self._epoch, epoch_step=max(step - self._epoch_begin, 0), steps=steps,
             micro_steps=micro_steps, items=items, tokens=0,
@@ -183,6 +197,8 @@ class Facts:
             found[SECTION]["outside"] = self._outside
         if self._model.get("anomaly"):
             found[SECTION]["anomaly"] = True
+        if self._ranks > 1:
+            found["parallel"] = {"ranks": self._ranks, "strategy": self._strategy}
         if (kind := self._model.get("implementation")) is not None:
             found["optimizer"] = {"implementation": kind}
         return found
@@ -192,15 +208,15 @@ class Facts:
         done = line.get("done")
         if kind == "totals":
             if done is not None:
-                self._earlier = max(self._earlier, int(line["earlier"]) - int(done))
+                self.earlier = max(self.earlier, int(line["earlier"]) - int(done))
             total, self._epochs = int(line["total_steps"]), int(line["epochs"])
             if total and done is not None:
-                total += self._earlier + int(done) - int(line["earlier"])
+                total += self.earlier + int(done) - int(line["earlier"])
             self._total_steps = total
             if self._told:
                 yield self._run()
             return
-        step = int(line["step"]) if done is None else self._earlier + int(done)
+        step = int(line["step"]) if done is None else self.earlier + int(done)
         if kind == "epoch":
             self._epoch, self._epoch_begin = int(line["epoch"]), step
         elif kind == "scalars":

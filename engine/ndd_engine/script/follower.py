@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.record.events import Event, MarkEvent
@@ -11,11 +12,16 @@ from ndd_engine.text import counted
 
 from .command import Command
 from .facts import Facts
+from .ranks import ScriptRanks
 from .records import Line, Records
+
+# Lines of the other ranks that become marks of the run.
+_TOLD = ("stalled", "unobserved")
 
 
 class Follower:
-    """put: gets the events of the leading process, which is rank 0 or else the first one that trained."""
+    """put: gets the events of the leading process, which is rank 0 or else the first one that trained, and those that
+    compare the ranks."""
 
     def __init__(
         self, directory: RunDir, command: Command, machine: Machine, put: Callable[[Event], None]
@@ -23,6 +29,7 @@ class Follower:
         self._directory, self._command, self._machine, self._put = directory, command, machine, put
         self._records = Records(directory.ranks)
         self._facts: dict[str, Facts] = {}
+        self._ranks = ScriptRanks(command.folder)
 
     @property
     def trained(self) -> bool:
@@ -36,18 +43,25 @@ class Follower:
 
     @property
     def ended(self) -> tuple[str, str] | None:
-        """(status, reason) that a process wrote at its end, of one that failed if there is one; None before that."""
+        """(status, reason) that a process wrote at its end; None before that.
+
+        Of several ranks, of the one that ended first; of other processes, of one that failed if there is one.
+        """
+        if (first := self._ranks.first_end()) is not None:
+            return first
         found = [facts.ended for facts in self._facts.values() if facts.ended is not None]
         return next((end for end in found if end[0] != "done"), found[0] if found else None)
 
     def poll(self) -> None:
-        """Read what is new."""
-        for name, line in self._records.new():
+        """Read what is new, in the order in which it was written."""
+        for name, line in sorted(self._records.new(), key=lambda item: item[1]["t"]):
             self._take(name, line)
 
     def finish(self) -> None:
         """Read the rest, and tell what could not be read."""
         self.poll()
+        for event in self._ranks.finish():
+            self._put(event)
         if damaged := self._records.damaged:
             text = f"{counted(damaged, 'line')} of the observer's records could not be read"
             self._put(MarkEvent("warning", self.step, text))
@@ -56,12 +70,19 @@ class Follower:
         facts = self._facts.get(name)
         if facts is None:
             facts = self._facts[name] = Facts(self._directory.name, self._command, self._machine)
-        leads = min(self._facts, key=_leading) == name
+        leads = min(self._facts, key=_leading)
         try:
+            # First: a restart belongs to the steps before it.
+            shared = list(self._ranks.take(name, line, self._facts[leads].earlier))
             events = list(facts.take(line))
         except (KeyError, TypeError, ValueError, IndexError):
             return  # a line of another version
-        for event in events if leads else ():
+        rank = self._ranks.rank_of(name)
+        for event in events if leads == name or line["type"] in _TOLD else ():
+            if rank is not None and isinstance(event, MarkEvent) and line["type"] in _TOLD:
+                event = replace(event, text=f"rank {rank}: {event.text}")
+            self._put(event)
+        for event in shared:
             self._put(event)
 
 

@@ -27,7 +27,7 @@ from ndd_engine.trial.trial import Tell, Trial
 from ndd_watch.changes import KINDS, SWITCHED
 
 from .command import Command
-from .contained import check_contained
+from .contained import check_contained, check_ranks
 from .edits import Edit, edit_of
 from .sides import ScriptSides
 from .starting import Start, is_start, started
@@ -55,6 +55,7 @@ def script_drafts(request: TrialRequest, seen: dict[str, Any]) -> tuple[Draft, D
 
     Raises UsageError for a change that cannot be made from outside, ConfigError for invalid values.
     """
+    check_ranks(request.base.name, seen)
     if not request.sets:
         raise UsageError(
             f"no settings to try: add --arg, --env or --set KEY=VALUE; from outside: {', '.join(sorted(KINDS))}"

@@ -31,8 +31,9 @@ def run(ctx: click.Context, words: tuple[str, ...], name: str | None, headless: 
     """Observe a training script that was not written for this program: its steps, where their time goes, and why.
 
     COMMAND is what you call to train; it is not changed. Its Python processes are observed from their first backward
-    pass on. In a terminal, the live screen shows them, and `l` shows the output of the command. Ctrl-C is passed on.
-    The run continues if the terminal is closed.
+    pass on. In a terminal, the live screen shows them, and `l` shows the output of the command. The ranks on
+    this machine are compared: `r` shows which one the others wait for. Ctrl-C is passed on. The run continues if the
+    terminal is closed.
     """
     if name is not None and not NAME.fullmatch(name):
         raise UsageError(

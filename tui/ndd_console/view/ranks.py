@@ -27,10 +27,13 @@ _LEGEND = "░ 2 %  ▒ 6 %  ▓ 10 %  █ 14 % longer"
 
 
 def ranks_words(snapshot: Snapshot) -> str:
-    """ "8 ranks, DDP, 2 hosts"; "" for a single one."""
+    """ "8 ranks, DDP, 2 hosts", "8 of 16 ranks, DDP, 1 host"; "" for a single one."""
     if snapshot.ranks is not None:
         newest = snapshot.ranks.newest
-        parts = [counted(newest.world, "rank"), strategy_name(newest.strategy), counted(newest.hosts, "host")]
+        seen = counted(newest.world, "rank")
+        if newest.launched is not None:
+            seen = f"{newest.world:,} of {counted(newest.launched, 'rank')}"
+        parts = [seen, strategy_name(newest.strategy), counted(newest.hosts, "host")]
         return ", ".join(part for part in parts if part)
     table = snapshot.run.config.get("parallel") if snapshot.run is not None else None
     world = table.get("ranks") if isinstance(table, dict) else None
@@ -117,7 +120,7 @@ def heat_map(ranks: Ranks, width: int, count: int) -> list[Row]:
     levels = [SHADES[int(char)] if char in "0123456789" else "?" for char in newest.cells]
     size = max(newest.cell_ranks, 1)
     room = max(count - 2, 1)
-    digits = len(str(max(newest.world - 1, 0)))
+    digits = len(str(max(newest.first_rank + newest.world - 1, 0)))
     wide = max(width - digits - 1, 1)
     by_host = newest.hosts > 1 and newest.world % newest.hosts == 0
     here = newest.world // newest.hosts if by_host else 0
@@ -143,7 +146,7 @@ def heat_map(ranks: Ranks, width: int, count: int) -> list[Row]:
     titles = [f"{whole}, {what}" for what in (*whats, f"{size} a cell")]
     out: list[Row] = [rule(next((title for title in titles if cells(title) + 4 <= width), whole), width)]
     for begin in range(0, len(levels), across):
-        row: list[tuple[str, str]] = [(f"{begin * size:>{digits}} ", "dim")]
+        row: list[tuple[str, str]] = [(f"{newest.first_rank + begin * size:>{digits}} ", "dim")]
         for char in levels[begin : begin + across]:
             style = "warn" if SHADES.find(char) >= _MARKED or char in "▒▓█" else "dim"
             text = char * (2 if double else 1)

@@ -1,0 +1,232 @@
+"""Windows of the ranks of a script: brought to the same steps; ranks that are missing, end early or start again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndd_engine.hardware.detect import detect
+from ndd_engine.record.events import Event, MarkEvent, RanksEvent, RunEvent, WindowEvent
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.script.command import Command
+from ndd_engine.script.follower import Follower
+from ndd_watch.clock import PHASES
+
+MS = 10**6
+
+
+class Job:
+    """Ranks that write records, and the events that the follower makes of them."""
+
+    def __init__(self, folder: Path, world: int = 2, **process: Any) -> None:
+        self.directory = RunDir(folder / "runs" / "it")
+        self.directory.ranks.mkdir(parents=True)
+        self.events: list[Event] = []
+        command = Command(("torchrun", "train.py"), folder)
+        self.follower = Follower(self.directory, command, detect("cpu", use_torch=False), self.events.append)
+        self.world, self.process = world, {"here": [0, world], **process}
+        self.t = 1.0
+
+    def write(self, rank: int, kind: str, /, **body: Any) -> None:
+        self.t += 0.001
+        with (self.directory.ranks / f"rank-{rank}.jsonl").open("a") as file:
+            file.write(json.dumps({"v": 1, "type": kind, "t": self.t, **body}) + "\n")
+
+    def begin(self, *ranks: int, pid: int = 10**8, **process: Any) -> None:
+        for rank in ranks:
+            self.write(
+                rank, "process", pid=pid + rank, host=f"host{rank}", rank=rank, ranks=self.world,
+                **{"exchanges": True, "restart": 0, "launch": "a", **self.process, **process},
+            )  # fmt: skip
+            self.write(rank, "model", device="cpu", optimizer="SGD", parameters=1, strategy="ddp")
+
+    def window(
+        self,
+        rank: int,
+        begin: int,
+        end: int,
+        data_ms: float = 1,
+        wait_ms: float = 2,
+        without: tuple[int, ...] = (),
+    ) -> None:
+        """Steps with 10 ms of forward, some of data_wait, and some of waiting for other ranks in backward."""
+        numbers = [step - begin for step in range(begin, end) if step not in without]
+        own, wait, count = round((10 + data_ms) * MS), round(wait_ms * MS), len(numbers)
+        phases = [0] * len(PHASES)
+        phases[PHASES.index("forward")] = count * 10 * MS
+        phases[PHASES.index("data_wait")] = round(count * data_ms * MS)
+        told = {
+            "begin": begin, "numbers": numbers, "own_ns": [own] * count, "wait_ns": [wait] * count, "phases_ns": phases,
+            "cpu_ns": count * 5 * MS, "rss_bytes": 10**8 + rank,
+        }  # fmt: skip
+        wall = (end - begin) * (own + wait)
+        forward = {"host_ns": wall, "p50_ns": 1, "p95_ns": 1, "max_ns": 1, "device_ns": None}
+        self.write(
+            rank, "window", step=end, steps=end - begin, timed_steps=count, micro_steps=end - begin, wall_ns=wall,
+            phases={"forward": forward}, step_p50_ns=1, step_p95_ns=1, step_max_ns=1, shape=[8, 3], ranks=told,
+        )  # fmt: skip
+
+    def poll(self) -> None:
+        self.follower.poll()
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def texts(self) -> list[str]:
+        return [event.text for event in self.of(MarkEvent)]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    job.follower.finish()
+
+
+def test_exchange_is_the_least_wait_and_skew_the_rest(job: Job) -> None:
+    job.begin(0, 1)
+    job.window(0, 0, 8, data_ms=1, wait_ms=12)
+    job.poll()
+    assert not job.of(RanksEvent)
+    job.window(1, 0, 8, data_ms=11, wait_ms=2)
+    job.poll()
+    (found,) = job.of(RanksEvent)
+    assert (found.step, found.steps, found.world, found.hosts, found.strategy) == (8, 8, 2, 2, "ddp")
+    assert (
+        found.exchange_ns == 8 * 2 * MS and found.skew_ns == 8 * 5 * MS and found.critical_ns == 8 * 21 * MS
+    )
+    assert found.columns_us["data_wait"][3:] == [11000, 1] and found.wall_ns == 8 * 23 * MS
+    means = sum(found.columns_us[name][2] for name in ("data_wait", "forward")) * 8 * 1000
+    assert means + found.exchange_ns + found.skew_ns == found.wall_ns
+    assert found.memory_bytes["rss"][3:] == [10**8 + 1, 1] and found.launched is None
+    (run,) = job.of(RunEvent)
+    # Of all ranks: 8 items a rank.
+    assert run.items_per_step == 16 and run.config["parallel"] == {"ranks": 2, "strategy": "ddp"}
+
+
+def test_windows_that_end_at_other_steps_meet_at_a_common_one(job: Job) -> None:
+    job.begin(0, 1)
+    for begin in range(0, 32, 8):
+        job.window(0, begin, begin + 8)
+    job.window(1, 0, 16)
+    job.window(1, 16, 48)
+    job.poll()
+    assert [event.step for event in job.of(RanksEvent)] == [16]
+    job.window(0, 32, 48)
+    job.poll()
+    assert [(event.step, event.steps) for event in job.of(RanksEvent)] == [(16, 16), (48, 32)]
+
+
+def test_a_step_that_one_rank_profiled_is_compared_on_none(job: Job) -> None:
+    job.begin(0, 1)
+    job.window(0, 0, 8)
+    job.window(1, 0, 8, without=(3,))
+    job.poll()
+    (found,) = job.of(RanksEvent)
+    assert found.steps == 7 and found.columns_us["forward"][:4] == [10000] * 4
+
+
+def test_a_late_rank_is_named_with_its_line(job: Job, tmp_path: Path) -> None:
+    job.begin(0, 1)
+    job.write(
+        1, "stacks", step=1, looks=9, frames=[["data_wait", str(tmp_path / "train.py"), 7, "decode", None, 9]]
+    )
+    for begin in range(0, 80, 8):
+        job.window(0, begin, begin + 8, data_ms=1, wait_ms=12)
+        job.window(1, begin, begin + 8, data_ms=11, wait_ms=2)
+    job.poll()
+    late = job.of(RanksEvent)[-1].late
+    assert late is not None and (late["rank"], late["phase"], late["host"]) == (1, "data_wait", "host1")
+    assert late["where"] == "train.py:7 decode" and late["late_ns"] == 10 * MS
+
+
+def test_ranks_of_other_hosts_are_named_and_left_out(tmp_path: Path) -> None:
+    job = Job(tmp_path, world=4, here=[2, 2])
+    job.begin(2, 3)
+    for rank in (2, 3):
+        job.window(rank, 0, 8, data_ms=rank)
+    job.poll()
+    (found,) = job.of(RanksEvent)
+    assert (found.world, found.launched, found.first_rank) == (2, 4, 2)
+    assert sorted(found.rows_us) == ["2", "3"] and found.columns_us["own"][4] == 3
+    assert [text for text in job.texts if "ranks 0 to 1 of 4 run on other hosts" in text]
+    job.follower.finish()
+
+
+def test_a_rank_that_is_not_observed_holds_up_nothing(tmp_path: Path) -> None:
+    job = Job(tmp_path, world=3)
+    job.begin(0, 1)
+    for begin in range(0, 80, 8):
+        job.window(0, begin, begin + 8)
+        job.window(1, begin, begin + 8)
+    job.poll()
+    assert len(job.of(RanksEvent)) == 10 and job.of(RanksEvent)[-1].world == 2
+    assert [text for text in job.texts if "rank 2 of 3 cannot be observed" in text]
+    job.follower.finish()
+
+
+def test_a_rank_that_ends_early(job: Job) -> None:
+    job.begin(0, 1)
+    for rank in (0, 1):
+        job.window(rank, 0, 8)
+    job.window(1, 8, 11)
+    job.write(1, "end", step=11, status="done", reason="")
+    job.window(0, 8, 16)
+    job.poll()
+    assert [event.step for event in job.of(RanksEvent)] == [8]
+    job.write(0, "end", step=16, status="failed", reason="RuntimeError: Connection closed by peer")
+    job.follower.finish()
+    assert job.follower.ended == ("done", "rank 1 ended first, after 11 steps")
+    assert "the ranks did not train equally long: 11 steps on rank 1, 16 on rank 0" in job.texts
+
+
+def test_the_rank_that_failed_first_is_the_reason(job: Job) -> None:
+    job.begin(0, 1)
+    job.write(1, "end", step=4, status="failed", reason="ValueError: too large")
+    job.write(0, "end", step=4, status="failed", reason="RuntimeError: Connection closed by peer")
+    job.poll()
+    assert job.follower.ended == ("failed", "rank 1: ValueError: too large")
+
+
+def test_a_restart_goes_on_counting(job: Job) -> None:
+    job.begin(0, 1)
+    for rank in (0, 1):
+        job.window(rank, 0, 8)
+    job.write(1, "end", step=8, status="failed", reason="ValueError: bad")
+    job.begin(0, 1, pid=2 * 10**8, restart=1)
+    for rank in (1, 0):
+        job.window(rank, 0, 16)
+    job.poll()
+    assert [event.step for event in job.of(RanksEvent)] == [8, 24]
+    assert [event.step for event in job.of(WindowEvent)] == [8, 24]
+    (text,) = job.texts
+    assert text.startswith("rank 1: ValueError: bad; the ranks were started again (restart 1) after step 8")
+
+
+def test_processes_that_exchange_nothing_are_not_compared(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.begin(0, 1, exchanges=False)
+    for rank in (0, 1):
+        job.window(rank, 0, 8)
+    job.poll()
+    assert not job.of(RanksEvent) and len(job.of(WindowEvent)) == 1
+    assert "parallel" not in job.of(RunEvent)[0].config
+    job.follower.finish()
+
+
+def test_damaged_figures_of_a_rank_cost_only_themselves(job: Job) -> None:
+    job.begin(0, 1)
+    job.write(1, "window", step=8, steps=8, ranks={"begin": 0, "numbers": [1], "own_ns": [], "wait_ns": []})
+    for rank in (0, 1):
+        job.window(rank, 8, 16)
+    job.poll()
+    assert [event.step for event in job.of(RanksEvent)] == [16]
+    job.write(0, "stalled", step=16, seconds=12.0, phase="backward/exchange", place=None)
+    job.write(1, "stalled", step=16, seconds=12.0, phase="data_wait", place=["a.py", 7, "g"])
+    job.poll()
+    assert [text.split(":")[0] for text in job.texts] == ["rank 0", "rank 1"]

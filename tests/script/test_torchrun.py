@@ -1,0 +1,216 @@
+"""`ndd-console run -- torchrun …` with real ranks (gloo): which one is late and where, and ranks that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndd_engine.record.events import EndEvent, MarkEvent, RanksEvent, WindowEvent, parse
+from ndd_engine.record.ranks import ASIDES
+
+# FAULT: seconds of an item's decoding on rank 1. Further settings come from the environment.
+SCRIPT = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from contextlib import nullcontext
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+MODE, FAULT, STEPS = os.environ.get("MODE", "ddp"), float(os.environ.get("FAULT", "0")), int(os.environ["STEPS"])
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+def decode(index):
+    if rank == 1 and FAULT:
+        time.sleep(FAULT)
+    return torch.full((64,), index / 1000)
+
+class Items(Dataset):
+    def __len__(self):
+        return 4096
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return decode(index), torch.ones(1)
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
+if MODE == "fsdp2":
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in net:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    model = net
+elif MODE == "compiled":
+    model = DistributedDataParallel(torch.compile(net, backend="eager"))
+elif MODE == "alone":
+    model = net
+else:
+    model = DistributedDataParallel(net)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = Items()
+step = micro = 0
+while step < STEPS:
+    for x, y in DataLoader(data, batch_size=4, sampler=DistributedSampler(data)):
+        last = MODE != "no_sync" or micro % 2
+        with nullcontext() if last else model.no_sync():
+            loss = ((model(x) - y) ** 2).mean()
+            loss.backward()
+        micro += 1
+        if not last:
+            continue
+        if MODE == "alone":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        exec(os.environ.get("EACH", ""))
+        if step >= STEPS:
+            break
+print("LOSS", rank, float(loss).hex(), flush=True)
+dist.destroy_process_group()
+"""
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+
+
+def run(
+    folder: Path, *options: str, status: int = 0, observed: bool = True, ranks: int = 2, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the script with so many ranks, under the console."""
+    (folder / "train.py").write_text(SCRIPT)
+    console = (sys.executable, "-m", "ndd_console", "run", "--run", "it", "--") if observed else ()
+    done = subprocess.run(
+        [*console, *TORCHRUN, "--nproc-per-node", str(ranks), *options, "train.py"], cwd=folder, capture_output=True,
+        text=True, timeout=170, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "NDD_WATCH_WINDOW_S": "0.2", "NO_COLOR": "1", **environment},
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def events(folder: Path) -> list[Any]:
+    found = map(parse, (folder / "runs" / "it" / "events.jsonl").read_bytes().splitlines())
+    return [item[1] for item in found if item is not None]
+
+
+def windows(folder: Path) -> list[RanksEvent]:
+    return [event for event in events(folder) if isinstance(event, RanksEvent)]
+
+
+def report(folder: Path) -> dict[str, Any]:
+    shown = subprocess.run(
+        [sys.executable, "-m", "ndd_console", "report", "it", "--json"], cwd=folder, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(shown.stdout)
+    return found
+
+
+def phases_close(found: list[RanksEvent]) -> None:
+    """Phases, exchange and skew add up to the wall time of the same steps."""
+    assert found
+    for event in found:
+        outside = ("own", "wait", "cpu", *ASIDES)
+        own = (
+            sum(each[2] for name, each in event.columns_us.items() if name not in outside) * 1e3 * event.steps
+        )
+        assert own + event.exchange_ns + event.skew_ns == pytest.approx(event.wall_ns, rel=0.005)
+
+
+def test_a_rank_with_slow_data_is_named_with_phase_and_line(tmp_path: Path) -> None:
+    done = run(tmp_path, STEPS="150", FAULT="0.005")
+    found = report(tmp_path)
+    ranks = found["ranks"]
+    assert ranks["world"] == 2 and ranks["strategy"] == "ddp"
+    assert (ranks["late"]["rank"], ranks["late"]["phase"]) == (1, "data_wait")
+    assert 0.016 < ranks["late"]["late_ns"] * 1e-9 < 0.04
+    assert "train.py:" in ranks["late"]["where"] and "decode" in ranks["late"]["where"]
+    assert any(one["cause"] == "late-rank" for one in found["findings"])
+    assert "slowest 1" in done.stderr or "rank 1 holds up the others" in done.stderr
+    seen = windows(tmp_path)
+    phases_close(seen)
+    # Rank 0 waits for it, so this is skew and no exchange.
+    assert ranks["skew_s"] > 2 * ranks["exchange_s"] > 0
+    last = events(tmp_path)[-1]
+    assert isinstance(last, EndEvent) and last.status == "done" and last.step == 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ddp", "fsdp2", "compiled", "no_sync", "alone"])
+def test_every_way_to_exchange(tmp_path: Path, mode: str) -> None:
+    """Observed or not, the losses are the same; the late rank is named; without one, none is at the end."""
+    late, even = tmp_path / "late", tmp_path / "even"
+    late.mkdir()
+    even.mkdir()
+    done = run(late, MODE=mode, STEPS="120", FAULT="0.005")
+    bare = run(late, MODE=mode, STEPS="120", FAULT="0.005", observed=False)
+    losses = sorted(line for line in done.stdout.splitlines() if line.startswith("LOSS"))
+    assert losses == sorted(line for line in bare.stdout.splitlines() if line.startswith("LOSS"))
+    found = windows(late)
+    phases_close(found)
+    assert found[-1].late is not None and (found[-1].late["rank"], found[-1].late["phase"]) == (
+        1,
+        "data_wait",
+    )
+    assert found[-1].strategy == {"fsdp2": "fsdp2", "alone": ""}.get(mode, "ddp")
+    run(even, MODE=mode, STEPS="300")
+    assert windows(even)[-1].late is None
+    assert not any(one["cause"] == "late-rank" for one in report(even)["findings"])
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_the_reason(tmp_path: Path) -> None:
+    kill = "if step == 20 and rank == 1: time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)"
+    done = run(tmp_path, STEPS="4000", EACH=kill, status=1)
+    end = events(tmp_path)[-1]
+    assert isinstance(end, EndEvent) and end.status == "failed"
+    assert "rank 1 (process " in end.reason and "was gone first" in end.reason, end.reason
+    assert "ndd_console" not in done.stderr.replace(str(tmp_path), "")
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_early_or_fails_is_the_reason(tmp_path: Path) -> None:
+    early, failing = tmp_path / "early", tmp_path / "failing"
+    early.mkdir()
+    failing.mkdir()
+    run(early, STEPS="200", EACH="if step == 60 and rank == 1: sys.exit(0)", status=1)
+    end = events(early)[-1]
+    assert "rank 1 ended first, after 60 steps" in end.reason
+    run(failing, STEPS="200", EACH="if step == 60 and rank == 1: raise ValueError('planted')", status=1)
+    assert "rank 1: ValueError: planted" in events(failing)[-1].reason
+
+
+@pytest.mark.slow
+def test_an_elastic_restart_goes_on_in_the_same_record(tmp_path: Path) -> None:
+    fail = (
+        "if step == 60 and rank == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': "
+        "time.sleep(1); raise ValueError('planted')"
+    )
+    run(
+        tmp_path,
+        "--max-restarts",
+        "1",
+        STEPS="100",
+        EACH=fail,
+        FAULT="0.005",
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+    )
+    seen = events(tmp_path)
+    (mark,) = [event for event in seen if isinstance(event, MarkEvent) and "started again" in event.text]
+    assert "rank 1: ValueError: planted" in mark.text and "(restart 1) after step 60" in mark.text
+    assert seen[-1].status == "done" and seen[-1].step == 160
+    steps = [event.step for event in seen if isinstance(event, RanksEvent)]
+    assert steps == sorted(steps) and steps[-1] == 160
+    assert sum(event.steps for event in seen if isinstance(event, WindowEvent)) == 160
