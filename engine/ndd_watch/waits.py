@@ -149,9 +149,10 @@ def place(torch: Any) -> dict[str, Any]:
         here = [rank - local, local_ranks]
     exchanges = torch.distributed.is_available() and torch.distributed.is_initialized()
     if exchanges:
-        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        rank = torch.distributed.get_rank()
+        ranks = torch.distributed.get_world_size()
     return {
-        "rank": rank, "ranks": ranks, "local_rank": local, "here": here, "exchanges": exchanges and ranks > 1,
+        "rank": rank, "ranks": ranks, "local_rank": local, "here": here, "exchanges": exchanges and (ranks or 1) > 1,
         "restart": _number("TORCHELASTIC_RESTART_COUNT"),
         "launch": "/".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")),
     }  # fmt: skip

@@ -61,16 +61,17 @@ def candidates(
 
 
 def delete(run: RunDir) -> None:
-    """Delete the folder of a run, with its lock. Raises RunLockedError if a process writes it, OSError."""
-    lock = RunLock(run)
+    """Delete the folder of a run, with its locks. Raises RunLockedError if a process writes it, OSError."""
+    locks = RunLock(run), RunLock(run, run.launcher)
     try:
-        lock.acquire()
+        for lock in locks:
+            lock.acquire()
+        shutil.rmtree(run.path)
     except FileNotFoundError:
         return  # deleted by somebody else
-    try:
-        shutil.rmtree(run.path)
     finally:
-        lock.release()
+        for lock in locks:
+            lock.release()
 
 
 def age_of(text: str) -> float:

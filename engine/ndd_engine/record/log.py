@@ -25,11 +25,14 @@ class EventLog:
     """The events of a log from `offset` on.
 
     damaged: number of lines that were skipped so far because they are no event, or one with values of the wrong type.
+    replaced: set when another file has taken the place of the one that was read; it is read from its beginning.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path, self.offset = path, offset
         self.damaged = 0
+        self.replaced = False
+        self._file: tuple[int, int] | None = None
         self._too_long = False  # the line at `offset` began before it
 
     def new(self) -> Iterator[tuple[float, Event]]:
@@ -38,6 +41,10 @@ class EventLog:
         A line that is incomplete is read next time. Raises OSError if the file cannot be read.
         """
         with open_log(self.path) as file:
+            status = os.fstat(file.fileno())
+            if self._file is not None and self._file != (status.st_dev, status.st_ino):
+                self.offset, self._too_long, self.replaced = 0, False, True
+            self._file = status.st_dev, status.st_ino
             file.seek(self.offset)
             while line := file.readline(MAX_LINE):
                 whole = line.endswith(b"\n")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from .events import Event, FoldEvent, parse
+from .events import Event, FoldEvent, MarkEvent, parse
 from .fold import from_event
 from .log import FOLD_MARK, EventLog, open_log
 from .rundir import RunDir
@@ -18,6 +19,8 @@ from .state import RunState
 BLOCK = 256 * 1024
 # Maximum distance to search back for a fold event; they are written every 512 KB.
 SEARCH_BYTES = 8 * 1024 * 1024
+MAX_HANG = 65_536
+_DAMAGED = (OSError, ValueError, TypeError, KeyError, RecursionError)
 
 
 class RunReader:
@@ -33,6 +36,7 @@ class RunReader:
         self.state = RunState()
         self._log = EventLog(run.events)
         self._skipped = 0
+        self._hang: tuple[float, int, str] | None = None
         self.trouble = ""
         self._snapshot = self.state.snapshot()
         self._open()
@@ -44,7 +48,7 @@ class RunReader:
 
     def poll(self) -> bool:
         """Read the lines added since the last call; True if there were any or the process was lost."""
-        changed = self._fold_new()
+        changed = self._fold_new() | self._fold_hang()
         if changed:
             self._snapshot = self.state.snapshot()
         # A killed process writes no end event, but its lock is released.
@@ -66,20 +70,41 @@ class RunReader:
         found = False
         try:
             for t, event in self._log.new():
+                if self._log.replaced:
+                    self._log.replaced, self.state = False, RunState()  # the run began anew
                 found = True
-                try:
-                    self.state.fold(t, event)
-                except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
-                    self._skipped += 1
-                    continue
-                if self._listener is not None:
-                    self._listener(t, event)
+                self._fold(t, event)
             self.trouble = ""
         except FileNotFoundError:
             self.trouble = ""  # not written yet
         except OSError as error:
             self.trouble = error.strerror or str(error)
         return found
+
+    def _fold(self, t: float, event: Event) -> None:
+        try:
+            self.state.fold(t, event)
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+            self._skipped += 1
+            return
+        if self._listener is not None:
+            self._listener(t, event)
+
+    def _fold_hang(self) -> bool:
+        """Fold what other ranks found out while rank 0, which writes the log, does not answer; True if it is new."""
+        found = None
+        with (
+            contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError),
+            open_log(self.run.hang) as file,
+        ):
+            body = json.loads(file.read(MAX_HANG))
+            found = float(body["t"]), int(body["step"]), str(body["text"])
+        if found == self._hang:
+            return False
+        self._hang = found
+        if found is not None:
+            self._fold(found[0], MarkEvent("warning", found[1], found[2]))
+        return found is not None
 
     def _open(self) -> None:
         """Start after the newest fold event, or from the beginning if there is none."""

@@ -81,23 +81,42 @@ class RunDir:
         return self.path / "lock"
 
     @property
+    def launcher(self) -> Path:
+        """The lock of the process that starts and restarts the ranks of a run."""
+        return self.path / "launcher.lock"
+
+    @property
+    def hang(self) -> Path:
+        """What other ranks found out while rank 0, which writes the record, does not answer."""
+        return self.path / "hang.json"
+
+    @property
     def exists(self) -> bool:
         return _is_there(self.events) or _is_there(self.config)
 
     def live_owner(self) -> dict[str, Any] | None:
-        """The process that writes this run ({"pid", "host"}), or None."""
-        try:
-            handle = open_regular(self.lock, os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError:
-            return None
-        try:
-            # A shared lock, so that viewers do not block each other.
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return _owner(self.lock)
-        finally:
-            os.close(handle)
+        """The process that writes this run ({"pid", "host"}), or None.
+
+        While ranks restart, it is the one that starts them; for these ranks themselves it does not count.
+        """
+        starts = _holder(self.launcher)
+        return _holder(self.lock) or (None if starts is None or starts["pid"] == os.getppid() else starts)
+
+
+def _holder(lock: Path) -> dict[str, Any] | None:
+    """The process that holds a lock."""
+    try:
+        handle = open_regular(lock, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
         return None
+    try:
+        # A shared lock, so that viewers do not block each other.
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return _owner(lock)
+    finally:
+        os.close(handle)
+    return None
 
 
 def new_run_dir(root: Path, name: str | None, workload: str) -> RunDir:
@@ -130,7 +149,7 @@ def discard(run: RunDir) -> None:
         written = (run.events, run.console_log)
         if any(path.exists() and path.stat().st_size for path in written):
             return
-        for path in (*written, run.command, run.control_socket, run.lock):
+        for path in (*written, run.command, run.control_socket, run.lock, run.launcher):
             path.unlink(missing_ok=True)
         run.path.rmdir()
 
@@ -140,6 +159,7 @@ def bare(run: RunDir) -> bool:
     try:
         return {entry.name for entry in run.path.iterdir()} <= {
             "lock",
+            "launcher.lock",
             "control.sock",
             "console.log",
             "checkpoints",
@@ -149,8 +169,13 @@ def bare(run: RunDir) -> bool:
 
 
 def set_aside(run: RunDir) -> None:
-    """Move what an earlier attempt wrote into the folder `attempt-N` of the run. Needs the lock. Raises OSError."""
-    stay = {run.lock.name, run.control_socket.name, run.checkpoints.name}
+    """Move what an earlier attempt wrote into the folder `attempt-N` of the run. Needs the lock. Raises OSError.
+
+    console.log stays where the launcher of several ranks goes on writing it.
+    """
+    stay = {run.lock.name, run.launcher.name, run.control_socket.name, run.checkpoints.name}
+    if _holder(run.launcher) is not None:
+        stay.add(run.console_log.name)
     written = [
         entry
         for entry in run.path.iterdir()
@@ -240,20 +265,23 @@ def all_runs(root: Path) -> Iterator[RunDir]:
 
 
 class RunLock:
-    """Held by the process that writes a run; the kernel releases it when the process ends."""
+    """Held by the process that writes a run; the kernel releases it when the process ends.
 
-    def __init__(self, run: RunDir) -> None:
-        self.run = run
+    file: another lock of the run.
+    """
+
+    def __init__(self, run: RunDir, file: Path | None = None) -> None:
+        self.run, self._file = run, file or run.lock
         self._handle: int | None = None
 
     def acquire(self, patience_s: float = 0.5) -> None:
         """Take the lock. Raises RunLockedError that names the holder."""
-        handle = open_regular(self.run.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        handle = open_regular(self._file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         deadline = time.monotonic() + patience_s
         try:
             while not flocked(handle):
                 if time.monotonic() >= deadline:
-                    owner = _owner(self.run.lock)
+                    owner = _owner(self._file)
                     raise RunLockedError(
                         f"run {printable(self.run.name)} is being written by process {owner['pid']} "
                         f"on {owner['host']}; watch it with: ndd-console attach {self.run.name}"

@@ -326,9 +326,7 @@ class Loop:
             return True
         self._status("checkpointing")
         self.clock.enter(phase.CHECKPOINT)
-        self._check(self.losses.drain())
-        if (bad := not_finite(self.stepper.model, self._finite_buffers)) is not None:
-            raise TrainingError(self._not_finite(step, f"{bad} is not finite"))
+        self._check(self.losses.drain(), saving=True)
         state = state_of(self)
         if why := unloadable(state) or changed(self.layout, layout(state["model"])):
             raise TrainingError(f"no checkpoint at step {step}: {why}; {last_good(self.saved)}")
@@ -384,15 +382,19 @@ class Loop:
     def _status(self, status: str) -> None:
         self.put(MarkEvent("status", self.step, "", {"status": status}))
 
-    def _check(self, arrived: list[tuple[int, float]]) -> None:
+    def _check(self, arrived: list[tuple[int, float]], saving: bool = False) -> None:
+        """Raise TrainingError for a loss that is not finite; saving: also for a parameter or buffer."""
         self.reporter.arrived += arrived
         if (bad := first_bad(arrived)) is not None:
             self.boundary = False  # the state in memory is not worth saving
             raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
+        if saving and (name := not_finite(self.stepper.model, self._finite_buffers)) is not None:
+            raise TrainingError(self._not_finite(self.step, f"{name} is not finite"))
 
     def _not_finite(self, step: int, what: str) -> str:
-        stopped = f"{what} at step {step}, so training stopped"
-        return f"{stopped}; {last_good(self.saved)}; {unstable(self.stepper)}"
+        return (
+            f"{what} at step {step}, so training stopped; {last_good(self.saved)}; {unstable(self.stepper)}"
+        )
 
     def _window(self) -> None:
         self.reporter.window(self.step)

@@ -84,8 +84,7 @@ def prepare_run(run: OpenRun) -> Prepared:
     _determinism(config)
     world = None
     if ranks is not None:
-        run.stage("waiting for the other ranks")
-        world = World.join(ranks.place, ranks.store, device)
+        world = World.join(run, ranks, device)
 
     run.stage("reading the data")
     seed(config.run.seed)

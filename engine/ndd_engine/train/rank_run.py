@@ -12,19 +12,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from ndd_engine.errors import EXIT_FAILED, UsageError
+from ndd_engine.errors import EXIT_FAILED, NddError, UsageError
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.recorder import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, bare
 from ndd_engine.text import printable
 
 from .checkpoint import CheckpointStore
+from .parallel.ending import record_end
+from .parallel.failures import Cause, first_over, introduce
+from .parallel.notes import notes_of
 from .parallel.place import Place, own_launcher
 from .parallel.world import connect, from_first, from_others
 from .request import Ranks
-from .run import Run, RunRequest
+from .run import EXIT_OF, Run, RunRequest
 
-# Seconds for the end of a rank whose launcher was killed.
+# How often a rank looks for its launcher and for failures of other ranks, and how long it may take to end then.
+LOOK_S = 0.5
 LEAVE_S = 3.0
 # Seconds until every node sees a folder that another one has created on a shared file system.
 SEEN_S = 60.0
@@ -71,7 +75,8 @@ class Meeting:
             raise
         run = opened[0] if other is None else other
         run.ranks = self.ranks
-        _end_with_launcher(run)
+        introduce(self.ranks)
+        threading.Thread(target=_watch, args=(run,), name="ndd-ranks", daemon=True).start()
         return run
 
 
@@ -93,7 +98,7 @@ def met(make: Callable[[], RunRequest | None], here: Place) -> Meeting | None:
     others = from_others(store, here, "requests", make)
     request = made[0] if here.first else others
     assert request is not None
-    return Meeting(request, Ranks(here, store))
+    return Meeting(request, Ranks(here, store, notes_of(store, here)))
 
 
 def _launched(request: RunRequest, here: Place) -> RunRequest:
@@ -142,49 +147,68 @@ def _other(request: RunRequest, directory: RunDir, here: Place) -> OtherRank:
     return OtherRank(request, directory, lock, recorder, None)
 
 
-def _end_with_launcher(run: Run) -> None:
-    """End this rank soon after its launcher, which would restart it, was killed."""
-    parent = os.getppid()
+def _watch(run: Run) -> None:
+    """End this rank soon after its launcher was killed, or after another rank ended early and this one waits for it."""
+    assert run.ranks is not None
+    parent, ranks = os.getppid(), run.ranks
+    cause = None
+    while cause is None:
+        if run.finished.wait(LOOK_S):
+            return
+        if os.getppid() != parent:
+            text = f"the launcher of the ranks (process {parent}) was killed"
+            cause = Cause("failed", text, own=True, curable=False)
+            run.control.request("kill", text, "failed")
+        else:
+            cause = first_over(ranks)
+    if run.finished.wait(LEAVE_S):
+        return
+    # It hangs in a collective, or in a call that does not return.
+    run.cause = cause
+    if ranks.place.first:
+        status = cause.exit_status or EXIT_OF.get(cause.status, EXIT_FAILED)
+        run.conclude(EndEvent(cause.status, cause.text, run.recorder.snapshot().step, status))
+        run.recorder.flush(1.0)
+    os._exit(_status(cause, EXIT_FAILED))
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            if run.finished.wait(0.5):
-                return
-        reason = f"the launcher of the ranks (process {parent}) was killed"
-        run.control.request("kill", reason, "failed")
-        if not run.finished.wait(LEAVE_S):
-            step = run.recorder.snapshot().step
-            if run.ranks is not None and run.ranks.place.first:
-                run.put(EndEvent("failed", reason, step, EXIT_FAILED))
-                run.recorder.flush(1.0)
-            os._exit(EXIT_FAILED)
 
-    threading.Thread(target=watch, name="ndd-launcher", daemon=True).start()
+def refused(error: NddError) -> None:
+    """Record that rank 0 could not open the run, for the console that started the ranks."""
+    if (folder := own_launcher()) is not None:
+        text = "; ".join(str(error).splitlines())
+        record_end(RunDir(folder), EndEvent("failed", text, 0, error.exit_status))
 
 
-def leave(run: Run | None, status: int) -> NoReturn:
-    """End the process of a rank without joining torch's threads, which may wait for the interpreter lock."""
+def leave(run: Run | None, status: int, broken: bool = False) -> NoReturn:
+    """End the process of a rank without joining torch's threads, which may wait for the interpreter lock.
+
+    broken: whether this rank failed before it had a run, and nobody else reports it.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    failed = run is None or run.end is None or run.end.status == "failed"
-    if not failed:
-        # Rank 0 may hold the store of all ranks: it leaves last.
-        with contextlib.suppress(Exception):
-            _goodbye(run)
-    # After a mistake in the configuration, or a loss of NaN, the same would happen again.
-    if own_launcher() is not None and not (run is not None and run.broken):
-        status = 0  # the launcher would restart the ranks; the outcome is in the record
-    os._exit(status)
+    cause = None if run is None else run.cause
+    if run is not None and run.ranks is not None:
+        run.ranks.notes.put(f"left/{run.ranks.place.rank}", "")
+        if cause is None:
+            _goodbye(run.ranks)
+    os._exit(status if broken else _status(cause, status))
 
 
-def _goodbye(run: Run | None) -> None:
-    if run is None or run.ranks is None:
-        return
-    store, here = run.ranks.store, run.ranks.place
-    store.set(f"left/{here.rank}", "1")
+def _status(cause: Cause | None, status: int) -> int:
+    """The exit status of a rank. `ndd-console train --ranks` reads the outcome from the record, not from this.
+
+    Its launcher restarts the ranks after any status but 0, so only the rank that failed has one, and only if a restart
+    may help: a loss of NaN or a mistake in the configuration would occur again.
+    """
+    if own_launcher() is None:
+        return status
+    return (status or EXIT_FAILED) if cause is not None and cause.own and cause.curable else 0
+
+
+def _goodbye(ranks: Ranks) -> None:
+    """Rank 0 may hold the store of all ranks: it leaves last."""
     deadline = time.monotonic() + LEAVE_S
-    while here.first and time.monotonic() < deadline:
-        if all(store.check([f"left/{rank}"]) for rank in range(here.size)):
-            return
-        time.sleep(0.05)
+    for rank in range(ranks.place.size if ranks.place.first else 0):
+        while ranks.notes.get(f"left/{rank}") is None and time.monotonic() < deadline:
+            time.sleep(0.02)

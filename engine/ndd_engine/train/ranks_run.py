@@ -5,10 +5,7 @@ The counterpart of `run.Run` in the process of the console. The ranks do not dep
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,8 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import psutil
-
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import EndEvent, Event, StageEvent
@@ -26,16 +21,20 @@ from ndd_engine.record.reader import RunReader, load_state
 from ndd_engine.record.recorder import Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, discard, new_run_dir
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import counted, printable
+from ndd_engine.text import counted
 
+from .parallel.ending import record_end
 from .preflight import check_resume, preflight
 from .request import RunRequest
+from .run import EXIT_OF
 
-POLL_S = 0.2
+POLL_S = 0.1
 SAID_S = 10.0
-# From a request to stop, which the ranks cannot obey before they listen, to SIGTERM for the launcher.
+# From a request to stop, which the ranks cannot obey before they listen, to a signal for the launcher.
 PATIENCE_S = 30.0
-KILL_PATIENCE_S = 3.0
+# The launcher kills ranks 3 s after a request for an immediate stop; if it does not end either, it is killed.
+KILL_PATIENCE_S = 8.0
+ORPHANS_S = 6.0
 _AGENT = "ndd_engine.train.parallel.agent"
 
 Listener = Callable[[float, Event], None]
@@ -53,7 +52,6 @@ class RanksRun:
         self.control = RanksControl(self)
         self.recorder = FollowedRecord(directory, listener, request)
         self._command = command
-        self._agent: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def open(cls, request: RunRequest, command: Sequence[str], listener: Listener | None = None) -> RanksRun:
@@ -78,7 +76,7 @@ class RanksRun:
         ]  # fmt: skip
         try:
             with self.directory.console_log.open("ab") as log:
-                self._agent = agent = subprocess.Popen(
+                agent = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
         except OSError as error:
@@ -89,16 +87,21 @@ class RanksRun:
             time.sleep(POLL_S)
             self.recorder.poll(running=True)
             self.control.obey(agent)
+        # Ranks whose launcher was killed end by themselves.
+        deadline = time.monotonic() + ORPHANS_S
+        while self.directory.live_owner() is not None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
         self.recorder.poll(running=False)
         snapshot = self.recorder.snapshot()
         if snapshot.end is not None:
             return self._ended(snapshot.end)
-        if self.control.stop_status is not None:
-            status = {"interrupted": 130, "terminated": 143}.get(self.control.stop_status, 0)
+        text = f"the launcher of the ranks ended with status {agent.returncode}; see console.log"
+        end = EndEvent("failed", text, snapshot.step, EXIT_FAILED)
+        if (status := self.control.stop_status) is not None:
             reason = f"{self.control.stop_reason} before the first step"
-            return self._ended(EndEvent(self.control.stop_status, reason, snapshot.step, status))
-        text = self._last_words() or f"the ranks ended with status {agent.returncode}; see console.log"
-        return self._ended(EndEvent("failed", text, snapshot.step, EXIT_FAILED))
+            end = EndEvent(status, reason, snapshot.step, EXIT_OF.get(status, EXIT_FAILED))
+        record_end(self.directory, end)
+        return self._ended(end)
 
     def close(self) -> None:
         """Remove the folder of a run that recorded nothing."""
@@ -113,27 +116,19 @@ class RanksRun:
         self.finished.set()
         return end
 
-    def _last_words(self) -> str:
-        """The message of rank 0 if it could not open the run."""
-        with contextlib.suppress(OSError):
-            lines = self.directory.console_log.read_text(encoding="utf-8", errors="replace").splitlines()
-            own = [line for line in lines if line.startswith("ndd-console: ")]
-            if own:
-                return printable(own[-1].removeprefix("ndd-console: "))
-        return ""
-
 
 class RanksControl:
-    """Passes requests on to rank 0, which agrees on them with the other ranks."""
+    """Passes requests on: a stop to the launcher of the ranks, others to rank 0; the ranks agree on them."""
 
     def __init__(self, run: RanksRun) -> None:
         self._run = run
         self.stop_status: str | None = None
         self.stop_reason = ""
         self.kill = False
-        self._asked_t: float | None = None
-        self._sent = self._killed = False
         self._wanted: deque[tuple[str, int | None]] = deque()
+        self._asked_t = 0.0
+        self._stopped_t: float | None = None
+        self._killed_t: float | None = None
 
     @property
     def stopping(self) -> bool:
@@ -151,39 +146,36 @@ class RanksControl:
         self.kill = self.kill or action == "kill"
 
     def obey(self, agent: subprocess.Popen[bytes]) -> None:
-        """Pass on what was requested: a stop as soon as the ranks listen. End the ranks if they do not."""
+        """Pass on what was requested; called again and again."""
         while self._wanted:
             action, holder = self._wanted.popleft()
             try:
                 send(self._run.directory.control_socket, action, holder=holder)
             except UsageError as error:
                 self._run.recorder.say(str(error))
-        if self._asked_t is None:
+        if self.stop_status is None:
             return
-        if self.kill and not self._killed:
-            self._killed = True
-            for rank in _children(agent.pid):
-                for _ in range(2):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(rank, signal.SIGINT)
-        if not self._sent:
-            self._sent = self._stop()
-        late = time.monotonic() - self._asked_t > (KILL_PATIENCE_S if self.kill else PATIENCE_S)
-        if late and (self.kill or not self._sent):
-            agent.terminate()
+        now = time.monotonic()
+        if self._stopped_t is None:
+            if self._stop(agent, now):
+                self._stopped_t = now
+        elif self.kill and self._killed_t is None:
+            # The second signal; the first one was sent in an earlier turn, or the two would arrive as one.
+            self._killed_t = now
+            agent.send_signal(signal.SIGINT)
+        elif self._killed_t is not None and now - self._killed_t > KILL_PATIENCE_S:
+            agent.kill()  # the ranks notice that, and end
 
-    def _stop(self) -> bool:
-        """Pass the stop on to rank 0; False if it does not listen yet."""
-        number = {"interrupted": signal.SIGINT, "terminated": signal.SIGTERM}.get(self.stop_status or "")
-        run = self._run.recorder.snapshot().run
-        with contextlib.suppress(UsageError, ProcessLookupError):
-            if number is None:
+    def _stop(self, agent: subprocess.Popen[bytes], now: float) -> bool:
+        """Ask the ranks to stop; False if they do not listen yet."""
+        if self.stop_status == "stopped" and not self.kill and now - self._asked_t < PATIENCE_S:
+            try:
                 send(self._run.directory.control_socket, "stop")
-                return True
-            if run is not None and run.host == socket.gethostname():
-                os.kill(run.pid, number)
-                return True
-        return False
+            except UsageError:
+                return False
+        else:
+            agent.send_signal(signal.SIGTERM if self.stop_status == "terminated" else signal.SIGINT)
+        return True
 
 
 class FollowedRecord:
@@ -237,10 +229,3 @@ def _reopen(directory: RunDir) -> None:
         recorder.close()
     finally:
         lock.release()
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [child.pid for child in psutil.Process(pid).children()]
-    except psutil.Error:
-        return []

@@ -15,6 +15,7 @@ from .control import Control
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from .parallel.notes import Notes
     from .parallel.place import Place
 
 
@@ -38,10 +39,11 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The other ranks of a run, before they meet: this rank's place, and the store that all of them share."""
+    """The other ranks of a run, before they meet: this rank's place, and the store and notes that all of them share."""
 
     place: Place
     store: Store
+    notes: Notes
 
 
 class OpenRun(Protocol):

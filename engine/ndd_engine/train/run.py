@@ -35,11 +35,13 @@ from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.recorder import Listener, Recorder
-from ndd_engine.record.rundir import RunDir, RunLock, check_regular, discard, new_run_dir, set_aside
+from ndd_engine.record.rundir import RunDir, RunLock, bare, check_regular, discard, new_run_dir, set_aside
 from ndd_engine.text import printable
 
 from .control import Control, StopNow
 from .loggers import Loggers, enabled
+from .parallel.failures import Cause, leave_cause, others
+from .parallel.place import OtherRankError
 from .preflight import check_resume, preflight
 from .request import RunRequest
 from .scalars import both
@@ -71,8 +73,8 @@ class Run:
     ) -> None:
         self.request, self.directory, self.recorder = request, directory, recorder
         self.ranks: Ranks | None = None
-        # Whether a failure was unforeseen, so that the same run may succeed another time.
-        self.broken = False
+        # Of a run with several ranks: why this one ended before the training did.
+        self.cause: Cause | None = None
         self.control = Control()
         self.finished = threading.Event()
         self.end: EndEvent | None = None
@@ -105,7 +107,7 @@ class Run:
                 except RunLockedError:
                     undo.pop_all()  # another process has taken the new folder: leave it alone
                     raise
-                if request.restart is not None:
+                if request.restart is not None and not bare(directory):
                     set_aside(directory)
                 state = None
                 if request.resume is not None:
@@ -146,15 +148,26 @@ class Run:
         except StopNow:  # also while a failure was being explained
             self.interruptible = False
             status = self.control.stop_status or "stopped"
+            self._tell(Cause(status, self.control.stop_reason, own=True, curable=False))
             end = self._ended(status, f"{self.control.stop_reason}, immediately")
         if (gone := self.recorder.deleted()) is not None:
             reason = f"{gone}: its record and its checkpoints are lost; {end.reason}"
             end = replace(end, status="failed", reason=reason, exit_status=EXIT_FAILED)
         self.end = end
-        self.recorder.put(end)
+        self.conclude(end)
         self.recorder.flush()
         self.finished.set()
         return end
+
+    def conclude(self, end: EndEvent) -> None:
+        """Record the end, or that the ranks are restarted: the record then goes on."""
+        here = None if self.ranks is None else self.ranks.place
+        if here is None or self.cause is None or not self.cause.curable or here.restart >= here.restarts:
+            self.put(end)
+            return
+        again = f"restart {here.restart + 1} of {here.restarts}"
+        self.put(MarkEvent("warning", end.step, f"{end.reason}; {again} follows"))
+        self.put(StageEvent("resume", f"{again}: starting the ranks"))
 
     def close(self) -> None:
         """Write the record to its end, close the control socket and unlock the run; safe to call twice.
@@ -189,10 +202,8 @@ class Run:
             raise
         except NddError as error:
             reason = "; ".join(str(error).splitlines())
-            if self.ranks is not None:
-                from .parallel.failures import leave_note
-
-                leave_note(self.ranks.store, self.ranks.place.rank, reason)
+            own, curable = not isinstance(error, OtherRankError), getattr(error, "curable", False)
+            self._tell(Cause("failed", reason, own, curable, error.exit_status))
             if error.__cause__ is not None:  # raised by the user's own code
                 append(self.directory.console_log, _traceback(error.__cause__))
                 reason += _traced(None)
@@ -232,27 +243,31 @@ class Run:
 
     def _failed(self, error: BaseException) -> EndEvent:
         """Explain an error in one message, after saving a checkpoint if the state is complete."""
+        if self.control.kill and self.ranks is not None:
+            raise StopNow  # other ranks were stopped as well, and are gone
         append(self.directory.console_log, _traceback(error))
         prepared = self._prepared
         from ndd_engine.workloads.own_module import place
 
         from .failures import explain, unprepared
-        from .parallel.failures import others
 
         if prepared is None:
             self.recorder.settle()  # the snapshot has to contain the stage that failed
             stage = self.recorder.snapshot().stage or "preparing"
-            return self._ended("failed", unprepared(error, stage) + _traced(place(error)))
+            text = unprepared(error, stage) + _traced(place(error))
+            if self.ranks is not None:
+                return self._of_ranks(others(self.ranks, error, text, f"while {stage}"))
+            return self._ended("failed", text)
 
         loop = prepared.loop
         phase = prepared.clock.current
         failure = explain(error, loop.step + 1, phase, prepared.config, prepared.device, loop.stepper)
         text = failure.text + (_traced(failure.where) if failure.kind == "error" else "")
-        if loop.world is not None:
-            text, self.broken = others(loop.world, error, text)
+        if self.ranks is not None:
+            return self._of_ranks(others(self.ranks, error, text, f"at step {loop.step + 1} in {phase}"))
         # Between steps, and while waiting for a step's first batch, the state is complete.
         whole = loop.boundary or (phase == "data_wait" and prepared.config.batch.accumulation == 1)
-        if loop.step and whole and loop.world is None:  # a rank alone cannot save
+        if loop.step and whole:
             try:
                 loop.save()
             except Exception as second:  # noqa: BLE001  the first failure is the one to report
@@ -261,10 +276,27 @@ class Run:
         if stopped is not None and failure.kind in ("worker", "killed") and saved and saved.step == loop.step:
             # A signal to the process group also kills the workers: this is the requested stop, not a failure.
             return self._ended(stopped, f"{self.control.stop_reason}; checkpoint at step {loop.step}")
-        if saved is None:
-            return self._ended("failed", f"{text}; there is no checkpoint")
-        text += f"; the last checkpoint is step {saved.step}"
-        return self._ended("failed", f"{text}; resume with: ndd-console train --resume {self.directory.name}")
+        return self._ended("failed", text + self._resumable())
+
+    def _of_ranks(self, cause: Cause) -> EndEvent:
+        """The end of a rank that cannot go on. A rank alone cannot save a checkpoint."""
+        self.cause = cause
+        more = self._resumable() if cause.status == "failed" else ""
+        return self._ended(cause.status, cause.text + more, cause.exit_status)
+
+    def _resumable(self) -> str:
+        """Which checkpoint a failed run can go on from."""
+        if self._prepared is None:
+            return ""
+        if (saved := self._prepared.loop.saved) is None:
+            return "; there is no checkpoint"
+        resume = f"resume with: ndd-console train --resume {self.directory.name}"
+        return f"; the last checkpoint is step {saved.step}; {resume}"
+
+    def _tell(self, cause: Cause) -> None:
+        """Tell the other ranks, if there are some, why this one ends."""
+        if self.ranks is not None:
+            self.cause = leave_cause(self.ranks, cause) if cause.own else cause
 
     def _ended(self, status: str, reason: str, exit_status: int | None = None) -> EndEvent:
         loop = self._prepared.loop if self._prepared else None

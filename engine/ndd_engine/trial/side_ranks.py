@@ -111,6 +111,7 @@ def lead(side: Side, command: Json, size: int) -> Run:
 
 
 def _opened(side: Side, command: Json, rank: int, size: int, store: Store) -> Run:
+    from ndd_engine.train.parallel.notes import notes_of
     from ndd_engine.train.parallel.place import Place
     from ndd_engine.train.parallel.world import STORE_TIMEOUT
     from ndd_engine.train.rank_run import Meeting
@@ -119,7 +120,8 @@ def _opened(side: Side, command: Json, rank: int, size: int, store: Store) -> Ru
 
     store.set_timeout(STORE_TIMEOUT)
     request = RunRequest(draft_of(command), side.folder / "runs", probes=False)
-    return Meeting(request, Ranks(Place(rank, size, rank, size), store)).open(request, side.heard)
+    here = Place(rank, size, rank, size)
+    return Meeting(request, Ranks(here, store, notes_of(store, here))).open(request, side.heard)
 
 
 class OtherRank(Side):
@@ -133,7 +135,7 @@ class OtherRank(Side):
         return _opened(self, command, int(command["rank"]), size, store)
 
     def _error(self, error: BaseException) -> Json:
-        from ndd_engine.train.parallel.world import OtherRankError
+        from ndd_engine.train.parallel.place import OtherRankError
 
         if isinstance(error, OtherRankError):
             self.leave()  # rank 0 reports it
@@ -187,10 +189,10 @@ class RankBlocks(Blocks):
             return {}
         facts = self._side.facts
         facts.losses = [sum(values) / len(values) for values in zip(*(one[0] for one in every), strict=True)]
-        peaks, reserved = ([one[place] for one in every] for place in (1, 2))
-        facts.rank_peaks = [peak for peak in peaks if peak is not None]
+        facts.rank_peaks = [peak for _losses, peak, _reserved in every if peak is not None]
+        reserved = [reserved for _losses, _peak, reserved in every if reserved is not None]
         facts.peak_bytes = max(facts.rank_peaks, default=None)
-        facts.reserved_bytes = max((one for one in reserved if one is not None), default=None)
+        facts.reserved_bytes = max(reserved, default=None)
         facts.parts_ns = self._side.parts.per_step()
         found = diagnose(self._run.recorder.snapshot())
         facts.findings = [one.to_dict() for one in found if one.cause not in _NO_CAUSE]

@@ -38,10 +38,15 @@ def trained(
     as_json: bool,
     opened: Callable[[RunRequest, Listener], Run] = Run.open,
     signals: Signals | None = None,
+    quiet: bool = False,
 ) -> Run:
-    """As `run_headless`; returns the run after its end. opened: opens the run. signals: handled already."""
+    """As `run_headless`; returns the run after its end.
+
+    opened: opens the run. signals: handled already. quiet: write to console.log only.
+    """
     signals = signals or Signals()
-    words, data = Output(sys.stderr, "error"), Output(sys.stdout, "output")
+    words = Output(None if quiet else sys.stderr, "error")
+    data = Output(None if quiet else sys.stdout, "output")
 
     def as_line(t: float, event: Event) -> None:
         data.data(event.to_json(t))

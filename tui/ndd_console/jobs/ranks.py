@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
@@ -14,7 +16,7 @@ from ndd_console.output.progress import RunProgress, summary
 from ndd_console.output.run_log import Output
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.record.events import Event
-from ndd_engine.train.parallel.place import Place
+from ndd_engine.train.parallel.place import ENV_STOPPED, OtherRankError, Place, own_launcher
 from ndd_engine.train.ranks_run import RanksRun
 from ndd_engine.train.run import RunRequest
 
@@ -67,18 +69,20 @@ def rank_command(*words: str) -> list[str]:
 
 def run_rank(make: Callable[[], RunRequest | None], here: Place, as_json: bool) -> NoReturn:
     """Train as a rank and end the process. make: the request; only rank 0 reports what is wrong with it."""
-    from ndd_engine.train.parallel.world import OtherRankError
-    from ndd_engine.train.rank_run import leave, met
+    if ENV_STOPPED in os.environ:
+        os._exit(EXIT_DONE)
+    from ndd_engine.train.rank_run import leave, met, refused
 
     run = None
-    status = EXIT_FAILED
+    status, broken = EXIT_FAILED, False
     try:
         signals = Signals()
         meeting = met(make, here)
         if meeting is None:
             leave(None, EXIT_DONE)
         if here.first:
-            run = trained(meeting.request, as_json, meeting.open, signals)
+            # The console that started the ranks prints what rank 0 records.
+            run = trained(meeting.request, as_json, meeting.open, signals, quiet=own_launcher() is not None)
         else:
             run = meeting.open(meeting.request)
             signals.obey(Unheard(run), survive_hangup=True)
@@ -88,9 +92,13 @@ def run_rank(make: Callable[[], RunRequest | None], here: Place, as_json: bool) 
     except OtherRankError as error:
         status = error.exit_status
     except NddError as error:
-        status = error.exit_status
+        status, broken = error.exit_status, not here.first
         if here.first:
-            with contextlib.suppress(OSError):
-                for line in str(error).splitlines() or ["failed"]:
-                    print(f"ndd-console: {line}", file=sys.stderr, flush=True)  # noqa: T201
-    leave(run, status)
+            refused(error)
+        with contextlib.suppress(OSError):
+            for line in str(error).splitlines() or ["failed"]:
+                print(f"ndd-console: {line}", file=sys.stderr, flush=True)  # noqa: T201
+    except BaseException:  # noqa: BLE001  the interpreter would wait for torch's threads at its end
+        traceback.print_exc()
+        broken = True
+    leave(run, status, broken)

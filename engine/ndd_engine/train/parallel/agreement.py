@@ -8,7 +8,7 @@ The gap is voted on, too: about `EVERY_S` seconds of steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,11 @@ EVERY_S = 0.25
 # Most steps between two votes. The steps of a gap are binned into so many places, to find the least wait of each.
 MOST_STEPS = 4096
 SLOTS = 64
-# What a rank can ask for; those of `_STOPS` are the statuses of a run that stops.
-_STOPS = ("stopped", "interrupted", "terminated")
-ASKS = (*_STOPS, "pause", "checkpoint", "evaluate", "kernels", "early", "window", "profile")
+# What a rank can ask for; those of `_STOPS` are the statuses of a run that stops, and "kill" does so immediately.
+_STOPS = ("stopped", "interrupted", "terminated", "failed")
+ASKS = (
+    *_STOPS, "kill", "pause", "checkpoint", "evaluate", "kernels", "early", "not_finite", "window", "profile",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -111,17 +113,21 @@ def _decision(vote: Tensor) -> Decision:
 
 
 class SharedControl(Control):
-    """Requests that the ranks have agreed on. own: the requests to this rank, from its signals or its socket."""
+    """Requests that the ranks have agreed on. own: the requests to this rank, from its signals or its socket.
+
+    voted: called after each vote of a pause.
+    """
 
     def __init__(self, own: Control, votes: Votes) -> None:
         super().__init__()
         self.own, self._votes = own, votes
+        self.voted: Callable[[], None] = lambda: None
 
     def asks(self) -> dict[str, bool]:
         """What this rank asks for: requests once, a pause as long as it lasts."""
         own = self.own
         asked = dict.fromkeys(own.take_once(), True) if own.pending else {}
-        asked["pause"] = own.paused
+        asked["pause"], asked["kill"] = own.paused, own.kill
         if own.stop_status is not None:
             asked[own.stop_status] = True
         return asked
@@ -136,16 +142,16 @@ class SharedControl(Control):
             self.request("pause" if "pause" in asked else "resume")
         for status in _STOPS:
             if status in asked and self.stop_status is None:
-                own = self.own
-                reason = own.stop_reason if own.stop_status == status else f"{status} at rank {asked[status]}"
-                self.request("stop", reason, status)
+                # Requested here, too: the run ends with the reason of its own control.
+                self.own.request("stop", f"{status} at rank {asked[status]}", status)
+                self.request("stop", self.own.stop_reason, status)
+        if "kill" in asked:
+            self.own.request("kill")
+            self.request("kill")
 
     @property
     def holders(self) -> tuple[int, ...]:
         return self.own.holders
-
-    def check_kill(self) -> None:
-        self.own.check_kill()
 
     def wait(self, timeout_s: float) -> None:
         """While all ranks are paused: wait, then vote on what happens next."""
@@ -156,3 +162,4 @@ class SharedControl(Control):
             self.obey(flying, pauses=False)  # it was cast before the pause
         self.obey(self._votes.now(self.asks()))
         self._votes.paused()
+        self.voted()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ndd_engine.config.schema import ParallelSection
+from ndd_engine.config.parallel_section import ParallelSection
 from ndd_engine.text import counted
 from ndd_engine.train.checkpoint_tree import is_sharded
 

@@ -1,15 +1,15 @@
 """Notices that training stands still, and names the rank that the others wait for.
 
-Each rank watches itself from a thread. Nothing is sent while steps end. When no step has ended for the limit, a rank
-leaves a note in the store of the ranks: its step, phase and line, and the collectives it has begun. The lowest rank
-that left a note reads those of the others. A rank without a note is stopped, or holds the interpreter lock.
+Each rank watches itself from a thread. Nothing is sent while it makes progress. The first rank that makes none for the
+limit asks all ranks, by a note, where they are: step, phase and line, and the collective they wait in. It tells all of
+them what it concludes. A rank that does not answer is stopped, or holds the interpreter lock.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
+import secrets
 import sys
 import threading
 import time
@@ -17,30 +17,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 
-from ndd_engine.errors import shortened
 from ndd_engine.files import write_text
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event, MarkEvent
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import duration, printable
 
+from .flight import waiting_in
 from .world import World
 
 LOOK_S = 0.25
-# From the first note to the verdict: the other ranks notice about as late.
-PATIENCE_S = 2.0
+# A rank looks for a question after so many looks, and all of them have so long to answer.
+ASKED_EVERY = 4
+PATIENCE_S = 2.5
+# Writing a checkpoint may take longer than a step, and says nothing meanwhile.
+CHECKPOINT_LIMITS = 10
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
 _THREADING = str(Path(threading.__file__))
-FILE = "hang.json"
+_QUESTION, _VERDICT = "hang/question", "hang/verdict"
 
 
 @dataclass(frozen=True)
 class Note:
-    """What a rank that stands still knows: its step, phase and line; collectives begun, and the one it waits in."""
+    """Where a rank is: its step, phase and line; collectives begun, and the one it waits in or ""."""
 
     rank: int
     step: int
@@ -50,24 +53,24 @@ class Note:
     waits_in: str
 
 
-def verdict(notes: Mapping[int, Note], hosts: Sequence[str], stuck_s: float) -> str:
-    """Who holds the others up, in words. notes: by rank; ranks without one are silent."""
+def verdict(
+    notes: Mapping[int, Note], silent: Mapping[int, str], hosts: Sequence[str], stuck_s: float
+) -> str:
+    """Who holds the others up, in words. notes: by rank. silent: of the other ranks, what is known about each."""
     world = len(hosts)
     step = min(note.step for note in notes.values()) + 1
     head = f"step {step} has not ended for {duration(stuck_s)}"
     waiting = [note for note in notes.values() if note.waits_in]
     inside = waiting[0].waits_in if waiting else ""
     waits = f"; {len(waiting)} of {world} ranks wait in {inside}" if inside else ""
-    if silent := [rank for rank in range(world) if rank not in notes]:
-        names = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in silent[:4])
-        names += f" and {len(silent) - 4} more" if len(silent) > 4 else ""
-        does = "does not answer (stopped" if len(silent) == 1 else "do not answer (stopped"
-        return f"{head}: {names} {does}, or the interpreter lock is held){waits}"
+    if silent:
+        names = [f"rank {rank} ({hosts[rank]}) {state}" for rank, state in silent.items()]
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        return f"{head}: {', '.join(names[:4])}{more}{waits}"
     behind = _behind(notes)
     if behind is not None:
         return f"{head}: rank {behind.rank} ({hosts[behind.rank]}) is in {behind.phase}, at {behind.where}{waits}"
-    different = {note.waits_in for note in waiting}
-    if len(different) > 1:
+    if len({note.waits_in for note in waiting}) > 1:
         each = "; ".join(f"rank {note.rank} in {note.waits_in}, at {note.where}" for note in waiting[:3])
         return f"{head}: the ranks wait in different collectives: {each}"
     each = "; ".join(f"rank {note.rank} at {note.where}" for note in list(notes.values())[:3])
@@ -75,25 +78,25 @@ def verdict(notes: Mapping[int, Note], hosts: Sequence[str], stuck_s: float) -> 
 
 
 def _behind(notes: Mapping[int, Note]) -> Note | None:
-    """The rank that the others wait for: at an earlier step, or with fewer collectives, or in none."""
+    """The rank that the others wait for: in no collective, at an earlier step, or with fewer collectives begun."""
     every = list(notes.values())
+    if 0 < len(out := [note for note in every if not note.waits_in]) < len(every):
+        return min(out, key=lambda note: note.step)
     by_step = min(every, key=lambda note: note.step)
     if sum(note.step == by_step.step for note in every) < len(every):
         return by_step
-    out = [note for note in every if not note.waits_in]
-    if len(out) == 1 or (out and len(out) < len(every)):
-        return out[0]
-    counted = [note for note in every if note.begun is not None]
-    if len(counted) == len(every):
-        fewest = min(counted, key=lambda note: note.begun or 0)
+    if len({note.waits_in for note in every}) == 1 and all(note.begun is not None for note in every):
+        fewest = min(every, key=lambda note: note.begun or 0)
         if sum(note.begun == fewest.begun for note in every) < len(every):
-            same = {note.waits_in for note in every}
-            return fewest if len(same) == 1 else None
+            return fewest
     return None
 
 
 class HangWatch:
-    """Watches the steps of this rank. limit_s: how long a step may take before ranks are compared."""
+    """Watches the progress of this rank: its steps, and what `moved` is called for.
+
+    limit_s: how long there may be none before the ranks are compared.
+    """
 
     def __init__(
         self,
@@ -102,30 +105,35 @@ class HangWatch:
         clock: PhaseClock,
         put: Callable[[Event], None],
         limit_s: float,
-        folder: Path | None = None,
+        run: RunDir,
     ) -> None:
-        """folder: of the run; the verdict is also written there, since rank 0 may be the one that hangs."""
+        """run: where the verdict is also written if rank 0, which records the run, does not answer."""
         self._world, self._step, self._clock, self._put = world, step, clock, put
-        self.limit_s, self._folder = limit_s, folder
+        self.limit_s, self._run = limit_s, run
         self._main = threading.get_ident()
-        self._quiet = 0
+        self._moves = self._quiet = 0
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._episode = 0
+        self._question = self._answered = self._told = ""
 
     def start(self) -> None:
         """Start watching; on the thread that trains."""
         self._main = threading.get_ident()
-        self._thread = threading.Thread(target=self._work, name="ndd-hang", daemon=True)
-        self._thread.start()
+        if self._world.place.first:
+            with contextlib.suppress(OSError):
+                self._run.hang.unlink(missing_ok=True)
+        threading.Thread(target=self._work, name="ndd-hang", daemon=True).start()
 
     def stop(self) -> None:
         """Stop watching; does not wait."""
         self._stopping.set()
 
+    def moved(self) -> None:
+        """Progress between two steps: a batch of an evaluation, or a vote during a pause."""
+        self._moves += 1
+
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """While a pause, an evaluation or a checkpoint keeps steps from ending."""
+        """While the caller keeps the ranks from ending steps."""
         self._quiet += 1
         try:
             yield
@@ -133,50 +141,93 @@ class HangWatch:
             self._quiet -= 1
 
     def _work(self) -> None:
-        with contextlib.suppress(Exception):  # the store is gone: so are the other ranks
-            seen, since, told = self._step(), time.monotonic(), False
-            while not self._stopping.wait(LOOK_S):
-                step = self._step()
-                if step != seen or self._quiet:
-                    seen, since = step, time.monotonic()
-                    if told:
-                        told = False
-                        self._put(MarkEvent("note", step, f"step {step} has ended; training continues"))
-                elif not told and time.monotonic() - since >= self.limit_s:
-                    told = True
-                    self._tell(since)
+        seen, since, looks = (-1, 0), 0.0, 0
+        while not self._stopping.wait(LOOK_S):
+            looks += 1
+            now = self._step(), self._moves
+            if now != seen or self._quiet:
+                seen, since = now, time.monotonic()
+                self._goes_on(now[0])
+            elif not self._question and time.monotonic() - since >= self._limit():
+                self._ask(since)
+            if looks % ASKED_EVERY == 0:
+                self._answer()
 
-    def _tell(self, since: float) -> None:
-        world, step = self._world, self._step()
-        store, key = world.store, f"hang/{step}"
-        store.set(f"{key}/{world.rank}", json.dumps(asdict(self._note(step))))
-        if self._stopping.wait(PATIENCE_S) or self._step() != step:
-            return
-        notes: dict[int, Note] = {}
-        for rank in range(world.size):
-            name = f"{key}/{rank}"
-            if store.check([name]):
-                notes[rank] = Note(**json.loads(store.get(name)))
-        # A rank that is behind has a note of an earlier step.
-        for rank in range(world.size):
-            earlier = f"hang/{step - 1}/{rank}"
-            if rank not in notes and store.check([earlier]):
-                notes[rank] = Note(**json.loads(store.get(earlier)))
-        text = verdict(notes, world.hosts, time.monotonic() - since)
-        self._put(MarkEvent("warning", step, text, {"setting": "hang"}))
-        if min(notes) == world.rank and self._folder is not None:
+    def _limit(self) -> float:
+        return self.limit_s * (CHECKPOINT_LIMITS if self._clock.current.startswith("checkpoint") else 1)
+
+    def _goes_on(self, step: int) -> None:
+        notes = self._world.notes
+        if self._question:
+            if notes.get(_QUESTION) == self._question:
+                notes.put(_QUESTION, "")
+            self._question = ""
+        if self._told:
+            self._told = ""
+            self._put(MarkEvent("note", step, f"training continues after step {step}"))
             with contextlib.suppress(OSError):
-                body = {"t": time.time(), "step": step, "text": text}
-                write_text(self._folder / FILE, json.dumps(body) + "\n")
+                self._run.hang.unlink(missing_ok=True)
 
-    def _note(self, step: int) -> Note:
-        begun, waits_in = collectives()
-        return Note(self._world.rank, step, self._clock.current, self._place(), begun, waits_in)
+    def _ask(self, since: float) -> None:
+        """Ask all ranks where they are, unless another one did, and conclude."""
+        notes = self._world.notes
+        self._question = notes.get(_QUESTION) or ""
+        if self._question:
+            return
+        self._question = secrets.token_hex(6)
+        notes.put(_QUESTION, self._question)
+        self._answer()
+        deadline = time.monotonic() + PATIENCE_S
+        found: dict[int, Note] = {}
+        while len(found) < self._world.size and time.monotonic() < deadline:
+            found = {
+                rank: note for rank in range(self._world.size) if (note := self._answer_of(rank)) is not None
+            }
+            if self._stopping.wait(LOOK_S):
+                return
+        silent = {rank: self._state_of(rank) for rank in range(self._world.size) if rank not in found}
+        text = verdict(found, silent, self._world.hosts, time.monotonic() - since)
+        notes.put(_VERDICT, json.dumps([self._question, text]))
+        self._hear(self._question)
+        if 0 in silent:
+            body = {"t": time.time(), "step": self._step(), "text": text}
+            with contextlib.suppress(Exception):  # a full disk
+                write_text(self._run.hang, json.dumps(body) + "\n")
+
+    def _answer(self) -> None:
+        """Answer the question of another rank, and record what it concluded."""
+        notes = self._world.notes
+        question = notes.get(_QUESTION)
+        if not question:
+            return
+        if question != self._answered:
+            self._answered = question
+            begun, waits_in = waiting_in(self._world.control, self._frame())
+            note = Note(self._world.rank, self._step(), self._clock.current, self._place(), begun, waits_in)
+            notes.put(f"hang/{self._world.rank}", json.dumps([question, asdict(note)]))
+        self._hear(question)
+
+    def _hear(self, question: str) -> None:
+        found = json.loads(self._world.notes.get(_VERDICT) or "[0, 0]")
+        if found[0] == question != self._told:
+            self._told = question
+            self._put(MarkEvent("warning", self._step(), found[1]))
+
+    def _answer_of(self, rank: int) -> Note | None:
+        found = json.loads(self._world.notes.get(f"hang/{rank}") or "[0, 0]")
+        return Note(**found[1]) if found[0] == self._question else None
+
+    def _state_of(self, rank: int) -> str:
+        """What the system says about the process of a rank that does not answer."""
+        return self._world.members[rank].state()
+
+    def _frame(self) -> FrameType | None:
+        """The innermost frame of the thread that trains."""
+        return sys._current_frames().get(self._main)
 
     def _place(self) -> str:
         """File, line and function of the innermost frame outside torch, or of the engine if there is no other."""
-        frame: FrameType | None = sys._current_frames().get(self._main)
-        ours = ""
+        frame, ours = self._frame(), ""
         while frame is not None:
             file = frame.f_code.co_filename
             if not file.startswith((_TORCH, "<")) and file != _THREADING:
@@ -186,20 +237,3 @@ class HangWatch:
                 ours = ours or text
             frame = frame.f_back
         return ours or "an unknown line"
-
-
-def collectives() -> tuple[int | None, str]:
-    """(collectives begun, the one this process waits in or ""), from torch's flight recorder; (None, "") without."""
-    try:
-        c10d: Any = importlib.import_module("torch._C._distributed_c10d")
-        trace = json.loads(c10d._dump_fr_trace_json(True, False))
-        begun = sum(int(status["last_enqueued_collective"]) for status in trace["pg_status"].values())
-        open_ones = [entry for entry in trace.get("entries", ()) if not entry["retired"]]
-        if not open_ones:
-            return begun, ""
-        # Votes are always in flight: the collective of the training came last.
-        entry = open_ones[-1]
-        name = str(entry["profiling_name"]).removeprefix("gloo:").removeprefix("nccl:")
-        return begun, shortened(f"{name} of {entry['input_sizes']}", 120)
-    except Exception:  # noqa: BLE001  an older torch, or nothing was recorded
-        return None, ""

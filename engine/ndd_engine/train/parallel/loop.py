@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from ndd_engine.batches import map_tensors
+from ndd_engine.errors import TrainingError
 from ndd_engine.measure.clock import PhaseClock, no_phase
+from ndd_engine.measure.losses import first_bad
 from ndd_engine.record.events import Event
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.callbacks import Callbacks
@@ -78,10 +80,11 @@ class RankLoop(Loop):
         self.functions = AgreedProfiles(self.reporter, config.log.profile_every_s, stepper.settled)
         self._waits: StreamWaits | None = None
         self._hang = HangWatch(
-            world, lambda: self.step, clock, run.put, config.parallel.hang_s, self.store.folder.parent
+            world, lambda: self.step, clock, run.put, config.parallel.hang_s, run.directory
         )
         if (strategy := stepper.strategy) is not None:
             self.settings.of_ranks = lambda: effects(strategy, config.parallel, self._hang.limit_s)
+        team.control.voted = self._hang.moved
 
     def settle(self, sample: Callable[[], Any]) -> None:
         """Before the first step: two passes for DDP's final buckets, which also show where the exchange begins.
@@ -131,6 +134,7 @@ class RankLoop(Loop):
             team.cut()
         if "profile" in asked:
             functions.agreed()
+        self._end_if_bad()
 
     # While the caller keeps all ranks from their next step.
 
@@ -148,25 +152,14 @@ class RankLoop(Loop):
         super()._window()
         self.team.settle()
 
-    def _obey(self) -> bool:
-        with self._hang.quiet():
-            return super()._obey()
-
-    def _act(self, passes: int = 0) -> None:
-        with self._hang.quiet():
-            super()._act(passes)
-
     def _finish(self) -> None:
-        with self._hang.quiet():
-            super()._finish()
-
-    def _stop(self) -> str:
-        with self._hang.quiet():
-            return super()._stop()
+        self._check(self.losses.drain(), agreed=True)
+        super()._finish()
 
     def evaluate(self, again: bool = False, due: bool = False) -> None:
         super().evaluate(again, due)
         self.team.agree(self.callbacks.wanted is not None)
+        self._end_if_bad()
 
     def _evaluated(self) -> Result:
         if self.stepper.strategy is not None:
@@ -178,6 +171,24 @@ class RankLoop(Loop):
             self.stepper.strategy.sync_buffers()
         return super().save(again)
 
+    def _check(self, arrived: list[tuple[int, float]], saving: bool = False, agreed: bool = False) -> None:
+        """What is not finite on one rank ends all of them after the same step, or now if all are here.
+
+        saving, agreed: all ranks call this.
+        """
+        try:
+            super()._check(arrived, saving)
+        except TrainingError as error:
+            bad = first_bad(arrived)
+            self.team.note_bad(self.step if bad is None else bad[0], str(error))
+        if saving or agreed:
+            self.team.agree(self.callbacks.wanted is not None)
+            self._end_if_bad()
+
+    def _end_if_bad(self) -> None:
+        if (text := self.team.agreed_bad) is not None:
+            raise TrainingError(text)
+
     # What only one rank decides, or none.
 
     def _save_if_long_ago(self) -> None:
@@ -185,7 +196,8 @@ class RankLoop(Loop):
 
     def _between(self) -> None:
         # Ranks have different shares of an evaluation: a window of all ranks ends after it.
-        self.control.check_kill()
+        self.team.control.own.check_kill()
+        self._hang.moved()
 
     def record_rest(self) -> None:
         """Record what was measured since the last window after an error; the other ranks may be gone."""

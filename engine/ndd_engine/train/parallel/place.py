@@ -6,22 +6,40 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ndd_engine.errors import UsageError
+from ndd_engine.errors import NddError, UsageError
 from ndd_engine.text import printable
 
 # The folder of the run, set by `ndd-console train --ranks`, which reads the outcome from the record there.
 ENV_OWN_LAUNCHER = "NDD_RANKS"
+# Set for ranks that it starts after it was told to stop.
+ENV_STOPPED = "NDD_RANKS_STOPPED"
+
+
+class OtherRankError(NddError):
+    """Another rank failed and reports why; this one has nothing to add. The message is that of the other rank.
+
+    curable: whether a restart of all ranks may succeed.
+    """
+
+    def __init__(self, text: str, exit_status: int | None = None, curable: bool = False) -> None:
+        super().__init__(text)
+        self.exit_status = NddError.exit_status if exit_status is None else exit_status
+        self.curable = curable
 
 
 @dataclass(frozen=True)
 class Place:
-    """rank of size ranks, local_rank of local_size on this host; restart: restarts of all ranks so far."""
+    """rank of size ranks, local_rank of local_size on this host.
+
+    restart: restarts of all ranks so far; restarts: how many the launcher allows.
+    """
 
     rank: int
     size: int
     local_rank: int
     local_size: int
     restart: int = 0
+    restarts: int = 0
 
     @property
     def first(self) -> bool:
@@ -49,7 +67,8 @@ def place() -> Place | None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise UsageError(f"WORLD_SIZE={size}, but {name} is not set: start the ranks with torchrun")
-    return Place(rank, size, local_rank, local_size, _number("TORCHELASTIC_RESTART_COUNT", 0))
+    restart, restarts = _number("TORCHELASTIC_RESTART_COUNT", 0), _number("TORCHELASTIC_MAX_RESTARTS", 0)
+    return Place(rank, size, local_rank, local_size, restart, restarts)
 
 
 def own_launcher() -> Path | None:

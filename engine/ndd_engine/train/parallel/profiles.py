@@ -5,14 +5,13 @@ A rank alone that profiles a step would hold up the others, and would be taken f
 
 from __future__ import annotations
 
-import contextlib
 import json
-
-from torch._C._distributed_c10d import Store
 
 from ndd_engine.measure.functions import NEVER, FunctionProfiles
 from ndd_engine.record.events import FunctionsEvent
 from ndd_engine.text import printable
+
+from .notes import Notes
 
 _CHARS = 160  # of a place that is sent
 
@@ -56,8 +55,8 @@ class AgreedProfiles(FunctionProfiles):
 class Places:
     """For each rank and phase, the file, line and function that took most of a profiled step."""
 
-    def __init__(self, store: Store, rank: int) -> None:
-        self._store, self._rank = store, rank
+    def __init__(self, notes: Notes, rank: int) -> None:
+        self._notes, self._rank = notes, rank
         self._mine: dict[str, str] = {}
 
     def tell(self, event: FunctionsEvent) -> None:
@@ -68,15 +67,10 @@ class Places:
                 longest[phase] = own_ns, printable(f"{file}:{line} {name}")[:_CHARS]
         self._mine = {phase: place for phase, (_ns, place) in longest.items()}
         if self._rank:
-            with contextlib.suppress(RuntimeError):  # the store is gone with its rank
-                self._store.set(f"places/{self._rank}", json.dumps(self._mine))
+            self._notes.put(f"places/{self._rank}", json.dumps(self._mine))
 
     def of(self, rank: int) -> dict[str, str]:
         """The places of a rank by phase; {} as long as they are not known."""
         if rank == self._rank:
             return self._mine
-        key = f"places/{rank}"
-        with contextlib.suppress(RuntimeError, ValueError):
-            if self._store.check([key]):
-                return dict(json.loads(self._store.get(key)))
-        return {}
+        return dict(json.loads(self._notes.get(f"places/{rank}") or "{}"))

@@ -78,9 +78,11 @@ class StepSpans:
         names = self._clock.names
         if len(names) != self._names:
             self._names = len(names)
-            parts = [(index, *name.split("/")) for index, name in enumerate(names)]
-            self._asides = [index for index, phase, *_ in parts if phase in ASIDES]
-            self._waits = [index for index, phase, *part in parts if part == [PART] and phase not in ASIDES]
+            parts = [name.partition("/") for name in names]
+            self._asides = [index for index, (phase, _, _) in enumerate(parts) if phase in ASIDES]
+            self._waits = [
+                index for index, (phase, _, part) in enumerate(parts) if part == PART and phase not in ASIDES
+            ]
         count = len(row)
         wait = sum(row[index] or 0.0 for index in self._waits if index < count)
         aside = sum(row[index] or 0.0 for index in self._asides if index < count)

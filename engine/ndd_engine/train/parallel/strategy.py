@@ -112,8 +112,9 @@ class Ddp(Strategy):
         )
         if (hook := _hook(section.compress, self.device)) is not None:
             ddp.register_comm_hook(None, hook)
-        if self.device.type == "cpu" and hasattr(ddp, "_set_ddp_runtime_logging_sample_rate"):
-            ddp._set_ddp_runtime_logging_sample_rate(SAMPLE_STEPS)
+        sample: Any = getattr(ddp, "_set_ddp_runtime_logging_sample_rate", None)
+        if self.device.type == "cpu" and sample is not None:
+            sample(SAMPLE_STEPS)
         return ddp
 
     def hidden_ns(self) -> float | None:
@@ -123,8 +124,11 @@ class Ddp(Strategy):
             return None if overlap is None else float(overlap)
         return None
 
+    def micro(self, last: bool) -> AbstractContextManager[Any]:
+        return self._micro(last)
+
     @contextmanager
-    def micro(self, last: bool) -> Iterator[None]:
+    def _micro(self, last: bool) -> Iterator[None]:
         assert self.ddp is not None
         try:
             with nullcontext() if last else self.ddp.no_sync():

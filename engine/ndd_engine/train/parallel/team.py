@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -35,7 +36,7 @@ class Team:
     """What a loop of several ranks asks beside a loop of one.
 
     control: the requests that all ranks have agreed on. put: records events; windows wait for the figures of the other
-    ranks. early: set by votes, see `agree`. hidden_ns: see Strategy.
+    ranks. early: set by votes, see `agree`. hidden_ns: see Strategy. bad: what is not finite on this rank.
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class Team:
         self.control = SharedControl(own, self.votes)
         self.early: int | None = None
         self.hidden_ns: Callable[[], float | None] = lambda: None
+        self.bad: str | None = None
+        self._bad_rank: int | None = None
         self._put, self._window_ns = put, int(window_s * 1e9)
         self._fold = RanksFold(strategy, world.hosts) if world.place.first else None
-        self._places = Places(world.store, world.rank)
+        self._places = Places(world.notes, world.rank)
         self._held: list[WindowEvent] = []
         self._figures = [0.0] * (len(FIGURES) + 1)
         self._flying: tuple[Tensor, list[Tensor] | None, Any] | None = None
@@ -84,8 +87,8 @@ class Team:
         "window": end the window, and call `cut`. "profile": profile the next step.
         """
         self._arrived()
-        asks = self.control.asks()
-        asks["early"], asks["profile"] = early, profile
+        asks = self._asks(early)
+        asks["profile"] = profile
         asks["window"] = self.clock.window_ns >= self._window_ns
         self._report()
         decision = self.votes.turn(step, asks)
@@ -100,15 +103,37 @@ class Team:
         if (flying := self.votes.read()) is not None:
             self._take(flying, pauses=False)
         self._report()
-        self._take(self.votes.now({**self.control.asks(), "early": early}))
+        self._take(self.votes.now(self._asks(early)))
         self.votes.paused()
+
+    def _asks(self, early: bool) -> dict[str, bool]:
+        return self.control.asks() | {"early": early, "not_finite": self.bad is not None}
 
     def _take(self, decision: Decision, pauses: bool = True) -> None:
         self._least += decision.least_wait_ns
         self._most += decision.most_own_ns
         if "early" in decision.asked:
             self.early = decision.asked["early"]
+        self._bad_rank = decision.asked.get("not_finite", self._bad_rank)
         self.control.obey(decision, pauses)
+
+    def note_bad(self, step: int, text: str) -> None:
+        """Something of a step is not finite on this rank: all ranks have to end after the same step."""
+        if self.bad is None:
+            self.bad = text
+            self.world.notes.put(f"bad/{self.world.rank}", json.dumps([step, text]))
+
+    @property
+    def agreed_bad(self) -> str | None:
+        """What is not finite, when all ranks know it: on rank 0 that of the rank that found it first."""
+        if self._bad_rank is None:
+            return None
+        ranks = range(self.world.size) if self.world.place.first else (self._bad_rank,)
+        found = [(*json.loads(text), rank) for rank in ranks if (text := self.world.notes.get(f"bad/{rank}"))]
+        if not found:
+            return self.bad or f"rank {self._bad_rank} has a loss or a parameter that is not finite"
+        _step, text, rank = min(found)
+        return text if rank == self.world.rank else f"rank {rank}: {text}"
 
     # Windows.
 

@@ -5,6 +5,7 @@ Values go over a gloo group of their own, also on GPUs, and as bytes: torch's co
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -14,28 +15,38 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from ndd_engine.errors import NddError, UsageError
+from ndd_engine.errors import NddError, UsageError, message_of
+from ndd_engine.text import counted
+from ndd_engine.train.control import StopNow
 
-from .place import Place
+from .failures import first_over
+from .notes import Notes
+from .place import OtherRankError, Place, own_launcher
+
+if TYPE_CHECKING:
+    from ndd_engine.train.request import OpenRun, Ranks
 
 # Rank 0 may choose a model size or read data for a while before it shares what it found.
 STORE_TIMEOUT = timedelta(hours=2)
 # Votes continue while a rank compiles or evaluates; a rank that hangs is noticed by `hang`.
 CONTROL_TIMEOUT = timedelta(days=7)
+# The flight recorder lists the collectives that a rank waits in; older versions of torch keep it for NCCL only.
+FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+FLIGHT_ENTRIES = "2000"
+# Between two looks for the other ranks, and before saying which are missing.
+LOOK_S = 0.05
+MISSING_S = 5.0
 
 T = TypeVar("T")
-
-
-class OtherRankError(NddError):
-    """Rank 0 failed and reports why; this rank has nothing to add."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +57,24 @@ class Member:
     host: str
     pid: int
 
+    def state(self) -> str:
+        """What the system says about its process, as far as this host can know."""
+        if self.host == socket.gethostname():
+            with contextlib.suppress(psutil.Error):
+                if psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                    return f"is stopped (process {self.pid}; kill -CONT {self.pid} continues it)"
+                return f"does not answer: a call outside of Python holds the interpreter lock (process {self.pid})"
+        return f"does not answer: its process ({self.pid}) is stopped or gone, or holds the interpreter lock"
+
 
 class World:
     """The ranks of this run. Use `World.join`.
 
-    store: shared by all ranks. control: the gloo group for values. members: the ranks in order.
+    notes: shared by all ranks. control: the gloo group for values. members: the ranks in order.
     """
 
-    def __init__(self, place: Place, store: Store, device: torch.device) -> None:
-        self.place, self.store, self.device = place, store, device
+    def __init__(self, place: Place, notes: Notes, device: torch.device) -> None:
+        self.place, self.notes, self.device = place, notes, device
         self.control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
         mine = {"host": socket.gethostname(), "pid": os.getpid()}
         everyone = self.gather(mine)
@@ -74,17 +94,23 @@ class World:
         return [member.host for member in self.members]
 
     @classmethod
-    def join(cls, place: Place, store: Store, device: torch.device) -> World:
-        """Meet the other ranks; waits for all of them. device: where this rank trains."""
-        on_gpu = device.type == "cuda"
+    def join(cls, run: OpenRun, ranks: Ranks, device: torch.device) -> World:
+        """Meet the other ranks; waits for all of them. device: where this rank trains.
+
+        Raises OtherRankError if one of them has failed, and StopNow if this one is to stop.
+        """
+        place, on_gpu = ranks.place, device.type == "cuda"
+        _meet(run, ranks)
+        for name in FLIGHT_RECORDER:
+            os.environ.setdefault(name, FLIGHT_ENTRIES)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=PrefixStore("ndd/groups", store),
+            store=PrefixStore("ndd/groups", ranks.store),
             rank=place.rank,
             world_size=place.size,
             device_id=device if on_gpu else None,
         )
-        return cls(place, store, device)
+        return cls(place, ranks.notes, device)
 
     def gather(self, value: Any) -> list[Any]:
         """The value of every rank, in their order; values are what torch.load(weights_only=True) loads."""
@@ -113,6 +139,29 @@ class World:
         dist.barrier(group=self.control)
 
 
+def _meet(run: OpenRun, ranks: Ranks) -> None:
+    """Wait until all ranks are ready. torch would also wait for ranks that have failed, and despite a stop."""
+    here, notes = ranks.place, ranks.notes
+    notes.put(f"ready/{here.rank}", "")
+    begin, missing, told = time.monotonic(), 0, -1
+    run.stage("waiting for the other ranks")
+    while notes.get("ready") is None:
+        if run.control.stopping:
+            raise StopNow
+        if (cause := first_over(ranks)) is not None:
+            raise OtherRankError(cause.text, cause.exit_status, cause.curable)
+        if here.first:
+            while missing < here.size and notes.get(f"ready/{missing}") is not None:
+                missing += 1
+            if missing == here.size:
+                notes.put("ready", "")
+                return
+            if time.monotonic() - begin > MISSING_S and told != missing:
+                told = missing
+                run.stage(f"waiting for rank {missing} of {counted(here.size, 'rank')}")
+        time.sleep(LOOK_S)
+
+
 def connect(place: Place) -> tuple[Store, Place]:
     """The store of the ranks, and the place with what the ranks know of restarts; waits for all ranks.
 
@@ -126,7 +175,8 @@ def connect(place: Place) -> tuple[Store, Place]:
             f"rank {place.rank} cannot reach the store of the ranks at {address}: {error}"
         ) from None
     store.set_timeout(STORE_TIMEOUT)
-    attempt = _attempt(PrefixStore("ndd", store), place)
+    # Our own launcher counts the restarts of one host, and sets the attempts apart.
+    attempt = place.restart + 1 if own_launcher() is not None else _attempt(PrefixStore("ndd", store), place)
     return PrefixStore(f"ndd/{attempt}", store), replace(place, restart=max(place.restart, attempt - 1))
 
 
@@ -161,7 +211,10 @@ def _attempt(store: Store, place: Place) -> int:
 def from_first(store: Store, place: Place, key: str, make: Callable[[], Any]) -> Any:
     """What rank 0 makes, on all ranks; JSON values. If rank 0 raises, the others raise OtherRankError."""
     if not place.first:
-        found = json.loads(store.get(key))
+        try:
+            found = json.loads(store.get(key))
+        except (dist.DistError, RuntimeError) as error:
+            raise OtherRankError(f"rank 0 is gone: {message_of(error)}") from None
         if "error" in found:
             raise OtherRankError(found["error"])
         return found["value"]
