@@ -311,7 +311,9 @@ class Run:
 
     def _asked(self, action: str, holder: int | None) -> None:
         """Handle a request from the control socket."""
-        self.control.request(action, "stopped from another terminal", holder=holder)
+        # Of several ranks, the console that started them sends its requests this way, too.
+        reason = "stopped from another terminal" if self.ranks is None else "stopped on request"
+        self.control.request(action, reason, holder=holder)
 
 
 def append(path: Path, text: str) -> None:
