@@ -5,6 +5,7 @@ make screenshots        needs rsvg-convert and a monospace font for the PNG file
 live.png           a slow run: its bottleneck and ceiling; live-*.png: at other sizes
 diagnosis.png      all findings of that run, with a profiler capture
 trial.png          the proposed change, measured
+ranks.png          two ranks, one of which waits for its data; ranks-table.png: the page of ranks
 tuning.png         settings tried in turn, with their gains
 home.png           the home screen
 wizard.png         trade-offs; wizard-120x40.png, wizard-measured.png, wizard-file.png: the other pages
@@ -13,6 +14,8 @@ wizard.png         trade-offs; wizard-120x40.png, wizard-measured.png, wizard-fi
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -35,6 +38,7 @@ from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.wizard import TABLE
 from ndd_engine.config import read
 from ndd_engine.diagnose import diagnose
+from ndd_engine.train.ranks_run import RanksRun
 from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.trial.request import Base
 from ndd_engine.trial.tuning import run_tuning
@@ -45,6 +49,10 @@ FOLDER = Path(__file__).parent
 SLOW = ("loader.cache=false", "loader.workers=0", "batch.micro=2", "batch.sequence=256")
 # Long enough for the findings to settle, for an evaluation and for curves.
 TRAIN_S, PATIENCE_S = 75.0, 240.0
+RANKS = (
+    "run.name=late-001", "run.threads=1", "batch.micro=128", "parallel.ranks=2", "log.profile_every_s=10",
+    "checkpoint.at_end=false",
+)  # fmt: skip
 TUNING_BUDGET_S = 30.0
 WIZARD = Answers(workload="chartext", sizes=("mini", "tiny"), min_sequence=64)
 WIZARD_BUDGET_S = 40.0
@@ -55,6 +63,8 @@ def main() -> int:
     """Train, measure and tune for some minutes, and picture the screens."""
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(take_run(Path(folder)))
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(take_ranks(Path(folder)))
     asyncio.run(take_tuning())
     asyncio.run(take_wizard())
     to_png()
@@ -112,6 +122,39 @@ async def take_run(root: Path) -> None:
         run.control.request("stop")
         engine.join()
         run.close()
+
+
+async def take_ranks(root: Path) -> None:
+    """A run of two ranks, whose rank 1 reads its data from a slow disk: live screen and page of ranks."""
+    os.environ.update(LATE_RANK="1", LATE_PHASE="data_wait", LATE_MS="20")
+    words = ("--workload", "late_rank:factory", *(word for item in RANKS for word in ("--set", item)))
+    command = [sys.executable, "-m", "ndd_console", "--runs", str(root), "train", *words]
+    with contextlib.chdir(FOLDER.parent / "benchmarks" / "scripts"):
+        run = RanksRun.open(RunRequest(read(sets=RANKS, workload="late_rank:factory"), root), command)
+        engine = threading.Thread(target=run.execute, name="engine")
+        engine.start()
+        source = EngineSource(run)
+        app = ConsoleApp(source, None, wizard=wizard)
+        try:
+            async with app.run_test(size=(80, 24)) as pilot:
+                await until(lambda: placed(source), pilot)
+                await pilot.pause(2.0)
+                save("ranks", app)
+                await pilot.press("r")
+                await pilot.pause(2.0)
+                save("ranks-table", app)
+                app.exit("quit")
+        finally:
+            source.close()
+            run.control.request("stop")
+            engine.join()
+            run.close()
+
+
+def placed(source: EngineSource) -> bool:
+    """Whether the late rank is named with its code."""
+    ranks = source.snapshot().ranks
+    return ranks is not None and ranks.late is not None and bool(ranks.late["where"])
 
 
 def ready(source: EngineSource, seconds: float) -> bool:
