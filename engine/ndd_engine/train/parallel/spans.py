@@ -76,8 +76,10 @@ class StepSpans:
         if len(names) != self._names:
             self._names = len(names)
             self._waits = [index for index, name in enumerate(names) if name.endswith(f"/{PART}")]
-        count = len(row)
-        wait = sum(row[index] or 0.0 for index in self._waits if index < count)
+        wait, count = 0.0, len(row)
+        for index in self._waits:
+            if index < count:
+                wait += row[index] or 0.0
         return wait, sum(filter(None, row)) - wait
 
 
