@@ -57,7 +57,8 @@ def _launcher(root: Path, node: int, port: str, rendezvous: str) -> subprocess.P
 
 
 def _ranks(launchers: list[subprocess.Popen[str]]) -> list[psutil.Process]:
-    return [child for each in launchers for child in psutil.Process(each.pid).children() if "RANK" in child.environ()]  # fmt: skip
+    children = [child for each in launchers for child in psutil.Process(each.pid).children()]
+    return [child for child in children if "RANK" in child.environ()]
 
 
 def _until(true: Callable[[], bool], limit_s: float = 90) -> None:
