@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, Window
 from ndd_engine.record.events import WindowEvent
+from ndd_engine.record.ranks import RanksEvent
+from ndd_engine.train.control import Control
 from ndd_engine.train.parallel.marks import PART, StreamWaits
+from ndd_engine.train.parallel.place import Place
 from ndd_engine.train.parallel.spans import DeviceStepSpans, StepSpans, WindowSpans, step_spans
+from ndd_engine.train.parallel.team import Team
 
 MS = 1_000_000
 
@@ -204,3 +212,33 @@ def test_waits_of_the_compute_stream_in_forward_and_backward_are_exchange() -> N
     assert {name: times["host_ns"] / MS for name, times in phases.items()} == {
         "to_device": 6, "forward": 6, "forward/exchange": 3, "backward": 9, "backward/exchange": 3,
     }  # fmt: skip
+
+
+def test_what_rank_0_records_of_a_gpu_has_the_times_of_the_device() -> None:
+    machine = Machine()
+    clock = device_clock(machine)
+    store = dist.HashStore()
+    recorded: list[Any] = []
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        world: Any = SimpleNamespace(
+            place=Place(0, 1, 0, 1), rank=0, size=1, control=dist.group.WORLD, store=store, hosts=["a"],
+            device=torch.device("cpu"),
+        )  # fmt: skip
+        team = Team(world, Control(), recorded.append, clock, "ddp", window_s=1.0)
+        team.begin(0)
+        for done in range(1, 121):
+            step(machine, clock, wait_ms=5)
+            team.after_step(done)
+            if done >= team.votes.next and "window" in team.turn(done, early=False, profile=False):
+                team.put(event(clock.take()))
+                team.cut()
+        team.settle()
+    finally:
+        dist.destroy_process_group()
+    (*_, last) = [item for item in recorded if isinstance(item, RanksEvent)]
+    means = {name: summary[2] / 1e3 for name, summary in last.columns_us.items()}
+    assert means["forward"] == pytest.approx(10, abs=0.3)
+    assert means["backward"] == pytest.approx(20, abs=0.3)
+    assert means["wait"] == pytest.approx(5, abs=0.3)
+    assert means["own"] == pytest.approx(31, abs=1)

@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.predict.probing import endless
-from ndd_engine.train.parallel.strategy import blocks, strategy_of
+from ndd_engine.train.parallel.strategy import _hook, blocks, strategy_of
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare
@@ -91,6 +92,11 @@ def test_gradients_are_exchanged_once_a_step() -> None:
 def test_bf16_gradients_need_nccl() -> None:
     with group("gloo"), pytest.raises(UsageError, match="by NCCL only, not by gloo"):
         trained(configured("parallel.ranks=2", "parallel.compress=bf16"), steps=0)
+
+
+def test_bf16_gradients_are_allowed_on_gpus_where_each_device_has_its_backend() -> None:
+    with group("cpu:gloo"):  # as "cpu:gloo,cuda:nccl", of which a build for CPUs lacks one half
+        assert _hook("bf16", torch.device("cuda")) is default_hooks.bf16_compress_hook
 
 
 @pytest.mark.parametrize("compress", ["off", "fp16"])

@@ -163,7 +163,8 @@ def _device_of(asked: str, ranks: Ranks | None) -> str:
     """The device of this rank: with several on a host, each has a GPU of its own."""
     if ranks is None or asked not in ("auto", "cuda") or not torch.cuda.is_available():
         return asked
-    return f"cuda:{ranks.place.local_rank}"
+    # Where a cluster gives each process a GPU of its own, it is the only one that the process sees.
+    return f"cuda:{ranks.place.local_rank if torch.cuda.device_count() > 1 else 0}"
 
 
 def _decided(run: OpenRun, machine: Machine) -> tuple[Config, SizeChoice | None]:

@@ -83,10 +83,14 @@ class StepSpans:
             self._waits = [
                 index for index, (phase, _, part) in enumerate(parts) if part == PART and phase not in ASIDES
             ]
-        count = len(row)
-        wait = sum(row[index] or 0.0 for index in self._waits if index < count)
-        aside = sum(row[index] or 0.0 for index in self._asides if index < count)
-        return wait, sum(filter(None, row)) - wait - aside
+        wait, rest, count = 0.0, sum(filter(None, row)), len(row)
+        for index in self._waits:
+            if index < count:
+                wait += row[index] or 0.0
+        for index in self._asides:
+            if index < count:
+                rest -= row[index] or 0.0
+        return wait, rest - wait
 
 
 class DeviceStepSpans(StepSpans):
