@@ -139,10 +139,6 @@ def stream(settings: Any) -> dict[str, Any]:
     return {**points(settings), "train_data": Shuffled(45)}
 
 
-def stepping(settings: Any) -> dict[str, Any]:
-    return {**points(settings), "step": lambda batch, train: batch[0].sum(), "optimizer": []}
-
-
 def optimizing(settings: Any) -> dict[str, Any]:
     parts = points(settings)
-    return {**parts, "optimizer": torch.optim.SGD(parts["model"].parameters(), lr=0.1)}
+    return {**parts, "optimizer": torch.optim.SGD(parts["model"].parameters(), lr=settings.optimizer.lr)}

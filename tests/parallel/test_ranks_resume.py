@@ -66,12 +66,14 @@ def test_another_number_of_ranks_continues_the_same_training(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_another_strategy_and_sums_in_another_order_differ_by_rounding(tmp_path: Path) -> None:
-    ddp = trained(tmp_path, "ddp", parts=((2, 13, "ddp"),))
-    mixed = trained(tmp_path, "mixed", parts=((2, 4, "ddp"), (2, 8, "fsdp2"), (2, 13, "ddp")))
-    four = trained(tmp_path, "four", parts=((4, 6, "fsdp2"), (1, 13, "ddp")))
-    for run in (mixed, four):
-        assert difference(run, ddp) < 1e-14
+@pytest.mark.parametrize(
+    "parts", [((2, 4, "ddp"), (2, 8, "fsdp2"), (2, 13, "ddp")), ((4, 6, "fsdp2"), (1, 13, "ddp"))]
+)
+def test_another_strategy_or_order_of_sums_differs_by_rounding(
+    tmp_path: Path, parts: tuple[tuple[int, int, str], ...]
+) -> None:
+    whole = trained(tmp_path, "whole", parts=((2, 13, "ddp"),))
+    assert difference(trained(tmp_path, "parts", parts=parts), whole) < 1e-14
 
 
 @pytest.mark.slow
@@ -88,19 +90,14 @@ def test_a_stream_goes_on_in_the_middle_of_a_pass(tmp_path: Path) -> None:
     ("sets", "words"),
     [
         (
-            ("workload.name=ranks_workloads:stepping",),
-            "parallel.ranks = 2 is not possible with a factory that has its",
-        ),
-        (
             ("workload.name=ranks_workloads:optimizing", "parallel.strategy=fsdp2"),
-            'parallel.strategy = "fsdp2" is not',
+            "an optimizer that the factory",
         ),
         (
             ("workload.options.unused=true",),
             "the loss does not use rest.weight, rest.bias: set parallel.find_unused",
         ),
         (("workload.options.loader=true",), "train_data.drop_last"),
-        (("parallel.compress=bf16",), "parallel.compress: PyTorch exchanges gradients in bf16 by NCCL only"),
     ],
 )
 def test_what_ranks_cannot_share_is_one_sentence(tmp_path: Path, sets: tuple[str, ...], words: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +17,15 @@ from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.predict.probing import endless
+from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.parallel.effects import effects
 from ndd_engine.train.parallel.strategy import _hook, blocks, strategy_of
 from ndd_engine.train.prepare import seed
+from ndd_engine.train.probes.rehearsal import Rehearsal
+from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.training import training_of
+from ndd_engine.workloads.training import TrainingParts, training_of
 
 CPU = torch.device("cpu")
 
@@ -129,3 +135,76 @@ def test_repeated_layers_are_found_and_shared_ones_left_out() -> None:
     assert len(blocks(nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024)))) == 2
     towers = nn.ModuleList([nn.ModuleList([layer(), layer()]) for _ in range(2)])
     assert len(blocks(towers)) == 4
+
+
+@pytest.mark.parametrize(
+    ("sets", "parts", "words"),
+    [
+        ([], {"step": print}, "parallel.ranks = 2 is not possible with a factory that has its own step"),
+        ([], {"state": print}, "parallel.ranks = 2 is not possible with a factory that carries state"),
+        (["parallel.strategy=fsdp2"], {"optimizers": {}}, "with an optimizer that the factory returns"),
+        (["parallel.strategy=fsdp2", "speed.channels_last=true"], {}, "set speed.channels_last = false, or"),
+        (
+            ["parallel.strategy=fsdp2", "optimizer.name=sgd", "optimizer.implementation=fused"],
+            {},
+            'set optimizer.implementation = "auto", or parallel.strategy = "ddp"',
+        ),
+        ([], {}, "parallel.ranks = 2, but this process trains alone: start the ranks with"),
+    ],
+)
+def test_what_ranks_cannot_share_names_key_and_value(
+    sets: list[str], parts: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        strategy_of(configured("parallel.ranks=2", *sets), CPU, TrainingParts(**parts))
+
+
+def effects_of(*sets: str) -> dict[str, tuple[str, bool | None]]:
+    """What is reported of [parallel]: the applied value, and whether it is in effect (None: not asked for)."""
+    config = configured(*sets)
+    stepper, _ = trained(config, steps=1)
+    batches = Batches(stepper.workload.train_data, config)
+    settings = VerifiedSettings(stepper, batches, EvalBatches(stepper.workload.eval_data, config))
+    if (strategy := stepper.strategy) is not None:
+        settings.of_ranks = lambda: effects(strategy, config.parallel, 7.0)
+    events = settings.of_model(Rehearsal())
+    assert all(event.verified for event in events)
+    found = {event.name: (event.applied, event.in_effect) for event in events}
+    return {key[9:]: value for key, value in found.items() if key.startswith("parallel.")}
+
+
+def test_settings_of_ddp_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    sets = [
+        "parallel.ranks=2",
+        "parallel.bucket_mb=0.5",
+        "parallel.compress=fp16",
+        "parallel.find_unused=true",
+    ]
+    more = ["parallel.hang_s=7", "parallel.restarts=3", "parallel.reduce_dtype=bf16"]
+    with group("gloo"):
+        found = effects_of(*sets, *more)
+        defaults = effects_of("parallel.ranks=2")
+    assert found["ranks"] == ("1", False)  # the group of this test
+    assert found["bucket_mb"] == ("0.5", True) and found["find_unused"] == ("true", True)
+    assert found["compress"] == ("fp16", True) and found["hang_s"] == ("7.0", True)
+    assert found["restarts"] == ("3", True)
+    assert found["reduce_dtype"] == ("off", False)  # of FSDP2
+    assert defaults["bucket_mb"] == ("25.0", None) and defaults["compress"] == ("off", None)
+
+
+@pytest.mark.parametrize("reshard", ["true", "false"])
+def test_settings_of_fsdp2_are_read_back(reshard: str) -> None:
+    sets = ["parallel.strategy=fsdp2", "parallel.param_dtype=bf16", "parallel.compress=fp16"]
+    with group("fake", 2):
+        found = effects_of("parallel.ranks=2", f"parallel.reshard={reshard}", *sets)
+    assert found["ranks"] == ("2", True) and found["strategy"] == ("fsdp2", True)
+    assert found["reshard"] == (reshard, None if reshard == "true" else True)
+    assert found["param_dtype"] == ("bf16", True) and found["reduce_dtype"] == ("fp32", None)
+    assert found["compress"] == ("off", False) and found["restarts"] == ("0", None)
+
+
+def test_settings_of_ranks_have_no_effect_in_a_single_process() -> None:
+    assert effects_of("parallel.compress=fp16", "parallel.restarts=2") == {
+        "compress": ("off", False), "restarts": ("off", False),
+    }  # fmt: skip
