@@ -191,9 +191,10 @@ class RankBlocks(Blocks):
         facts.rank_peaks = [peak for peak in peaks if peak is not None]
         facts.peak_bytes = max(facts.rank_peaks, default=None)
         facts.reserved_bytes = max((one for one in reserved if one is not None), default=None)
-        facts.parts_ns = self._side.parts.per_step()
-        found = diagnose(self._run.recorder.snapshot())
-        facts.findings = [one.to_dict() for one in found if one.cause not in _NO_CAUSE]
+        if self._measuring:
+            facts.parts_ns = self._side.parts.per_step()
+            found = diagnose(self._run.recorder.snapshot())
+            facts.findings = [one.to_dict() for one in found if one.cause not in _NO_CAUSE]
         return asdict(facts)
 
 
