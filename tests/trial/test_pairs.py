@@ -109,7 +109,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(sides_module, "SideProcess", Process)
     monkeypatch.setattr(trial_module, "time", SimpleNamespace(monotonic=lambda: made.now))
     # Another trial on this machine does not matter here.
-    monkeypatch.setattr(trial_module, "alone", lambda *_: nullcontext())
+    monkeypatch.setattr(trial_module, "alone", lambda *_args, **_more: nullcontext())
     yield made
     assert made.open == [], "a process was left behind"
 

@@ -68,7 +68,8 @@ def launch_bound(view: View) -> Finding | None:
     # max-autotune has CUDA graphs of its own.
     needs = ("speed.compile=default",) if compiled == "max-autotune" else ()
     text = "capture the step in a CUDA graph and replay it" + (", with compile mode default" if needs else "")
-    draft.change(text, "speed.cuda_graph=true", *needs)
+    if (view.whole("parallel.ranks") or 1) == 1:  # ranks exchange gradients during backward
+        draft.change(text, "speed.cuda_graph=true", *needs)
     if compiled == "off":
         draft.change("fuse small kernels with torch.compile", "speed.compile=default")
     accumulation, micro = view.whole("batch.accumulation") or 1, view.whole("batch.micro")

@@ -30,7 +30,9 @@ def optimizer(view: View) -> Finding | None:
     applied = [item.applied for item in view.snapshot.settings if item.name == "optimizer.implementation"]
     used = (applied[0] if applied else "") or view.get("optimizer.implementation")
     edits = {}
-    if used in ("loop", "foreach"):
+    # PyTorch's fused SGD does not update sharded parameters.
+    sharded = (view.whole("parallel.ranks") or 1) > 1 and view.get("parallel.strategy") == "fsdp2"
+    if used in ("loop", "foreach") and not (sharded and view.get("optimizer.name") == "sgd"):
         text = "use the fused optimizer (one kernel for all parameters)"
         edits["optimizer.implementation=fused"] = text
     if view.get("optimizer.set_to_none") is False and view.cost("zero_grad").share >= FLOOR / 2:

@@ -325,6 +325,7 @@ class Blocks:
         seconds = command["until_s"]
         if seconds is None and not self._measuring:
             self._measuring = True
+            self._run.recorder.flush()
             self._side.parts.clear()  # of the warm-up
         self._until = None if seconds is None else time.perf_counter() + seconds
         self._least = lead + int(command["least"])
@@ -345,7 +346,7 @@ class Blocks:
         facts = self._side.facts
         facts.losses = [float(loss) for loss in self._losses]
         facts.peak_bytes, facts.reserved_bytes = peak_memory(self._device)
-        facts.parts_ns = self._side.parts.per_step()
+        facts.parts_ns = self._side.parts.per_step() if self._measuring else {}
         return asdict(facts)
 
     def _now(self) -> float:

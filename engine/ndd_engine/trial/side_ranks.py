@@ -193,9 +193,10 @@ class RankBlocks(Blocks):
         reserved = [reserved for _losses, _peak, reserved in every if reserved is not None]
         facts.peak_bytes = max(facts.rank_peaks, default=None)
         facts.reserved_bytes = max(reserved, default=None)
-        facts.parts_ns = self._side.parts.per_step()
-        found = diagnose(self._run.recorder.snapshot())
-        facts.findings = [one.to_dict() for one in found if one.cause not in _NO_CAUSE]
+        if self._measuring:
+            facts.parts_ns = self._side.parts.per_step()
+            found = diagnose(self._run.recorder.snapshot())
+            facts.findings = [one.to_dict() for one in found if one.cause not in _NO_CAUSE]
         return asdict(facts)
 
 

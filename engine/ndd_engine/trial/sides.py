@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -57,6 +57,8 @@ class Sides:
         self.base, self.changed = base, list(changed)
         self.facts = [SideFacts(), SideFacts()]
         self.rates: tuple[list[float], list[float]] = ([], [])
+        # Of each pair, see SideFacts.parts_ns.
+        self._parts: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
         self._sets = tuple(sets)
         self._budget_s, self._left_s, self._tick = budget_s, left_s, tick
         self._open: dict[int, SideProcess] = {}
@@ -183,16 +185,19 @@ class Sides:
             with suppress(ChildError):
                 side.learn(self._tick(MEASURING))
                 first, now = self.facts[index], side.both[index] if len(side.both) > 1 else side.facts
-                first.settings = now.settings
+                first.settings, first.rank_peaks, first.findings = now.settings, now.rank_peaks, now.findings
+                self._parts[index].append(now.parts_ns)
+                first.parts_ns = mean(self._parts[index])
                 first.peak_bytes = most(first.peak_bytes, now.peak_bytes)
                 first.reserved_bytes = most(first.reserved_bytes, now.reserved_bytes)
                 first.peaks += [] if now.peak_bytes is None else [now.peak_bytes]
 
     def forget(self) -> None:
         """Forget what was measured in blocks."""
-        for rates, facts in zip(self.rates, self.facts, strict=True):
+        for rates, facts, parts in zip(self.rates, self.facts, self._parts, strict=True):
             rates.clear()
             facts.peaks.clear()
+            parts.clear()
 
     def speeds(self) -> None:
         """Put the mean speeds into the facts."""
@@ -213,6 +218,13 @@ def failures_of(index: int) -> Iterator[None]:
         yield
     except ChildError as error:
         raise SideFailedError(index, error.kind, str(error)) from None
+
+
+def mean(every: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each value over the mappings that are not empty; a missing value is 0."""
+    known = [one for one in every if one]
+    names = dict.fromkeys(name for one in known for name in one)
+    return {name: sum(one.get(name, 0.0) for one in known) / len(known) for name in names}
 
 
 def most(first: int | None, second: int | None) -> int | None:
