@@ -37,7 +37,10 @@ def late_rank(view: View) -> Finding | None:
     host = f" on {printable(late['host'])}" if late.get("host") and ranks.newest.hosts > 1 else ""
     where = printable(late["where"]) if late.get("where") else None
     if where is not None:
-        draft.saw(f"{rank}{host} is mostly at {where} in {phase}", "profiled step")
+        draft.saw(
+            f"{rank}{host} is mostly at {where} in {phase}",
+            "stack samples" if view.is_script else "profiled step",
+        )
     draft.saw(
         f"{rank}{host} works {milliseconds(late['late_ns'])} a step longer than the usual rank "
         f"(+{milliseconds(late['phase_ns'])} in {phase}), since step {late.get('since_step', 0):,}",
