@@ -40,8 +40,8 @@ from .clock import (
 WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
 # From one profiled step to the next; 0: none.
 PROFILE_NS = int(float(os.environ.get("NDD_WATCH_PROFILE_S", "30")) * 1e9)
-# What timing the phases of a step costs, and the share of a step that it may cost.
-COST_NS = 30_000
+# What timing the phases of a step costs, alone and as one of several ranks, and the share of a step that it may cost.
+COST_NS, RANK_COST_NS = 30_000, 40_000
 SHARE = float(os.environ.get("NDD_WATCH_SHARE", "0.005"))
 MOST_SKIPPED = 64
 # Backward passes without an optimizer or zero_grad, after which each of them is a step.
@@ -207,7 +207,8 @@ class Steps:
             taken = clock.take()
             count = len(taken[1]) + len(taken[2])
             step_ns = (sum(map(sum, taken[1])) + sum(taken[2])) / max(count, 1)
-            self.every = min(int(COST_NS / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
+            cost_ns = RANK_COST_NS if self.ranks else COST_NS
+            self.every = min(int(cost_ns / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
             if self.ranks:
                 self.every = _power(self.every)
             self._window_begin, self._window_end = self.done, 0

@@ -2,8 +2,8 @@
 
 DDP exchanges gradients while others are computed, and waits for the end of that in a callback of the autograd engine,
 which it asks for when its last gradient is ready. A callback that was asked for earlier runs before it: ours, from a
-hook of the loss. FSDP and the script itself call collectives of torch.distributed. On a GPU these only queue their
-work, and the host does not wait.
+hook of the loss, for some microseconds a step. FSDP and the script itself call collectives of torch.distributed. On a
+GPU these only queue their work, and the host does not wait.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Waits:
         if hook is not None:
             hook.remove()
 
-    def _began(self, _gradient: Any) -> None:
+    def _began(self, _gradients: Any) -> None:
         try:
             self._engine.queue_callback(self._computed)
         except Exception as error:  # noqa: BLE001  it would reach the script

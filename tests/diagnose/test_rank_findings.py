@@ -113,6 +113,15 @@ def test_exposed_exchange_offers_settings_of_the_strategy() -> None:
     assert "parameters" in sharded.title
 
 
+def test_exchange_with_ranks_that_are_not_observed_may_be_waiting() -> None:
+    snapshot = snapshot_of(Planted(4, exchange_ms=25.0, **QUIET))
+    assert snapshot.ranks is not None
+    part = replace(snapshot.ranks, newest=replace(snapshot.ranks.newest, launched=8, first_rank=4))
+    (finding,) = (item for item in diagnose(replace(snapshot, ranks=part)) if item.cause == "exchange")
+    assert "waiting for ranks of other hosts" in finding.title
+    assert not finding.sets
+
+
 def test_settings_that_are_in_use_are_not_offered() -> None:
     finding = found(Planted(4, exchange_ms=25.0, **QUIET), sets=["parallel.compress=bf16"])["exchange"]
     assert all(change.sets != ("parallel.compress=bf16",) for change in finding.changes)

@@ -72,6 +72,18 @@ def test_the_header_counts_ranks_and_hosts() -> None:
     assert "2 ranks, DDP, 1 host" in live(2).splitlines()[0]
 
 
+def test_ranks_that_are_only_a_part_of_those_launched_keep_their_numbers() -> None:
+    value = planted_snapshot(64)
+    assert value.ranks is not None
+    newest = replace(value.ranks.newest, launched=256, first_rank=64)
+    value = replace(value, ranks=replace(value.ranks, newest=newest))
+    assert ranks_words(value).startswith("64 of 256 ranks, FSDP2")
+    assert value.ranks is not None
+    assert " 64 " in plain(heat_map(value.ranks, 28, 10)) and " 0 " not in plain(
+        heat_map(value.ranks, 28, 10)
+    )
+
+
 def test_exchange_and_skew_are_rows_of_the_step_and_the_longest_names_its_rank() -> None:
     text = live(2)
     assert "exchange" in text

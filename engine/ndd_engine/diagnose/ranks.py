@@ -9,7 +9,7 @@ from ndd_engine.record.across import EXCHANGE, SKEW, Ranks
 from ndd_engine.text import percent, printable, span
 
 from .finding import Finding
-from .view import MODEL, Draft, View, taken
+from .view import MODEL, Cost, Draft, View, taken
 
 CLOCKS = "clocks of all ranks"
 # Minimum part of the skew that is due to another rank each time.
@@ -37,7 +37,10 @@ def late_rank(view: View) -> Finding | None:
     host = f" on {printable(late['host'])}" if late.get("host") and ranks.newest.hosts > 1 else ""
     where = printable(late["where"]) if late.get("where") else None
     if where is not None:
-        draft.saw(f"{rank}{host} is mostly at {where} in {phase}", "profiled step")
+        draft.saw(
+            f"{rank}{host} is mostly at {where} in {phase}",
+            "stack samples" if view.is_script else "profiled step",
+        )
     draft.saw(
         f"{rank}{host} works {milliseconds(late['late_ns'])} a step longer than the usual rank "
         f"(+{milliseconds(late['phase_ns'])} in {phase}), since step {late.get('since_step', 0):,}",
@@ -122,6 +125,8 @@ def exchange(view: View) -> Finding | None:
         return None
     sharded = ranks.newest.strategy == "fsdp2"
     what = "gradients and parameters" if sharded else "gradients"
+    if ranks.newest.launched is not None:
+        return _exchange_elsewhere(cost)
     title = f"exchanging {what} takes {percent(cost.share)} of each step"
     draft = Draft("exchange", title, cost)
     draft.add(taken(cost, "exchange that no computation hides takes", CLOCKS))
@@ -142,6 +147,15 @@ def exchange(view: View) -> Finding | None:
             f"accumulate {accumulation * TWICE} micro-batches per exchange (a larger effective batch changes the "
             "training; adjust the learning rate)"
         )
+    return draft.done()
+
+
+def _exchange_elsewhere(cost: Cost) -> Finding | None:
+    """Only some of the ranks are observed: exchange cannot be told from waiting for the others."""
+    title = f"exchange and waiting for ranks of other hosts take {percent(cost.share)} of each step"
+    draft = Draft("exchange", title, cost)
+    draft.add(taken(cost, "all ranks of this host wait for", CLOCKS))
+    draft.change("compare with the work of the ranks on the other hosts: start ndd-console run there as well")
     return draft.done()
 
 

@@ -16,11 +16,11 @@ ASIDES = ("evaluate", "checkpoint")
 class RanksEvent(Event):
     """What all ranks did in the same steps, gathered by rank 0.
 
-    step: optimizer steps done at the end. steps: number of steps. world, hosts: numbers of ranks and of hosts.
-    strategy: "ddp", "fsdp2", or "" if it is unknown. wall_ns: mean wall time of the ranks. exchange_ns: sum over the
-    steps of the least wait of any rank, which is what exchanging data takes; skew_ns: mean wait beyond that, which is
-    waiting for slower ranks. hidden_ns: mean time of exchange during computation, or null. critical_ns: sum over the
-    steps of the longest own time of any rank.
+    step: optimizer steps done at the end. steps: number of steps that the figures are of; in a script those that every
+    rank timed by phase. world, hosts: numbers of ranks and of hosts. strategy: "ddp", "fsdp2", or "" if it is unknown.
+    wall_ns: mean wall time of the ranks. exchange_ns: sum over the steps of the least wait of any rank, which is what
+    exchanging data takes; skew_ns: mean wait beyond that, which is waiting for slower ranks. hidden_ns: mean time of
+    exchange during computation, or null. critical_ns: sum over the steps of the longest own time of any rank.
 
     columns_us: {name: [least, median, mean, most, rank of the most]} over the ranks, in microseconds per step (of a
     window without steps: in all), for each phase without its waiting for other ranks, for "wait" (that waiting), "own"
