@@ -21,6 +21,7 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.share import Share
 from ndd_engine.train.evaluate import Result, evaluate
 from ndd_engine.train.loop import Loop
+from ndd_engine.train.random_state import kept_random
 from ndd_engine.train.request import OpenRun, RunRequest
 from ndd_engine.train.step.stepper import Stepper
 
@@ -87,10 +88,11 @@ class RankLoop(Loop):
             return
         assert strategy.ddp is not None
         marks = DdpMarks(strategy.ddp)
-        batch = stepper.moved(sample())
-        for _ in range(2):
-            stepper.forward_backward(map_tensors(batch, torch.clone), no_phase)
-            stepper.drop_gradients()
+        with kept_random(stepper.device):
+            batch = stepper.moved(sample())
+            for _ in range(2):
+                stepper.forward_backward(map_tensors(batch, torch.clone), no_phase)
+                stepper.drop_gradients()
         stepper.carry.value = None
         marks.learned(self.clock)
 
