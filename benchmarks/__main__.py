@@ -32,6 +32,7 @@ NAMES = (
     "switching",
     "observe",
     "ranks_fold",
+    "ranks_faults",
     "ranks_late",
     "ranks_loop",
     "script_faults",
@@ -71,6 +72,11 @@ def main() -> int:
         help="observe: also whole runs, bare, under `ndd-console run` and under traceml, whose Python this is",
     )  # fmt: skip
     parser.add_argument(
+        "--only", action="append", default=[],
+        choices=("requests", "stops", "kills", "launcher", "hangs", "leaves"),
+        help="limit ranks_faults to this case; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
         "-o", nargs="?", const="", metavar="FILE", dest="output",
         help="also write the tables to FILE (default: benchmarks/results/<date>-<machine>-<name>.txt)",
     )  # fmt: skip
@@ -85,8 +91,9 @@ def main() -> int:
             f"--traceml {given.traceml}: no such program; give the Python of an environment with traceml-ai"
         )
     options = Options(
-        given.quick, given.device, tuple(given.workload), given.pairs, given.real, given.keep, given.traceml
-    )
+        given.quick, given.device, tuple(given.workload), given.pairs, given.real, given.keep, given.traceml,
+        tuple(given.only),
+    )  # fmt: skip
     failed: list[str] = []
     texts: list[str] = []
     for name in given.names or NAMES:

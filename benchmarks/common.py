@@ -30,7 +30,7 @@ class Options:
 
     workloads: to measure, () for all. pairs: of blocks per ratio in rivals and best; None: as many as fit their time.
     real: number of real A/A trials in intervals. keep: folder of their results, which a further call adds to.
-    traceml: a Python with torch and traceml-ai, for observe; "" for none.
+    traceml: a Python with torch and traceml-ai, for observe; "" for none. only: cases of ranks_faults, () for all.
     """
 
     quick: bool = False
@@ -40,6 +40,7 @@ class Options:
     real: int = 0
     keep: str = ""
     traceml: str = ""
+    only: tuple[str, ...] = ()
 
     def wants(self, workload: str) -> bool:
         """Whether to measure this workload."""

@@ -26,17 +26,20 @@ NAME = "it"
 class RanksJob:
     """`ndd-console train --ranks N` of the workload with faults, in a folder. Use with `with`: it leaves no process."""
 
-    def __init__(self, folder: Path, *words: str, ranks: int = 2, steps: int = 1_000_000) -> None:
-        """words: more of the command, such as --set parallel.hang_s=2."""
+    def __init__(
+        self, folder: Path, *words: str, ranks: int = 2, steps: int = 1_000_000, resume: bool = False
+    ) -> None:
+        """words: more of the command, such as --set parallel.hang_s=2. resume: the run that is in the folder."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(WORKLOAD, folder)
         self.run = RunDir(folder / "runs" / NAME)
+        what = ["--resume", NAME] if resume else ["--run", NAME, "--workload", "rank_faults:factory"]
         self.command = [
-            sys.executable, "-m", "ndd_console", "train", "--headless", "--workload", "rank_faults:factory",
-            "--ranks", str(ranks), "--max-steps", str(steps), "--set", "run.device=cpu", "--set", "batch.micro=8",
+            sys.executable, "-m", "ndd_console", "train", "--headless", *what, "--ranks", str(ranks),
+            "--max-steps", str(steps), "--set", "run.device=cpu", "--set", "batch.micro=8",
             "--set", "checkpoint.every_steps=20", "--set", "checkpoint.keep=2", "--set", "evaluate.at_end=false",
-            *(() if "--resume" in words else ("--run", NAME)), *words,
+            *words,
         ]  # fmt: skip
         self.begun_t = 0.0
         self._seen: set[int] = set()

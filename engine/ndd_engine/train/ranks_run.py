@@ -181,12 +181,14 @@ class RanksControl:
 class FollowedRecord:
     """The record of rank 0, as `Recorder` shows one of this process.
 
-    trouble: why it cannot be read, or why a request was not passed on.
+    trouble: why it cannot be read, or why a request was not passed on. polled: called with the state after each look at
+    the record.
     """
 
     trouble: str | None = None
     dropped = 0
     _said: tuple[str, float] = "", 0.0
+    polled: Callable[[Snapshot], None] = staticmethod(lambda _: None)
 
     def __init__(self, directory: RunDir, listener: Listener | None, request: RunRequest) -> None:
         self._reader = RunReader(directory, listener)
@@ -216,6 +218,7 @@ class FollowedRecord:
         elif not running and snapshot.end is None and snapshot.status == "lost":
             snapshot = replace(snapshot, status="failed")
         self._snapshot = snapshot
+        self.polled(snapshot)
 
 
 def _reopen(directory: RunDir) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,17 +28,16 @@ def ranks_headless(request: RunRequest, command: Sequence[str], as_json: bool) -
     """Start the ranks, print what rank 0 records, and return the exit status of the run."""
     words, data = Output(sys.stderr, "error"), Output(sys.stdout, "output")
     every_s = request.draft.resolve().log.headless_s
-    progress: list[RunProgress] = []
+    since = time.time()
 
     def hear(t: float, event: Event) -> None:
         if as_json:
             data.data(event.to_json(t))
-        for one in progress:
-            one.hear(t, event)
-            one.look(run.recorder.snapshot())
+        progress.hear(t, event)
 
     run = RanksRun.open(request, command, hear)
-    progress.append(RunProgress(words.say, every_s, run.recorder.snapshot().run))
+    progress = RunProgress(words.say, every_s, run.recorder.snapshot().run, since)
+    run.recorder.polled = progress.look
 
     def stop(number: int, _frame: FrameType | None) -> None:
         again = run.control.stopping

@@ -33,10 +33,8 @@ LOOK_S = 0.25
 # A rank looks for a question after so many looks, and all of them have so long to answer.
 ASKED_EVERY = 4
 PATIENCE_S = 2.5
-# Writing a checkpoint may take longer than a step, and says nothing meanwhile.
-CHECKPOINT_LIMITS = 10
 _TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parents[1])
+_OURS = str(Path(__file__).parents[1]), "/ndd_console/"
 _THREADING = str(Path(threading.__file__))
 _QUESTION, _VERDICT = "hang/question", "hang/verdict"
 
@@ -148,13 +146,10 @@ class HangWatch:
             if now != seen or self._quiet:
                 seen, since = now, time.monotonic()
                 self._goes_on(now[0])
-            elif not self._question and time.monotonic() - since >= self._limit():
+            elif not self._question and time.monotonic() - since >= self.limit_s:
                 self._ask(since)
             if looks % ASKED_EVERY == 0:
                 self._answer()
-
-    def _limit(self) -> float:
-        return self.limit_s * (CHECKPOINT_LIMITS if self._clock.current.startswith("checkpoint") else 1)
 
     def _goes_on(self, step: int) -> None:
         notes = self._world.notes
@@ -232,7 +227,7 @@ class HangWatch:
             file = frame.f_code.co_filename
             if not file.startswith((_TORCH, "<")) and file != _THREADING:
                 text = printable(f"{'/'.join(Path(file).parts[-2:])}:{frame.f_lineno} {frame.f_code.co_name}")
-                if not file.startswith(_OURS):
+                if not any(folder in file for folder in _OURS):
                     return text
                 ours = ours or text
             frame = frame.f_back
