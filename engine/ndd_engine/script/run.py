@@ -6,7 +6,6 @@ process of its own, and the events come from the observer's records.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -22,18 +21,16 @@ from ndd_engine.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
-    MachineError,
-    RunLockedError,
-    UsageError,
 )
 from ndd_engine.files import open_regular, write_text
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.derive import figures
-from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
+from ndd_engine.record.events import EndEvent, Event, StageEvent
+from ndd_engine.record.opening import opening
 from ndd_engine.record.recorder import Listener, Recorder
-from ndd_engine.record.rundir import RunDir, RunLock, check_regular, discard, new_run_dir
+from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
 from ndd_engine.text import counted, printable
 from ndd_watch import SITE
 
@@ -85,37 +82,20 @@ class ScriptRun:
     def open(cls, request: ScriptRequest, listener: Listener | None = None) -> ScriptRun:
         """Check the command, then create and lock the folder. Raises UsageError before anything is written."""
         request.command.check()
-        with contextlib.ExitStack() as undo:
-            directory = new_run_dir(request.root, request.name, request.command.run_name)
-            undo.callback(discard, directory)
-            lock = RunLock(directory)
-            undo.callback(lock.release)
-            try:
-                check_regular(directory.events, directory.console_log, directory.command)
-                try:
-                    lock.acquire()
-                except RunLockedError:
-                    undo.pop_all()  # another process has taken the new folder: leave it alone
-                    raise
-                write_text(directory.command, json.dumps(request.command.to_dict(), indent=2) + "\n")
-                recorder = Recorder(directory.events, None, listener, FindingWatch())
-                undo.callback(recorder.close)
-                recorder.start()
-                output = OutputLog(directory.console_log, None if request.screen else 1)
-            except OSError as error:
-                where = printable(str(error.filename or directory.path))
-                raise UsageError(f"cannot write to {where}: {error.strerror}") from None
-            except RuntimeError as error:
-                raise MachineError(f"{error}: too many processes and threads (ulimit -u)") from None
-            run = cls(request, directory, lock, recorder, output)
-            undo.callback(run._server.close)
-            try:
-                run._server.start()
-            except (OSError, RuntimeError) as error:
-                run._server.close()
-                text = f"cannot create control.sock ({getattr(error, 'strerror', None) or error})"
-                run.put(MarkEvent("warning", 0, f"{text}: attach can watch this run but not control it"))
-            undo.pop_all()
+        command = request.command
+        with opening(
+            None,
+            lambda: new_run_dir(request.root, request.name, command.run_name),
+            lambda directory: directory.command,
+        ) as opened:
+            directory = opened.directory
+            write_text(directory.command, json.dumps(command.to_dict(), indent=2) + "\n")
+            recorder = Recorder(directory.events, None, listener, FindingWatch())
+            opened.undo(recorder.close)
+            recorder.start()
+            output = OutputLog(directory.console_log, None if request.screen else 1)
+            run = cls(request, directory, opened.lock, recorder, output)
+            opened.listen(run._server, run.put)
             return run
 
     def execute(self) -> EndEvent:

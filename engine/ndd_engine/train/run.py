@@ -21,11 +21,8 @@ from ndd_engine.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
-    MachineError,
     NddError,
-    RunLockedError,
     TrainingError,
-    UsageError,
     message_of,
     said,
 )
@@ -33,10 +30,10 @@ from ndd_engine.measure import memory_history
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
+from ndd_engine.record.opening import opening
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.recorder import Listener, Recorder
-from ndd_engine.record.rundir import RunDir, RunLock, bare, check_regular, discard, new_run_dir, set_aside
-from ndd_engine.text import printable
+from ndd_engine.record.rundir import RunDir, RunLock, bare, discard, new_run_dir, set_aside
 
 from .control import Control, StopNow
 from .loggers import Loggers, enabled
@@ -94,49 +91,31 @@ class Run:
         """
         config = preflight(request.draft)
         directory = request.resume or request.restart
-        with contextlib.ExitStack() as undo:
-            if directory is None:
-                directory = new_run_dir(request.root, request.draft.run_name, request.draft.workload)
-                undo.callback(discard, directory)
-            lock = RunLock(directory)
-            undo.callback(lock.release)
-            try:
-                check_regular(directory.events, directory.console_log, directory.config)
-                try:
-                    lock.acquire()
-                except RunLockedError:
-                    undo.pop_all()  # another process has taken the new folder: leave it alone
-                    raise
-                if request.restart is not None and not bare(directory):
-                    set_aside(directory)
-                state = None
-                if request.resume is not None:
-                    state = load_state(directory)
-                    check_resume(directory.name, state, config, request.from_step)
-                    # Viewers that look before the engine starts must not see the old end.
-                    state.fold(time.time(), StageEvent("resume", "starting"))
-                watch = FindingWatch() if request.probes else None
-                loggers = None
-                if request.probes and enabled(config):
-                    loggers = Loggers(config, directory.path, lambda event: recorder.put(event))
-                    undo.callback(loggers.close)
-                recorder = Recorder(directory.events, state, both(listener, loggers), watch)
-                undo.callback(recorder.close)
-                recorder.start()
-            except OSError as error:
-                where = printable(str(error.filename or directory.path))
-                raise UsageError(f"cannot write to {where}: {error.strerror}") from None
-            except RuntimeError as error:
-                raise MachineError(f"{error}: too many processes and threads (ulimit -u)") from None
-            run = cls(request, directory, lock, recorder, loggers)
-            undo.callback(run._server.close)
-            try:
-                run._server.start()
-            except (OSError, RuntimeError) as error:
-                run._server.close()
-                text = f"cannot create control.sock ({getattr(error, 'strerror', None) or error})"
-                run.put(MarkEvent("warning", 0, f"{text}: attach can watch this run but not control it"))
-            undo.pop_all()
+        draft = request.draft
+        with opening(
+            directory,
+            lambda: new_run_dir(request.root, draft.run_name, draft.workload),
+            lambda directory: directory.config,
+        ) as opened:
+            directory = opened.directory
+            if request.restart is not None and not bare(directory):
+                set_aside(directory)
+            state = None
+            if request.resume is not None:
+                state = load_state(directory)
+                check_resume(directory.name, state, config, request.from_step)
+                # Viewers that look before the engine starts must not see the old end.
+                state.fold(time.time(), StageEvent("resume", "starting"))
+            watch = FindingWatch() if request.probes else None
+            loggers = None
+            if request.probes and enabled(config):
+                loggers = Loggers(config, directory.path, lambda event: recorder.put(event))
+                opened.undo(loggers.close)
+            recorder = Recorder(directory.events, state, both(listener, loggers), watch)
+            opened.undo(recorder.close)
+            recorder.start()
+            run = cls(request, directory, opened.lock, recorder, loggers)
+            opened.listen(run._server, run.put)
             return run
 
     def execute(self) -> EndEvent:
