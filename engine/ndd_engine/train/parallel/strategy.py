@@ -107,8 +107,11 @@ class Ddp(Strategy):
             ddp.register_comm_hook(None, hook)
         return ddp
 
+    def micro(self, last: bool) -> AbstractContextManager[Any]:
+        return self._micro(last)
+
     @contextmanager
-    def micro(self, last: bool) -> Iterator[None]:
+    def _micro(self, last: bool) -> Iterator[None]:
         assert self.ddp is not None
         try:
             with nullcontext() if last else self.ddp.no_sync():
