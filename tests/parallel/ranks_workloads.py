@@ -142,3 +142,35 @@ def stream(settings: Any) -> dict[str, Any]:
 def optimizing(settings: Any) -> dict[str, Any]:
     parts = points(settings)
     return {**parts, "optimizer": torch.optim.SGD(parts["model"].parameters(), lr=settings.optimizer.lr)}
+
+
+class Average:
+    """The mean of the weights over the steps, and the losses that its process has seen."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = {name: item.detach().clone() for name, item in model.named_parameters()}
+        self.losses = torch.zeros(0)
+
+    def see(self, train: Any) -> None:
+        self.losses = torch.cat([self.losses, train.loss.float().reshape(1)])
+        for name, item in train.model.named_parameters():
+            self.weights[name].lerp_(item.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights, "losses": self.losses}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights, self.losses = dict(state["weights"]), state["losses"]
+
+
+def averaged(settings: Any) -> dict[str, Any]:
+    """on_step averages the weights, on_evaluate shrinks them."""
+    parts = points(settings)
+    average = Average(parts["model"])
+
+    def shrink(_metrics: Any, train: Any) -> None:
+        with torch.no_grad():
+            for item in train.model.parameters():
+                item.mul_(0.5)
+
+    return {**parts, "stateful": {"average": average}, "on_step": average.see, "on_evaluate": shrink}

@@ -86,6 +86,19 @@ def test_a_stream_goes_on_in_the_middle_of_a_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_callbacks_change_the_weights_of_all_ranks_alike(tmp_path: Path) -> None:
+    sets = ("workload.name=ranks_workloads:averaged", "batch.effective=4", "run.max_steps=8")
+    one, two = (trained(tmp_path, f"on-{n}", *sets, parts=((n, 8, "ddp"),)) for n in (1, 2))
+    assert same(weights(two, 8), weights(one, 8))
+    averages = [run.state(8)["stateful"]["average"] for run in (one, two)]
+    assert same(averages[1]["weights"], averages[0]["weights"])
+    # What differs between ranks is that of rank 0; its loss is that of its own micro-batches.
+    assert averages[1]["losses"].shape == (8,) and not torch.equal(
+        averages[1]["losses"], averages[0]["losses"]
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sets", "words"),
     [

@@ -177,7 +177,7 @@ def test_settings_of_ddp_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     sets = [
         "parallel.ranks=2",
-        "parallel.bucket_mb=0.5",
+        "parallel.bucket_mb=0.3",
         "parallel.compress=fp16",
         "parallel.find_unused=true",
     ]
@@ -186,7 +186,7 @@ def test_settings_of_ddp_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
         found = effects_of(*sets, *more)
         defaults = effects_of("parallel.ranks=2")
     assert found["ranks"] == ("1", False)  # the group of this test
-    assert found["bucket_mb"] == ("0.5", True) and found["find_unused"] == ("true", True)
+    assert found["bucket_mb"] == ("0.3", True) and found["find_unused"] == ("true", True)
     assert found["compress"] == ("fp16", True) and found["hang_s"] == ("7.0", True)
     assert found["restarts"] == ("3", True)
     assert found["reduce_dtype"] == ("off", False)  # of FSDP2

@@ -25,7 +25,7 @@ _MIB = 2**20
 def effects(strategy: Strategy, section: ParallelSection, watched_s: float) -> Iterator[Effect]:
     """Every setting of the section. watched_s: after how many seconds this rank's hang watch compares the ranks."""
     yield "ranks", dist.get_world_size(), f"read back from the process group ({dist.get_backend()})"
-    yield from _of_ddp(strategy) if isinstance(strategy, Ddp) else _of_fsdp2(strategy)
+    yield from _of_ddp(strategy, section) if isinstance(strategy, Ddp) else _of_fsdp2(strategy)
     unused, name = (_OF_FSDP2, "ddp") if isinstance(strategy, Ddp) else (_OF_DDP, "fsdp2")
     for key in unused:
         yield key, "off", f'parallel.strategy = "{name}" does not use it'
@@ -37,13 +37,14 @@ def effects(strategy: Strategy, section: ParallelSection, watched_s: float) -> I
     yield "hang_s", watched_s, "read back from the thread that watches the steps of this rank"
 
 
-def _of_ddp(strategy: Ddp) -> Iterator[Effect]:
+def _of_ddp(strategy: Ddp, section: ParallelSection) -> Iterator[Effect]:
     assert strategy.ddp is not None
     said: dict[str, Any] = strategy.ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     where = "read back from DistributedDataParallel"
     parameters = counted(sum(item.requires_grad for item in strategy.module.parameters()), "parameter")
     yield "strategy", "ddp", f"DistributedDataParallel exchanges the gradients of {parameters}"
-    yield "bucket_mb", said["bucket_cap_bytes"] / _MIB, where
+    size = said["bucket_cap_bytes"]  # a whole number of bytes
+    yield "bucket_mb", section.bucket_mb if size == int(section.bucket_mb * _MIB) else size / _MIB, where
     hook = str(said.get("comm_hook") or "")
     exchanged = next((name for name in DTYPES if f"{name}_compress" in hook), "off")
     yield "compress", exchanged, f"{where}: {f'its hook is {hook}' if hook else 'it has no hook'}"
