@@ -147,7 +147,7 @@ def test_a_number_of_ranks_that_fails_does_not_end_the_others() -> None:
     failing = trial("out of memory", None, text="out of memory: rank 1: no room", base={}, change={})
     state = scaled(Bench({"parallel.ranks=2": failing, "parallel.ranks=4": trial("faster", 2.0)}), 1, 2, 4)
     assert state.rows[1].efficiency is None and state.rows[2].efficiency is not None
-    assert "2 ranks, ddp: out of memory: rank 1: no room" in "\n".join(describe(state))
+    assert "2 ranks: out of memory: rank 1: no room" in "\n".join(describe(state))
 
 
 def test_a_first_number_that_fails_ends_it_with_advice() -> None:

@@ -21,7 +21,7 @@ STRATEGIES = ("ddp", "fsdp2")
 class Point:
     """A number of ranks with its batch. strategy: "" for a single rank, which shares nothing.
 
-    effective: batch.effective, if the configuration sets it.
+    effective: batch.effective, if the configuration sets it. several: whether strategies are compared.
     """
 
     ranks: int
@@ -29,11 +29,13 @@ class Point:
     micro: int
     accumulation: int
     effective: int | None = None
+    several: bool = False
 
     @property
     def name(self) -> str:
         """ "1 rank", "4 ranks, fsdp2"."""
-        return counted(self.ranks, "rank") + (f", {self.strategy}" if self.strategy else "")
+        named = self.strategy and (self.several or self.strategy != "ddp")
+        return counted(self.ranks, "rank") + (f", {self.strategy}" if named else "")
 
     @property
     def items(self) -> int:
@@ -114,9 +116,11 @@ def points(
         if hold == EFFECTIVE:
             micro, accumulation = _divided(config, count)
         effective = None if config.batch.effective is None else micro * accumulation * count
-        several = strategies or (config.parallel.strategy,)
-        shared = several if count > 1 else ("",)
-        found += [Point(count, strategy, micro, accumulation, effective) for strategy in shared]
+        wanted = strategies or (config.parallel.strategy,)
+        found += [
+            Point(count, strategy, micro, accumulation, effective, len(wanted) > 1)
+            for strategy in (wanted if count > 1 else ("",))
+        ]
     if len(found) < 2:
         raise UsageError(f"--ranks {counts[0]}: there is nothing to compare; allowed: several, such as 1,2")
     return tuple(found)

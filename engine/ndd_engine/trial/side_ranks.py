@@ -184,15 +184,14 @@ class RankBlocks(Blocks):
         """Of all ranks, on rank 0."""
         self._run.recorder.flush()
         losses = [float(loss) for loss in self._losses]
-        every = self._exchange.from_all(lambda: (losses, *peak_memory(self._device, self._without)))
+        every = self._exchange.from_all(lambda: (losses, peak_memory(self._device, self._without)))
         if not every:
             return {}
         facts = self._side.facts
-        facts.losses = [sum(values) / len(values) for values in zip(*(one[0] for one in every), strict=True)]
-        facts.rank_peaks = [peak for _losses, peak, _reserved in every if peak is not None]
-        reserved = [reserved for _losses, _peak, reserved in every if reserved is not None]
+        facts.losses = [sum(values) / len(values) for values in zip(*(one for one, _ in every), strict=True)]
+        facts.rank_peaks = [peak for _, (peak, _) in every if peak is not None]
         facts.peak_bytes = max(facts.rank_peaks, default=None)
-        facts.reserved_bytes = max(reserved, default=None)
+        facts.reserved_bytes = max((most for _, (_, most) in every if most is not None), default=None)
         if self._measuring:
             facts.parts_ns = self._side.parts.per_step()
             found = diagnose(self._run.recorder.snapshot())

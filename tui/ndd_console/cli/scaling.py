@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -22,10 +23,10 @@ from ndd_engine.trial.scaling_plan import HOLDS, counts_of, strategies_of
 from .completion import run_names
 from .measuring import stoppable
 from .options import budget_option, command, json_option, pause_option, set_option, workload_option
-from .printing import show, table
+from .printing import show, table, terminal_width
 from .try_ import TrialProgress
 
-_HEADINGS = ("", "step", "throughput", "of linear (95 % CI)", "exchange", "skew", "memory")
+_HEADINGS = ("", "step", "items/s", "of linear", "exchange", "skew", "memory")
 # Findings that are shown for each number of ranks.
 MOST_FINDINGS = 2
 
@@ -117,7 +118,7 @@ def scaling(
     with stoppable("the measurement") as stop, held(paused, progress.say, stop):
         state = run_scaling(request, shown.look, stop, keep)
     progress.finish()
-    show(state.to_dict() if as_json else describe(state))
+    show(state.to_dict() if as_json else _wrapped(describe(state)))
     bad = state.failed or any(row.trial is not None and row.trial.verdict == "failed" for row in state.rows)
     return stop.exit_status or (EXIT_FAILED if bad else EXIT_DONE)
 
@@ -135,9 +136,10 @@ class _Shown:
             self._batch = state.batch_text
             self._progress.say(self._batch)
         texts = [row.text for row in state.rows if row.text]
-        for text in texts[self._told :]:
-            self._progress.say(foreign(text))
-        self._told = len(texts)
+        if len(texts) < len(state.rows) - 1:  # the last result is in the table at once
+            for text in texts[self._told :]:
+                self._progress.say(foreign(text))
+            self._told = len(texts)
         if state.progress is not None:
             self._progress.look(replace(state.progress, stage=f"{state.stage}: {state.progress.stage}"))
 
@@ -160,6 +162,14 @@ def describe(state: ScalingState) -> Iterator[str]:
             yield from _findings(row)
 
 
+def _wrapped(lines: Iterable[str]) -> Iterator[str]:
+    """Wrapped to the width of the terminal, with the indentation of each line."""
+    width = terminal_width()
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()))
+        yield from (wrap(line, width, subsequent_indent=indent + "  ") or [""] if width else [line])
+
+
 def _figures(row: ScalingRow) -> tuple[str, ...]:
     facts = row.facts
     rate, efficiency = facts.get("items_per_s"), row.efficiency
@@ -174,8 +184,7 @@ def _figures(row: ScalingRow) -> tuple[str, ...]:
     exchanged = (
         "" if alone else span(parts[name]) if name in parts else MISSING for name in ("exchange", "skew")
     )
-    throughput = MISSING if rate is None else f"{number(rate)} items/s"
-    return duration(facts.get("step_s")), throughput, share, *exchanged, size(facts.get("peak_bytes"))
+    return duration(facts.get("step_s")), number(rate), share, *exchanged, size(facts.get("peak_bytes"))
 
 
 def _findings(row: ScalingRow) -> Iterator[str]:
@@ -183,5 +192,5 @@ def _findings(row: ScalingRow) -> Iterator[str]:
     for finding in found[:MOST_FINDINGS]:
         yield f"  {foreign(str(finding['title']))}"
         for change in finding["changes"]:
-            sets = "".join(f" --set {item}" for item in change["sets"])
-            yield f"    {foreign(str(change['text']))}" + (f":{foreign(sets)}" if sets else "")
+            sets = " ".join(f"--set {item}" for item in change["sets"])
+            yield f"    {foreign(str(change['text']))}" + (f": {foreign(sets)}" if sets else "")
