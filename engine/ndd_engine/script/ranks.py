@@ -176,12 +176,12 @@ class ScriptRanks:
         if self._members and (launch != self._launch or rank in self._ranks()):
             first = self.first_end()
             reason = f"{first[1]}; " if first is not None else ""
-            count = f" (restart {int(restart)})" if restart else ""
-            step = earlier + max(map(_step, self._members.values()))
+            which = f" (restart {int(restart)})" if restart else ""
+            step = earlier + max(member.step for member in self._members.values())
             about = "" if any(member.ended is not None for member in self._members.values()) else "about "
             yield MarkEvent(
                 "warning", step,
-                f"{reason}the ranks were started again{count} after {about}step {number(step)}; steps go on counting",
+                f"{reason}the ranks were started again{which} after {about}step {number(step)}; steps go on counting",
             )  # fmt: skip
             self._members.clear()
             self._expected, self._absent = set(), set()
