@@ -147,12 +147,12 @@ def place(torch: Any) -> dict[str, Any]:
     here = None
     if rank is not None and local is not None and local_ranks is not None:
         here = [rank - local, local_ranks]
-    exchanges = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if exchanges:
-        rank = torch.distributed.get_rank()
-        ranks = torch.distributed.get_world_size()
+    exchanges = False
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        exchanges = torch.distributed.get_world_size() > 1
     return {
-        "rank": rank, "ranks": ranks, "local_rank": local, "here": here, "exchanges": exchanges and (ranks or 1) > 1,
+        "rank": rank, "ranks": ranks, "local_rank": local, "here": here, "exchanges": exchanges,
         "restart": _number("TORCHELASTIC_RESTART_COUNT"),
         "launch": "/".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")),
     }  # fmt: skip

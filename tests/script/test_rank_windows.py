@@ -158,7 +158,7 @@ def test_ranks_of_other_hosts_are_named_and_left_out(tmp_path: Path) -> None:
     (found,) = job.of(RanksEvent)
     assert (found.world, found.launched, found.first_rank) == (2, 4, 2)
     assert sorted(found.rows_us) == ["2", "3"] and found.columns_us["own"][4] == 3
-    assert [text for text in job.texts if "ranks 0 to 1 of 4 run on other hosts" in text]
+    assert [text for text in job.texts if "ranks 0 to 1 of 4: on other hosts" in text]
     job.follower.finish()
 
 
@@ -170,7 +170,7 @@ def test_a_rank_that_is_not_observed_holds_up_nothing(tmp_path: Path) -> None:
         job.window(1, begin, begin + 8)
     job.poll()
     assert len(job.of(RanksEvent)) == 10 and job.of(RanksEvent)[-1].world == 2
-    assert [text for text in job.texts if "rank 2 of 3 cannot be observed" in text]
+    assert [text for text in job.texts if "rank 2 of 3: not observed" in text]
     job.follower.finish()
 
 
@@ -225,6 +225,7 @@ def test_processes_that_exchange_nothing_are_not_compared(tmp_path: Path) -> Non
 
 def test_damaged_figures_of_a_rank_cost_only_themselves(job: Job) -> None:
     job.begin(0, 1)
+    job.write(0, "process", pid=1, host="h", rank=3, ranks=10**12, exchanges=True)
     job.write(1, "window", step=8, steps=8, ranks={"begin": 0, "numbers": [1], "own_ns": [], "wait_ns": []})
     for rank in (0, 1):
         job.window(rank, 8, 16)

@@ -23,6 +23,8 @@ from .records import Line
 # Windows of a rank that wait for those of the others; after so many, it is compared without the ranks that are silent.
 PATIENCE = 8
 MOST_WINDOWS = 64
+# A larger number in a record is damage.
+MOST_RANKS = 1 << 16
 # Lines with samples of the stack that tell where a rank takes its time: one is written every 5 s.
 KEPT_LOOKS = 6
 _CHARS = 160  # of a place
@@ -79,7 +81,8 @@ class ScriptRanks:
         self._gone = Gone()
         self._launch: tuple[Any, ...] = ()
         self._world = 0
-        # The ranks of this host, as the launcher said; those that are waited for, and those that never came.
+        # The ranks of this host, as the launcher says, or else all of them. Those that are waited for, and those that
+        # never came.
         self._here = range(0)
         self._expected: set[int] = set()
         self._absent: set[int] = set()
@@ -103,7 +106,7 @@ class ScriptRanks:
         if kind == "process":
             yield from self._joins(name, line, earlier)
         member = self._members.get(name)
-        if member is None or self._broken:
+        if member is None:
             return
         if kind == "window" and "ranks" in line:
             window = _window(line)
@@ -123,7 +126,7 @@ class ScriptRanks:
             member.step = int(line["step"])
         if kind in ("end", "unobserved"):
             member.silent = True
-        if kind in ("window", "end", "unobserved"):
+        if kind in ("window", "end", "unobserved") and not self._broken:
             yield from self._guarded(earlier)
 
     def first_end(self) -> tuple[str, str] | None:
@@ -167,25 +170,26 @@ class ScriptRanks:
             self._members.pop(name, None)
             return
         rank, world, restart = int(line["rank"]), int(line["ranks"]), line.get("restart")
+        if not 0 <= rank < world <= MOST_RANKS:
+            raise ValueError("no such rank")
         launch = line.get("launch"), restart, world
         if self._members and (launch != self._launch or rank in self._ranks()):
             first = self.first_end()
             reason = f"{first[1]}; " if first is not None else ""
-            count = f" (restart {int(restart)})" if restart else ""
-            step = earlier + max(map(_step, self._members.values()))
+            which = f" (restart {int(restart)})" if restart else ""
+            step = earlier + max(member.step for member in self._members.values())
             about = "" if any(member.ended is not None for member in self._members.values()) else "about "
             yield MarkEvent(
                 "warning", step,
-                f"{reason}the ranks were started again{count} after {about}step {number(step)}; steps go on counting",
+                f"{reason}the ranks were started again{which} after {about}step {number(step)}; steps go on counting",
             )  # fmt: skip
             self._members.clear()
             self._expected, self._absent = set(), set()
             self._fold = None
         self._launch, self._world = launch, world
-        if (here := line.get("here")) is not None:
-            begin = int(here[0])
-            self._here = range(begin, begin + min(int(here[1]), world))
-            self._expected |= set(self._here) - self._absent
+        begin, count = map(int, line.get("here") or (0, world))
+        self._here = range(begin, begin + min(count, world))
+        self._expected |= set(self._here) - self._absent
         member = _Member(rank, str(line["host"]), int(line["pid"]))
         self._members[name] = member
         if member.host == self._host:
@@ -231,14 +235,12 @@ class ScriptRanks:
         """Say once which ranks are not compared."""
         seen = {member.rank for member in active}
         lacking = [rank for rank in range(self._world) if rank not in seen]
-        if not lacking or len(lacking) > self._world:
-            return
         ended = {member.rank for member in self._members.values() if member.ended is not None}
-        elsewhere = [rank for rank in lacking if self._here and rank not in self._here]
+        elsewhere = [rank for rank in lacking if rank not in self._here]
         lost = [rank for rank in lacking if rank not in elsewhere and rank not in ended]
-        for ranks, why in ((elsewhere, "run on other hosts and are"), (lost, "cannot be observed and are")):
+        for ranks, why in ((elsewhere, "on other hosts"), (lost, "not observed")):
             if ranks:
-                text = f"{_span(ranks)} of {self._world} {why} not part of the comparison of ranks"
+                text = f"{_span(ranks)} of {self._world}: {why}, so no part of the comparison of ranks"
                 if text not in self._told:
                     self._told.add(text)
                     yield MarkEvent("note", step, text)
@@ -267,13 +269,15 @@ class ScriptRanks:
                 sum(column) * part for column in zip(*(window.phases for window in windows), strict=True)
             ]
             figures = dict(zip(PHASES, phases, strict=True))
-            figures |= {"wait": wait, "wall": own + wait, "steps": len(common), "hidden": _UNKNOWN}
+            cpu = sum(window.cpu_ns for window in windows) * part
             figures |= {
-                "cpu": sum(window.cpu_ns for window in windows) * part,
-                "loss_sum": 0,
-                "loss_count": 0,
+                "wait": wait,
+                "wall": own + wait,
+                "cpu": cpu,
+                "steps": len(common),
+                "hidden": _UNKNOWN,
             }
-            figures |= {"rss": member.rss, "allocated": member.allocated}
+            figures |= {"loss_sum": 0, "loss_count": 0, "rss": member.rss, "allocated": member.allocated}
             rows.append([float(figures[name]) for name in FIGURES])
         least = sum(min(steps[at][1] for steps in timed) for at in common)
         most = sum(max(steps[at][0] for steps in timed) for at in common)
