@@ -55,9 +55,8 @@ class Found:
             self.seconds.append(seconds)
         if wrong:
             self.wrong.append(wrong)
-        say(
-            f"ranks_faults: {self.name} {self.tries}: {wrong or 'right'} {'' if seconds is None else f'{seconds:.2f} s'}"
-        )
+        took = "" if seconds is None else f", {seconds:.2f} s"
+        say(f"ranks_faults: {self.name} {self.tries}: {wrong or 'right'}{took}")
 
     def cells(self) -> tuple[str, ...]:
         """For the table."""
