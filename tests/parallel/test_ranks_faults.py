@@ -119,7 +119,7 @@ def test_a_loss_of_nan_on_one_rank_ends_all_of_them_without_a_restart(tmp_path: 
 
 def test_an_error_of_one_rank_in_preparation_does_not_leave_the_other_waiting(tmp_path: Path) -> None:
     with RanksJob(tmp_path, "--set", "workload.options.refuse=1") as job:
-        assert job.wait() == 1
+        assert job.wait() == 2
         assert "the planted error of a factory" in reason(job)
 
 

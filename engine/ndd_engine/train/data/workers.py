@@ -20,6 +20,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from ndd_engine.train.parallel.place import place
+
 # How often the workers are checked while waiting for a batch.
 CHECK_S = 2.0
 # An iterator whose start failed lacks this attribute, and its finaliser would print a traceback.
@@ -150,8 +152,10 @@ def start_server() -> None:
     # Workers put their sockets into this folder if it exists before they start; a folder of their own would stay.
     multiprocessing.util.get_temp_dir()
     resource_tracker.ensure_running()  # would unblock the signal again
-    # The server inherits the mask: Ctrl-C during its import would print a traceback.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # The server and its workers inherit the mask: Ctrl-C during its import would print a traceback. torchrun sends
+    # SIGTERM also to the workers of a rank, which still needs them: a rank alone cannot stop.
+    blocked = {signal.SIGINT} if place() is None else {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         forkserver.ensure_running()
     finally:
