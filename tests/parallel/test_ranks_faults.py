@@ -127,7 +127,7 @@ def test_an_error_of_one_rank_in_preparation_does_not_leave_the_other_waiting(tm
     ("words", "message"),
     [
         (("--set", "batch.micro=0"), "batch.micro"),
-        (("--set", "workload.name=rank_faults:nothing"), "rank_faults"),
+        (("--workload", "rank_faults:nothing"), "nothing"),
         (("--set", "workload.options.refused=1"), "refused"),
         (("--set", "run.device=cuda"), "cuda"),
     ],
