@@ -20,8 +20,6 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from ndd_engine.train.parallel.place import place
-
 # How often the workers are checked while waiting for a batch.
 CHECK_S = 2.0
 # An iterator whose start failed lacks this attribute, and its finaliser would print a traceback.
@@ -154,7 +152,8 @@ def start_server() -> None:
     resource_tracker.ensure_running()  # would unblock the signal again
     # The server and its workers inherit the mask: Ctrl-C during its import would print a traceback. torchrun sends
     # SIGTERM also to the workers of a rank, which still needs them: a rank alone cannot stop.
-    blocked = {signal.SIGINT} if place() is None else {signal.SIGINT, signal.SIGTERM}
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    blocked = {signal.SIGINT} if alone else {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         forkserver.ensure_running()
