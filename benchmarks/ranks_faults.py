@@ -55,8 +55,8 @@ class Found:
             self.seconds.append(seconds)
         if wrong:
             self.wrong.append(wrong)
-        took = "" if seconds is None else f"{seconds:.2f} s"
-        say(f"ranks_faults: {self.name} {self.tries}: {wrong or 'right'} {took}")
+        took = "" if seconds is None else f", {seconds:.2f} s"
+        say(f"ranks_faults: {self.name} {self.tries}: {wrong or 'right'}{took}")
 
     def cells(self) -> tuple[str, ...]:
         """For the table."""

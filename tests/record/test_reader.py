@@ -265,3 +265,42 @@ def test_words_that_look_like_a_fold_event_are_words(run: RunDir) -> None:
     snapshot = read(run)
     assert snapshot.step == 1
     assert snapshot.marks[0].mark.text == '"type":"fold"'
+
+
+def test_a_run_that_begins_anew_in_its_folder_is_read_from_the_new_beginning(run: RunDir) -> None:
+    append(run, run_event(), *(window(step) for step in range(1, 20)))
+    reader = RunReader(run)
+    reader.poll()
+    (run.path / "attempt-1").mkdir()
+    run.events.rename(run.path / "attempt-1" / "events.jsonl")
+    assert not reader._fold_new()
+    append(run, run_event(), window(3))
+    reader.poll()
+    assert reader.snapshot().step == 3
+    assert reader.damaged == 0
+
+
+def test_what_other_ranks_say_of_a_hang_is_shown_once(run: RunDir) -> None:
+    lock = RunLock(run)
+    lock.acquire()
+    append(run, run_event(), window(1))
+    heard: list[Event] = []
+    reader = RunReader(run, lambda _t, event: heard.append(event))
+    reader.poll()
+    run.hang.write_text('{"t": 5.0, "step": 1, "text": "step 2 has not ended: rank 0 is stopped"}\n')
+    assert reader.poll()
+    assert not reader.poll()
+    (shown,) = [timed.mark for timed in reader.snapshot().marks if timed.mark.kind == "warning"]
+    assert (shown.text, heard[-1]) == ("step 2 has not ended: rank 0 is stopped", shown)
+    run.hang.unlink()
+    assert not reader.poll()
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"t": "x", "step": 1, "text": ""}', '{"step": 1}', "\0" * 99]
+)
+def test_a_damaged_file_of_a_hang_is_ignored(run: RunDir, text: str) -> None:
+    append(run, run_event())
+    run.hang.write_text(text)
+    assert not [timed for timed in read(run).marks if timed.mark.kind == "warning"]

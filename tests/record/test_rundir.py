@@ -18,10 +18,12 @@ from ndd_engine.record.rundir import (
     RunDir,
     RunLock,
     all_runs,
+    bare,
     discard,
     find_run,
     new_run_dir,
     runs_root,
+    set_aside,
 )
 
 
@@ -285,3 +287,39 @@ def test_a_new_folder_is_discarded_with_what_opening_a_run_creates_only(tmp_path
     discard(two)
     assert not one.path.exists()
     assert two.events.exists() and two.lock.exists()
+
+
+def test_the_launcher_of_ranks_owns_a_run_between_two_starts_of_them(run: RunDir) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom ndd_engine.record.rundir import RunDir, RunLock\n"
+        "run = RunDir(Path(sys.argv[1]))\nlock = RunLock(run, run.launcher)\nlock.acquire()\n"
+        "print('held', flush=True)\ntime.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        assert run.live_owner() == {"pid": process.pid, "host": socket.gethostname()}
+        lock = RunLock(run)
+        lock.acquire(patience_s=0)  # its rank 0 may write
+        lock.release()
+        run.events.write_text("{}\n")
+        run.console_log.write_text("of the launcher")
+        set_aside(run)
+        assert run.console_log.exists()
+        assert (run.path / "attempt-1" / "events.jsonl").exists()
+    finally:
+        process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+    assert run.live_owner() is None
+
+
+def test_a_folder_with_the_log_of_a_launcher_only_is_bare(tmp_path: Path) -> None:
+    made = new_run_dir(tmp_path, None, "chartext")
+    made.console_log.write_text("starting")
+    made.launcher.touch()
+    assert bare(made)
+    made.events.touch()
+    assert not bare(made)

@@ -150,8 +150,11 @@ def start_server() -> None:
     # Workers put their sockets into this folder if it exists before they start; a folder of their own would stay.
     multiprocessing.util.get_temp_dir()
     resource_tracker.ensure_running()  # would unblock the signal again
-    # The server inherits the mask: Ctrl-C during its import would print a traceback.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # The server and its workers inherit the mask: Ctrl-C during its import would print a traceback. torchrun sends
+    # SIGTERM also to the workers of a rank, which still needs them: a rank alone cannot stop.
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    blocked = {signal.SIGINT} if alone else {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         forkserver.ensure_running()
     finally:
