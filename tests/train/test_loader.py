@@ -17,7 +17,8 @@ from ndd_engine.batches import tensors
 from ndd_engine.config import Config, read
 from ndd_engine.train.data import loader as loader_module
 from ndd_engine.train.data import workers
-from ndd_engine.train.data.loader import Batches, EpochBatches, EvalBatches, checksum, to_device
+from ndd_engine.train.data.epochs import EpochBatches
+from ndd_engine.train.data.loader import Batches, EvalBatches, checksum, to_device
 
 
 class Numbers(Dataset[Any]):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from train_help import EVERY_STEP, Result, Trainer, equal
 
-from ndd_engine.train.data.loader import EpochBatches
+from ndd_engine.train.data.epochs import EpochBatches
 
 HERE = Path(__file__).parent
 SEED = 7

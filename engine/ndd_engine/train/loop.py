@@ -199,8 +199,6 @@ class Loop:
         """Report the end of an epoch, before the evaluation and the checkpoint that are due at it."""
         self.put(MarkEvent("epoch", self.step, f"epoch {done}{f' of {of}' if of else ''} done"))
 
-    # Between steps.
-
     def _after_step(self, action: int) -> None:
         """Record a window when it is long enough. action: the next step after which something is due."""
         if self.clock.window_ns >= self._window_ns:
