@@ -33,8 +33,8 @@ class RanksEvent(Event):
     median of all, in units of 2 % of it, at most 9; "" if rows_us has all ranks. cell_ranks: number of ranks of a
     group. late: the rank that holds up the others, or null.
 
-    launched: number of ranks that were launched if only `world` of them are observed, or null. first_rank: number of the
-    first one that is observed.
+    launched: number of ranks that were launched if only `world` of them are observed, or null. first_rank: number of
+    the first one that is observed.
     """
 
     type: ClassVar[str] = "ranks"
