@@ -151,7 +151,8 @@ def candidates(config: Config, place: Place) -> tuple[Candidate, ...]:
     add("compile", "torch.compile", "speed.compile=default", group="compile", missing=why)
     title, sets = "torch.compile, reduce-overhead", "speed.compile=reduce-overhead"
     add("reduce-overhead", title, sets, group="compile", missing=no_gpu)
-    add("cuda-graph", "whole step as one CUDA graph", "speed.cuda_graph=true", missing=no_gpu)
+    why = no_gpu or ("ranks exchange gradients during backward" if ranks > 1 else "")
+    add("cuda-graph", "whole step as one CUDA graph", "speed.cuda_graph=true", missing=why)
     return tuple(found)
 
 

@@ -22,10 +22,6 @@ class Share:
     rank: int = 0
     of: int = 1
 
-    def count(self, items: int) -> int:
-        """How many of so many are this rank's, if all are dealt out."""
-        return max(items - self.rank + self.of - 1, 0) // self.of
-
     def dealt(self, batches: Iterable[T], accumulation: int) -> Iterator[T]:
         """This rank's batches of whole steps; reads those of the other ranks, too."""
         everything = iter(batches)
