@@ -17,6 +17,7 @@ from ndd_engine.record.events import WindowEvent
 from ndd_engine.record.ranks import RanksEvent
 from ndd_engine.train.control import Control
 from ndd_engine.train.parallel.marks import PART, StreamWaits
+from ndd_engine.train.parallel.notes import StoreNotes
 from ndd_engine.train.parallel.place import Place
 from ndd_engine.train.parallel.spans import DeviceStepSpans, StepSpans, WindowSpans, step_spans
 from ndd_engine.train.parallel.team import Team
@@ -222,7 +223,8 @@ def test_what_rank_0_records_of_a_gpu_has_the_times_of_the_device() -> None:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         world: Any = SimpleNamespace(
-            place=Place(0, 1, 0, 1), rank=0, size=1, control=dist.group.WORLD, store=store, hosts=["a"],
+            place=Place(0, 1, 0, 1), rank=0, size=1, control=dist.group.WORLD, hosts=["a"],
+            notes=StoreNotes(store),
             device=torch.device("cpu"),
         )  # fmt: skip
         team = Team(world, Control(), recorded.append, clock, "ddp", window_s=1.0)
