@@ -99,6 +99,7 @@ def test_a_killed_rank_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_of_one_rank_is_named_with_its_line(tmp_path: Path, rank: int) -> None:
     with RanksJob(tmp_path, *QUIET) as job:
+        job.trains()
         job.plant(rank, "raise")
         assert job.wait() == 1
         assert reason(job).startswith(f"rank {rank}: ValueError at step ")
