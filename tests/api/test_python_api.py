@@ -291,6 +291,7 @@ def test_a_snapshot_is_diagnosed(trained: Result) -> None:
     assert found and all(finding.title and finding.cause for finding in found)
 
 
+@pytest.mark.slow
 def test_a_trial_is_measured_and_recorded_in_its_run(tmp_path: Path) -> None:
     result = run_training(TINY, run="one", runs=tmp_path)
     stages: list[str] = []

@@ -185,7 +185,7 @@ def test_reader_that_stops_reading_stops_neither_run_nor_record(tmp_path: Path) 
     process.communicate()
 
 
-@pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
+@pytest.mark.parametrize("as_json", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["json", "text"])
 def test_a_run_whose_reader_stopped_reading_exits_with_its_status(tmp_path: Path, as_json: bool) -> None:
     """Standard output is a full pipe that nobody reads and nobody closes."""
     read, write = os.pipe()

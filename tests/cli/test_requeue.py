@@ -188,6 +188,7 @@ def test_a_change_that_a_resume_does_not_allow_is_refused(tmp_path: Path) -> Non
     assert done.returncode == 2 and "run.seed was 1337, now 4" in done.stderr
 
 
+@pytest.mark.slow
 def test_size_auto_stays_what_it_was(tmp_path: Path) -> None:
     arguments = (
         "train",

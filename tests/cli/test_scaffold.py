@@ -275,6 +275,7 @@ def test_an_item_that_fails_is_named_with_its_place(tmp_path: Path, workers: int
     assert "ValueError at step" in told and "in data_wait" in told and f"my_workload.py:{line}" in told
 
 
+@pytest.mark.slow
 def test_what_the_module_prints_does_not_get_between_the_data(tmp_path: Path) -> None:
     write(tmp_path, SMALL.replace("    return dict(", "    print('from the factory')\n    return dict("))
     done = run("train", "--json", "--max-steps", "3", *OWN, folder=tmp_path)

@@ -96,6 +96,7 @@ def test_pretrained_weights_frozen_weights_and_every_way_to_load_them(folder: Pa
     )
 
 
+@pytest.mark.slow
 def test_the_average_is_that_of_the_weights_after_each_step_and_resumes(folder: Path) -> None:
     if importlib.util.find_spec("ndd_engine.workloads.training") is None:
         pytest.skip("factories have no on_step")

@@ -74,7 +74,14 @@ def test_a_resumed_run_sees_the_data_that_it_would_have_seen(
     assert equal(training_state(whole.state(STEPS)), training_state(rest.state(STEPS)))
 
 
-@pytest.mark.parametrize(("stop", "more"), [(3, ""), (13, ""), (20, "loader.persistent=false")])
+@pytest.mark.parametrize(
+    ("stop", "more"),
+    [
+        (3, ""),
+        pytest.param(13, "", marks=pytest.mark.slow),
+        pytest.param(20, "loader.persistent=false", marks=pytest.mark.slow),
+    ],
+)
 def test_a_stream_read_by_workers_resumes_bit_for_bit(
     trainer: Trainer, ordered: Sets, stop: int, more: str
 ) -> None:

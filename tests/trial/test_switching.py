@@ -45,6 +45,7 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_the_precision_is_switched_and_verified() -> None:
     base = Base(
         "it", None, "chartext", ("run.epochs=100", "run.device=cpu", "workload.size=mini", "run.threads=1")

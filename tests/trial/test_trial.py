@@ -123,6 +123,7 @@ def test_a_trial_can_be_stopped(tmp_path: Path) -> None:
     assert children() <= before
 
 
+@pytest.mark.slow
 def test_an_interval_of_evaluations_or_checkpoints_is_verified(tmp_path: Path) -> None:
     stop = threading.Event()
 

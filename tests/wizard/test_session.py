@@ -142,6 +142,7 @@ def test_an_effective_batch_larger_than_the_data_is_rejected() -> None:
         propose(answers, tell, threading.Event())
 
 
+@pytest.mark.slow
 def test_for_another_gpu_the_size_is_chosen_for_it() -> None:
     answers = Answers(
         workload="chartext", sets=("run.device=cuda", "precision.amp=bf16"), gpu="RTX 4080 SUPER"

@@ -34,7 +34,6 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.place import cannot_load
 from ndd_engine.train.data.probe import probe_loader
 from ndd_engine.train.data.share import ALONE, Share
-from ndd_engine.train.parallel.loop import RankLoop
 from ndd_engine.train.parallel.same import check_data, check_model
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.parallel.world import World, from_first
@@ -114,14 +113,16 @@ def prepare_run(run: OpenRun) -> Prepared:
     clock = PhaseClock()
     if device.type == "cuda":
         clock = DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+    settle: Callable[[Callable[[], Any]], None] | None = None
     if world is None:
         loop = Loop(run, stepper, batches, evaluation, clock)
     else:
-        loop = RankLoop(run, stepper, batches, evaluation, clock, world)
-        if not world.place.first:
-            seed(
-                mixed(config.run.seed, world.rank)
-            )  # the model is the same everywhere, its random numbers are not
+        from .parallel.loop import RankLoop  # imports much that a single process does not need
+
+        ranked = RankLoop(run, stepper, batches, evaluation, clock, world)
+        loop, settle = ranked, ranked.settle
+        if not world.place.first:  # the model is the same everywhere, its random numbers are not
+            seed(mixed(config.run.seed, world.rank))
 
     _check_resumable(loop)
     if run.request.resume is not None:
@@ -135,8 +136,8 @@ def prepare_run(run: OpenRun) -> Prepared:
     # Probes would exchange gradients, too.
     cores = usable_threads(machine.host) if run.request.probes and world is None else None
     rehearsal = _rehearse(stepper, batches, cores)
-    if isinstance(loop, RankLoop):
-        loop.settle(batches.sample)
+    if settle is not None:
+        settle(batches.sample)
     if run.request.resume is not None and rehearsal.changed_parameters:
         _resume(run, loop, device)
     config = loop.config

@@ -106,15 +106,15 @@ def train(
     request = request_of()
     if request is None:
         return EXIT_DONE
+    # Report mistakes before the screen opens and before a process is started.
+    several = preflight(request.draft, use_torch=False).parallel.ranks > 1
     screen = interactive() and not (headless or as_json)
-    if not screen and request.draft.resolve().parallel.ranks > 1:
+    if not screen and several:
         return ranks_headless(request, rank_command(), as_json)
     if not screen:
         from ndd_console.jobs.headless import run_headless
 
         return run_headless(request, as_json)
-    # Report mistakes before the screen opens and before a process is started for it.
-    preflight(request.draft, use_torch=False)
     from ndd_console.jobs.training import run_console
 
     return run_console(request, ctx.obj["ascii"], rank_command())
