@@ -132,7 +132,7 @@ class Observer:
         """Between two steps: end to look closely at the last one, or begin with the next one."""
         steps, census = self.steps, self.census
         if self._study == "learn" and steps.done <= self._heard_at:
-            return  # the first step goes on with another optimizer: hear a whole one
+            return  # the first step has another optimizer to come: wait for a whole one
         if self._study == "learn":
             census.deaf()
             for kind, time_first in census.roots.items():

@@ -5,7 +5,6 @@ The tests run the same cases in one process and compare. All ranks run all cases
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks_ending import ended_by
 from torch import Tensor, nn
 
 from ndd_engine.config import Config, read
@@ -194,18 +194,8 @@ def main() -> None:
         else:
             found = globals()[name](world)
         torch.save(found, folder / f"{name}.{rank}.pt")
-        world.barrier()
+        dist.barrier(group=world.control)
 
 
 if __name__ == "__main__":
-    status = 1
-    try:
-        main()
-        status = 0
-    except BaseException:  # noqa: BLE001
-        import traceback
-
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # the destructors of gloo's threads can wait for each other
+    ended_by(main)

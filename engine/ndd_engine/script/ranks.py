@@ -224,7 +224,7 @@ class ScriptRanks:
             end = _common_end(active)
             if end is None:
                 if any(member.silent and not member.windows for member in active):
-                    continue  # it ended before the others: go on without it
+                    continue  # it ended before the others, which continue
                 return
             yield from self._tell(active, earlier + end)
             event = self._event(active, end, earlier)

@@ -2,9 +2,9 @@
 
     python -m ndd_engine.train.parallel.agent RANKS RESTARTS FOLDER COMMAND...
 
-It goes on without the console, and holds a lock on the run while ranks restart. SIGINT and SIGTERM are passed on to the
-ranks, which save a checkpoint and stop; further ones stop them immediately, and kill those that do not. If the ranks
-end without recording why, it records which of them failed first.
+It does not depend on the console, and holds a lock on the run while ranks restart. SIGINT and SIGTERM are passed on to
+the ranks, which save a checkpoint and stop; further ones stop them immediately, and kill those that do not. If the
+ranks end without recording why, it records which of them failed first.
 """
 
 from __future__ import annotations

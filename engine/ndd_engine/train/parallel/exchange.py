@@ -97,6 +97,11 @@ class Exchange:
             raise failure.raised() from failed
         return found
 
+    def everywhere(self, value: T) -> list[T]:
+        """The values of all ranks, in their order, on all ranks."""
+        found = self.from_all(lambda: value)
+        return self.from_first(lambda: found)
+
     def to_each(self, work: Callable[[], Sequence[T]]) -> T:
         """The own element of the results of `work`, which runs on rank 0. All ranks raise the error that it raises."""
         parts: list[tuple[Tensor, bytearray]] = []

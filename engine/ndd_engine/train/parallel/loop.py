@@ -215,7 +215,7 @@ class _Shared:
 
     def parts(self, mine: Any) -> list[Any]:
         with self._clock.part(PART):
-            return self._world.gather(mine)
+            return self._world.exchange.everywhere(mine)
 
 
 class RankCallbacks(Callbacks):

@@ -48,7 +48,7 @@ def check_model(world: World, model: nn.Module) -> None:
 
 
 def _compare(world: World, mine: dict[str, Any], words: dict[str, str], advice: str) -> None:
-    first, *others = world.gather(mine)
+    first, *others = world.exchange.everywhere(mine)
     for member, other in zip(world.members[1:], others, strict=True):
         for key, text in words.items():
             if other[key] != first[key]:

@@ -6,7 +6,6 @@ Values go over a gloo group of their own, also on GPUs, and as bytes: torch's co
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import socket
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -28,6 +26,7 @@ from ndd_engine.errors import NddError, UsageError, message_of
 from ndd_engine.text import counted
 from ndd_engine.train.control import StopNow
 
+from .exchange import Exchange
 from .failures import first_over
 from .notes import Notes
 from .place import OtherRankError, Place, own_launcher
@@ -70,15 +69,17 @@ class Member:
 class World:
     """The ranks of this run. Use `World.join`.
 
-    notes: shared by all ranks. control: the gloo group for values. members: the ranks in order.
+    notes: shared by all ranks. control: the gloo group for values; exchange: of objects, over it. members: the ranks in
+    order.
     """
 
     def __init__(self, place: Place, notes: Notes, device: torch.device) -> None:
         self.place, self.notes, self.device = place, notes, device
         self.control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
-        mine = {"host": socket.gethostname(), "pid": os.getpid()}
-        everyone = self.gather(mine)
-        self.members = [Member(rank, one["host"], one["pid"]) for rank, one in enumerate(everyone)]
+        self.exchange = Exchange(self.control)
+        mine = socket.gethostname(), os.getpid()
+        everyone = self.exchange.everywhere(mine)
+        self.members = [Member(rank, host, pid) for rank, (host, pid) in enumerate(everyone)]
 
     @property
     def rank(self) -> int:
@@ -111,32 +112,6 @@ class World:
             device_id=device if on_gpu else None,
         )
         return cls(place, ranks.notes, device)
-
-    def gather(self, value: Any) -> list[Any]:
-        """The value of every rank, in their order; values are what torch.load(weights_only=True) loads."""
-        file = io.BytesIO()
-        torch.save(value, file)
-        mine = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([mine.numel()]), group=self.control)
-        longest = int(max(map(int, sizes)))
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: mine.numel()] = mine
-        every = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(every, padded, group=self.control)
-        return [
-            torch.load(io.BytesIO(bytes(one[: int(size)].tolist())), weights_only=True)
-            for one, size in zip(every, sizes, strict=True)
-        ]
-
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks of a tensor on the host; changes it in place."""
-        dist.all_reduce(values, group=self.control)
-        return values
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        dist.barrier(group=self.control)
 
 
 def _meet(run: OpenRun, ranks: Ranks) -> None:
