@@ -1,6 +1,6 @@
 """An ordinary training loop for `benchmarks.observe`: trains blocks with the observer's hooks in place and taken out.
 
-`python observed_loop.py MILLISECONDS BLOCKS SECONDS` prints one JSON object. It runs in a process that the observer has
+`python observed_loop.py MILLISECONDS ROUNDS SECONDS` prints one JSON object. It runs in a process that the observer has
 entered; without it, every block is without hooks.
 """
 
@@ -16,8 +16,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-# Untimed steps after a switch: the observer arms at the first backward pass, and learns what the steps call.
-SETTLE = 14
+# Untimed steps after a switch: the observer arms at the first backward pass.
+SETTLE = 4
+# Seconds of observed training before: the observer learns what the steps call, and how often to time their phases.
+WARM_S = 2.0
 ORDER = (0, 1, 1, 0, 1, 0, 0, 1)
 
 
@@ -73,22 +75,27 @@ def sized(step_s: float) -> Loop:
 
 def main() -> None:
     """Measure, and print."""
-    step_s, blocks, block_s = float(sys.argv[1]) / 1e3, int(sys.argv[2]), float(sys.argv[3])
+    step_s, rounds, block_s = float(sys.argv[1]) / 1e3, int(sys.argv[2]), float(sys.argv[3])
     torch.set_num_threads(1)
     loop = sized(step_s)
     found = sys.modules.get("_ndd_watch.install")
     observer: Any = getattr(found, "observer", None)
+    if observer is not None:
+        loop.train(round(WARM_S / step_s))
+    kinds = list(observer.modules.hooked) if observer is not None else []
     step, _ = loop.train(20)
     steps = max(round(block_s / step), 4)
     begin_s, began = raw_s(), time.time()
     values = []
-    for _ in range(blocks):
+    for _ in range(rounds):
         row = []
         for on in ORDER:
             if observer is not None:
                 observer.stop()
                 if on:
                     observer.start(lambda name, then: None)  # this loop imports nothing later
+                    for kind in kinds:
+                        observer.modules.hook(kind)
             loop.train(SETTLE)
             row.append([on, *loop.train(steps)])
         values.append(row)
@@ -96,7 +103,7 @@ def main() -> None:
     body = {
         "step_s": step,
         "steps": steps,
-        "blocks": values,
+        "rounds": values,
         "seconds": raw_s() - begin_s,
         "began": began,
         "every": every,

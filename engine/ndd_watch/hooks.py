@@ -38,7 +38,7 @@ from .clock import (
 from .modules import Modules
 from .own import own_frame
 from .places import Places
-from .steps import Steps
+from .steps import LOSS_NS, Steps
 from .waits import Waits
 
 Function = Callable[..., Any]
@@ -199,16 +199,18 @@ class Hooks:
             if outer % WAITING == BACKWARD:
                 return original(*args, **kwargs)
             try:
-                steps.began_backward()
+                steps.backwards += 1
                 if steps.caller is None:
                     # The innermost function of the script: it contains the loop.
                     frame = own_frame(sys._getframe(1), self._own)
                     steps.caller = frame.f_code if frame is not None else None
-                loss: Any = args[0] if args else kwargs.get("tensors")
-                # Detached: nothing of the graph may stay alive.
-                steps.loss = loss.detach() if hasattr(loss, "detach") else None
-                if steps.ranks:
-                    waits.before_backward(loss)
+                if steps.ranks or steps.gate is not None or S[LAST] >= steps.loss_due:
+                    loss: Any = args[0] if args else kwargs.get("tensors")
+                    # Detached: nothing of the graph may stay alive.
+                    steps.loss = loss.detach() if hasattr(loss, "detach") else None
+                    steps.loss_due = S[LAST] + LOSS_NS
+                    if steps.ranks:
+                        waits.before_backward(loss)
             except Exception as error:  # noqa: BLE001
                 steps.give_up(error)
                 return original(*args, **kwargs)
@@ -226,7 +228,8 @@ class Hooks:
                 try:
                     if steps.ranks:
                         waits.after_backward()
-                    steps.ended_backward()
+                    if not steps.ends_known:
+                        steps.ended_backward()
                 except Exception as error:  # noqa: BLE001
                     steps.give_up(error)
 
@@ -242,7 +245,7 @@ class Hooks:
         if S[BASE] == EVALUATE:
             self.modules.evaluation(False)
         if not S[TIMED]:
-            self.steps.began_backward()
+            self.steps.backwards += 1
             return False
         return True
 

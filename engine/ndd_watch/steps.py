@@ -38,6 +38,8 @@ from .clock import (
 )  # fmt: skip
 
 WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
+# From one loss that is kept to the next: keeping one costs several microseconds.
+LOSS_NS = WINDOW_NS // 10
 # From one profiled step to the next; 0: none.
 PROFILE_NS = int(float(os.environ.get("NDD_WATCH_PROFILE_S", "30")) * 1e9)
 # What timing the phases of a step costs, alone and as one of several ranks, and the share of a step that it may cost.
@@ -56,7 +58,8 @@ class Steps:
     """The steps of a process.
 
     done: steps so far. backwards: backward passes in the current step. has_optimizer: one exists. zeroes: gradients
-    were zeroed outside an optimizer. loss: of the last backward pass, detached. shape: of the model's first input.
+    were zeroed outside an optimizer. ends_known: something else than a backward pass ends the steps. loss: of a recent
+    backward pass, detached; loss_due: when the next one is kept, on the clock. shape: of the model's first input.
     caller: code of the function that contains the training loop. every: each n-th step is timed by phase; skip: number
     of further steps that are not. ranks: this process exchanges data with other ranks.
     """
@@ -64,7 +67,9 @@ class Steps:
     def __init__(self) -> None:
         self.done = self.backwards = self.micro = self.skipped_updates = 0
         self.has_optimizer = self.zeroes = False
+        self.ends_known = False
         self.loss: Any = None
+        self.loss_due = 0
         self.shape: tuple[int, ...] | None = None
         self.caller: Any = None
         self.optimizer: Any = None
@@ -91,14 +96,8 @@ class Steps:
         # Steps before the present window, and, of a rank, after which it ends; 0 before that is known.
         self._window_begin = self._window_end = 0
 
-    def began_backward(self) -> None:
-        """A backward pass begins."""
-        self.backwards += 1
-
     def ended_backward(self) -> None:
-        """A backward pass has ended."""
-        if self._counts or self.zeroes:
-            return
+        """A backward pass has ended, and nothing else is known to end the steps."""
         self._all_backwards += 1
         if self.has_optimizer and self._all_backwards < SILENT_BACKWARDS:
             return
@@ -108,7 +107,7 @@ class Steps:
     def zeroed(self) -> None:
         """Gradients of a module were zeroed."""
         if not self.has_optimizer:
-            self.zeroes = True
+            self.zeroes = self.ends_known = True
             if self.backwards:
                 self.end()
 
@@ -133,6 +132,7 @@ class Steps:
                 self._resume_first()
             # Begin to count anew: earlier steps say nothing about how often the new one steps.
             counts = self._counts = {**dict.fromkeys(counts, 0), key: 0}
+            self.ends_known = True
             self._live[key] = optimizer
         counts[key] += 1
         if len(counts) > 1:

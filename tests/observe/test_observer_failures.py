@@ -41,7 +41,7 @@ sys.path.insert(0, os.getcwd())
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
 PLACES = [
-    ("steps", "Steps.began_backward"), ("steps", "Steps.ended_backward"), ("steps", "Steps.stepped"),
+    ("steps", "Steps.stepped"),
     ("steps", "Steps.end"), ("steps", "Steps._sometimes"), ("census", "Census.listen"),
     ("profiler", "StepProfiler.begin"),
     ("profiler", "StepProfiler.end"), ("modules", "Modules.hook"), ("hooks", "Hooks.promote"), ("hooks", "Hooks.thin"),

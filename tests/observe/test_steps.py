@@ -21,7 +21,7 @@ def test_an_iteration_is_a_step(steps: Steps, order: str) -> None:
     optimizers = {name: object() for name in order}
     for _ in range(100):
         for name in order:
-            steps.began_backward()
+            steps.backwards += 1
             steps.stepped(optimizers[name])
     assert (steps.done, steps.micro) == (100, 100)
 
