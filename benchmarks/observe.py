@@ -39,6 +39,10 @@ CASES = (
 ROUNDS = {1.0: 300, 5.0: 240, 44.0: 60}
 QUICK = 8
 BLOCK_S = 0.06
+CLOSING = "observe: windows vs. a clock that the observer does not read, at the ends of the same steps"
+CLOSING_COLUMNS = ("step", "windows", "clock", "sum of the windows", "phases off by, ns", "target", "")
+# Seconds of training, and how close the windows have to come.
+CLOSING_S, QUICK_S, CLOSE = 20.0, 5.0, 0.005
 _LOOP = Path(__file__).with_name("observed_loop.py")
 
 
@@ -52,7 +56,26 @@ def measure(options: Options) -> list[Table]:
     table.note(
         "phases timed: every n-th step; windows off by: the largest difference of a window from its phases, in ns"
     )
-    return [table, whole_runs.measure(options)] if options.traceml else [table]
+    tables = [table, _closing(QUICK_S if options.quick else CLOSING_S)]
+    return [*tables, whole_runs.measure(options)] if options.traceml else tables
+
+
+def _closing(seconds: float) -> Table:
+    """Do windows add up to the time that another clock shows?"""
+    table = Table(CLOSING, CLOSING_COLUMNS)
+    for step_ms in ROUNDS:
+        say(f"observe: windows of steps of {step_ms:g} ms")
+        body, windows = _observed(str(step_ms), "0", str(seconds), NDD_WATCH_WINDOW_S="1")
+        ends = {int(step): end for step, end in body["ends"].items()}
+        known = [line for line in windows if line["step"] in ends]
+        outside = ends[known[-1]["step"]] - ends[known[0]["step"]]
+        inside = sum(line["wall_ns"] for line in known[1:]) / 1e9
+        off = inside / outside - 1
+        table.add(
+            f"{body['step_s'] * 1e3:.2f} ms", str(len(known) - 1), f"{outside:.3f} s", f"{off * 100:+.4f} %",
+            str(_off(known)), "within 0.5 %", "reached" if abs(off) <= CLOSE else "not reached",
+        )  # fmt: skip
+    return table
 
 
 def _row(body: dict[str, Any], off: int, limit: float | None, limit_us: float) -> tuple[str, ...]:
@@ -90,12 +113,23 @@ def _verdict(found: Summary, limit: float) -> str:
 
 def run(step_ms: float, rounds: int, full: bool) -> tuple[dict[str, Any], int]:
     """(what the loop measured, the largest difference of a window from the sum of its phases in nanoseconds)."""
+    more = {"NDD_WATCH_SHARE": "0"} if full else {}
+    body, windows = _observed(str(step_ms), str(rounds), str(BLOCK_S), NDD_WATCH_WINDOW_S="0.25", **more)
+    return body, _off(windows)
+
+
+def _off(windows: list[dict[str, Any]]) -> int:
+    return max(
+        abs(sum(phase["host_ns"] for phase in line["phases"].values()) - line["wall_ns"]) for line in windows
+    )
+
+
+def _observed(*words: str, **settings: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the loop prints with these arguments, and the windows of the observer. Raises RuntimeError without any."""
     with tempfile.TemporaryDirectory(prefix="ndd-observe-") as folder:
-        more = {FOLDER: folder, "PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1", "NDD_WATCH_WINDOW_S": "0.25"}
-        more |= {"NDD_WATCH_SHARE": "0"} if full else {}
+        more = {FOLDER: folder, "PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1", **settings}
         done = subprocess.run(
-            [sys.executable, str(_LOOP), str(step_ms), str(rounds), str(BLOCK_S)], env={**os.environ, **more},
-            capture_output=True, text=True, check=True,
+            [sys.executable, str(_LOOP), *words], env={**os.environ, **more}, capture_output=True, text=True, check=True
         )  # fmt: skip
         windows = [
             line
@@ -105,8 +139,5 @@ def run(step_ms: float, rounds: int, full: bool) -> tuple[dict[str, Any], int]:
         ]
     if not windows:
         raise RuntimeError("nothing was observed")
-    off = max(
-        abs(sum(phase["host_ns"] for phase in line["phases"].values()) - line["wall_ns"]) for line in windows
-    )
     body: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return body, off
+    return body, windows

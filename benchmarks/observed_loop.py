@@ -1,7 +1,7 @@
 """An ordinary training loop for `benchmarks.observe`: trains blocks with the observer's hooks in place and taken out.
 
-`python observed_loop.py MILLISECONDS ROUNDS SECONDS` prints one JSON object. It runs in a process that the observer has
-entered; without it, every block is without hooks.
+`python observed_loop.py MILLISECONDS ROUNDS SECONDS`, in a process that the observer entered, prints one JSON object.
+SECONDS: of a block. With 0 rounds it trains for SECONDS, hooks in place, and prints when each step ended.
 """
 
 from __future__ import annotations
@@ -78,37 +78,42 @@ def main() -> None:
     step_s, rounds, block_s = float(sys.argv[1]) / 1e3, int(sys.argv[2]), float(sys.argv[3])
     torch.set_num_threads(1)
     loop = sized(step_s)
-    found = sys.modules.get("_ndd_watch.install")
-    observer: Any = getattr(found, "observer", None)
-    if observer is not None:
-        loop.train(round(WARM_S / step_s))
-    kinds = list(observer.modules.hooked) if observer is not None else []
+    observer: Any = sys.modules["_ndd_watch.install"].observer
+    loop.train(round(WARM_S / step_s))
+    kinds = list(observer.modules.hooked)
     step, _ = loop.train(20)
     steps = max(round(block_s / step), 4)
-    begin_s, began = raw_s(), time.time()
-    values = []
-    for _ in range(rounds):
-        row = []
-        for on in ORDER:
-            if observer is not None:
-                observer.stop()
-                if on:
-                    observer.start(lambda name, then: None)  # this loop imports nothing later
-                    for kind in kinds:
-                        observer.modules.hook(kind)
-            loop.train(SETTLE)
-            row.append([on, *loop.train(steps)])
-        values.append(row)
-    every = observer.steps.every if observer is not None else 1
-    body = {
-        "step_s": step,
-        "steps": steps,
-        "rounds": values,
-        "seconds": raw_s() - begin_s,
-        "began": began,
-        "every": every,
-    }
+    body: dict[str, Any] = {"step_s": step, "steps": steps, "every": 1}
+    if not rounds:
+        body["ends"] = _ends(loop, observer, block_s)
+    else:
+        body["rounds"] = [_round(loop, observer, kinds, steps) for _ in range(rounds)]
+        body["every"] = observer.steps.every
     print(json.dumps(body))
+
+
+def _round(loop: Loop, observer: Any, kinds: list[type], steps: int) -> list[tuple[int, float, float]]:
+    """Eight blocks: whether the hooks were in place, and what a step took."""
+    found = []
+    for on in ORDER:
+        observer.stop()
+        if on:
+            observer.start(lambda name, then: None)  # this loop imports nothing later
+            for kind in kinds:
+                observer.modules.hook(kind)
+        loop.train(SETTLE)
+        found.append((on, *loop.train(steps)))
+    return found
+
+
+def _ends(loop: Loop, observer: Any, seconds: float) -> dict[int, float]:
+    """Train for so long; the number of each step, as the observer counts them, and when it ended."""
+    found: dict[int, float] = {}
+    end_s = raw_s() + seconds
+    while raw_s() < end_s:
+        loop.train(1)
+        found[observer.steps.done] = raw_s()
+    return found
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ SECONDS, TRIAL_S = 14.0, 20.0
 # Causes that accuse an innocent script if their ceiling is higher than this.
 ACCUSED = 1.10
 # Without a setting that could remove them; their advice is in words.
-WORDS = frozenset({"slow-function", "user-code", "checkpoint", "evaluation", "anomaly"})
+WORDS = frozenset({"slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "late-rank"})
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates",
 )  # fmt: skip
@@ -34,12 +34,16 @@ INNOCENTS = (
 
 @dataclass(frozen=True)
 class Fault:
-    """causes: the right ones. function: that a finding must name, "" if there is none. levels: low and high."""
+    """causes: the right ones. function: that a finding must name, "" if there is none. levels: low and high.
+
+    ranks: of the script, under torchrun if there are several.
+    """
 
     name: str
     causes: tuple[str, ...]
     levels: tuple[float, float]
     function: str = ""
+    ranks: int = 1
 
 
 FAULTS = (
@@ -57,6 +61,7 @@ FAULTS = (
     Fault("threads", ("oversubscribed",), (4, 16)),
     Fault("garbage", ("gc",), (2, 10)),
     Fault("anomaly", ("anomaly",), (1, 1)),
+    Fault("late-rank", ("late-rank",), (5, 20), "augment", ranks=2),
 )
 
 
@@ -90,7 +95,7 @@ def _planted(fault: Fault, level: float, trial: bool) -> tuple[tuple[str, ...], 
     say(f"script_faults: {name}")
     with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as text:
         folder = Path(text)
-        found = observe(folder, "planted.py", fault.name, f"{level:g}")[0]
+        found = observe(folder, "planted.py", fault.name, f"{level:g}", ranks=fault.ranks)[0]
         where = found["title"] + "".join(change["where"] or "" for change in found["changes"])
         placed = not fault.function or fault.function in where
         right = found["cause"] in fault.causes and placed
@@ -108,9 +113,14 @@ def _planted(fault: Fault, level: float, trial: bool) -> tuple[tuple[str, ...], 
     )
 
 
-def observe(folder: Path, script: str, *arguments: str, seconds: float = SECONDS) -> list[dict[str, Any]]:
+def observe(
+    folder: Path, script: str, *arguments: str, seconds: float = SECONDS, ranks: int = 1
+) -> list[dict[str, Any]]:
     """The findings of an observed run of a script."""
-    words = [sys.executable, str(FOLDER / script), *arguments]
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    )
+    words = [sys.executable, *launcher, str(FOLDER / script), *arguments]
     _console(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{seconds:g}")
     found: list[dict[str, Any]] = json.loads(_console(folder, "report", "it", "--json"))["findings"]
     return found

@@ -1,6 +1,7 @@
 """An ordinary training script with one planted fault: `python planted.py FAULT MILLISECONDS`.
 
-It knows nothing of the console. MILLISECONDS: roughly what the fault adds to a step; 0 plants nothing.
+It knows nothing of the console. MILLISECONDS: roughly what the fault adds to a step; 0 plants nothing. Under torchrun
+it trains with DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from collections import deque
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 FAULT, MS = sys.argv[1], float(sys.argv[2])
 SECONDS = float(os.environ.get("SCRIPT_S", "1e9"))
 BATCH, WIDTH = 128, 320
+RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def planted(name: str) -> bool:
@@ -104,6 +107,25 @@ def evaluate(model: nn.Module, data: Items) -> None:
     model.train()
 
 
+def augment(x: Tensor) -> Tensor:
+    """What the data of one rank needs, and that of the others does not."""
+    if planted("late-rank") and RANK == 1:
+        work(MS)
+    return x
+
+
+def over(step: int, begin: float) -> bool:
+    """Whether to stop; all ranks after the same step."""
+    late = time.perf_counter() - begin >= SECONDS
+    if RANKS == 1:
+        return late
+    if step % 20:
+        return False
+    flag = torch.tensor(float(late))
+    dist.all_reduce(flag)
+    return bool(flag)
+
+
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(int(MS) if planted("threads") else 1)
@@ -115,6 +137,9 @@ def main() -> None:
     for _ in range(depth):
         layers += [nn.Linear(width, width), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(width, 1))
+    if RANKS > 1:
+        dist.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)  # type: ignore[assignment]
     extra = nn.ParameterList(torch.zeros(8) for _ in range(int(MS * 40) if planted("optimizer-loop") else 0))
     parameters = [*model.parameters(), *extra]
     if planted("optimizer-loop"):
@@ -129,10 +154,10 @@ def main() -> None:
     )
     begin = time.perf_counter()
     step = 0
-    while time.perf_counter() - begin < SECONDS:
+    while not over(step, begin):
         x, y = get_batch(data) if FAULT == "slow-batch" else next(batches)
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
+        loss = nn.functional.mse_loss(model(augment(x)), y)
         if extra:
             loss = loss + sum(p.sum() for p in extra) * 0.0
         loss.backward()

@@ -4,11 +4,12 @@ A step ends where the optimizer steps. With several optimizers, the one that ste
 that step equally often the last one. Without an optimizer, gradients that are zeroed after a backward pass end it, and
 without that every backward pass does. Further backward passes of the only optimizer are micro-steps.
 
-Timing the phases of a step costs some tens of microseconds. Of short steps only every n-th is timed by phase, and all
-of them as a whole.
+Timing the phases of a step costs up to 0.1 ms, mostly because our code is no longer in the caches of the processor.
+Of short steps only one of `every` is timed by phase, and all of them as a whole. Which ones depends on their number
+only, and is irregular: where a loader has four workers, every fourth batch may be a slow one.
 
-Ranks that exchange data are compared step by step. So that all of them time the same steps and end their windows at the
-same ones without a word between them, both are multiples of powers of two.
+Ranks that exchange data are compared step by step. A rank that times fewer steps times some of those that the others
+time, and windows end at multiples of powers of two, without a word between the ranks.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
 LOSS_NS = WINDOW_NS // 10
 # From one profiled step to the next; 0: none.
 PROFILE_NS = int(float(os.environ.get("NDD_WATCH_PROFILE_S", "30")) * 1e9)
-# What timing the phases of a step costs, alone and as one of several ranks, and the share of a step that it may cost.
-COST_NS, RANK_COST_NS = 30_000, 40_000
+# What timing the phases of a step costs, and the share of a step that it may cost.
+COST_NS = 100_000
 SHARE = float(os.environ.get("NDD_WATCH_SHARE", "0.005"))
 MOST_SKIPPED = 64
 # Backward passes without an optimizer or zero_grad, after which each of them is a step.
@@ -52,6 +53,7 @@ FEW_BACKWARDS = 8
 SILENT_BACKWARDS = 100
 # An optimizer that steps more rarely than this times the most frequent one does not end steps.
 RARE = 8
+_GOLDEN = 0x9E3779B9
 
 
 class Steps:
@@ -60,8 +62,8 @@ class Steps:
     done: steps so far. backwards: backward passes in the current step. has_optimizer: one exists. zeroes: gradients
     were zeroed outside an optimizer. ends_known: something else than a backward pass ends the steps. loss: of a recent
     backward pass, detached; loss_due: when the next one is kept, on the clock. shape: of the model's first input.
-    caller: code of the function that contains the training loop. every: each n-th step is timed by phase; skip: number
-    of further steps that are not. ranks: this process exchanges data with other ranks.
+    caller: code of the function that contains the training loop. every: one of so many steps is timed by phase; skip:
+    number of further steps that are not. ranks: this process exchanges data with other ranks.
     """
 
     def __init__(self) -> None:
@@ -174,13 +176,12 @@ class Steps:
             self.skip -= 1
             self.backwards = self.usual_backwards
             if not self.skip:
-                S[TIMED] = S[TRAINER]
-                self.thin(False)
+                self._time_next()
         else:
             rows.append(row[:])
             numbers.append(self.done)
             if self.every > 1 and not self.studying and self.single:
-                self.skip, self.usual_backwards = self.every - 1 - self.done % self.every, self.backwards
+                self.skip, self.usual_backwards = untimed(self.done + 1, self.every), self.backwards
                 if self.skip:
                     S[TIMED] = 0
                     self.thin(True)
@@ -192,11 +193,19 @@ class Steps:
         if self.studying or t > self.next_study or t - begun[0] >= WINDOW_NS or self.gate is not None:
             self._sometimes(t)
 
+    def _time_next(self) -> None:
+        """The next step is timed by phase."""
+        self.skip = 0
+        S[TIMED] = S[TRAINER]
+        self.thin(False)
+
     def _sometimes(self, t: int) -> None:
         """What happens after some steps only."""
         ends = self._window_ends(t)
         # Ranks profile the first step of a window, so that most of the time all of them profile the same one.
-        due = t > self.next_study and not self.skip and (ends or not self.ranks or not self.next_study)
+        due = t > self.next_study and (ends if self.ranks and self.next_study else not self.skip)
+        if due and self.skip:
+            self._time_next()
         if self.study is not None and (self.studying or due):
             self.last_row = rows[-1] if rows else ZEROS
             if self.studying and rows:  # such a step is slower than the others
@@ -207,10 +216,7 @@ class Steps:
             taken = clock.take()
             count = len(taken[1]) + len(taken[2])
             step_ns = (sum(map(sum, taken[1])) + sum(taken[2])) / max(count, 1)
-            cost_ns = RANK_COST_NS if self.ranks else COST_NS
-            self.every = min(int(cost_ns / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
-            if self.ranks:
-                self.every = _power(self.every)
+            self.every = min(int(COST_NS / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
             self._window_begin, self._window_end = self.done, 0
             self.window(*taken)
         if self.collect_every and not self.done % self.collect_every:
@@ -225,9 +231,20 @@ class Steps:
         if not self.ranks:
             return True
         if not self._window_end:
-            size = max(_power(self.done - self._window_begin), self.every)
+            size = _power(max(self.done - self._window_begin, self.every))
             self._window_end = -(-self.done // size) * size
         return self.done >= self._window_end
+
+
+def untimed(number: int, every: int) -> int:
+    """How many steps, from this number on, are not timed by phase.
+
+    Multiples of the golden ratio spread evenly, never repeat, and those below 1/16 are among those below 1/8.
+    """
+    count, limit = 0, (1 << 32) // every
+    while number * _GOLDEN & 0xFFFFFFFF >= limit:
+        number, count = number + 1, count + 1
+    return count
 
 
 def _power(count: int) -> int:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ndd_watch import clock
-from ndd_watch.steps import Steps
+from ndd_watch.steps import Steps, untimed
 
 
 @pytest.fixture
@@ -47,3 +47,23 @@ def test_the_first_step_of_two_optimizers_is_one_row(steps: Steps) -> None:
     steps.stepped(generator)
     assert (steps.done, len(clock.rows)) == (1, 1)
     assert clock.rows[0][clock.OTHER] >= 5
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7, 21, 64, 500])
+def test_one_of_so_many_steps_is_timed_by_phase_at_irregular_distances(every: int) -> None:
+    timed, number = [], untimed(0, every)
+    while number < 100 * every:
+        timed.append(number)
+        number += 1 + untimed(number + 1, every)
+    assert len(timed) == pytest.approx(100, abs=3)
+    gaps = {after - before for before, after in itertools.pairwise(timed)}
+    assert max(gaps) <= 3 * every
+    if every > 3:  # no place in the turn of four or eight workers is left out
+        for workers in (4, 8):
+            counts = [sum(number % workers == worker for number in timed) for worker in range(workers)]
+            assert min(counts) >= 0.6 * len(timed) / workers
+
+
+def test_a_rank_that_times_fewer_steps_times_some_of_the_others() -> None:
+    many, few = ({n for n in range(2000) if not untimed(n, every)} for every in (3, 20))
+    assert few < many

@@ -14,7 +14,7 @@ import pytest
 
 from ndd_engine.train.control import Control
 from ndd_engine.train.parallel.agreement import Decision, SharedControl
-from ndd_engine.train.parallel.failures import Cause, first_over, introduce, leave_cause, others
+from ndd_engine.train.parallel.failures import Cause, Neighbours, first_over, introduce, leave_cause, others
 from ndd_engine.train.parallel.hang import Note, verdict
 from ndd_engine.train.parallel.notes import FolderNotes
 from ndd_engine.train.parallel.place import Place
@@ -87,8 +87,12 @@ def test_a_rank_whose_process_is_gone_was_killed_unless_it_left(tmp_path: Path) 
         zero.notes.put(f"here/{rank}", json.dumps({"host": host, "pid": ended.pid}))
     two.notes.put("left/2", "")
     cause = others(zero, LOST, "", "at step 7 in backward")
-    words = f"rank 1 ({host}, process {ended.pid}) was killed or ended (rank 0 noticed at step 7 in backward)"
-    assert cause == Cause("failed", words, own=False, curable=True)
+    words = f"rank 1 ({host}, process {ended.pid}) was killed or ended"
+    noticed = f"{words} (rank 0 noticed at step 7 in backward)"
+    assert cause == Cause("failed", noticed, own=False, curable=True)
+    assert Neighbours(zero).gone() == Cause("failed", words, own=False, curable=True)
+    one.notes.put("left/1", "")
+    assert Neighbours(zero).gone() is None
 
 
 def test_a_lost_connection_without_a_culprit_is_said_to_be_unknown(

@@ -149,6 +149,26 @@ def test_a_late_rank_is_named_with_its_line(job: Job, tmp_path: Path) -> None:
     assert late["where"] == "train.py:7 decode" and late["late_ns"] == 10 * MS
 
 
+def test_a_profiled_step_names_the_function_that_only_the_late_rank_calls(job: Job, tmp_path: Path) -> None:
+    """Stack samples see the line that waits for the interpreter lock instead."""
+    job.begin(0, 1)
+    for rank, ms in enumerate((1, 11)):
+        frames = [["data_wait", str(tmp_path / "train.py"), 9, "main", None, 5]]
+        job.write(rank, "stacks", step=0, looks=5, frames=frames)
+        functions = [
+            [str(tmp_path / "train.py"), 40, "work", 1, ms * MS, ms * MS, "augment", ""],
+            [str(tmp_path / "train.py"), 1, "main", 1, 20 * MS, 9 * MS, "", ""],
+        ]
+        job.write(rank, "profile", step=1, ns=20 * MS, functions=functions, waits=[])
+    for begin in range(0, 80, 8):
+        job.window(0, begin, begin + 8, data_ms=1, wait_ms=12)
+        job.window(1, begin, begin + 8, data_ms=11, wait_ms=2)
+    job.poll()
+    late = job.of(RanksEvent)[-1].late
+    assert late is not None and late["rank"] == 1
+    assert late["where"] == "train.py:40 work, called by augment"
+
+
 def test_ranks_of_other_hosts_are_named_and_left_out(tmp_path: Path) -> None:
     job = Job(tmp_path, world=4, here=[2, 2])
     job.begin(2, 3)

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ndd_engine.measure.ranks import FIGURES, RanksFold
@@ -28,6 +29,8 @@ MOST_RANKS = 1 << 16
 # Lines with samples of the stack that tell where a rank takes its time: one is written every 5 s.
 KEPT_LOOKS = 6
 _CHARS = 160  # of a place
+# A function that takes a rank longer than the others, by this part of a step, is why it is late.
+LONGER = 0.1
 _UNKNOWN = -1.0
 # Errors of a rank whose partner is gone: of gloo, and of NCCL.
 _SECONDARY = ("closed by peer", "reset by peer", "broken pipe", "remote process exited", "connection refused")
@@ -56,6 +59,9 @@ class _Member:
     step: int = 0
     windows: deque[_Window] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
     looks: deque[list[Any]] = field(default_factory=lambda: deque(maxlen=KEPT_LOOKS))
+    # Of the last profiled step: its nanoseconds, and those of (file, line, function, caller) without what it calls.
+    profiled_ns: int = 0
+    functions: Mapping[tuple[str, int, str, str], int] = field(default_factory=dict)
     rss: float = _UNKNOWN
     allocated: float = _UNKNOWN
     ended: tuple[float, str, str] | None = None
@@ -69,6 +75,24 @@ class _Member:
                 place = f"{_short(str(file), folder)}:{int(line)} {name}"
                 seen.setdefault(str(phase), Counter())[printable(place)[:_CHARS]] += int(count)
         return {phase: places.most_common(1)[0][0] for phase, places in seen.items()}
+
+    def longer(self, others: Sequence[_Member], folder: str) -> str:
+        """The function that takes this rank longer than the usual other one, by the profiled steps; "" without one.
+
+        Stack samples see pure Python only where it releases the interpreter lock.
+        """
+        known = [other.functions for other in others if other.profiled_ns]
+        if not known:
+            return ""
+        more = {
+            place: own - median(each.get(place, 0) for each in known) for place, own in self.functions.items()
+        }
+        place = max(more, key=more.__getitem__, default=None)
+        if place is None or more[place] < LONGER * self.profiled_ns:
+            return ""
+        file, line, name, caller = place
+        called = f", called by {caller}" if caller else ""
+        return printable(f"{_short(file, folder)}:{line} {name}{called}")[:_CHARS]
 
 
 class ScriptRanks:
@@ -117,6 +141,12 @@ class ScriptRanks:
                 member.windows.append(window)
         elif kind == "stacks":
             member.looks.append(list(line["frames"]))
+        elif kind == "profile":
+            member.functions = {
+                (str(file), int(at), str(name), str(caller)): int(own)
+                for file, at, name, _calls, _ns, own, caller, _phase in line["functions"]
+            }
+            member.profiled_ns = int(line["ns"])
         elif kind == "memory":
             member.allocated = float(line["allocated_bytes"])
         elif kind == "model":
@@ -281,10 +311,13 @@ class ScriptRanks:
             rows.append([float(figures[name]) for name in FIGURES])
         least = sum(min(steps[at][1] for steps in timed) for at in common)
         most = sum(max(steps[at][0] for steps in timed) for at in common)
-        event = self._fold.window(
-            earlier + end, rows, least, most, lambda index: active[index].places(self._folder)
-        )
-        return self._numbered(event, ranks)
+
+        def places(index: int) -> Mapping[str, str]:
+            member = active[index]
+            longer = member.longer([one for one in active if one is not member], self._folder)
+            return dict.fromkeys(PHASES, longer) if longer else member.places(self._folder)
+
+        return self._numbered(self._fold.window(earlier + end, rows, least, most, places), ranks)
 
     def _numbered(self, event: RanksEvent, ranks: Sequence[int]) -> RanksEvent:
         """With the numbers of the ranks instead of their places among those that are observed."""

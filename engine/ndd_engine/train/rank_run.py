@@ -20,7 +20,7 @@ from ndd_engine.text import printable
 
 from .checkpoint import CheckpointStore
 from .parallel.ending import record_end
-from .parallel.failures import Cause, first_over, introduce
+from .parallel.failures import Cause, Neighbours, first_over, introduce
 from .parallel.notes import notes_of
 from .parallel.place import Place, own_launcher
 from .parallel.world import connect, from_first, from_others
@@ -148,9 +148,9 @@ def _other(request: RunRequest, directory: RunDir, here: Place) -> OtherRank:
 
 
 def _watch(run: Run) -> None:
-    """End this rank soon after its launcher was killed, or after another rank ended early and this one waits for it."""
+    """End this rank soon after its launcher or a rank of this host was killed, or after another rank ended early."""
     assert run.ranks is not None
-    parent, ranks = os.getppid(), run.ranks
+    parent, ranks, neighbours = os.getppid(), run.ranks, Neighbours(run.ranks)
     cause = None
     while cause is None:
         if run.finished.wait(LOOK_S):
@@ -160,7 +160,7 @@ def _watch(run: Run) -> None:
             cause = Cause("failed", text, own=True, curable=False)
             run.control.request("kill", text, "failed")
         else:
-            cause = first_over(ranks)
+            cause = first_over(ranks) or neighbours.gone()
     if run.finished.wait(LEAVE_S):
         return
     # It hangs in a collective, or in a call that does not return.
@@ -169,6 +169,7 @@ def _watch(run: Run) -> None:
         status = cause.exit_status or EXIT_OF.get(cause.status, EXIT_FAILED)
         run.conclude(EndEvent(cause.status, cause.text, run.recorder.snapshot().step, status))
         run.recorder.flush(1.0)
+    ranks.notes.put(f"left/{ranks.place.rank}", "")
     os._exit(_status(cause, EXIT_FAILED))
 
 

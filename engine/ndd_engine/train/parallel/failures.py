@@ -78,7 +78,11 @@ def others(ranks: Ranks, error: BaseException, text: str, place: str) -> Cause:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         told = [cause for other in _others(ranks) if (cause := _told(ranks.notes, other)) is not None]
-        gone = [words for other in _others(ranks) if (words := _gone(ranks.notes, other))]
+        gone = [
+            words
+            for other in _others(ranks)
+            if (words := _gone(ranks.notes, other, _member(ranks.notes, other)))
+        ]
         if stopped := next((cause for cause in told if cause.status != "failed"), None):
             return stopped
         if told or gone:
@@ -109,10 +113,32 @@ def _told(notes: Notes, rank: int) -> Cause | None:
     return Cause(status, printable(text), False, bool(body["curable"]), body["exit_status"])
 
 
-def _gone(notes: Notes, rank: int) -> str:
-    """That the process of a rank on this host has ended without leaving; "" if it has not. A zombie has ended."""
-    member = _read(notes, f"here/{rank}")
-    if member is None or member["host"] != socket.gethostname() or notes.get(f"left/{rank}") is not None:
+class Neighbours:
+    """The other ranks of this host. One that was killed cannot say so."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        here = ranks.place
+        first = here.rank - here.local_rank
+        self._notes = ranks.notes
+        self._others = [rank for rank in range(first, first + here.local_size) if rank != here.rank]
+        # What they said of themselves, which does not change: looking at processes does not ask the store.
+        self._known: dict[int, Any] = {}
+
+    def gone(self) -> Cause | None:
+        """That the process of one of them has ended without leaving."""
+        for rank in self._others:
+            member = self._known[rank] = self._known.get(rank) or _member(self._notes, rank)
+            if words := _gone(self._notes, rank, member):
+                return Cause("failed", words, own=False, curable=True)
+        return None
+
+
+def _gone(notes: Notes, rank: int, member: Any) -> str:
+    """That the process of a rank on this host has ended without leaving; "" if it has not. A zombie has ended.
+
+    member: what it said of itself, None before it did.
+    """
+    if member is None or member["host"] != socket.gethostname():
         return ""
     try:
         if psutil.Process(member["pid"]).status() != psutil.STATUS_ZOMBIE:
@@ -121,7 +147,14 @@ def _gone(notes: Notes, rank: int) -> str:
         pass
     except psutil.Error:
         return ""
+    if notes.get(f"left/{rank}") is not None:
+        return ""
     return f"rank {rank} ({printable(member['host'])}, process {member['pid']}) was killed or ended"
+
+
+def _member(notes: Notes, rank: int) -> Any:
+    """What a rank said of itself; None before it did."""
+    return _read(notes, f"here/{rank}")
 
 
 def _read(notes: Notes, name: str) -> Any:
