@@ -30,7 +30,7 @@ COLUMNS = ("case", "right", "of", "median", "longest", "limit", "")
 HANG_S = 3.0
 # Repetitions of a case: all, and with --quick.
 REQUESTS, STOPS, KILLS, RUNS, HANGS, LEAVES = (20, 4), (10, 1), (100, 2), (20, 1), (5, 1), (40, 1)
-KILLS_A_RUN = 10
+KILLS_A_RUN, STEPS_A_KILL = 25, 400
 QUIET = ("--set", "evaluate.every_epochs=0", "--set", "checkpoint.every_epochs=0")
 
 
@@ -159,33 +159,31 @@ def stops(folder: Path, quick: int) -> Iterator[Found]:
 
 
 def kills(folder: Path, quick: int) -> Iterator[Found]:
-    """kill -9 of a random rank at random moments, with --restarts."""
+    """kill -9 of a random rank at random moments, with --restarts; compared with one uninterrupted run."""
     again, same = Found("kill -9 of a rank: training again", 10.0), Found("weights as uninterrupted", None)
-    left = KILLS[quick]
-    while left:
-        count = min(KILLS_A_RUN, left)
-        left -= count
-        steps = 400 * count
-        with RanksJob(folder / f"killed {left}", "--restarts", str(count), *QUIET, steps=steps) as job:
+    runs = max(KILLS[quick] // KILLS_A_RUN, 1)
+    count = KILLS[quick] // runs
+    steps = STEPS_A_KILL * count
+    with RanksJob(folder / "plain", *QUIET, steps=steps) as job:
+        job.wait(LIMIT_S + steps * 0.1)
+        plain = job.weights()
+    for index in range(runs):
+        with RanksJob(folder / f"killed {index}", "--restarts", str(count), *QUIET, steps=steps) as job:
             since = 0.0
             for _ in range(count):
                 job.trains(since_t=since)
                 time.sleep(random.uniform(0.0, 2.0))
                 rank = random.randrange(2)
                 t = since = time.time()
-                os.kill(job.pid(rank), signal.SIGKILL)
                 try:
+                    os.kill(job.pid(rank), signal.SIGKILL)
                     again.note("", job.trains(1, since_t=t) - t)
-                except TimeoutError as error:
+                except (TimeoutError, ProcessLookupError) as error:
                     again.note(f"rank {rank} killed: no training again: {str(error)[-300:]}")
                     break
-            rc = job.wait()
-            found = job.weights() if rc == 0 else None
-        with RanksJob(folder / f"plain {left}", *QUIET, steps=steps) as job:
-            job.wait(LIMIT_S + steps * 0.1)
-            same.note(
-                "" if found is not None and same_weights(found, job.weights()) else f"differ, status {rc}"
-            )
+            rc = job.wait(LIMIT_S + steps * 0.1)
+            alike = rc == 0 and same_weights(plain, job.weights())
+            same.note("" if alike else f"differ, status {rc}")
     yield again
     yield same
 
