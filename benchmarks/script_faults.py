@@ -1,7 +1,8 @@
 """Plants faults into a script that knows nothing of the console: are they named first, and does the proposed fix gain?
 
 Each case is `ndd-console run --headless -- python …`, its report, and a trial of the first proposed setting if
-its ceiling is over 1.1x. Innocent scripts must not be accused.
+its ceiling is over 1.1x. Innocent scripts must not be accused. Functions of a
+known duration must be stated with that duration.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ndd_engine.diagnose.view import View
+from ndd_engine.record.reader import load_state
+from ndd_engine.record.rundir import RunDir
+
 from .common import Options, Table, say
 
 TITLE = "script_faults: faults in scripts that are only observed"
@@ -25,6 +30,8 @@ FOLDER = Path(__file__).with_name("scripts")
 SECONDS, TRIAL_S = 14.0, 20.0
 # Causes that accuse an innocent script if their ceiling is higher than this.
 ACCUSED = 1.10
+# How close the stated time of a function has to come to its time.
+CLOSE = 0.10
 # Without a setting that could remove them; their advice is in words.
 WORDS = frozenset({"slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "late-rank"})
 INNOCENTS = (
@@ -86,7 +93,7 @@ def measure(options: Options) -> list[Table]:
         accused += wrong
         innocent.add(kind, found["cause"], _times(found["ceiling"]), "", "", "ACCUSED" if wrong else "")
     innocent.note(f"accused: {accused} of {len(INNOCENTS)}")
-    return [planted, innocent]
+    return [planted, innocent, _durations()]
 
 
 def _planted(fault: Fault, level: float, trial: bool) -> tuple[tuple[str, ...], bool, bool | None]:
@@ -111,6 +118,33 @@ def _planted(fault: Fault, level: float, trial: bool) -> tuple[tuple[str, ...], 
         right,
         gain,
     )
+
+
+def _durations() -> Table:
+    """Functions that take about a known time: what the profiled step says of them."""
+    table = Table("the stated time of a slow function", ("function", "its time", "stated", "error", ""))
+    right = done = 0
+    for kind in ("loop", "calls", "builtins"):
+        for level in (1.0, 3.0):
+            say(f"script_faults: duration {kind} {level:g} ms")
+            with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as text:
+                folder = Path(text)
+                observe(folder, "fixed_work.py", kind, f"{level:g}")
+                actual_ms = float((folder / "milliseconds").read_text())
+                view = View(load_state(RunDir(folder / "runs" / "it")).snapshot())
+                stated_ms = (
+                    sum(item.ns for item in view.functions if item.file.endswith("fixed_work.py")) / 1e6
+                )
+            error = stated_ms / actual_ms - 1
+            done, right = done + 1, right + (abs(error) <= CLOSE)
+            table.add(
+                f"{kind}, {level:g} ms", f"{actual_ms:.2f} ms", f"{stated_ms:.2f} ms", f"{error:+.1%}",
+                "" if abs(error) <= CLOSE else "WRONG",
+            )  # fmt: skip
+    table.note(
+        f"within {CLOSE:.0%}: {right} of {done}; its time: the mean of all steps, which the script measures"
+    )
+    return table
 
 
 def observe(

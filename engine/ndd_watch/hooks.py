@@ -21,6 +21,7 @@ from .clock import (
     DATA_WAIT,
     EVALUATE,
     LAST,
+    NAMES,
     OPTIMIZER,
     OTHER,
     TIMED,
@@ -233,6 +234,7 @@ class Hooks:
                 except Exception as error:  # noqa: BLE001
                     steps.give_up(error)
 
+        self.modules.calls(backward, BACKWARD)
         return backward
 
     def _begins_training(self) -> bool:
@@ -278,6 +280,7 @@ class Hooks:
                 S[LAST] = t
                 S[CURRENT] = outer
 
+        self.modules.calls(__next__, DATA_WAIT)
         return __next__
 
     def _save(self, original: Function) -> Function:
@@ -385,9 +388,11 @@ class Hooks:
             end = monitor.watch(code)
             if end is not None:
                 self._undo.append(end)
+                self.modules.roots[code] = NAMES[DATA_WAIT]
             return end is not None
         ours = self.timed(found, DATA_WAIT)
         names[code.co_name] = ours
+        self.modules.roots[code] = NAMES[DATA_WAIT]
 
         def undo() -> None:
             if names.get(code.co_name) is ours:

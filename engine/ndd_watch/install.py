@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from . import clock, frameworks, trying
 from .census import Census
-from .clock import DATA_WAIT, FORWARD, OTHER, TIMED, TRAINER, S
+from .clock import DATA_WAIT, FORWARD, OTHER, PHASES, TIMED, TRAINER, WAITING, S
 from .hooks import Hooks
 from .modules import Modules
 from .outside import Outside
@@ -153,7 +153,9 @@ class Observer:
             if self._study:
                 self.profiler.begin()
         elif self._study == "profile":
-            self.put("profile", step=steps.done, **self.profiler.end())
+            took = zip(PHASES, steps.last_row, steps.last_row[WAITING:])
+            lengths = {name: own + wait for name, own, wait in took if own + wait}
+            self.put("profile", step=steps.done, **self.profiler.end(self.modules.roots, lengths))
             self._study = ""
         elif self._learned < MOST_LEARNED and not (self.modules.hooked and steps.last_row[FORWARD]):
             # Nothing is known yet, or what is known is not called any more.

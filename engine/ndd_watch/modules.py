@@ -18,6 +18,7 @@ from .clock import (
     FORWARD,
     LAST,
     LOSS,
+    NAMES,
     OTHER,
     TIMED,
     TRAINER,
@@ -37,6 +38,8 @@ class Modules:
         self, base: type, steps: Steps, compiling: Callable[[], bool], grad_enabled: Callable[[], bool]
     ) -> None:
         self.hooked: dict[type, Any] = {}
+        # Code of hooks -> the phase of what they call.
+        self.roots: dict[Any, str] = {}
         # In a trial: what wraps the call of an outermost module, the innermost one first.
         self.around: list[Callable[..., Any]] = []
         self._base, self._steps = base, steps
@@ -88,7 +91,12 @@ class Modules:
                         (shape[1], shape[0], *shape[2:]) if shape and time_first and shape[1:] else shape
                     )
 
+        self.calls(__call__, FORWARD)  # the classes of losses share this code; they are torch's
         kind.__call__ = __call__  # type: ignore[method-assign]
+
+    def calls(self, hook: Any, phase: int) -> None:
+        """What a hook calls belongs to a phase."""
+        self.roots[hook.__code__] = NAMES[phase]
 
     def unhook_all(self) -> None:
         """Restore all classes that nobody else has changed since."""

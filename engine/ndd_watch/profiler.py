@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any, Callable
 
-from .clock import now
+from .clock import NAMES, OTHER, now
 
 # Functions of the user's own code, and waits for the device, that a profiled step names.
 MOST_FUNCTIONS = 12
@@ -93,13 +93,18 @@ class StepProfiler:
         self._changed = now()
         self._aside += self._changed - t
 
-    def end(self) -> dict[str, Any]:
+    def end(
+        self, roots: dict[Any, str] | None = None, lengths: dict[str, int] | None = None
+    ) -> dict[str, Any]:
         """End, and return {"ns": of the step, "functions": […], "waits": […], "phases": {…}}; ns 0 if unknown.
 
         functions: [file, line, name, calls, ns, own ns, caller, phase]; ns with everything that the function calls,
         own ns without other functions of the user's own code and without torch; phase: in which it takes most of its
-        time, "" without marks. waits: [file, line, name, method, calls, ns] of methods that wait for the device.
-        phases: nanoseconds by phase. What the profiler adds to every call is subtracted, except from phases.
+        time, "" if that is not known. waits: [file, line, name, method, calls, ns] of methods that wait for the
+        device. phases: nanoseconds by phase. What the profiler adds to the calls is subtracted.
+
+        Without marks, roots: code objects and the phase of what they call; what none of them calls is "other".
+        lengths: nanoseconds by phase.
         """
         profiler, self._profiler = self._profiler, None
         if profiler is None:
@@ -111,6 +116,7 @@ class StepProfiler:
             return {"ns": 0, "functions": [], "waits": [], "phases": {}}
         profiler.disable()
         added, stats = self._added or 0.0, profiler.getstats()
+        lengths = dict(self._lengths if lengths is None else lengths)
         entries = [entry for entry in stats if self._own(entry.code)]
         own = {entry.code for entry in entries}
         functions, waits = [], []
@@ -120,6 +126,7 @@ class StepProfiler:
             for call in entry.calls or ():
                 if call.code is not entry.code and call.totaltime > callers.get(call.code, (0.0, ""))[0]:
                     callers[call.code] = call.totaltime, _name(entry.code)
+        calls_from = _calls_from(stats) if roots is not None else {}
         for entry in entries:
             code, inner, calls = entry.code, 0.0, 0
             caller = callers.get(code, (0.0, ""))[1]
@@ -134,16 +141,20 @@ class StepProfiler:
                     waits.append([*place, method, call.callcount, round(call.totaltime * 1e9)])
             own_ns = max((entry.totaltime - inner) * 1e9 - calls * added, 0.0)
             phases = self._phases.get(id(code), {"": 0.0})
+            phase = (
+                _phase(code, roots, calls_from) if roots is not None else max(phases, key=phases.__getitem__)
+            )
+            if phase in lengths:
+                lengths[phase] = max(lengths[phase] - round(calls * added), 1)
             functions.append([
-                *place, entry.callcount, round(entry.totaltime * 1e9), round(own_ns), "" if inline else caller,
-                max(phases, key=phases.__getitem__),
+                *place, entry.callcount, round(entry.totaltime * 1e9), round(own_ns), "" if inline else caller, phase,
             ])  # fmt: skip
         functions.sort(key=lambda item: -item[5])
         waits.sort(key=lambda item: -item[5])
         step_ns -= round(added * sum(entry.callcount for entry in stats))
         return {
             "ns": max(step_ns, 1), "functions": functions[:MOST_FUNCTIONS], "waits": waits[:MOST_FUNCTIONS],
-            "phases": self._lengths,
+            "phases": lengths,
         }  # fmt: skip
 
     def _of_torch(self, code: Any) -> bool:
@@ -151,6 +162,27 @@ class StepProfiler:
         if isinstance(code, str):
             return "torch" in code
         return os.sep + "torch" + os.sep in code.co_filename or code.co_filename.startswith(self._ours)
+
+
+def _calls_from(stats: Any) -> dict[Any, tuple[float, Any]]:
+    """Function -> seconds of its calls from the one that calls it for most of its time, and which one that is."""
+    found: dict[Any, tuple[float, Any]] = {}
+    for entry in stats:
+        for call in entry.calls or ():
+            if call.code is not entry.code and call.totaltime > found.get(call.code, (-1.0, None))[0]:
+                found[call.code] = call.totaltime, entry.code
+    return found
+
+
+def _phase(code: Any, roots: dict[Any, str], calls_from: dict[Any, tuple[float, Any]]) -> str:
+    """The phase of the nearest of the roots that calls a function, directly or not."""
+    seen = set()
+    while code is not None and code not in seen:
+        if code in roots:
+            return roots[code]
+        seen.add(code)
+        code = calls_from.get(code, (0.0, None))[1]
+    return NAMES[OTHER]
 
 
 def _name(code: Any) -> str:

@@ -212,6 +212,10 @@ class Steps:
                 rest[:] = [a + b for a, b in zip(rest, rows.pop())]
                 numbers.pop()
             self.study(t)
+            # What we do to look closely is no part of the next step.
+            t = now()
+            rest[S[CURRENT]] += t - S[LAST]
+            S[LAST] = t
         if ends:
             taken = clock.take()
             count = len(taken[1]) + len(taken[2])

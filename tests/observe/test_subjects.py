@@ -68,6 +68,16 @@ def test_a_generator_that_exists_is_named_and_profiled(tmp_path: Path) -> None:
         functions = {name: (calls, own_ns) for _, _, name, calls, _, own_ns, *_ in profile["functions"]}
         # `busy` takes 4 ms, and is called by the generator only.
         assert functions["busy"][0] == 1 and functions["busy"][1] > 3e6
+        (phase,) = (item[7] for item in profile["functions"] if item[2] == "busy")
+        assert phase == GENERATOR and profile["phases"][phase] > 3e6
+
+
+def test_a_function_belongs_to_the_phase_in_which_it_is_called(tmp_path: Path) -> None:
+    profiles = run(tmp_path, "streaming.py", NDD_WATCH_PROFILE_S="0.05").of("profile")
+    assert profiles
+    for profile in profiles:
+        phases = {name: phase for _, _, name, *_, phase in profile["functions"]}
+        assert phases["busy"] == "data_wait"
 
 
 def test_micro_batches_and_skipped_updates_are_counted(tmp_path: Path) -> None:

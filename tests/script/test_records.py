@@ -119,8 +119,9 @@ def test_a_resumed_training_goes_on_with_the_steps_of_its_framework(facts: Facts
 def test_stacks_profiles_sources_and_stalls(facts: Facts) -> None:
     (stacks,) = facts.take(line("stacks", step=3, looks=5, frames=[["other", "a.py", 3, "f", None, 4]]))
     assert isinstance(stacks, StacksEvent) and stacks.frames == [["other", "a.py", 3, "f", 4, 1]]
-    (found,) = facts.take(line("profile", step=3, ns=9, functions=[["a.py", 1, "f", 2, 8, 7, "g", ""]]))
-    assert isinstance(found, FunctionsEvent) and found.functions == [["a.py", 1, "f", 2, 8, 7, "g", ""]]
+    functions = [["a.py", 1, "f", 2, 8, 7, "g", "other"]]
+    (found,) = facts.take(line("profile", step=3, ns=9, functions=functions, phases={"other": 8}))
+    assert isinstance(found, FunctionsEvent) and found.functions == functions and found.phases == {"other": 8}
     (source,) = facts.take(line("source", file="a.py", line=3, function="\x1b[31mf", timed=False))
     assert isinstance(source, MarkEvent) and "\x1b" not in source.text and "cannot be timed" in source.text
     (stall,) = facts.take(line("stalled", step=3, seconds=12.0, phase="data_wait", place=["a.py", 7, "g"]))

@@ -114,10 +114,10 @@ class FunctionsEvent(Event):
     step: optimizer steps done. wall_ns: of the profiled step, which is slower than the others and is part of no
     statistics. functions: [file, line, name, calls, ns, own_ns, caller, phase] each, the longest first. ns: with
     everything that the function calls; own_ns: without torch and other functions of the user's own code; caller: the
-    one of them that calls it, or ""; phase: the one in which it takes most of its time, "" in observed scripts.
+    one of them that calls it, or ""; phase: the one in which it takes most of its time, "" if that is not known.
     waits: [file, line, name, method, calls, ns] of tensor methods that wait for the device, such as item, by the
-    function that calls them. phases: nanoseconds of this step by phase, {} in observed scripts. Up to Python 3.11, pure
-    Python takes longer under the profiler: compare a function with its phase in this event, not with usual steps.
+    function that calls them. phases: nanoseconds of this step by phase. Up to Python 3.11, pure Python takes longer
+    under the profiler: compare a function with its phase in this event, not with usual steps.
     """
 
     type: ClassVar[str] = "functions"

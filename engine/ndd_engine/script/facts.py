@@ -89,7 +89,8 @@ class Facts:
                 [str(file), int(at), str(name), str(method), *map(int, rest)]
                 for file, at, name, method, *rest in line.get("waits", ())
             ]
-            yield FunctionsEvent(self._step(line), int(line["ns"]), functions, waits)
+            phases = {str(name): int(ns) for name, ns in (line.get("phases") or {}).items()}
+            yield FunctionsEvent(self._step(line), int(line["ns"]), functions, waits, phases)
         elif kind == "memory":
             counters = {key: value for key, value in line.items() if key not in ("v", "type", "t")}
             yield MemoryEvent(**counters)
