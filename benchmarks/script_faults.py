@@ -26,8 +26,8 @@ from .common import Options, Table, say
 TITLE = "script_faults: faults in scripts that are only observed"
 COLUMNS = ("case", "named first", "ceiling", "place", "trial of the fix", "")
 FOLDER = Path(__file__).with_name("scripts")
-# Seconds of training of a case, and of a trial.
-SECONDS, TRIAL_S = 14.0, 20.0
+# Seconds of training of a case, and of a trial, which is the default of `try`.
+SECONDS, TRIAL_S = 14.0, 60.0
 # Causes that accuse an innocent script if their ceiling is higher than this.
 ACCUSED = 1.10
 # How close the stated time of a function has to come to its time.
@@ -54,7 +54,7 @@ class Fault:
 
 
 FAULTS = (
-    Fault("slow-item", ("data-wait",), (2, 10), "work, called by __getitem__"),
+    Fault("slow-item", ("data-wait",), (2, 10), "work, called by Items.__getitem__"),
     Fault("slow-storage", ("data-wait",), (2, 10), "__getitem__"),
     Fault("slow-collate", ("data-wait",), (2, 10), "work, called by collate"),
     Fault("slow-batch", ("data-wait", "slow-function"), (2, 10), "work, called by get_batch"),

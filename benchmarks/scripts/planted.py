@@ -39,7 +39,8 @@ def work(milliseconds: float) -> float:
 
 class Items(Dataset):  # type: ignore[type-arg]
     def __init__(self) -> None:
-        self.x, self.y = torch.randn(4096, 64), torch.randn(4096, 1)
+        # An epoch takes seconds: its workers start again with each one.
+        self.x, self.y = torch.randn(1 << 16, 64), torch.randn(1 << 16, 1)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -79,8 +80,9 @@ def tokenize(milliseconds: float) -> None:
 
 def loader(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
     workers = 8 if planted("many-workers") else 0
+    batches = DataLoader(data, BATCH, shuffle=True, num_workers=workers, collate_fn=collate)
     while True:
-        yield from DataLoader(data, BATCH, shuffle=True, num_workers=workers, collate_fn=collate)
+        yield from batches
 
 
 def schedule(step: int) -> float:

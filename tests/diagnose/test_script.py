@@ -31,10 +31,13 @@ def verdict(run: Planted) -> Finding:
 
 
 def profiled(
-    own_ms: float, name: str = "tokenize", caller: str = "collate", step_ms: float = 25.0
+    own_ms: float, name: str = "tokenize", caller: str = "collate", step_ms: float = 25.0, **phases_ms: float
 ) -> FunctionsEvent:
-    row = ["/home/me/train.py", 12, name, 3, round(own_ms * MS), round(own_ms * MS), caller, ""]
-    return FunctionsEvent(9, round(step_ms * MS), [row])
+    """phases_ms: of the profiled step; the function belongs to the first one."""
+    phase = next(iter(phases_ms), "")
+    row = ["/home/me/train.py", 12, name, 3, round(own_ms * MS), round(own_ms * MS), caller, phase]
+    lengths = {name: round(ms * MS) for name, ms in phases_ms.items()}
+    return FunctionsEvent(9, round(step_ms * MS), [row], [], lengths)
 
 
 def test_a_slow_function_is_named_with_its_line_its_caller_and_its_share() -> None:
@@ -51,6 +54,13 @@ def test_a_step_that_the_profiler_made_much_slower_is_scaled() -> None:
     assert found.cause == "slow-function" and found.share == pytest.approx(0.2, abs=0.01)
 
 
+def test_a_function_is_scaled_by_its_phase_which_the_profiler_made_slower() -> None:
+    # The loop outside the model takes 5 ms, and 9 under the profiler.
+    phases = {**HEALTHY, "other": 5.0}
+    found = verdict(script(profiled(8.1, step_ms=29.0, other=9.0), phases=phases))
+    assert found.cause == "slow-function" and found.share == pytest.approx(0.18, abs=0.01)
+
+
 def test_waiting_for_data_names_the_function_once() -> None:
     phases = {**HEALTHY, "data_wait": 10.0}
     config = {"loader": {"workers": 0}}
@@ -64,9 +74,10 @@ def test_waiting_for_data_names_the_function_once() -> None:
 def test_time_outside_the_model_that_no_function_takes_is_named_by_stack_samples() -> None:
     phases = {**HEALTHY, "other": 8.0}
     stacks = StacksEvent(9, 40, [["other", "/home/me/train.py", 30, "log_norms", 30, 1]])
-    found = verdict(script(profiled(0.5), phases=phases, stacks=stacks))
-    assert found.cause == "user-code" and "code outside the model" in found.title
-    assert found.changes[0].where == "train.py:30 in log_norms"
+    for step in (profiled(0.5), profiled(0.5, other=8.0)):
+        found = verdict(script(step, phases=phases, stacks=stacks))
+        assert found.cause == "user-code" and "code outside the model" in found.title
+        assert found.changes[0].where == "train.py:30 in log_norms"
 
 
 def test_a_slow_callback_of_an_own_workload_is_named_and_bounded_by_its_phase() -> None:

@@ -287,8 +287,10 @@ class View:
         found, cost = self.slowest_function(*phases), self.cost(*phases)
         if found is not None and found.phase:
             share = min(found.ns / cost.ns, 1.0) if cost.ns else 0.0
-            where = place(found.file, found.line, found.name)
-            return CodePlace(where, share, share, True, found.taken) if share >= LEAST_PART else None
+            if share >= LEAST_PART:
+                where = place(found.file, found.line, found.name)
+                return CodePlace(where, share, share, True, found.taken)
+        # Where torch takes the time, it releases the interpreter lock: samples see its lines.
         return self._sampled(*phases)
 
     def _sampled(self, *phases: str) -> CodePlace | None:
