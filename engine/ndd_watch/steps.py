@@ -218,8 +218,8 @@ class Steps:
             S[LAST] = t
         if ends:
             taken = clock.take()
-            count = len(taken[1]) + len(taken[2])
-            step_ns = (sum(map(sum, taken[1])) + sum(taken[2])) / max(count, 1)
+            lengths = sorted([*map(sum, taken[1]), *taken[2]])
+            step_ns = lengths[len(lengths) // 2] if lengths else 0
             self.every = min(int(COST_NS / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
             self._window_begin, self._window_end = self.done, 0
             self.window(*taken)
