@@ -80,8 +80,8 @@ def _closing(seconds: float) -> Table:
 
 def _row(body: dict[str, Any], off: int, limit: float | None, limit_us: float) -> tuple[str, ...]:
     ratios, used = [], []
-    for rounds in body["rounds"]:
-        for half in (rounds[:4], rounds[4:]):
+    for blocks in body["rounds"]:
+        for half in (blocks[:4], blocks[4:]):
             by_side: dict[int, list[tuple[float, float]]] = {0: [], 1: []}
             for on, wall_s, used_s in half:
                 by_side[on].append((wall_s, used_s))

@@ -39,7 +39,7 @@ from .clock import (
 from .modules import Modules
 from .own import own_frame
 from .places import Places
-from .steps import LOSS_NS, Steps
+from .steps import Steps
 from .waits import Waits
 
 Function = Callable[..., Any]
@@ -207,9 +207,7 @@ class Hooks:
                     steps.caller = frame.f_code if frame is not None else None
                 if steps.ranks or steps.gate is not None or S[LAST] >= steps.loss_due:
                     loss: Any = args[0] if args else kwargs.get("tensors")
-                    # Detached: nothing of the graph may stay alive.
-                    steps.loss = loss.detach() if hasattr(loss, "detach") else None
-                    steps.loss_due = S[LAST] + LOSS_NS
+                    steps.keep(loss)
                     if steps.ranks:
                         waits.before_backward(loss)
             except Exception as error:  # noqa: BLE001

@@ -120,16 +120,10 @@ class StepProfiler:
         entries = [entry for entry in stats if self._own(entry.code)]
         own = {entry.code for entry in entries}
         functions, waits = [], []
-        # Function -> the one that calls it for most of its time.
-        callers: dict[Any, tuple[float, str]] = {}
-        for entry in entries:
-            for call in entry.calls or ():
-                if call.code is not entry.code and call.totaltime > callers.get(call.code, (0.0, ""))[0]:
-                    callers[call.code] = call.totaltime, _name(entry.code)
-        calls_from = _calls_from(stats) if roots is not None else {}
+        callers, calls_from = _calls_from(entries), _calls_from(stats) if roots is not None else {}
         for entry in entries:
             code, inner, calls = entry.code, 0.0, 0
-            caller = callers.get(code, (0.0, ""))[1]
+            caller = _name(callers[code][1]) if code in callers else ""
             inline = code.co_name in INLINE and caller
             place = [code.co_filename, code.co_firstlineno, caller if inline else _name(code)]
             for call in entry.calls or ():

@@ -59,17 +59,16 @@ _GOLDEN = 0x9E3779B9
 class Steps:
     """The steps of a process.
 
-    done: steps so far. backwards: backward passes in the current step. has_optimizer: one exists. zeroes: gradients
-    were zeroed outside an optimizer. ends_known: something else than a backward pass ends the steps. loss: of a recent
-    backward pass, detached; loss_due: when the next one is kept, on the clock. shape: of the model's first input.
-    caller: code of the function that contains the training loop. every: one of so many steps is timed by phase; skip:
-    number of further steps that are not. ranks: this process exchanges data with other ranks.
+    done: steps so far. backwards: backward passes in the current step. has_optimizer: one exists. ends_known: something
+    else than a backward pass ends the steps. loss: of a recent backward pass, detached; loss_due: when the next one is
+    kept, on the clock. shape: of the model's first input. caller: code of the function that contains the training loop.
+    every: one of so many steps is timed by phase; skip: number of further steps that are not. ranks: this process
+    exchanges data with other ranks.
     """
 
     def __init__(self) -> None:
         self.done = self.backwards = self.micro = self.skipped_updates = 0
-        self.has_optimizer = self.zeroes = False
-        self.ends_known = False
+        self.has_optimizer = self.ends_known = False
         self.loss: Any = None
         self.loss_due = 0
         self.shape: tuple[int, ...] | None = None
@@ -98,6 +97,11 @@ class Steps:
         # Steps before the present window, and, of a rank, after which it ends; 0 before that is known.
         self._window_begin = self._window_end = 0
 
+    def keep(self, loss: Any) -> None:
+        """Keep a loss. Detached: nothing of the graph may stay alive."""
+        self.loss = loss.detach() if hasattr(loss, "detach") else None
+        self.loss_due = S[LAST] + LOSS_NS
+
     def ended_backward(self) -> None:
         """A backward pass has ended, and nothing else is known to end the steps."""
         self._all_backwards += 1
@@ -109,7 +113,7 @@ class Steps:
     def zeroed(self) -> None:
         """Gradients of a module were zeroed."""
         if not self.has_optimizer:
-            self.zeroes = self.ends_known = True
+            self.ends_known = True
             if self.backwards:
                 self.end()
 

@@ -156,8 +156,8 @@ def test_a_profiled_step_names_the_function_that_only_the_late_rank_calls(job: J
         frames = [["data_wait", str(tmp_path / "train.py"), 9, "main", None, 5]]
         job.write(rank, "stacks", step=0, looks=5, frames=frames)
         functions = [
-            [str(tmp_path / "train.py"), 40, "work", 1, ms * MS, ms * MS, "augment", ""],
-            [str(tmp_path / "train.py"), 1, "main", 1, 20 * MS, 9 * MS, "", ""],
+            [str(tmp_path / "train.py"), 40, "work", 1, ms * MS, ms * MS, "augment", "data_wait"],
+            [str(tmp_path / "train.py"), 1, "main", 1, 20 * MS, 9 * MS, "", "other"],
         ]
         job.write(rank, "profile", step=1, ns=20 * MS, functions=functions, waits=[])
     for begin in range(0, 80, 8):

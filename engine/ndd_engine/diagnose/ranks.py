@@ -39,7 +39,7 @@ def late_rank(view: View) -> Finding | None:
     if where is not None:
         draft.saw(
             f"{rank}{host} is mostly at {where} in {phase}",
-            "stack samples" if view.is_script else "profiled step",
+            "profiled step or stack samples" if view.is_script else "profiled step",
         )
     draft.saw(
         f"{rank}{host} works {milliseconds(late['late_ns'])} a step longer than the usual rank "

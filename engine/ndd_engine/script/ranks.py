@@ -59,9 +59,9 @@ class _Member:
     step: int = 0
     windows: deque[_Window] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
     looks: deque[list[Any]] = field(default_factory=lambda: deque(maxlen=KEPT_LOOKS))
-    # Of the last profiled step: its nanoseconds, and those of (file, line, function, caller) without what it calls.
+    # Of the last profiled step: its nanoseconds, and those of (file, line, function, caller, phase) by itself.
     profiled_ns: int = 0
-    functions: Mapping[tuple[str, int, str, str], int] = field(default_factory=dict)
+    functions: Mapping[tuple[str, int, str, str, str], int] = field(default_factory=dict)
     rss: float = _UNKNOWN
     allocated: float = _UNKNOWN
     ended: tuple[float, str, str] | None = None
@@ -76,23 +76,23 @@ class _Member:
                 seen.setdefault(str(phase), Counter())[printable(place)[:_CHARS]] += int(count)
         return {phase: places.most_common(1)[0][0] for phase, places in seen.items()}
 
-    def longer(self, others: Sequence[_Member], folder: str) -> str:
-        """The function that takes this rank longer than the usual other one, by the profiled steps; "" without one.
+    def longer(self, others: Sequence[_Member], folder: str) -> dict[str, str]:
+        """The function that takes this rank longer than the usual other one, by its phase; {} if none does.
 
-        Stack samples see pure Python only where it releases the interpreter lock.
+        By the profiled steps: stack samples see pure Python only where it releases the interpreter lock.
         """
         known = [other.functions for other in others if other.profiled_ns]
         if not known:
-            return ""
+            return {}
         more = {
             place: own - median(each.get(place, 0) for each in known) for place, own in self.functions.items()
         }
         place = max(more, key=more.__getitem__, default=None)
         if place is None or more[place] < LONGER * self.profiled_ns:
-            return ""
-        file, line, name, caller = place
+            return {}
+        file, line, name, caller, phase = place
         called = f", called by {caller}" if caller else ""
-        return printable(f"{_short(file, folder)}:{line} {name}{called}")[:_CHARS]
+        return {phase: printable(f"{_short(file, folder)}:{line} {name}{called}")[:_CHARS]}
 
 
 class ScriptRanks:
@@ -143,8 +143,8 @@ class ScriptRanks:
             member.looks.append(list(line["frames"]))
         elif kind == "profile":
             member.functions = {
-                (str(file), int(at), str(name), str(caller)): int(own)
-                for file, at, name, _calls, _ns, own, caller, _phase in line["functions"]
+                (str(file), int(at), str(name), str(caller), str(phase)): int(own)
+                for file, at, name, _calls, _ns, own, caller, phase in line["functions"]
             }
             member.profiled_ns = int(line["ns"])
         elif kind == "memory":
@@ -314,8 +314,8 @@ class ScriptRanks:
 
         def places(index: int) -> Mapping[str, str]:
             member = active[index]
-            longer = member.longer([one for one in active if one is not member], self._folder)
-            return dict.fromkeys(PHASES, longer) if longer else member.places(self._folder)
+            others = [one for one in active if one is not member]
+            return {**member.places(self._folder), **member.longer(others, self._folder)}
 
         return self._numbered(self._fold.window(earlier + end, rows, least, most, places), ranks)
 
