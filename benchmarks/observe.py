@@ -1,7 +1,7 @@
-"""What observing a script costs: steps with the observer's hooks over steps without them, in one process.
+"""What observing a script costs: each step as it is observed over steps without, in one process.
 
-Blocks alternate (A B B A B A A B); a process of its own for every length of a step. Blocks are short, so that both
-sides of a pair meet the same neighbours on a shared machine. Wall time and processor time.
+Steps with the hooks in place, timed by phase or as a whole, and steps without hooks follow one another in random order,
+so that all meet the same neighbours on a shared machine. A process of its own for every length of a step.
 `--traceml PYTHON` adds whole runs, also under traceml: see `whole_runs`.
 """
 
@@ -13,32 +13,27 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ndd_watch import FOLDER, SITE
 
 from . import whole_runs
-from .common import Options, Summary, Table, say, summarise
+from .common import Options, Table, say
 
-TITLE = "observe: steps of a script with the observer / without, hooks switched in one process"
+TITLE = "observe: microseconds of the processor that a step takes longer with the observer, and the wall time of all"
 COLUMNS = (
-    "step", "pairs", "wall time", "95 % CI", "processor time a step", "95 % CI",
-    "phases timed", "windows off by", "target", "",
+    "step", "timed as a whole", "timed by phase", "without, again", "by phase", "besides",
+    "on average", "target", "in full", "target", "wall time", "target",
 )  # fmt: skip
-# Milliseconds of a step, whether every step is timed by phase however short it is, the highest overhead, and the most
-# microseconds of processor time a step.
-CASES = (
-    (1.0, False, 0.02, 18.0),
-    (1.0, True, None, 30.0),
-    (5.0, False, 0.01, 30.0),
-    (44.0, False, 0.01, 30.0),
-)
-# Rounds of eight blocks, and seconds of a block.
-ROUNDS = {1.0: 300, 5.0: 240, 44.0: 60}
-QUICK = 8
-BLOCK_S = 0.06
+# Milliseconds of a step, rounds of four steps, the highest overhead of the wall time.
+CASES = ((1.0, 8000, 0.02), (5.0, 6000, 0.01), (44.0, 1000, 0.01))
+QUICK = 20
+# Microseconds of processor time a step: on average, and of a step that is timed by phase.
+AVERAGE_US, FULL_US = 18.0, 30.0
 CLOSING = "observe: windows vs. a clock that the observer does not read, at the ends of the same steps"
 CLOSING_COLUMNS = ("step", "windows", "clock", "sum of the windows", "phases off by, ns", "target", "")
 # Seconds of training, and how close the windows have to come.
@@ -49,13 +44,14 @@ _LOOP = Path(__file__).with_name("observed_loop.py")
 def measure(options: Options) -> list[Table]:
     """All lengths of a step."""
     table = Table(TITLE, COLUMNS)
-    for step_ms, full, limit, limit_us in CASES:
-        say(f"observe: steps of {step_ms:g} ms{', all timed by phase' * full}")
-        body, off = run(step_ms, QUICK if options.quick else ROUNDS[step_ms], full)
-        table.add(*_row(body, off, limit, limit_us))
+    for step_ms, rounds, limit in CASES:
+        say(f"observe: steps of {step_ms:g} ms")
+        table.add(*_row(run(step_ms, rounds // QUICK if options.quick else rounds), limit))
+    table.note("95 % intervals of medians; sums add their half-widths in quadrature")
     table.note(
-        "phases timed: every n-th step; windows off by: the largest difference of a window from its phases, in ns"
+        "by phase: how often the observer times a step so; on average: over all steps; in full: a step timed by phase"
     )
+    table.note("besides: ends of windows and the observer's own thread; part of the wall time")
     tables = [table, _closing(QUICK_S if options.quick else CLOSING_S)]
     return [*tables, whole_runs.measure(options)] if options.traceml else tables
 
@@ -63,9 +59,9 @@ def measure(options: Options) -> list[Table]:
 def _closing(seconds: float) -> Table:
     """Do windows add up to the time that another clock shows?"""
     table = Table(CLOSING, CLOSING_COLUMNS)
-    for step_ms in ROUNDS:
+    for step_ms, *_ in CASES:
         say(f"observe: windows of steps of {step_ms:g} ms")
-        body, windows = _observed(str(step_ms), "0", str(seconds), NDD_WATCH_WINDOW_S="1")
+        body, windows = _observed(str(step_ms), "ends", str(seconds))
         ends = {int(step): end for step, end in body["ends"].items()}
         known = [line for line in windows if line["step"] in ends]
         outside = ends[known[-1]["step"]] - ends[known[0]["step"]]
@@ -78,44 +74,69 @@ def _closing(seconds: float) -> Table:
     return table
 
 
-def _row(body: dict[str, Any], off: int, limit: float | None, limit_us: float) -> tuple[str, ...]:
-    ratios, used = [], []
-    for blocks in body["rounds"]:
-        for half in (blocks[:4], blocks[4:]):
-            by_side: dict[int, list[tuple[float, float]]] = {0: [], 1: []}
-            for on, wall_s, used_s in half:
-                by_side[on].append((wall_s, used_s))
-            without, with_hooks = by_side[0], by_side[1]
-            ratios.append(
-                math.exp(sum(math.log(b[0] / a[0]) for a, b in zip(without, with_hooks, strict=True)) / 2)
-            )
-            used.append(sum(b[1] - a[1] for a, b in zip(without, with_hooks, strict=True)) / 2)
-    found, cost = summarise(ratios), summarise([value * 1e6 for value in used])
-    target = f"at most {limit_us:g} us" if limit is None else f"at most {limit * 100:g} %, {limit_us:g} us"
-    verdicts = [] if limit is None else [_verdict(found, 1 + limit)]
+@dataclass(frozen=True)
+class Cost:
+    """A median with its 95 % interval, in microseconds."""
+
+    low: float
+    median: float
+    high: float
+
+    def __add__(self, other: Cost) -> Cost:
+        """The sum of two independent ones."""
+        middle = self.median + other.median
+        down = math.hypot(self.median - self.low, other.median - other.low)
+        up = math.hypot(self.high - self.median, other.high - other.median)
+        return Cost(middle - down, middle, middle + up)
+
+    def __mul__(self, by: float) -> Cost:
+        return Cost(self.low * by, self.median * by, self.high * by)
+
+    def verdict(self, limit: float) -> str:
+        """Whether it is at most so much."""
+        return "reached" if self.high <= limit else "not reached" if self.low > limit else "within the noise"
+
+
+def cost(differences_ns: Sequence[float]) -> Cost:
+    """The median, and its interval from order statistics."""
+    ordered = sorted(value / 1e3 for value in differences_ns)
+    aside = max(int(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))), 0)
+    return Cost(ordered[aside], median(ordered), ordered[-1 - aside])
+
+
+def _row(body: dict[str, Any], limit: float) -> tuple[str, ...]:
+    wall, used = (_costs(body, which) for which in (0, 1))
+    part, step_us = 1 / body["every"], body["step_s"] * 1e6
+    average, average_wall = (each["untimed"] * (1 - part) + each["timed"] * part for each in (used, wall))
+    full, besides = used["timed"], body["besides"]
+    whole = average_wall * (1 / step_us) + Cost(besides, besides, besides)
     return (
-        f"{body['step_s'] * 1e3:.2f} ms", str(len(ratios)), f"{(found.median - 1) * 100:+.2f} %",
-        _within(found, lambda value: f"{(value - 1) * 100:+.2f}", " %"), f"{cost.median:+.1f} us",
-        _within(cost, lambda value: f"{value:+.1f}", " us"), f"1 of {body['every']}", str(off), target,
-        ", ".join([*verdicts, _verdict(cost, limit_us)]),
+        f"{body['step_s'] * 1e3:.2f} ms",
+        *(_shown(used[kind]) for kind in ("untimed", "timed", "again")),
+        f"1 of {body['every']}", f"{besides:.3%}",
+        _shown(average), f"at most {AVERAGE_US:g}: {average.verdict(AVERAGE_US)}",
+        _shown(full), f"at most {FULL_US:g}: {full.verdict(FULL_US)}",
+        f"{whole.median:+.2%} ({whole.low * 100:+.2f} to {whole.high * 100:+.2f})",
+        f"at most {limit:.0%}: {whole.verdict(limit)}",
     )  # fmt: skip
 
 
-def _within(found: Summary, shown: Callable[[float], str], unit: str) -> str:
-    low, high = found.interval or (math.nan, math.nan)
-    return f"{shown(low)} to {shown(high)}{unit}"
+def _costs(body: dict[str, Any], which: int) -> dict[str, Cost]:
+    """By kind of step, over steps without hooks. which: of the clocks, 0 for the wall time."""
+    return {
+        kind: cost([each[kind][which] - each["without"][which] for each in body["steps"]])
+        for kind in ("untimed", "timed", "again")
+    }
 
 
-def _verdict(found: Summary, limit: float) -> str:
-    low, high = found.interval or (math.nan, math.nan)
-    return "reached" if high <= limit else "not reached" if low > limit else "within the noise"
+def _shown(found: Cost) -> str:
+    return f"{found.median:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
 
 
-def run(step_ms: float, rounds: int, full: bool) -> tuple[dict[str, Any], int]:
-    """(what the loop measured, the largest difference of a window from the sum of its phases in nanoseconds)."""
-    more = {"NDD_WATCH_SHARE": "0"} if full else {}
-    body, windows = _observed(str(step_ms), str(rounds), str(BLOCK_S), NDD_WATCH_WINDOW_S="0.25", **more)
-    return body, _off(windows)
+def run(step_ms: float, rounds: int) -> dict[str, Any]:
+    """What the loop measured, see `observed_loop`."""
+    body, _ = _observed(str(step_ms), "steps", str(rounds))
+    return body
 
 
 def _off(windows: list[dict[str, Any]]) -> int:

@@ -1,26 +1,33 @@
-"""An ordinary training loop for `benchmarks.observe`: trains blocks with the observer's hooks in place and taken out.
+"""An ordinary training loop for `benchmarks.observe`, in a process that the observer entered.
 
-`python observed_loop.py MILLISECONDS ROUNDS SECONDS`, in a process that the observer entered, prints one JSON object.
-SECONDS: of a block. With 0 rounds it trains for SECONDS, hooks in place, and prints when each step ended.
+`python observed_loop.py MILLISECONDS steps ROUNDS` prints one JSON object: what single steps take that are observed in
+each way, and what the observer does besides.
+`python observed_loop.py MILLISECONDS ends SECONDS` trains for so long, observed, and prints when each step ended.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
 from collections.abc import Iterator
+from threading import enumerate as enumerate_threads
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
 
-# Untimed steps after a switch: the observer arms at the first backward pass.
-SETTLE = 4
+# How a step is observed: not at all, without hooks; as a whole; by phase; and again not at all, which shows what such a
+# comparison resolves.
+KINDS = ("without", "untimed", "timed", "again")
 # Seconds of observed training before: the observer learns what the steps call, and how often to time their phases.
 WARM_S = 2.0
-ORDER = (0, 1, 1, 0, 1, 0, 0, 1)
+# Seconds of the usual observation, for what happens besides the steps: one of them is profiled every 30 s.
+USUAL_S = 30.0
 
 
 def raw_s() -> float:
@@ -40,12 +47,14 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         data = TensorDataset(torch.randn(64 * batch, 64), torch.randn(64 * batch, 1))
         self.loader = DataLoader(data, batch_size=batch)
+        self.iterator: Any = None
         self._batches = self._endless()
         self.loss: Any = None
 
     def _endless(self) -> Iterator[Any]:
         while True:
-            yield from self.loader
+            self.iterator = iter(self.loader)
+            yield from self.iterator
 
     def train(self, steps: int) -> tuple[float, float]:
         """Seconds, and seconds of processor time of all threads, of one step."""
@@ -75,35 +84,127 @@ def sized(step_s: float) -> Loop:
 
 def main() -> None:
     """Measure, and print."""
-    step_s, rounds, block_s = float(sys.argv[1]) / 1e3, int(sys.argv[2]), float(sys.argv[3])
+    step_s, what, count = float(sys.argv[1]) / 1e3, sys.argv[2], float(sys.argv[3])
     torch.set_num_threads(1)
     loop = sized(step_s)
     observer: Any = sys.modules["_ndd_watch.install"].observer
     loop.train(round(WARM_S / step_s))
-    kinds = list(observer.modules.hooked)
     step, _ = loop.train(20)
-    steps = max(round(block_s / step), 4)
-    body: dict[str, Any] = {"step_s": step, "steps": steps, "every": 1}
-    if not rounds:
-        body["ends"] = _ends(loop, observer, block_s)
+    body: dict[str, Any] = {"step_s": step}
+    if what == "ends":
+        body["ends"] = _ends(loop, observer, count)
     else:
-        body["rounds"] = [_round(loop, observer, kinds, steps) for _ in range(rounds)]
+        kinds = list(observer.modules.hooked)
         body["every"] = observer.steps.every
+        generator = random.Random(0)
+        hooks = Switch(loop)
+        body["steps"] = [_steps(loop, observer, hooks, generator) for _ in range(int(count))]
+        hooks.put(True)
+        body["besides"] = _besides(loop, observer, kinds)
     print(json.dumps(body))
 
 
-def _round(loop: Loop, observer: Any, kinds: list[type], steps: int) -> list[tuple[int, float, float]]:
-    """Eight blocks: whether the hooks were in place, and what a step took."""
-    found = []
-    for on in ORDER:
-        observer.stop()
-        if on:
-            observer.start(lambda name, then: None)  # this loop imports nothing later
-            for kind in kinds:
-                observer.modules.hook(kind)
-        loop.train(SETTLE)
-        found.append((on, *loop.train(steps)))
+class Switch:
+    """Takes the observer's hooks out for a step and puts them back, without a change to any class.
+
+    A changed class costs method caches, and the steps after it. Here objects become those of a subclass that has the
+    original methods.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._backward = torch.autograd.backward
+        model, optimizer, iterator = type(loop.model), type(loop.optimizer), type(loop.iterator)
+        _check(model.__call__)
+        self._kinds = tuple(
+            (kind, type(kind.__name__, (kind,), {name: original}))
+            for kind, name, original in (
+                (model, "__call__", nn.Module.__call__),
+                (optimizer, "zero_grad", _original(optimizer.zero_grad)),
+                (iterator, "__next__", _original(iterator.__next__)),
+            )
+        )
+        self._optimizer_hooks = [
+            (hooks, dict(hooks))
+            for hooks in (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
+        ]
+
+    def put(self, on: bool) -> None:
+        """Put the hooks in place, or take them out."""
+        loop = self._loop
+        # The same assignments on both sides.
+        for item, kinds in zip((loop.model, loop.optimizer, loop.iterator), self._kinds, strict=True):
+            item.__class__ = kinds[not on]
+        torch.autograd.backward = self._backward if on else _original(self._backward)
+        for hooks, usual in self._optimizer_hooks:
+            hooks.clear()
+            if on:
+                hooks.update(usual)
+
+
+def _original(hook: Any) -> Any:
+    """What a hook calls."""
+    _check(hook)
+    return hook.__wrapped__
+
+
+def _check(hook: Any) -> None:
+    """Raises RuntimeError if it is no hook: nothing would be measured."""
+    if "ndd_watch" not in hook.__code__.co_filename:
+        raise RuntimeError(f"{hook.__qualname__} is not hooked")
+
+
+def _steps(loop: Loop, observer: Any, hooks: Switch, generator: random.Random) -> dict[str, tuple[int, int]]:
+    """One step of each kind, in random order: nanoseconds, and nanoseconds of the processor."""
+    found = {}
+    for kind in generator.sample(KINDS, len(KINDS)):
+        hooks.put(_observe(observer, kind))
+        begin, used = time.perf_counter_ns(), time.thread_time_ns()
+        loop.train(1)
+        found[kind] = time.perf_counter_ns() - begin, time.thread_time_ns() - used
     return found
+
+
+def _observe(observer: Any, kind: str) -> bool:
+    """Have the next step observed in this way, whatever the observer would choose. Returns whether with hooks."""
+    clock: Any = sys.modules["_ndd_watch.clock"]
+    steps, state, me = observer.steps, clock.S, get_ident()
+    observed = kind in ("untimed", "timed")
+    state[clock.LAST], state[clock.CURRENT] = clock.now(), clock.OTHER
+    state[clock.TRAINER] = me if observed else -1
+    state[clock.TIMED] = me if kind == "timed" else 0 if kind == "untimed" else -1
+    steps.every, steps.skip = 1, 2 * (kind == "untimed")
+    (observer.recorder.resume if observed else observer.recorder.pause)()
+    return observed
+
+
+def _start(observer: Any, kinds: list[type]) -> None:
+    observer.stop()
+    observer.start(lambda name, then: None)  # this loop imports nothing later
+    for kind in kinds:
+        observer.modules.hook(kind)
+
+
+def _besides(loop: Loop, observer: Any, kinds: list[type]) -> float:
+    """The share of the time that ends of windows and the observer's own thread take, as a user has them."""
+    clock: Any = sys.modules["_ndd_watch.clock"]
+    _start(observer, kinds)
+    clock.S[clock.TRAINER] = clock.S[clock.TIMED] = 0
+    sometimes, spent = observer.steps._sometimes, [0]
+
+    def timed(t: int) -> None:
+        begin = time.thread_time_ns()
+        sometimes(t)
+        spent[0] += time.thread_time_ns() - begin
+
+    observer.steps._sometimes = timed
+    thread = next(one for one in enumerate_threads() if one.name == "ndd-watch" and one.ident)
+    its_clock = time.pthread_getcpuclockid(thread.ident or 0)
+    begin, used = time.perf_counter_ns(), time.clock_gettime_ns(its_clock)
+    while time.perf_counter_ns() - begin < USUAL_S * 1e9:
+        loop.train(1)
+    used = time.clock_gettime_ns(its_clock) - used
+    return (spent[0] + used) / (time.perf_counter_ns() - begin)
 
 
 def _ends(loop: Loop, observer: Any, seconds: float) -> dict[int, float]:

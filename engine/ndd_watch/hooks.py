@@ -65,10 +65,6 @@ class Hooks:
         self._compiling, self._arm, self._own, self.writes = compiling, arm, own, writes
         # How each hook is undone, in the order in which they were made.
         self._undo: list[Callable[[], Any]] = []
-        # Hooks that are taken out in steps that are not timed by phase.
-        self._thinned: list[tuple[Any, str, Function, Function]] = []
-        self._before_optimizer: Any = None
-        self._register: Any = None
         self.waits = Waits(compiling, steps)
         # The iterator that the training reads.
         self._iterator = 0
@@ -83,55 +79,35 @@ class Hooks:
         from torch.optim import optimizer as optimizers
         from torch.utils.data import dataloader
 
-        self._patch(torch.autograd, "backward", self._backward)
-        self._patch(dataloader._BaseDataLoaderIter, "__next__", self._next)
-        self._patch(dataloader.DataLoader, "__iter__", self.timed, DATA_WAIT)
-        self._patch(dataloader.DataLoader, "__init__", self.places.loader_made)
-        self._patch(torch.nn.Module, "train", self._train)
-        self._patch(torch.nn.Module, "zero_grad", self.timed, ZERO_GRAD, self.steps.zeroed)
-        self._patch(optimizers.Optimizer, "zero_grad", self.timed, ZERO_GRAD)
-        self._patch(optimizers.Optimizer, "__init__", self.places.optimizer_made, self.steps)
+        self.patch(torch.autograd, "backward", self._backward)
+        self.patch(dataloader._BaseDataLoaderIter, "__next__", self._next)
+        self.patch(dataloader.DataLoader, "__iter__", self.timed, DATA_WAIT)
+        self.patch(dataloader.DataLoader, "__init__", self.places.loader_made)
+        self.patch(torch.nn.Module, "train", self._train)
+        self.patch(torch.nn.Module, "zero_grad", self.timed, ZERO_GRAD, self.steps.zeroed)
+        self.patch(optimizers.Optimizer, "zero_grad", self.timed, ZERO_GRAD)
+        self.patch(optimizers.Optimizer, "__init__", self.places.optimizer_made, self.steps)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._patch(torch.nn.utils, name, self.timed, CLIP)
+            self.patch(torch.nn.utils, name, self.timed, CLIP)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-        self._patch(scaler, "unscale_", self.timed, CLIP)
-        self._patch(scaler, "step", self._scaler_step)
-        self._patch(torch, "save", self._save)
+        self.patch(scaler, "unscale_", self.timed, CLIP)
+        self.patch(scaler, "step", self._scaler_step)
+        self.patch(torch, "save", self._save)
         if torch.version.cuda or torch.version.hip:
             # Never ask whether there is a GPU: that would keep a later fork from using it.
             for name in ("to", "cuda"):
-                self._patch(torch.Tensor, name, self.timed, TO_DEVICE)
-        self._register = optimizers.register_optimizer_step_pre_hook
-        self._before_optimizer = self._register(self._optimizer_begins)
-        self._undo.append(lambda: self._before_optimizer.remove())
-        after = optimizers.register_optimizer_step_post_hook(self._optimizer_ended)
-        self._undo.append(after.remove)
+                self.patch(torch.Tensor, name, self.timed, TO_DEVICE)
+        self._undo.append(optimizers.register_optimizer_step_pre_hook(self._optimizer_begins).remove)
+        self._undo.append(optimizers.register_optimizer_step_post_hook(self._optimizer_ended).remove)
 
     def remove(self) -> None:
         """Take all hooks out, except where somebody has put another one on top."""
         while self._undo:
             self._undo.pop()()
-        self._thinned.clear()
         self.modules.unhook_all()
 
-    def thin(self, on: bool) -> None:
-        """Take out, or put back, what steps that are timed as a whole do not need."""
-        for owner, name, original, ours in self._thinned:
-            before, after = (ours, original) if on else (original, ours)
-            if getattr(owner, name) is before:
-                setattr(owner, name, after)
-        if on:
-            self._before_optimizer.remove()
-        else:
-            self._before_optimizer = self._register(self._optimizer_begins)
-
-    def unthinned(self, owner: Any, name: str, make: Function) -> None:
-        """Replace an attribute by make(it), also in steps that are not timed by phase."""
-        self._patch(owner, name, make)
-        if self._thinned and self._thinned[-1][:2] == (owner, name):
-            self._thinned.pop()
-
-    def _patch(self, owner: Any, name: str, make: Function, *more: Any) -> None:
+    def patch(self, owner: Any, name: str, make: Function, *more: Any) -> None:
+        """Replace an attribute by make(it, *more), if there is one."""
         original = owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name, None)
         if original is None:
             return
@@ -143,9 +119,6 @@ class Hooks:
                 setattr(owner, name, original)
 
         self._undo.append(undo)
-        # Changing a class clears method caches; a step that writes a checkpoint is not like the others.
-        if not isinstance(owner, type) and name != "save":
-            self._thinned.append((owner, name, original, ours))
 
     def timed(
         self, original: Function, phase: int, after: Callable[[], Any] | None = None, who: int = TIMED
@@ -310,14 +283,13 @@ class Hooks:
         """A global hook of torch before each optimizer step."""
         if S[TRAINER] != get_ident():
             return None
-        steps = self.steps
-        steps.depth += 1
-        if steps.depth > 1:  # one optimizer may call another
-            return None
         if S[BASE] == EVALUATE:
             self.modules.evaluation(False)
         if not S[TIMED]:
-            steps.outer = S[CURRENT]
+            return None
+        steps = self.steps
+        steps.depth += 1
+        if steps.depth > 1:  # one optimizer may call another
             return None
         t = now()
         steps.outer = outer = S[CURRENT]
@@ -345,6 +317,7 @@ class Hooks:
                 S[LAST] = t
                 steps.done += 1
                 steps.micro += steps.usual_backwards
+                steps.backwards = 0
                 steps.skip -= 1
                 return
             if S[BASE] == EVALUATE:

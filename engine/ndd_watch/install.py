@@ -46,14 +46,14 @@ class Observer:
 
     def _wire(self) -> None:
         steps = self.steps
-        steps.thin, steps.study, steps.give_up = self.hooks.thin, self.study, self.give_up
+        steps.study, steps.give_up = self.study, self.give_up
         self.hooks.loader_read = self._loader_read
         steps.window = lambda *taken: self.recorder.window(*taken) if self.recorder is not None else None
 
     def start(self, when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
         """Hook torch. when_imported: see `install`."""
         self.hooks.install(self._torch)
-        self.hooks.waits.install(self._torch, self.hooks.unthinned, when_imported)
+        self.hooks.waits.install(self._torch, self.hooks.patch, when_imported)
 
     def give_up(self, error: BaseException) -> None:
         """End the observation after an error of ours. Never raises."""

@@ -16,6 +16,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
+from operator import add
 from typing import Any, Callable
 
 from . import clock
@@ -288,15 +290,21 @@ def figures(rows: list[list[int]], wholes: list[int], rest: list[int]) -> dict[s
     The time of steps that were timed as a whole is shared out like that of the others; `other` takes the rounding.
     """
     phases: dict[str, Any] = {}
-    timed, left = sum(map(sum, rows)), sum(wholes)
+    columns = list(zip(*rows)) or [()] * len(NAMES)
+    lengths, whole_ns = [*map(sum, rows)], sum(wholes)
+    timed, left = sum(lengths), whole_ns
     for index, name in enumerate(PHASES):
-        waits = sum(row[index + WAITING] for row in rows)
-        values = sorted(row[index] + row[index + WAITING] for row in rows)
-        total = sum(values) + rest[index] + rest[index + WAITING]
+        values, waits = columns[index], sum(columns[index + WAITING])
+        if waits:
+            values = tuple(map(add, values, columns[index + WAITING]))
+        inside = sum(values)
+        if inside:
+            values = tuple(sorted(values))
+        total = inside + rest[index] + rest[index + WAITING]
         if name == PHASES[-1]:
             total += left
         elif wholes and timed:
-            share = round(sum(wholes) * sum(values) / timed)
+            share = round(whole_ns * inside / timed)
             left -= share
             total += share
         if total:
@@ -305,10 +313,10 @@ def figures(rows: list[list[int]], wholes: list[int], rest: list[int]) -> dict[s
                 "max_ns": values[-1] if values else None, "device_ns": None,
             }  # fmt: skip
         if wholes and timed:
-            waits += round(sum(wholes) * waits / timed)
+            waits += round(whole_ns * waits / timed)
         if waits := waits + rest[index + WAITING]:
             phases[NAMES[index + WAITING]] = {"host_ns": waits, "device_ns": None}
-    whole = sorted([*map(sum, rows), *wholes])
+    whole = sorted([*lengths, *wholes])
     last = whole[-1] if whole else None
     return {
         "phases": phases,
@@ -328,7 +336,7 @@ def _implementation(group: dict[str, Any], device: str) -> str | None:
     return "foreach" if chosen or (chosen is None and device == "cuda") else "loop"
 
 
-def _at(ordered: list[int], share: float) -> int | None:
+def _at(ordered: Sequence[int], share: float) -> int | None:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else None
 
 

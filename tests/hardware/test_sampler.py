@@ -51,6 +51,23 @@ def test_this_machine_without_a_card(tmp_path: Path) -> None:
     assert parse(sample.to_json(1.0)) == (1.0, sample)
 
 
+def test_the_first_child_is_seen_at_once() -> None:
+    """`ndd-console run` starts its script after the first sample. In a process without other children."""
+    words = """
+import subprocess, sys, time
+from ndd_engine.hardware.counters import LinuxCounters
+from ndd_engine.hardware.host import detect_host
+counters = LinuxCounters(detect_host(), None, print)
+counters.read()
+with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+    time.sleep(1)
+    print(counters.read()["workers"])
+    child.kill()
+"""
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
 def test_a_busy_child_is_a_worker() -> None:
     sampler = Sampler(None, ignore)
     before = sampler.read_once().host["workers"]  # what another test has left in this process

@@ -44,7 +44,7 @@ PLACES = [
     ("steps", "Steps.stepped"),
     ("steps", "Steps.end"), ("steps", "Steps._sometimes"), ("census", "Census.listen"),
     ("profiler", "StepProfiler.begin"),
-    ("profiler", "StepProfiler.end"), ("modules", "Modules.hook"), ("hooks", "Hooks.promote"), ("hooks", "Hooks.thin"),
+    ("profiler", "StepProfiler.end"), ("modules", "Modules.hook"), ("hooks", "Hooks.promote"),
     ("hooks", "Hooks._loop"), ("record", "Recorder.window"), ("record", "Recorder._look"),
     ("record", "Recorder._write"),
     ("record", "figures"), ("install", "Observer.study"), ("install", "Observer.put"),

@@ -86,6 +86,13 @@ def test_micro_batches_and_skipped_updates_are_counted(tmp_path: Path) -> None:
     assert run(tmp_path / "scaled", "scaled.py").of("window")[-1]["skipped_updates"] == 1
 
 
+def test_a_backward_pass_within_another_one_is_no_micro_step(tmp_path: Path) -> None:
+    windows = run(tmp_path, "recomputes.py").of("window")
+    steps = sum(window["steps"] for window in windows)
+    assert sum(window["timed_steps"] for window in windows) < steps  # some are timed as a whole
+    assert sum(window["micro_steps"] for window in windows) == steps
+
+
 def test_an_error_of_the_script_is_its_own(tmp_path: Path) -> None:
     ran = run(tmp_path, "raises.py")
     assert ran.status == 1 and "ValueError: no more" in ran.errors and "_ndd_watch" not in ran.errors

@@ -229,12 +229,14 @@ class LinuxCounters(HostCounters):
         return int(words[11]) + int(words[12]), int(words[21]) * self._page
 
     def _search(self, now: float) -> None:
-        """Find the descendants; schedule the next search by the cost of this one."""
+        """Find the descendants; schedule the next search by the cost of this one, at once while there are none."""
         start = time.thread_time()
         found = tuple(descendants(self._root))
         self._drop([pid for pid in self.children if pid not in found])
         self.children = found
-        self._next_search = now + max(_SEARCH_S, (time.thread_time() - start) / _SEARCH_SHARE)
+        self._next_search = now + max(
+            _SEARCH_S if found else 0.0, (time.thread_time() - start) / _SEARCH_SHARE
+        )
 
     def _drop(self, pids: list[int]) -> None:
         for pid in pids:

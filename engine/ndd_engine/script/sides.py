@@ -18,7 +18,7 @@ from ndd_engine.child import ChildError, Tick
 from ndd_engine.trial.process import SHARED_ENVIRONMENT, SideProcess
 from ndd_engine.trial.request import Base
 from ndd_engine.trial.side import SideFacts
-from ndd_engine.trial.sides import ESTIMATE_S, SIDES, Sides, failures_of
+from ndd_engine.trial.sides import Sides, failures_of
 from ndd_watch import SITE
 
 from .command import Command, environment
@@ -166,18 +166,8 @@ class ScriptSides(Sides):
                 self.note = "two starts of the unchanged script differ in their losses (is it seeded?)"
         return found
 
-    def open_one(self) -> tuple[float, float]:
-        """Start one process for both sides. Returns the approximate seconds of a step of each."""
-        with failures_of(0):
-            process = ScriptProcess(
-                self._command, [{}, self._changes], self._environment(0), self._but, self._outside
-            )
-        self._open = dict.fromkeys(range(len(SIDES)), process)
-        limit_s = max(self._left_s(), 0.1)
-        self._asked(0, "preparing both sides", lambda side, tick: side.prepare(limit_s, tick))
-        self.facts = process.both
-        until_s = min(ESTIMATE_S, self._budget_s / 60)
-        base, change = (
-            self.train(index, 1 << 40, "warming up", until_s=until_s) for index in range(len(SIDES))
+    def _both(self) -> SideProcess:
+        """Start a process that changes between the sides."""
+        return ScriptProcess(
+            self._command, [{}, self._changes], self._environment(0), self._but, self._outside
         )
-        return base[0] / base[1], change[0] / change[1]

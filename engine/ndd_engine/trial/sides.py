@@ -93,10 +93,8 @@ class Sides:
 
     def open_one(self) -> tuple[float, float]:
         """Start one process for both sides. Returns the approximate seconds of a step of each."""
-        warmup_s = min(WARMUP_S, self._budget_s / 12)
-        spec = {**self._spec(0), "change": self._spec(1), "warmup_s": warmup_s}
         with failures_of(0):
-            process = SideProcess(spec, None, self._environment(0))
+            process = self._both()
         self._open = dict.fromkeys(range(len(SIDES)), process)
         limit_s = max(self._left_s(), 0.1)
         self._asked(0, "preparing both sides", lambda side, tick: side.prepare(limit_s, tick))
@@ -106,6 +104,12 @@ class Sides:
             self.train(index, 1 << 40, "warming up", until_s=until_s) for index in range(len(SIDES))
         )
         return base[0] / base[1], change[0] / change[1]
+
+    def _both(self) -> SideProcess:
+        """Start a process that changes between the sides."""
+        warmup_s = min(WARMUP_S, self._budget_s / 12)
+        spec = {**self._spec(0), "change": self._spec(1), "warmup_s": warmup_s}
+        return SideProcess(spec, None, self._environment(0))
 
     def _environment(self, index: int) -> dict[str, str]:
         """Caches of compiled code of its own: the first process of a side compiles, further ones read the caches."""
