@@ -42,7 +42,6 @@ class Session:
 
     def run(self) -> int:
         """Returns the exit status."""
-        adopt()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._stop)
         try:
@@ -145,6 +144,7 @@ def main() -> int:
     path = given.output or Path(time.strftime("gpu-%Y-%m-%d-%H%M%S.md"))
     session = Session(wanted, "cpu" if given.cpu else "cuda", effort, end, limit_s, path.absolute())
     say(f"writing {path}; Ctrl-C stops and keeps it")
+    adopt()
     return session.run()
 
 
