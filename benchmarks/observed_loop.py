@@ -97,8 +97,8 @@ def main() -> None:
         kinds = list(observer.modules.hooked)
         body["every"] = observer.steps.every
         generator = random.Random(0)
-        hooks = Switch(loop)
-        body["steps"] = [_steps(loop, observer, hooks, generator) for _ in range(int(count))]
+        hooks, every = Switch(loop), observer.steps.every
+        body["steps"] = [_steps(loop, observer, hooks, every, generator) for _ in range(int(count))]
         hooks.put(True)
         body["besides"] = _besides(loop, observer, kinds)
     print(json.dumps(body))
@@ -154,18 +154,23 @@ def _check(hook: Any) -> None:
         raise RuntimeError(f"{hook.__qualname__} is not hooked")
 
 
-def _steps(loop: Loop, observer: Any, hooks: Switch, generator: random.Random) -> dict[str, tuple[int, int]]:
-    """One step of each kind, in random order: nanoseconds, and nanoseconds of the processor."""
+def _steps(
+    loop: Loop, observer: Any, hooks: Switch, every: int, generator: random.Random
+) -> dict[str, tuple[int, int]]:
+    """One step of each kind, in random order: nanoseconds, and nanoseconds of the processor.
+
+    every: one of so many steps is usually timed by phase.
+    """
     found = {}
     for kind in generator.sample(KINDS, len(KINDS)):
-        hooks.put(_observe(observer, kind))
+        hooks.put(_observe(observer, kind, every))
         begin, used = time.perf_counter_ns(), time.thread_time_ns()
         loop.train(1)
         found[kind] = time.perf_counter_ns() - begin, time.thread_time_ns() - used
     return found
 
 
-def _observe(observer: Any, kind: str) -> bool:
+def _observe(observer: Any, kind: str, every: int) -> bool:
     """Have the next step observed in this way, whatever the observer would choose. Returns whether with hooks."""
     clock: Any = sys.modules["_ndd_watch.clock"]
     steps, state, me = observer.steps, clock.S, get_ident()
@@ -173,7 +178,7 @@ def _observe(observer: Any, kind: str) -> bool:
     state[clock.LAST], state[clock.CURRENT] = clock.now(), clock.OTHER
     state[clock.TRAINER] = me if observed else -1
     state[clock.TIMED] = me if kind == "timed" else 0 if kind == "untimed" else -1
-    steps.every, steps.skip = 1, 2 * (kind == "untimed")
+    steps.every, steps.skip = every, 2 * (kind == "untimed")
     (observer.recorder.resume if observed else observer.recorder.pause)()
     return observed
 

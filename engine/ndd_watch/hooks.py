@@ -31,7 +31,6 @@ from .clock import (
     ZERO_GRAD,
     S,
     closure_of,
-    enter,
     now,
     row,
     wholes,
@@ -325,9 +324,12 @@ class Hooks:
             # 0 already if the first backward pass of the process was in the closure of this step.
             steps.depth = max(steps.depth - 1, 0)
             if not steps.depth:
+                t = now()
                 if S[TIMED]:
-                    enter(steps.outer)
-                steps.stepped(optimizer)
+                    row[S[CURRENT]] += t - S[LAST]
+                    S[LAST] = t
+                    S[CURRENT] = steps.outer
+                steps.stepped(optimizer, t)
         except Exception as error:  # noqa: BLE001
             steps.give_up(error)
 
@@ -341,7 +343,7 @@ class Hooks:
             try:
                 if S[TRAINER] == get_ident() and (steps.count_of(optimizer), steps.done) == before:
                     steps.skipped_updates += 1  # infinite gradients
-                    steps.stepped(optimizer)
+                    steps.stepped(optimizer, now())
             except Exception as error:  # noqa: BLE001
                 steps.give_up(error)
             return result

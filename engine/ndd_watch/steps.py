@@ -107,14 +107,14 @@ class Steps:
         if self.has_optimizer and self._all_backwards < SILENT_BACKWARDS:
             return
         if self._all_backwards > FEW_BACKWARDS:
-            self.end()
+            self.end(now())
 
     def zeroed(self) -> None:
         """Gradients of a module were zeroed."""
         if not self.has_optimizer:
             self.ends_known = True
             if self.backwards:
-                self.end()
+                self.end(now())
 
     def count_of(self, optimizer: object) -> int:
         """How often an optimizer has stepped since the newest one appeared."""
@@ -124,13 +124,8 @@ class Steps:
         """The optimizers that have stepped."""
         return list(self._live.values())
 
-    @property
-    def single(self) -> bool:
-        """Whether there is exactly one optimizer."""
-        return len(self._counts) == 1
-
-    def stepped(self, optimizer: object) -> None:
-        """An optimizer has stepped, or skipped a step because of infinite gradients."""
+    def stepped(self, optimizer: object, t: int) -> None:
+        """An optimizer has stepped, or skipped a step because of infinite gradients. t: when, on the clock."""
         key, counts = id(optimizer), self._counts
         if key not in counts:
             if counts and self.done == 1:
@@ -151,7 +146,7 @@ class Steps:
             if key != ends[-1]:
                 return
         self.optimizer = optimizer
-        self.end()
+        self.end(t)
 
     def _resume_first(self) -> None:
         """Another optimizer steps after what was taken for the whole first step: it is the same step."""
@@ -163,11 +158,10 @@ class Steps:
     def finish(self) -> None:
         """Training has ended: without an optimizer, nothing else ends the last step."""
         if self.backwards and not self.has_optimizer:
-            self.end()
+            self.end(now())
 
-    def end(self) -> None:
-        """The step ends now."""
-        t = now()
+    def end(self, t: int) -> None:
+        """The step ends now, on the clock."""
         row[S[CURRENT]] += t - S[LAST]
         S[LAST] = t
         if row[EVALUATE] or row[CHECKPOINT]:  # they do not belong to the step in which they happen
@@ -184,7 +178,7 @@ class Steps:
         else:
             rows.append(row[:])
             numbers.append(self.done)
-            if self.every > 1 and not self.studying and self.single:
+            if self.every > 1 and not self.studying and len(self._counts) == 1:
                 self.skip, self.usual_backwards = untimed(self.done + 1, self.every), self.backwards
                 if self.skip:
                     S[TIMED] = 0
@@ -247,9 +241,9 @@ def untimed(number: int, every: int) -> int:
 
     Multiples of the golden ratio spread evenly, never repeat, and those below 1/16 are among those below 1/8.
     """
-    count, limit = 0, (1 << 32) // every
-    while number * _GOLDEN & 0xFFFFFFFF >= limit:
-        number, count = number + 1, count + 1
+    count, limit, place = 0, (1 << 32) // every, number * _GOLDEN & 0xFFFFFFFF
+    while place >= limit:
+        place, count = place + _GOLDEN & 0xFFFFFFFF, count + 1
     return count
 
 

@@ -78,7 +78,7 @@ def test_the_message_for_a_missing_extra_names_one_that_exists() -> None:
     named: set[str] = set()
     for folder in ("engine", "tui"):
         for path in (ROOT / folder).rglob("*.py"):
-            named |= set(re.findall(r"ndd-console\[(\w+)\]", path.read_text("utf-8")))
+            named |= set(re.findall(r"ndd-console\[([\w-]+)\]", path.read_text("utf-8")))
     assert named and named <= set(EXTRAS)
 
 

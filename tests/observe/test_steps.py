@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from ndd_watch import clock
+from ndd_watch.clock import now
 from ndd_watch.steps import Steps, untimed
 
 
@@ -22,7 +23,7 @@ def test_an_iteration_is_a_step(steps: Steps, order: str) -> None:
     for _ in range(100):
         for name in order:
             steps.backwards += 1
-            steps.stepped(optimizers[name])
+            steps.stepped(optimizers[name], now())
     assert (steps.done, steps.micro) == (100, 100)
 
 
@@ -34,7 +35,7 @@ def test_an_iteration_stays_a_step_once_it_is_clear_which_one_steps_most_rarely(
     done = []
     for _ in range(60):
         for name in order:
-            steps.stepped(optimizers[name])
+            steps.stepped(optimizers[name], now())
         done.append(steps.done)
     assert {after - before for before, after in itertools.pairwise(done[30:])} == {1}
 
@@ -42,9 +43,9 @@ def test_an_iteration_stays_a_step_once_it_is_clear_which_one_steps_most_rarely(
 def test_the_first_step_of_two_optimizers_is_one_row(steps: Steps) -> None:
     generator, critic = object(), object()
     clock.row[clock.OTHER] = 5
-    steps.stepped(critic)
+    steps.stepped(critic, now())
     assert (steps.done, len(clock.rows)) == (1, 1)
-    steps.stepped(generator)
+    steps.stepped(generator, now())
     assert (steps.done, len(clock.rows)) == (1, 1)
     assert clock.rows[0][clock.OTHER] >= 5
 

@@ -142,6 +142,7 @@ def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Obser
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         env={key: value for key, value in os.environ.items() if key != "NDD_WATCH"},
     )  # fmt: skip
+    os.environ["NDD_WATCH_TRACER"] = str(follower.pid)
     _running.append(install.observer)
     return Observation(install.observer, directory.path, follower)
 

@@ -204,8 +204,10 @@ def idle(
 
 
 def stalled_text(seconds: float, phase: str, place: tuple[str, int, str] | None) -> str:
-    """ "no progress for 30 s in data_wait, at data.py:12 in load". place: file, line and function."""
-    text = f"no progress for {duration(seconds)} in {printable(phase)}"
+    """ "no progress for 30 s in data_wait, at data.py:12 in load". phase: "?" if unknown. place: file, line, name."""
+    text = f"no progress for {duration(seconds)}"
+    if phase != "?":
+        text += f" in {printable(phase)}"
     if place is not None:
         text += f", at {printable(place[0])}:{place[1]} in {printable(place[2])}"
     return text

@@ -97,7 +97,8 @@ class StacksEvent(Event):
     """Stack samples of the training thread since the previous one, of observed scripts and of runs before 0.6.
 
     step: optimizer steps done. looks: number of stack samples. frames: [phase, file, line, function, samples, own]
-    each, the most frequent first. The frame is the innermost one outside of torch, the standard library and this
+    each, the most frequent first. The phase is "?" if it is not known: in a step that was timed as a whole, at a line
+    that was seen in no other step. The frame is the innermost one outside of torch, the standard library and this
     package (own 1), or the innermost one of a library if there is none (own 0).
     """
 

@@ -114,6 +114,11 @@ class Facts:
             self.ended = str(line["status"]), printable(str(line["reason"]))
 
     @property
+    def host(self) -> str:
+        """The host that it runs on; "" before it has told."""
+        return str(self._process.get("host") or "")
+
+    @property
     def _ranks(self) -> int:
         """The number of ranks that exchange data; 1 for a process that trains alone."""
         return int(self._process.get("ranks") or 1) if self._process.get("exchanges") else 1

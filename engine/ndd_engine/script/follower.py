@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from .command import Command
 from .facts import Facts
 from .ranks import ScriptRanks
 from .records import Line, Records
+from .silence import Silence
 
 # Lines of the other ranks that become marks of the run.
 _TOLD = ("stalled", "unobserved")
@@ -30,6 +32,7 @@ class Follower:
         self._records = Records(directory.ranks)
         self._facts: dict[str, Facts] = {}
         self._ranks = ScriptRanks(command.folder)
+        self._silence = Silence(directory.ranks)
 
     @property
     def trained(self) -> bool:
@@ -53,9 +56,11 @@ class Follower:
         return next((end for end in found if end[0] != "done"), found[0] if found else None)
 
     def poll(self) -> None:
-        """Read what is new, in the order in which it was written."""
+        """Read what is new, in the order in which it was written, and look for processes that tell nothing more."""
         for name, line in sorted(self._records.new(), key=lambda item: item[1]["t"]):
             self._take(name, line)
+        for name, event in self._silence.look(self.step):
+            self._put(self._of_rank(name, event))
 
     def finish(self) -> None:
         """Read the rest, and tell what could not be read."""
@@ -77,13 +82,18 @@ class Follower:
             events = list(facts.take(line))
         except (KeyError, TypeError, ValueError, IndexError):
             return  # a line of another version
-        rank = self._ranks.rank_of(name)
-        for event in events if leads == name or line["type"] in _TOLD else ():
-            if rank is not None and isinstance(event, MarkEvent) and line["type"] in _TOLD:
-                event = replace(event, text=f"rank {rank}: {event.text}")
-            self._put(event)
+        here = facts.host == socket.gethostname()
+        self._silence.heard(name, line["type"], facts.pid if here else 0)
+        told = line["type"] in _TOLD
+        for event in events if leads == name or told else ():
+            self._put(self._of_rank(name, event) if told and isinstance(event, MarkEvent) else event)
         for event in shared:
             self._put(event)
+
+    def _of_rank(self, name: str, event: MarkEvent) -> MarkEvent:
+        """With the rank in front, if there are several."""
+        rank = self._ranks.rank_of(name)
+        return event if rank is None else replace(event, text=f"rank {rank}: {event.text}")
 
 
 def _leading(name: str) -> tuple[bool, int, str]:
