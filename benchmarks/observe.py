@@ -47,11 +47,12 @@ def measure(options: Options) -> list[Table]:
     for step_ms, rounds, limit in CASES:
         say(f"observe: steps of {step_ms:g} ms")
         table.add(*_row(run(step_ms, rounds // QUICK if options.quick else rounds), limit))
-    table.note("95 % intervals of medians; sums add their half-widths in quadrature")
+    table.note("95 % intervals of medians")
+    table.note("by phase: how often the observer times a step so; in full: a step timed by phase")
     table.note(
-        "by phase: how often the observer times a step so; on average: over all steps; in full: a step timed by phase"
+        "besides: ends of windows and the observer's own thread, which are part of the average and of the wall time"
     )
-    table.note("besides: ends of windows and the observer's own thread; part of the wall time")
+    table.note("one step in 30 s runs under a profiler; what that slows it down is in none of the figures")
     tables = [table, _closing(QUICK_S if options.quick else CLOSING_S)]
     return [*tables, whole_runs.measure(options)] if options.traceml else tables
 
@@ -82,15 +83,9 @@ class Cost:
     median: float
     high: float
 
-    def __add__(self, other: Cost) -> Cost:
-        """The sum of two independent ones."""
-        middle = self.median + other.median
-        down = math.hypot(self.median - self.low, other.median - other.low)
-        up = math.hypot(self.high - self.median, other.high - other.median)
-        return Cost(middle - down, middle, middle + up)
-
-    def __mul__(self, by: float) -> Cost:
-        return Cost(self.low * by, self.median * by, self.high * by)
+    def times(self, factor: float, plus: float = 0.0) -> Cost:
+        """Multiplied, and shifted."""
+        return Cost(*(value * factor + plus for value in (self.low, self.median, self.high)))
 
     def verdict(self, limit: float) -> str:
         """Whether it is at most so much."""
@@ -106,10 +101,10 @@ def cost(differences_ns: Sequence[float]) -> Cost:
 
 def _row(body: dict[str, Any], limit: float) -> tuple[str, ...]:
     wall, used = (_costs(body, which) for which in (0, 1))
-    part, step_us = 1 / body["every"], body["step_s"] * 1e6
-    average, average_wall = (each["untimed"] * (1 - part) + each["timed"] * part for each in (used, wall))
+    step_us = body["step_s"] * 1e6
     full, besides = used["timed"], body["besides"]
-    whole = average_wall * (1 / step_us) + Cost(besides, besides, besides)
+    average = used["average"].times(1, besides * step_us)
+    whole = wall["average"].times(1 / step_us, besides)
     return (
         f"{body['step_s'] * 1e3:.2f} ms",
         *(_shown(used[kind]) for kind in ("untimed", "timed", "again")),
@@ -122,10 +117,17 @@ def _row(body: dict[str, Any], limit: float) -> tuple[str, ...]:
 
 
 def _costs(body: dict[str, Any], which: int) -> dict[str, Cost]:
-    """By kind of step, over steps without hooks. which: of the clocks, 0 for the wall time."""
+    """By kind of step, over steps without hooks. which: of the clocks, 0 for the wall time.
+
+    average: of the steps as the observer times them.
+    """
+    part = 1 / body["every"]
+    rounds = [{kind: each[kind][which] for kind in each} for each in body["steps"]]
+    for each in rounds:
+        each["average"] = (1 - part) * each["untimed"] + part * each["timed"]
     return {
-        kind: cost([each[kind][which] - each["without"][which] for each in body["steps"]])
-        for kind in ("untimed", "timed", "again")
+        kind: cost([each[kind] - each["without"] for each in rounds])
+        for kind in ("untimed", "timed", "again", "average")
     }
 
 
@@ -145,10 +147,10 @@ def _off(windows: list[dict[str, Any]]) -> int:
     )
 
 
-def _observed(*words: str, **settings: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _observed(*words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What the loop prints with these arguments, and the windows of the observer. Raises RuntimeError without any."""
     with tempfile.TemporaryDirectory(prefix="ndd-observe-") as folder:
-        more = {FOLDER: folder, "PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1", **settings}
+        more = {FOLDER: folder, "PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, str(_LOOP), *words], env={**os.environ, **more}, capture_output=True, text=True, check=True
         )  # fmt: skip

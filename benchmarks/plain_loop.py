@@ -25,8 +25,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if len(words) == 1:
         loop = sized(float(words[0]) / 1e3)
-        seconds, _ = loop.train(50)
-        Path(output).write_text(json.dumps({"width": loop.width, "batch": loop.batch, "step_s": seconds}))
+        found = {"width": loop.width, "batch": loop.batch, "step_s": loop.train(50)}
+        Path(output).write_text(json.dumps(found))
         return
     width, batch, warm, steps = map(int, words[:4])
     loop = Loop(width, batch)

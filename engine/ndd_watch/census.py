@@ -15,7 +15,8 @@ class Census:
     """call: code of nn.Module.__call__.
 
     roots: classes of modules that are called outermost, and whether their input is (time, batch, ...). source: code of
-    the function that returned the tensors which the model received; names: its globals.
+    the function that returned the first tensor which the model received (others may be its own state); names: its
+    globals.
     """
 
     def __init__(self, call: Any, grad_enabled: Callable[[], bool]) -> None:
@@ -53,10 +54,9 @@ class Census:
             self.roots.setdefault(kind, False)
             if self.source is not None or "modules.loss" in kind.__module__:
                 return
-            for item in _flat((*given.get("args", ()), *given.get("kwargs", {}).values())):
-                if id(item) in returned:
-                    self.source, self.names = returned[id(item)]
-                    return
+            first = next(_flat((*given.get("args", ()), *given.get("kwargs", {}).values())), None)
+            if id(first) in returned:
+                self.source, self.names = returned[id(first)]
 
         def heard(frame: Any, event: str, value: Any) -> None:
             nonlocal depth

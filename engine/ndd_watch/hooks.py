@@ -31,6 +31,7 @@ from .clock import (
     ZERO_GRAD,
     S,
     closure_of,
+    enter,
     now,
     row,
     wholes,
@@ -161,7 +162,10 @@ class Hooks:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if compiling():
                 return original(*args, **kwargs)
-            if S[TIMED] != get_ident():
+            me = get_ident()
+            if S[TIMED] != me:
+                if S[TRAINER] == me and S[TIMED] == 0 and S[BASE] != EVALUATE:
+                    return original(*args, **kwargs)  # in a step that is timed as a whole
                 try:
                     if not self._begins_training():
                         return original(*args, **kwargs)
@@ -208,7 +212,7 @@ class Hooks:
         return backward
 
     def _begins_training(self) -> bool:
-        """Whether a backward pass outside the timed thread is to be timed; counts those of steps that are not."""
+        """Whether a backward pass outside the timed thread is to be timed."""
         me = get_ident()
         if S[TRAINER] not in (0, me):
             return False
@@ -216,10 +220,7 @@ class Hooks:
             return self._arm()
         if S[BASE] == EVALUATE:
             self.modules.evaluation(False)
-        if not S[TIMED]:
-            self.steps.backwards += 1
-            return False
-        return True
+        return bool(S[TIMED])
 
     def _next(self, original: Function) -> Function:
         @wraps(original)
@@ -278,17 +279,21 @@ class Hooks:
 
         return train
 
-    def _optimizer_begins(self, _optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """A global hook of torch before each optimizer step."""
         if S[TRAINER] != get_ident():
             return None
         if S[BASE] == EVALUATE:
             self.modules.evaluation(False)
-        if not S[TIMED]:
-            return None
         steps = self.steps
-        steps.depth += 1
-        if steps.depth > 1:  # one optimizer may call another
+        stepping = steps.stepping
+        if stepping is not None:
+            if stepping is not optimizer:  # one optimizer may call another
+                return None
+            if S[TIMED]:  # its last step failed, and the script went on
+                enter(steps.outer)
+        steps.stepping = optimizer
+        if not S[TIMED]:
             return None
         t = now()
         steps.outer = outer = S[CURRENT]
@@ -307,6 +312,10 @@ class Hooks:
         if S[TRAINER] != get_ident():
             return
         steps = self.steps
+        # None if the first backward pass of the process was in the closure of this step.
+        if steps.stepping is not None and steps.stepping is not optimizer:
+            return
+        steps.stepping = None
         try:
             if steps.skip > 1 and S[CURRENT] == OTHER and not (row[EVALUATE] or row[CHECKPOINT]):
                 # All that most of the short steps cost.
@@ -321,15 +330,12 @@ class Hooks:
                 return
             if S[BASE] == EVALUATE:
                 self.modules.evaluation(False)
-            # 0 already if the first backward pass of the process was in the closure of this step.
-            steps.depth = max(steps.depth - 1, 0)
-            if not steps.depth:
-                t = now()
-                if S[TIMED]:
-                    row[S[CURRENT]] += t - S[LAST]
-                    S[LAST] = t
-                    S[CURRENT] = steps.outer
-                steps.stepped(optimizer, t)
+            t = now()
+            if S[TIMED]:
+                row[S[CURRENT]] += t - S[LAST]
+                S[LAST] = t
+                S[CURRENT] = steps.outer
+            steps.stepped(optimizer, t)
         except Exception as error:  # noqa: BLE001
             steps.give_up(error)
 

@@ -131,8 +131,10 @@ class Observer:
     def study(self, t: int) -> None:
         """Between two steps: end to look closely at the last one, or begin with the next one."""
         steps, census = self.steps, self.census
-        if self._study == "learn" and steps.done <= self._heard_at:
-            return  # the first step has another optimizer to come: wait for a whole one
+        # The first step may have another optimizer to come, and a batch may be made in the step before its own.
+        whole = 0 if steps.last_row[DATA_WAIT] or census.source is not None else 1
+        if self._study == "learn" and steps.done <= self._heard_at + whole:
+            return  # wait for a whole one
         if self._study == "learn":
             census.deaf()
             for kind, time_first in census.roots.items():

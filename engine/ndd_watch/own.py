@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from functools import lru_cache
 from typing import Any, Callable
 
 _FOREIGN = (
@@ -21,6 +22,7 @@ def own(code: Any) -> bool:
     return own_file(code.co_filename)
 
 
+@lru_cache(maxsize=4096)
 def own_file(name: str) -> bool:
     """The same for the file of a code object."""
     return not (name.startswith(_FOREIGN) or "site-packages" in name or "dist-packages" in name)

@@ -101,9 +101,9 @@ class Recorder:
         )  # fmt: skip
         for kind, body in early:
             self.put(kind, **body)
-        self._write()  # at once: the script may hang before our thread runs
         threading.Thread(target=self._work, name="ndd-watch", daemon=True).start()
-        _let_read(os.environ.get("NDD_WATCH_TRACER", ""))
+        if not place["exchanges"]:  # what ranks share on GPUs may need another choice
+            _let_read(os.environ.get("NDD_WATCH_TRACER", ""))
 
     def put(self, kind: str, /, **body: Any) -> None:
         """Record a line."""
@@ -197,6 +197,8 @@ class Recorder:
         period_s = 1 / STACKS_HZ if STACKS_HZ > 0 else WRITE_S
         wrote = time.monotonic()
         told = wrote - STACKS_EVERY_S + STACKS_FIRST_S
+        with contextlib.suppress(Exception):
+            self._write()  # at once: the script may hang soon
         while not self._closed:
             time.sleep(period_s)
             with contextlib.suppress(Exception):
@@ -377,7 +379,10 @@ def _float(value: Any) -> float | None:
 
 
 def _let_read(tracer: str) -> None:
-    """Let a process and what it starts read the stack of this one from outside, where Yama allows only ancestors to."""
+    """Let a process and what it starts read the stack of this one from outside, where Yama allows only ancestors to.
+
+    It is set where the console has found py-spy. It replaces another choice of the script, which cannot be read.
+    """
     with contextlib.suppress(Exception):
         with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
             if file.read().strip() != "1" or not tracer.isdigit():

@@ -45,7 +45,7 @@ LOSS_NS = WINDOW_NS // 10
 PROFILE_NS = int(float(os.environ.get("NDD_WATCH_PROFILE_S", "30")) * 1e9)
 # What timing the phases of a step costs, and the share of a step that it may cost.
 COST_NS = 100_000
-SHARE = float(os.environ.get("NDD_WATCH_SHARE", "0.005"))
+SHARE = float(os.environ.get("NDD_WATCH_SHARE", "0.0025"))
 MOST_SKIPPED = 64
 # Backward passes without an optimizer or zero_grad, after which each of them is a step.
 FEW_BACKWARDS = 8
@@ -74,7 +74,8 @@ class Steps:
         self.shape: tuple[int, ...] | None = None
         self.caller: Any = None
         self.optimizer: Any = None
-        self.depth = 0
+        # The optimizer that steps at present, and the phase around it.
+        self.stepping: Any = None
         self.outer = OTHER
         self.every, self.skip, self.usual_backwards = 1, 0, 1
         self.ranks = False

@@ -1,7 +1,8 @@
 """Every extra of pyproject.toml: `make test-extras` installs it, and its real packages do what they are used for.
 
 Without the packages, the tests are skipped; with REQUIRE_EXTRAS set, as in `make test-extras`, that is a failure. The
-loggers and the export have further tests in tests/train: test_scalars, test_loggers, test_export.
+loggers and the export have further tests in tests/train: test_scalars, test_loggers, test_export. What py-spy is used
+for is tested in tests/script/test_silence.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ ROOT = Path(__file__).parents[2]
 EXTRAS: dict[str, list[str]] = tomli.loads((ROOT / "pyproject.toml").read_text())["project"][
     "optional-dependencies"
 ]
-TESTS = ("tests/train/test_scalars.py", "tests/train/test_loggers.py", "tests/train/test_export.py")
+TESTS = (
+    "tests/train/test_scalars.py",
+    "tests/train/test_loggers.py",
+    "tests/train/test_export.py",
+    "tests/script/test_silence.py",
+)
 
 
 def need(package: str) -> None:
@@ -117,6 +123,14 @@ def test_wandb_and_mlflow_are_the_packages_that_the_loggers_use() -> None:
 
     config = read(None, ("log.wandb=offline", "log.mlflow=mlflow.db", "log.tensorboard=true")).resolve()
     assert list(loggers.missing(config)) == []
+
+
+def test_py_spy_is_found_where_it_is_installed() -> None:
+    """What it is used for: tests/script/test_silence.py."""
+    need("py-spy")
+    from ndd_engine.script import silence
+
+    assert silence.find() == str(Path(sys.executable).with_name("py-spy"))
 
 
 def test_mkdocs_builds_the_documentation(tmp_path: Path) -> None:

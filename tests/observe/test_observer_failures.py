@@ -15,12 +15,12 @@ from observed import SUBJECTS, run
 
 from ndd_watch import FOLDER, SITE
 
-# Makes a function of the observer raise at its third call.
+# Makes a function of the observer raise from a certain call on, and notes that it did.
 BREAK = """
-import sys
+import os, sys
 from importlib import import_module
 
-def broken(module, place, _calls=[0]):
+def broken(module, place, call, _calls=[0]):
     owner = import_module("_ndd_watch." + module)
     *path, name = place.split(".")
     for part in path:
@@ -28,15 +28,16 @@ def broken(module, place, _calls=[0]):
     original = getattr(owner, name)
     def raises(*args, **kwargs):
         _calls[0] += 1
-        if _calls[0] >= 3:
+        if _calls[0] >= int(call):
+            open(os.environ["PLANTED"], "w").close()
             raise RuntimeError("planted")
         return original(*args, **kwargs)
     setattr(owner, name, raises)
 
 import torch
-broken(*sys.argv[1:3])
-del sys.argv[1:3]
-import os, runpy
+broken(*sys.argv[1:4])
+del sys.argv[1:4]
+import runpy
 sys.path.insert(0, os.getcwd())
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
@@ -45,12 +46,17 @@ PLACES = [
     ("steps", "Steps.end"), ("steps", "Steps._sometimes"), ("census", "Census.listen"),
     ("profiler", "StepProfiler.begin"),
     ("profiler", "StepProfiler.end"), ("modules", "Modules.hook"), ("hooks", "Hooks.promote"),
-    ("hooks", "Hooks._loop"), ("record", "Recorder.window"), ("record", "Recorder._look"),
+    ("hooks", "Hooks._begins_training"), ("record", "Recorder.window"), ("record", "Recorder._look"),
     ("record", "Recorder._write"),
-    ("record", "figures"), ("install", "Observer.study"), ("install", "Observer.put"),
+    ("record", "figures"), ("install", "Observer.put"),
 ]  # fmt: skip
 
 
+# From the third call on where there are so many.
+ONCE = {
+    "Census.listen", "Hooks.promote", "Hooks._begins_training", "Modules.hook", "Recorder._write",
+    "Recorder.window", "figures",
+}  # fmt: skip
 # A hook, the thread that writes, and the code that looks closely; the rest runs with `make test-slow`.
 QUICK = {"Steps.end", "Recorder._write"}
 
@@ -66,7 +72,12 @@ def test_an_error_of_the_observer_never_reaches_the_script(tmp_path: Path, modul
     breaker = tmp_path / "breaker.py"
     breaker.write_text(BREAK, encoding="utf-8")
     wanted = run(tmp_path, "no_loader.py", observed=False).word("LOSS")
-    ran = run(tmp_path, str(breaker), module, place, "no_loader.py", NDD_WATCH_PROFILE_S="0.01")
+    planted = tmp_path / "planted"
+    ran = run(
+        tmp_path, str(breaker), module, place, "1" if place in ONCE else "3", "no_loader.py",
+        NDD_WATCH_PROFILE_S="0.01", NDD_WATCH_STACKS_HZ="50", PLANTED=str(planted),
+    )  # fmt: skip
+    assert planted.exists()
     assert ran.status == 0, ran.errors
     assert ran.word("LOSS") == wanted and ran.word("STEPS") == "60"
     assert "planted" not in ran.errors

@@ -17,7 +17,8 @@ GENERATOR = "data_wait" if sys.version_info >= (3, 12) else "other"
 MAIN = {
     "plain": None, "no_loader": "data_wait", "generator": GENERATOR, "gan": None, "lbfgs": None, "by_hand": None,
     "accumulate": None, "scaled": None, "evaluates": "evaluate", "streaming": "data_wait", "endless": None,
-    "nested": None, "saves": "checkpoint", "compiled_model": None, "compiled_function": None, "compiled_place": None,
+    "nested": None, "sharpens": None, "catches": None, "recurs": None, "ahead": None, "saves": "checkpoint",
+    "compiled_model": None, "compiled_function": None, "compiled_place": None,
 }  # fmt: skip
 
 
@@ -56,6 +57,12 @@ def test_the_functions_that_make_batches_are_named(tmp_path: Path) -> None:
     assert (
         Path(source["file"]).name == "no_loader.py" and source["function"] == "get_batch" and source["timed"]
     )
+
+
+@pytest.mark.parametrize("name", ["recurs", "ahead"])
+def test_batches_are_made_in_the_step_before_and_a_state_is_no_batch(tmp_path: Path, name: str) -> None:
+    (source,) = run(tmp_path, f"{name}.py").of("source")
+    assert source["function"] == "get_batch" and source["timed"]
 
 
 def test_a_generator_that_exists_is_named_and_profiled(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ndd_engine.files import write_text
 from ndd_engine.record.rundir import RunDir, new_run_dir
 from ndd_engine.script.command import Command
 from ndd_engine.script.following import CLOSED
+from ndd_engine.script.silence import readable_by
 
 from .sources import PathLike, root_of
 
@@ -142,7 +143,7 @@ def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Obser
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         env={key: value for key, value in os.environ.items() if key != "NDD_WATCH"},
     )  # fmt: skip
-    os.environ["NDD_WATCH_TRACER"] = str(follower.pid)
+    os.environ.update(readable_by(follower.pid))
     _running.append(install.observer)
     return Observation(install.observer, directory.path, follower)
 

@@ -229,7 +229,7 @@ class LinuxCounters(HostCounters):
         return int(words[11]) + int(words[12]), int(words[21]) * self._page
 
     def _search(self, now: float) -> None:
-        """Find the descendants; schedule the next search by the cost of this one, at once while there are none."""
+        """Find the descendants; schedule the next search by the cost of this one, soon while there are none."""
         start = time.thread_time()
         found = tuple(descendants(self._root))
         self._drop([pid for pid in self.children if pid not in found])

@@ -130,6 +130,4 @@ def environment(records: Path, site: Path, base: dict[str, str] | None = None) -
     before = found.get("PYTHONPATH")
     found["PYTHONPATH"] = f"{site}{os.pathsep}{before}" if before else str(site)
     found["NDD_WATCH"] = str(records)
-    # Linux with Yama lets only ancestors read a process, unless it names others.
-    found["NDD_WATCH_TRACER"] = str(os.getpid())
     return found

@@ -178,7 +178,7 @@ class Facts:
         return RunEvent(
             name=self.name, workload=self.command.title,
             config=self._seen(),
-            pid=self.pid, host=str(process.get("host") or socket.gethostname()), device=device,
+            pid=self.pid, host=self.host or socket.gethostname(), device=device,
             device_name=machine.host.cpu if device == "cpu" else gpu.name if gpu is not None else device,
             card=None if gpu is None else gpu.to_dict(), versions=versions,
             parameters=int(model.get("parameters") or 0),

@@ -34,6 +34,7 @@ from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
 from ndd_engine.text import counted, printable
 from ndd_watch import SITE
 
+from . import silence
 from .command import Command, environment
 from .control import ScriptControl
 from .follower import Follower
@@ -135,7 +136,8 @@ class ScriptRun:
         try:
             self.launched = launched = Launched(
                 command if folder is None else replace(command, folder=folder),
-                environment(self.directory.ranks.absolute(), SITE), self._output.write, self.request.screen,
+                {**environment(self.directory.ranks.absolute(), SITE), **silence.readable_by(os.getpid())},
+                self._output.write, self.request.screen,
                 (size.columns, size.lines),
             )  # fmt: skip
         except OSError as error:

@@ -33,8 +33,9 @@ LIMIT_S = 30.0
 PAUSED_S = 3.0
 # With less space than this, the lines may be missing because the disk is full.
 LEAST_FREE = 1 << 20
-LOCKED = "perhaps a call of native code holds Python's interpreter lock"
 INSTALL = "pip install 'ndd-console[py-spy]' to see its line"
+LOCKED = "perhaps a call of native code holds Python's interpreter lock"
+FREE = "no thread holds Python's interpreter lock: perhaps the records cannot be written"
 # Files of a Python and of installed packages, whichever Python runs the script.
 _FOREIGN = re.compile(r"^<|/lib(64)?/python\d|/(site|dist)-packages/|/_?ndd_watch/")
 
@@ -46,8 +47,36 @@ class _Process:
     pid: int
     heard: float
     told: float = 0.0
-    place: str = ""
-    asked: threading.Thread | None = None
+
+
+class _Question(threading.Thread):
+    """Asks py-spy where a process is. answer: what it says. The process is not stopped for that."""
+
+    def __init__(self, spy: str, name: str, pid: int, silent_s: float) -> None:
+        super().__init__(name="ndd-spy", daemon=True)
+        self.process, self.pid, self.silent_s, self.answer = name, pid, silent_s, LOCKED
+        self._spy = spy
+
+    def run(self) -> None:
+        try:
+            found = subprocess.run(
+                [self._spy, "dump", "--nonblocking", "--json", "--pid", str(self.pid)],
+                stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=False,
+            )  # fmt: skip
+            if found.returncode:
+                error = (found.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
+                self.answer = f"{LOCKED}; py-spy cannot read it: {printable(error)[:200]}"
+            else:
+                self.answer = held_at(json.loads(found.stdout))
+        except (
+            OSError,
+            subprocess.SubprocessError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+        ) as error:
+            self.answer = f"{LOCKED}; py-spy cannot read it: {type(error).__name__}"
 
 
 class Silence:
@@ -56,6 +85,7 @@ class Silence:
     def __init__(self, folder: Path, after_s: float = SILENT_S) -> None:
         self._folder, self._after_s = folder, after_s
         self._processes: dict[str, _Process] = {}
+        self._questions: list[_Question] = []
         self._spy = find()
         self._looked = time.monotonic()
 
@@ -67,44 +97,28 @@ class Silence:
             self._processes[name] = _Process(pid, time.monotonic())
 
     def look(self, step: int) -> Iterator[tuple[str, MarkEvent]]:
-        """(process, warning) of those that have been silent for too long."""
+        """(process, warning) of those that have been silent for too long, also if they have gone on since."""
         now = time.monotonic()
         paused_s, self._looked = now - self._looked, now
-        if paused_s > PAUSED_S:
-            for process in self._processes.values():
-                process.heard += paused_s
         for name, process in list(self._processes.items()):
+            if paused_s > PAUSED_S:
+                process.heard = min(process.heard + paused_s, now)
             silent_s = now - process.heard
             if silent_s < max(self._after_s, 2 * process.told):
                 continue
             why = _why(process.pid)
             if why is None or self._full():
                 continue
-            if not why and self._spy and process.asked is None:
-                process.asked = threading.Thread(target=self._ask, args=(process,), daemon=True)
-                process.asked.start()
-            if process.asked is not None and process.asked.is_alive():
-                continue  # until it has answered
-            process.asked, process.told = None, silent_s
-            place, process.place = process.place, ""
-            text = f"no sign of process {process.pid} for {duration(silent_s)}: "
-            text += why or place or (LOCKED if self._spy else f"{LOCKED}; {INSTALL}")
-            yield name, MarkEvent("warning", step, text)
-
-    def _ask(self, process: _Process) -> None:
-        assert self._spy is not None
-        try:
-            found = subprocess.run(
-                [self._spy, "dump", "--json", "--pid", str(process.pid)],
-                stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=False,
-            )  # fmt: skip
-            if found.returncode:
-                error = (found.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
-                process.place = f"{LOCKED}; py-spy cannot read it: {printable(error)[:200]}"
-            else:
-                process.place = held_at(json.loads(found.stdout))
-        except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError, AttributeError):
-            process.place = ""
+            process.told = silent_s
+            if why or self._spy is None:
+                yield name, _warning(step, process.pid, silent_s, why or f"{LOCKED}; {INSTALL}")
+            elif all(question.process != name for question in self._questions):
+                question = _Question(self._spy, name, process.pid, silent_s)
+                question.start()
+                self._questions.append(question)
+        for question in [one for one in self._questions if not one.is_alive()]:
+            self._questions.remove(question)
+            yield question.process, _warning(step, question.pid, question.silent_s, question.answer)
 
     def _full(self) -> bool:
         try:
@@ -113,18 +127,28 @@ class Silence:
             return True
 
 
+def _warning(step: int, pid: int, silent_s: float, why: str) -> MarkEvent:
+    return MarkEvent("warning", step, f"no sign of process {pid} for {duration(silent_s)}: {why}")
+
+
 def find() -> str | None:
     """The path of py-spy: in the environment of this program, or else on PATH."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
+def readable_by(pid: int) -> dict[str, str]:
+    """The environment of a script whose stack this process and what it starts may read; {} without py-spy."""
+    # Linux with Yama lets only ancestors read a process, unless it names others.
+    return {"NDD_WATCH_TRACER": str(pid)} if find() else {}
+
+
 def held_at(threads: list[dict[str, Any]]) -> str:
-    """What a dump of py-spy shows: the line at which a thread holds the interpreter lock; "" if none does."""
+    """What a dump of py-spy shows: the line at which a thread holds the interpreter lock."""
     running = [thread for thread in threads if thread.get("owns_gil")]
     running += [thread for thread in threads if thread.get("active") and thread not in running]
     if not running:
-        return ""
+        return FREE
     frames = running[0]["frames"]
     own = next((frame for frame in frames if not _FOREIGN.search(frame["filename"])), frames[0])
     place = f"{own['filename']}:{int(own['line'])} in {own['name']}"

@@ -113,7 +113,7 @@ def describe(found: Comparison) -> Iterator[str]:
 def _identity(side: Recorded) -> str:
     run = side.run
     return foreign(
-        f"{side.name}: {run.workload}, {number(run.parameters)} parameters, {side.snapshot.status} at step "
+        f"{side.name}: {run.workload}, {number(run.parameters or None)} parameters, {side.snapshot.status} at step "
         f"{number(side.snapshot.step)}, on {run.device_name}, {run.precision}"
     )
 

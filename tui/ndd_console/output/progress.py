@@ -181,7 +181,7 @@ def introduction(snapshot: Snapshot) -> list[str]:
     accumulation = batch.get("accumulation", 1)
     micro = f" ({accumulation} micro-steps of {batch.get('micro')})" if accumulation > 1 else ""
     lines = [
-        f"run {run.name}: {run.workload}, {number(run.parameters)} parameters ({printable(run.model)})",
+        f"run {run.name}: {run.workload}, {number(run.parameters or None)} parameters ({printable(run.model)})",
         f"on {printable(run.device_name)}{threads}, {run.precision}; {printable(run.data)}",
         f"{_steps(run)} of {number(run.items_per_step)} {items}{micro}; {_epoch(run, items)}",
     ]

@@ -134,7 +134,7 @@ def facts(snapshot: Snapshot, width: int) -> list[Row]:
         batch_text += epoch
     versions = "   ".join(f"{foreign(name)} {foreign(value)}" for name, value in run.versions.items())
     texts = {
-        "model": f"{foreign(run.model)}   {number(run.parameters)} parameters",
+        "model": f"{foreign(run.model)}   {number(run.parameters or None)} parameters",
         "batch": batch_text,
         "data": foreign(run.data),
     }
