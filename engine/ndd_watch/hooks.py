@@ -165,7 +165,8 @@ class Hooks:
             me = get_ident()
             if S[TIMED] != me:
                 if S[TRAINER] == me and S[TIMED] == 0 and S[BASE] != EVALUATE:
-                    return original(*args, **kwargs)  # in a step that is timed as a whole
+                    steps.backwards += 1  # of a step that is timed as a whole
+                    return original(*args, **kwargs)
                 try:
                     if not self._begins_training():
                         return original(*args, **kwargs)
@@ -174,6 +175,7 @@ class Hooks:
                     return original(*args, **kwargs)
             outer = S[CURRENT]
             if outer % WAITING == BACKWARD:
+                steps.nested = True
                 return original(*args, **kwargs)
             try:
                 steps.backwards += 1
@@ -324,7 +326,7 @@ class Hooks:
                 row[OTHER] = 0
                 S[LAST] = t
                 steps.done += 1
-                steps.micro += steps.usual_backwards
+                steps.micro += steps.usual_backwards if steps.nested else steps.backwards
                 steps.backwards = 0
                 steps.skip -= 1
                 return

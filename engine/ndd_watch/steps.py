@@ -78,6 +78,9 @@ class Steps:
         self.stepping: Any = None
         self.outer = OTHER
         self.every, self.skip, self.usual_backwards = 1, 0, 1
+        # Backward passes happen within others, as of checkpointed activations. Only steps that are timed by phase tell
+        # them apart.
+        self.nested = False
         self.ranks = False
         # Set by `install`: ends a window; learns from a step; called at the end of each step by a trial; called with
         # our own errors.
@@ -172,8 +175,8 @@ class Steps:
         if self.skip:
             wholes.append(sum(row))
             self.skip -= 1
-            # Backward passes within one, as of checkpointed activations, are not told apart here.
-            self.backwards = self.usual_backwards
+            if self.nested:
+                self.backwards = self.usual_backwards
             if not self.skip:
                 self._time_next()
         else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -54,12 +55,20 @@ def environment(**more: str) -> dict[str, str]:
     return {**inherited, "NDD_WATCH_WINDOW_S": "0.1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", **more}
 
 
+# torch itself, at the exit of a rank with gloo: about 1 launch in 6 of the Trainer on two processes, also unobserved.
+ABORTED = "terminate called without an active exception"
+
+
 def execute(folder: Path, *words: object, **more: str) -> str:
     folder.mkdir(exist_ok=True, parents=True)
-    done = subprocess.run(
-        [*map(str, words)], cwd=folder, capture_output=True, text=True, timeout=400, check=False,
-        env=environment(**more),
-    )  # fmt: skip
+    for _ in range(4):
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+        done = subprocess.run(
+            [*map(str, words)], cwd=folder, capture_output=True, text=True, timeout=400, check=False,
+            env=environment(**more),
+        )  # fmt: skip
+        if done.returncode == 0 or ABORTED not in done.stdout + done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     assert "not observed" not in done.stderr, done.stderr
     return done.stdout
@@ -92,7 +101,9 @@ def counted(lines: list[Line]) -> tuple[int, int]:
     """(steps, micro-steps) of a process, whose phases add up to the wall time."""
     windows = [line for line in lines if line["type"] == "window"]
     for window in windows:
-        assert sum(body["host_ns"] for body in window["phases"].values()) == window["wall_ns"]
+        # A wait for other ranks is part of its phase, too.
+        phases = [body["host_ns"] for name, body in window["phases"].items() if "/" not in name]
+        assert sum(phases) == window["wall_ns"]
     return sum(window["steps"] for window in windows), sum(window["micro_steps"] for window in windows)
 
 
