@@ -62,13 +62,13 @@ ABORTED = "terminate called without an active exception"
 def execute(folder: Path, *words: object, **more: str) -> str:
     folder.mkdir(exist_ok=True, parents=True)
     for _ in range(4):
-        shutil.rmtree(folder / "runs", ignore_errors=True)
         done = subprocess.run(
             [*map(str, words)], cwd=folder, capture_output=True, text=True, timeout=400, check=False,
             env=environment(**more),
         )  # fmt: skip
         if done.returncode == 0 or ABORTED not in done.stdout + done.stderr:
             break
+        shutil.rmtree(folder / "runs", ignore_errors=True)
     assert done.returncode == 0, done.stderr
     assert "not observed" not in done.stderr, done.stderr
     return done.stdout
