@@ -34,7 +34,7 @@ PAUSED_S = 3.0
 # With less space than this, the lines may be missing because the disk is full.
 LEAST_FREE = 1 << 20
 INSTALL = "pip install 'ndd-console[py-spy]' to see its line"
-LOCKED = "perhaps a call of native code holds Python's interpreter lock"
+LOCKED = "perhaps a call of native code holds Python's interpreter lock, or its records cannot be written"
 FREE = "no thread holds Python's interpreter lock: perhaps the records cannot be written"
 # Files of a Python and of installed packages, whichever Python runs the script.
 _FOREIGN = re.compile(r"^<|/lib(64)?/python\d|/(site|dist)-packages/|/_?ndd_watch/")
