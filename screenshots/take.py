@@ -50,7 +50,8 @@ SLOW = ("loader.cache=false", "loader.workers=0", "batch.micro=2", "batch.sequen
 # Long enough for the findings to settle, for an evaluation and for curves.
 TRAIN_S, PATIENCE_S = 75.0, 240.0
 RANKS = (
-    "run.name=late-001", "run.epochs=1000", "run.threads=1", "batch.micro=128", "parallel.ranks=2", "log.profile_every_s=10",
+    "run.name=late-001", "run.epochs=1000", "run.threads=1", "batch.micro=128",
+    "parallel.ranks=2", "log.profile_every_s=10",
     "checkpoint.at_end=false",
 )  # fmt: skip
 TUNING_BUDGET_S = 30.0

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import psutil
@@ -128,7 +128,7 @@ class Silence:
 
 
 def _warning(step: int, pid: int, silent_s: float, why: str) -> MarkEvent:
-    return MarkEvent("warning", step, f"no sign of process {pid} for {duration(silent_s)}: {why}")
+    return MarkEvent("warning", step, f"silent for {duration(silent_s)}: {why} (process {pid})")
 
 
 def find() -> str | None:
@@ -151,10 +151,10 @@ def held_at(threads: list[dict[str, Any]]) -> str:
         return FREE
     frames = running[0]["frames"]
     own = next((frame for frame in frames if not _FOREIGN.search(frame["filename"])), frames[0])
-    place = f"{own['filename']}:{int(own['line'])} in {own['name']}"
+    place = f"{PurePath(own['filename']).name}:{int(own['line'])} in {own['name']}"
     inside = f", in {frames[0]['name']}" if frames[0] is not own else ""
     lock = "holds Python's interpreter lock" if running[0].get("owns_gil") else "computes"
-    return printable(f"{lock} at {place}{inside} (py-spy)")
+    return printable(f"{place} {lock}{inside}")
 
 
 def _why(pid: int) -> str | None:
