@@ -19,6 +19,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     changes   what a trial can change from outside
     trying    a process of a trial
     outside   what the script writes outside its working directory
+    process   what Linux knows of the process
     record    writes one JSON file per process
 """
 

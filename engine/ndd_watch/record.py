@@ -25,6 +25,7 @@ from .clock import CURRENT, LAST, NAMES, PHASES, TIMED, TRAINER, WAITING, S
 from .outside import Outside
 from .own import innermost
 from .places import Places
+from .process import let_read, resident
 from .profiler import INLINE
 from .steps import Steps
 from .waits import of_rank, strategy_of
@@ -42,7 +43,6 @@ TOP = 12
 MOST_PLACES = 1000
 # The phase of a stack sample that is not known.
 UNKNOWN = "?"
-_PR_SET_PTRACER = 0x59616D61
 
 
 class Recorder:
@@ -103,7 +103,7 @@ class Recorder:
             self.put(kind, **body)
         threading.Thread(target=self._work, name="ndd-watch", daemon=True).start()
         if not place["exchanges"]:  # what ranks share on GPUs may need another choice
-            _let_read(os.environ.get("NDD_WATCH_TRACER", ""))
+            let_read(os.environ.get("NDD_WATCH_TRACER", ""))
 
     def put(self, kind: str, /, **body: Any) -> None:
         """Record a line."""
@@ -291,7 +291,7 @@ class Recorder:
             if kind == "window":
                 if "ranks" in body:
                     told = of_rank(body["rows"], body["wall_ns"], *body["ranks"])
-                    body["ranks"] = {**told, "rss_bytes": _resident()}
+                    body["ranks"] = {**told, "rss_bytes": resident()}
                 body.update(figures(body.pop("rows"), body.pop("wholes"), body.pop("rest")))
                 if self._dropped:
                     body["dropped_lines"] = self._dropped
@@ -376,27 +376,3 @@ def _float(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         return None
-
-
-def _let_read(tracer: str) -> None:
-    """Let a process and what it starts read the stack of this one from outside, where Yama allows only ancestors to.
-
-    It is set where the console has found py-spy. It replaces another choice of the script, which cannot be read.
-    """
-    with contextlib.suppress(Exception):
-        with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
-            if file.read().strip() != "1" or not tracer.isdigit():
-                return
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, int(tracer), 0, 0, 0)
-
-
-def _resident() -> int | None:
-    """The memory of this process in bytes; None if that is not known."""
-    with (
-        contextlib.suppress(OSError, ValueError, IndexError),
-        open("/proc/self/statm", encoding="ascii") as file,
-    ):
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return None

@@ -134,7 +134,9 @@ def test_what_cannot_be_observed_is_refused_before_anything_is_written(tmp_path:
 def test_slow_data_is_named_with_its_function(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW.replace("STEPS", "240"))
     done = run(tmp_path, "--", sys.executable, "slow.py")
-    assert "finding: input-bound" in done.stderr and "(slow.py:" in done.stderr
+    # Where cores are free, loader workers are proposed before a change of the function.
+    assert "finding: input-bound" in done.stderr
+    assert "(slow.py:" in done.stderr or "try loader.workers=" in done.stderr
     shown = subprocess.run(
         [*CONSOLE, "report", "slow-001", "--json"], cwd=tmp_path, capture_output=True, text=True, check=True,
         env=environment(),
