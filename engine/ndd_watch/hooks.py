@@ -214,7 +214,7 @@ class Hooks:
         return backward
 
     def _begins_training(self) -> bool:
-        """Whether a backward pass outside the timed thread is to be timed."""
+        """Whether a backward pass outside the timed thread is to be timed; counts one that ends an evaluation."""
         me = get_ident()
         if S[TRAINER] not in (0, me):
             return False
@@ -222,7 +222,10 @@ class Hooks:
             return self._arm()
         if S[BASE] == EVALUATE:
             self.modules.evaluation(False)
-        return bool(S[TIMED])
+        if not S[TIMED]:
+            self.steps.backwards += 1
+            return False
+        return True
 
     def _next(self, original: Function) -> Function:
         @wraps(original)

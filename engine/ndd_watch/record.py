@@ -232,9 +232,8 @@ class Recorder:
             frame = frame.f_back
         self._looks += 1
         line = (*(place or ("?", 0, "?")), below if frame is not None else None)
-        if (
-            not timed
-        ):  # in a step that is timed as a whole: that line belongs to the same phase as in the others
+        if not timed:
+            # In a step that is timed as a whole, a line belongs to the same phase as in the others.
             phase = self._phases.get(line, UNKNOWN)
         elif line in self._phases or len(self._phases) < MOST_PLACES:
             self._phases[line] = phase

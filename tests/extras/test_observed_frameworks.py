@@ -18,6 +18,7 @@ import pytest
 
 from ndd_engine.record.events import MarkEvent, RunEvent, ScalarsEvent, WindowEvent, parse
 from ndd_watch import FOLDER, SITE
+from tests.torch_exit import ABORTED
 
 from .test_extras import need
 
@@ -53,10 +54,6 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(**more: str) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", FOLDER)}
     return {**inherited, "NDD_WATCH_WINDOW_S": "0.1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", **more}
-
-
-# torch itself, at the exit of a rank with gloo: about 1 launch in 6 of the Trainer on two processes, also unobserved.
-ABORTED = "terminate called without an active exception"
 
 
 def execute(folder: Path, *words: object, **more: str) -> str:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.torch_exit import ABORTED
+
 from ndd_watch import FOLDER, SITE
 
 SUBJECTS = Path(__file__).parent / "subjects"
-# torch itself, at the exit of a rank with gloo: on some machines in 1 of 4 launches, also unobserved.
-ABORTED = "terminate called without an active exception"
 
 
 @dataclass

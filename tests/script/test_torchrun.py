@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.torch_exit import ABORTED
 
 from ndd_engine.record.events import EndEvent, MarkEvent, RanksEvent, WindowEvent, parse
 from ndd_engine.record.ranks import ASIDES
@@ -84,8 +85,6 @@ with open(f"loss-{rank}", "w") as file:
     file.write(float(loss).hex())
 dist.destroy_process_group()
 """
-# torch itself, at the exit of a rank with gloo: on some machines in 1 of 4 launches, also unobserved.
-ABORTED = "terminate called without an active exception"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 
 

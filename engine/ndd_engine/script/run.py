@@ -34,12 +34,12 @@ from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
 from ndd_engine.text import counted, printable
 from ndd_watch import SITE
 
-from . import silence
 from .command import Command, environment
 from .control import ScriptControl
 from .follower import Follower
 from .launch import Launched
 from .output import OutputLog
+from .silence import readable_by
 
 POLL_S = 0.2
 # From the request to stop to SIGTERM, if the script goes on.
@@ -136,9 +136,8 @@ class ScriptRun:
         try:
             self.launched = launched = Launched(
                 command if folder is None else replace(command, folder=folder),
-                {**environment(self.directory.ranks.absolute(), SITE), **silence.readable_by(os.getpid())},
-                self._output.write, self.request.screen,
-                (size.columns, size.lines),
+                {**environment(self.directory.ranks.absolute(), SITE), **readable_by(os.getpid())},
+                self._output.write, self.request.screen, (size.columns, size.lines),
             )  # fmt: skip
         except OSError as error:
             return self._ended("failed", f"cannot start {command.text}: {error.strerror}", EXIT_FAILED)
