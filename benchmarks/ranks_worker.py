@@ -41,7 +41,8 @@ def main() -> None:
     subject.prepared.sampler.stop()
     keep_memory()
     bare = BareLoop(subject.prepared.config, torch.device("cpu"))
-    bare.model = DistributedDataParallel(bare.model)
+    # Gradients are views of the buckets, as in the engine.
+    bare.model = DistributedDataParallel(bare.model, gradient_as_bucket_view=True)
     body = _measure(subject, bare, int(pairs), float(block_s))
     if here.first:
         Path(output).write_text(json.dumps(body))

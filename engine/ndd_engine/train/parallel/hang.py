@@ -119,7 +119,8 @@ class HangWatch:
         if self._world.place.first:
             with contextlib.suppress(OSError):
                 self._run.hang.unlink(missing_ok=True)
-        threading.Thread(target=self._work, name="ndd-hang", daemon=True).start()
+        self._stopping = threading.Event()
+        threading.Thread(target=self._work, args=(self._stopping,), name="ndd-hang", daemon=True).start()
 
     def stop(self) -> None:
         """Stop watching; does not wait."""
@@ -138,9 +139,9 @@ class HangWatch:
         finally:
             self._quiet -= 1
 
-    def _work(self) -> None:
+    def _work(self, stopping: threading.Event) -> None:
         seen, since, looks = (-1, 0), 0.0, 0
-        while not self._stopping.wait(LOOK_S):
+        while not stopping.wait(LOOK_S):
             looks += 1
             now = self._step(), self._moves
             if now != seen or self._quiet:
