@@ -171,15 +171,15 @@ def kills(folder: Path, quick: int) -> Iterator[Found]:
         with RanksJob(folder / f"killed {index}", "--restarts", str(count), *QUIET, steps=steps) as job:
             since = 0.0
             for _ in range(count):
-                job.trains(since_t=since)
-                time.sleep(random.uniform(0.0, 2.0))
                 rank = random.randrange(2)
-                t = since = time.time()
                 try:
+                    job.trains(since_t=since)
+                    time.sleep(random.uniform(0.0, 2.0))
+                    t = since = time.time()
                     os.kill(job.pid(rank), signal.SIGKILL)
                     again.note("", job.trains(1, since_t=t) - t)
                 except (TimeoutError, ProcessLookupError) as error:
-                    again.note(f"rank {rank} killed: no training again: {str(error)[-300:]}")
+                    again.note(f"no training before or after rank {rank} was killed: {str(error)[-300:]}")
                     break
             rc = job.wait(LIMIT_S + steps * 0.1)
             alike = rc == 0 and same_weights(plain, job.weights())

@@ -4,8 +4,8 @@ The prediction is made in one process, with a fake process group; the real ranks
 torch.distributed.run starts on this machine's CPU. Both record the allocations of two steps with one micro-batch and of
 one step with two. Compared is the peak of the rank with the most memory.
 
-torch.profiler does not record what gloo's threads free. So a real rank waits a little after each exchange, until they
-have let go of its tensors, and gloo's own copies count as the exchange begins.
+torch.profiler does not record what gloo's threads free. So a real rank waits until each exchange is done and they have
+let go of its tensors, and gloo's own copies count as the exchange begins.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ CPU = torch.device("cpu")
 RANKS = (2, 3, 4)
 REPEATS = 3
 LIMIT_S = 300
-# Seconds after which gloo's threads have let go of the tensors of an exchange.
-RELEASE_S = 0.02
+# Seconds after an exchange until gloo's threads have let go of its tensors, also where ranks share cores.
+RELEASE_S = 0.1
 MODELS: dict[str, tuple[str, ...]] = {
     "chartext": ("workload.size=small", "batch.micro=16"),
     "antispoof": ("workload.size=tiny", "workload.clips=320", "batch.micro=8"),
@@ -153,6 +153,8 @@ def as_seen(found: Trace) -> Trace:
 def _waiting(exchange: Callable[..., Any]) -> Callable[..., Any]:
     def exchanged(*args: Any, **options: Any) -> Any:
         found = exchange(*args, **options)
+        if found is not None:
+            found.wait()  # the last rank may arrive much later
         time.sleep(RELEASE_S)
         return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
@@ -215,11 +217,10 @@ def test_waits_of_the_compute_stream_in_forward_and_backward_are_exchange() -> N
     }  # fmt: skip
 
 
-def test_what_rank_0_records_of_a_gpu_has_the_times_of_the_device() -> None:
-    machine = Machine()
-    clock = device_clock(machine)
+@contextmanager
+def alone(clock: PhaseClock, recorded: list[Any]) -> Iterator[Team]:
+    """A team of one rank, with a real process group."""
     store = dist.HashStore()
-    recorded: list[Any] = []
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         world: Any = SimpleNamespace(
@@ -229,18 +230,41 @@ def test_what_rank_0_records_of_a_gpu_has_the_times_of_the_device() -> None:
         )  # fmt: skip
         team = Team(world, Control(), recorded.append, clock, "ddp", window_s=1.0)
         team.begin(0)
-        for done in range(1, 121):
-            step(machine, clock, wait_ms=5)
-            team.after_step(done)
-            if done >= team.votes.next and "window" in team.turn(done, early=False, profile=False):
-                team.put(event(clock.take()))
-                team.cut()
-        team.settle()
+        yield team
     finally:
         dist.destroy_process_group()
+
+
+def trained(team: Team, machine: Machine, steps: int, after: Callable[[int], None] = lambda _: None) -> None:
+    """So many steps of 36 ms. after: called after each of them, with its number."""
+    for done in range(1, steps + 1):
+        step(machine, team.clock, wait_ms=5)
+        team.after_step(done)
+        if done >= team.votes.next and "window" in team.turn(done, early=False, profile=False):
+            team.put(event(team.clock.take()))
+            team.cut()
+        after(done)
+    team.settle()
+
+
+def test_what_rank_0_records_of_a_gpu_has_the_times_of_the_device() -> None:
+    machine = Machine()
+    recorded: list[Any] = []
+    with alone(device_clock(machine), recorded) as team:
+        trained(team, machine, 120)
     (*_, last) = [item for item in recorded if isinstance(item, RanksEvent)]
     means = {name: summary[2] / 1e3 for name, summary in last.columns_us.items()}
     assert means["forward"] == pytest.approx(10, abs=0.3)
     assert means["backward"] == pytest.approx(20, abs=0.3)
     assert means["wait"] == pytest.approx(5, abs=0.3)
     assert means["own"] == pytest.approx(31, abs=1)
+
+
+def test_windows_end_although_the_ranks_meet_after_every_step() -> None:
+    # As with checkpoint.every_steps = 1: each meeting reads the vote that is in flight.
+    machine = Machine()
+    recorded: list[Any] = []
+    with alone(device_clock(machine), recorded) as team:
+        trained(team, machine, 200, lambda _: team.agree(early=False))
+    windows = [item for item in recorded if isinstance(item, WindowEvent)]
+    assert [item.wall_ns / 1e9 for item in windows] == pytest.approx([1.1] * 6, abs=0.1)

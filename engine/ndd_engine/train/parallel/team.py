@@ -62,6 +62,9 @@ class Team:
         self._process = psutil.Process()
         self._step_spans, self._window_spans = step_spans(clock), WindowSpans()
         self._step = 0
+        # What a vote asked for that `agree` read before its turn; and whether a window ended since that was cast.
+        self._kept: Mapping[str, int] = {}
+        self._cut = False
 
     def begin(self, step: int) -> None:
         """Training begins after so many steps."""
@@ -93,18 +96,28 @@ class Team:
         self._report()
         decision = self.votes.turn(step, asks)
         self._step_spans.voted()
-        if decision is None:
-            return {}
-        self._take(decision)
-        return decision.asked
+        if decision is not None:
+            self._take(decision)
+            self._keep(decision)
+        asked, self._kept, self._cut = self._kept, {}, False
+        return asked
 
     def agree(self, early: bool) -> None:
-        """Between steps, where all ranks are: wait for all of them, and take over what they ask for."""
+        """Between steps, where all ranks are: wait for all of them, and take over what they ask for.
+
+        What the vote in flight asks the next turn to do is kept for it: with a checkpoint between all votes, no window
+        would end otherwise.
+        """
         if (flying := self.votes.read()) is not None:
             self._take(flying, pauses=False)
+            self._keep(flying)
         self._report()
         self._take(self.votes.now(self._asks(early)))
         self.votes.paused()
+
+    def _keep(self, decision: Decision) -> None:
+        asked = {name: rank for name, rank in decision.asked.items() if name != "window" or not self._cut}
+        self._kept = {**self._kept, **asked}
 
     def _asks(self, early: bool) -> dict[str, bool]:
         return self.control.asks() | {"early": early, "not_finite": self.bad is not None}
@@ -163,6 +176,8 @@ class Team:
 
     def cut(self) -> None:
         """After all ranks ended a window: send its figures to rank 0, which records it when they have arrived."""
+        self._cut = True
+        self._kept = {name: rank for name, rank in self._kept.items() if name != "window"}
         self._arrived()
         figures, self._figures = self._figures, [0.0] * (len(FIGURES) + 1)
         now = time.process_time_ns()
