@@ -64,19 +64,21 @@ class Votes:
         self._waits[slot] += wait_ns
         self._owns[slot] += own_ns
 
-    def turn(self, step: int, asks: Mapping[str, bool]) -> Decision | None:
-        """After step `next`: read the vote in flight, None for the first, and cast the next one."""
-        decision = self.read()
-        gap = self._gap if decision is None else decision.gap
-        now = time.perf_counter()
-        rate = (step - self._begun) / max(now - self._t, 1e-9)
+    @property
+    def since_s(self) -> float:
+        """Seconds since the last vote was cast, without pauses."""
+        return time.perf_counter() - self._t
+
+    def cast(self, step: int, asks: Mapping[str, bool], gap: int | None) -> None:
+        """After step `next`: begin the next vote. gap: what the vote before decided, None if that is not known."""
+        gap = gap or self._gap
+        rate = (step - self._begun) / max(self.since_s, 1e-9)
         wanted = min(max(round(rate * EVERY_S), 1), MOST_STEPS, 2 * gap)
         vote = self._vote(asks, wanted)
         self._flying = vote, dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._group, async_op=True)
         self._waits, self._owns = [0.0] * SLOTS, [0.0] * SLOTS
-        self._begun, self._t, self._gap = step, now, gap
+        self._begun, self._t, self._gap = step, time.perf_counter(), gap
         self.next = step + gap
-        return decision
 
     def read(self) -> Decision | None:
         """The vote in flight, if there is one; waits for it. On all ranks after the same step."""

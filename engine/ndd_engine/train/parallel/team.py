@@ -62,9 +62,9 @@ class Team:
         self._process = psutil.Process()
         self._step_spans, self._window_spans = step_spans(clock), WindowSpans()
         self._step = 0
-        # What a vote asked for that `agree` read before its turn; and whether a window ended since that was cast.
+        # What votes ask the next turn to do; and whether a window ended since the last turn.
         self._kept: Mapping[str, int] = {}
-        self._cut = False
+        self._settled = False
 
     def begin(self, step: int) -> None:
         """Training begins after so many steps."""
@@ -90,23 +90,26 @@ class Team:
         "window": end the window, and call `cut`. "profile": profile the next step.
         """
         self._arrived()
+        decision = self.votes.read()
+        if decision is not None:
+            self._keep(decision)
+        asked, self._kept, self._settled = self._kept, {}, False
+        # A window that is long enough at the next turn; the present one ends in this turn if that was asked for.
+        lasted_ns = 0 if "window" in asked else self.clock.window_ns
         asks = self._asks(early)
         asks["profile"] = profile
-        asks["window"] = self.clock.window_ns >= self._window_ns
+        asks["window"] = lasted_ns + self.votes.since_s * 1e9 >= self._window_ns
         self._report()
-        decision = self.votes.turn(step, asks)
+        self.votes.cast(step, asks, None if decision is None else decision.gap)
         self._step_spans.voted()
         if decision is not None:
             self._take(decision)
-            self._keep(decision)
-        asked, self._kept, self._cut = self._kept, {}, False
         return asked
 
     def agree(self, early: bool) -> None:
         """Between steps, where all ranks are: wait for all of them, and take over what they ask for.
 
-        What the vote in flight asks the next turn to do is kept for it: with a checkpoint between all votes, no window
-        would end otherwise.
+        What the vote in flight asks for at the next turn is kept until then.
         """
         if (flying := self.votes.read()) is not None:
             self._take(flying, pauses=False)
@@ -116,8 +119,10 @@ class Team:
         self.votes.paused()
 
     def _keep(self, decision: Decision) -> None:
-        asked = {name: rank for name, rank in decision.asked.items() if name != "window" or not self._cut}
-        self._kept = {**self._kept, **asked}
+        asked = {**self._kept, **decision.asked}
+        if self._settled:
+            asked.pop("window", None)
+        self._kept = asked
 
     def _asks(self, early: bool) -> dict[str, bool]:
         return self.control.asks() | {"early": early, "not_finite": self.bad is not None}
@@ -176,8 +181,6 @@ class Team:
 
     def cut(self) -> None:
         """After all ranks ended a window: send its figures to rank 0, which records it when they have arrived."""
-        self._cut = True
-        self._kept = {name: rank for name, rank in self._kept.items() if name != "window"}
         self._arrived()
         figures, self._figures = self._figures, [0.0] * (len(FIGURES) + 1)
         now = time.process_time_ns()
@@ -199,6 +202,8 @@ class Team:
     def settle(self) -> None:
         """As `cut`, and wait until it is recorded. Where all ranks are at the same place."""
         self.cut()
+        self._settled = True
+        self._kept = {name: rank for name, rank in self._kept.items() if name != "window"}
         self._arrived()
 
     def give_up(self) -> None:
