@@ -11,6 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 WIDTH, WORDS = 6, 20
+# Ways to call the model: as a whole; a closure that ignores what it receives; its parts.
+CALLS = ("model", "closure", "parts")
 OPTIONS: dict[str, Any] = {"dropout": 0.0, "norm": False, "unused": False}
 
 
@@ -64,11 +66,22 @@ def points(settings: Any) -> dict[str, Any]:
     """45 items, which no number of ranks divides."""
     model = Net(*(settings.option(name, default) for name, default in OPTIONS.items()))
     data: Any = Points(settings.option("items", 45), 1)
+    how = settings.option("call", "model")
+    assert how in CALLS
+
+    def forward(given: Any, batch: Any) -> Any:
+        x = batch[0].to(next(model.parameters()).dtype)
+        if how == "parts":
+            for layer in given.layers:
+                x = layer(x)
+            return given.head(given.norm(x))
+        return (model if how == "closure" else given)(x)
+
     return {
         "model": model.double() if settings.option("double", True) else model.float(),
         "train_data": DataLoader(data, settings.micro) if settings.option("loader", False) else data,
         "eval_data": Points(settings.option("eval_items", 11), 2),
-        "forward": lambda model, batch: model(batch[0].to(next(model.parameters()).dtype)),
+        "forward": forward,
         "loss": lambda output, batch: (output - batch[1].to(output.dtype)).square().mean(),
     }
 

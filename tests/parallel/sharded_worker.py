@@ -88,8 +88,11 @@ class Job:
         }
 
     def checkpoint(self, step: int) -> dict[str, Any]:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        # Ranks copy the state of a stream at different moments.
+        position = {"since": rank, "state": [torch.full((3 + rank,), float(rank)) for _ in range(2 + rank)]}
         return {
-            "format": 1, "step": step, "seed": 7, "effective_batch": 8, "data_crc": 99, "position": None,
+            "format": 1, "step": step, "seed": 7, "effective_batch": 8, "data_crc": 99, "position": position,
             "random": random_state(CPU), **self.state(),
         }  # fmt: skip
 

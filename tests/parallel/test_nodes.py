@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ def test_ranks_of_two_launchers_continue_after_one_is_killed(tmp_path: Path, ren
             launcher.terminate()
             launcher.communicate(timeout=60)
     assert [launcher.returncode for launcher in launchers] == [0, 0], logs
+    assert any(re.search(r"rank 1 \(.*process \d+\) was killed or ended", log) for log in logs)
     assert any("run big resumes from its latest checkpoint" in log for log in logs)
     state = load_state(run)
     assert state.status == "done"

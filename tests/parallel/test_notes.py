@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ndd_engine.train.control import Control
 from ndd_engine.train.parallel.agreement import Decision, SharedControl
@@ -21,7 +23,20 @@ from ndd_engine.train.parallel.place import Place
 from ndd_engine.train.request import Ranks
 
 HOSTS = ["one", "one", "two", "two"]
-LOST = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711")
+CLOSED = "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"
+
+
+def raised(error: Exception, file: str) -> Exception:
+    """The error as code of this file raises it. file: relative to the folder of torch, or absolute."""
+    path = Path(torch.__file__).parent / file
+    try:
+        exec(compile("raise error", str(path), "exec"), {"error": error})
+    except Exception as found:  # noqa: BLE001
+        return found
+    raise AssertionError
+
+
+LOST = raised(RuntimeError(CLOSED), "distributed/distributed_c10d.py")
 
 
 def ranks_in(folder: Path, count: int = 3) -> list[Ranks]:
@@ -61,6 +76,30 @@ def test_an_error_of_its_own_names_the_rank_and_is_told_to_the_others(tmp_path: 
     assert first_over(one) is None
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        raised(RuntimeError("DataLoader timed out after 120 seconds"), "utils/data/dataloader.py"),
+        raised(ConnectionError("Caught ConnectionError in DataLoader worker process 0"), "_utils.py"),
+        raised(OSError("[Errno 110] Connection timed out"), "/home/me/dataset.py"),
+        raised(TimeoutError("the read operation timed out"), "/usr/lib/python3.11/ssl.py"),
+    ],
+)
+def test_a_connection_of_the_users_own_is_not_that_to_another_rank(tmp_path: Path, error: Exception) -> None:
+    zero, _one, _two = ranks_in(tmp_path)
+    cause = others(zero, error, "the data at step 7 in data_wait", "at step 7 in data_wait")
+    assert cause == Cause("failed", "rank 0: the data at step 7 in data_wait", True, True)
+
+
+@pytest.mark.parametrize("file", ["autograd/graph.py", "nn/parallel/distributed.py", "_ops.py"])
+def test_a_lost_connection_shows_in_the_code_that_waits_for_a_collective(tmp_path: Path, file: str) -> None:
+    zero, one, _two = ranks_in(tmp_path)
+    leave_cause(one, Cause("failed", "rank 1: no such item", True, True))
+    assert others(zero, raised(RuntimeError(CLOSED), file), "", "here").text.startswith(
+        "rank 1: no such item"
+    )
+
+
 def test_a_failure_that_would_occur_again_is_not_curable_on_any_rank(tmp_path: Path) -> None:
     zero, one, _two = ranks_in(tmp_path)
     leave_cause(one, Cause("failed", "run.device: no such device", True, False, 3))
@@ -95,16 +134,53 @@ def test_a_rank_whose_process_is_gone_was_killed_unless_it_left(tmp_path: Path) 
     assert Neighbours(zero).gone() is None
 
 
-def test_a_lost_connection_without_a_culprit_is_said_to_be_unknown(
+def test_a_rank_that_was_killed_is_told_to_other_hosts_by_its_neighbour(tmp_path: Path) -> None:
+    zero, one, two = ranks_in(tmp_path)
+    introduce(one)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    two.notes.put("here/2", json.dumps({"host": socket.gethostname(), "pid": ended.pid}))
+    assert Neighbours(one).gone() is not None
+    zero.notes.put(
+        "here/1", json.dumps({"host": "elsewhere", "pid": 1})
+    )  # as rank 0 of another host sees them
+    zero.notes.put("here/2", json.dumps({"host": "elsewhere", "pid": ended.pid}))
+    assert Neighbours(zero).gone() is None
+    found = first_over(zero)
+    assert found is not None
+    assert found.text == f"rank 2 ({socket.gethostname()}, process {ended.pid}) was killed or ended"
+
+
+def test_after_a_lost_connection_the_ranks_without_a_word_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ndd_engine.train.parallel.failures.PATIENCE_S", 0.2)
-    zero, one, _two = ranks_in(tmp_path)
+    zero, one, two = ranks_in(tmp_path)
     introduce(one)
     assert json.loads(one.notes.get("here/1") or "")["pid"] == os.getpid()
+    one.notes.put("here/1", json.dumps({"host": "elsewhere", "pid": 77}))
+    two.notes.put("noticed/2", "")
     cause = others(zero, LOST, "RuntimeError: …", "at step 7 in backward")
     assert "lost the connection to another rank at step 7 in backward" in cause.text
+    assert "; no word since then from rank 1 (elsewhere, process 77): RuntimeError" in cause.text
     assert (cause.own, cause.curable) == (True, True)
+
+
+def test_without_notes_a_lost_connection_accuses_no_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ndd_engine.train.parallel.failures.PATIENCE_S", 0.2)
+    (tmp_path / "file").touch()
+    zero, *_ = ranks_in(tmp_path / "file")
+    assert ", and it is not known which one" in others(zero, LOST, "", "at step 7").text
+
+
+def test_notes_survive_a_folder_that_was_cleaned_up(tmp_path: Path) -> None:
+    notes = FolderNotes(tmp_path / "in")
+    notes.put("here/0", "a")
+    shutil.rmtree(tmp_path / "in")
+    notes.put("over", "1")
+    assert notes.get("over") == "1"
 
 
 # Requests.

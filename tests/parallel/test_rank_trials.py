@@ -168,6 +168,7 @@ def test_killed_it_leaves_no_rank(tmp_path: Path) -> None:
         if "measuring" in line:
             break
     ranks = psutil.Process(process.pid).children(recursive=True)
+    assert len(ranks) >= 3
     process.kill()
     process.communicate(timeout=60)
     _, alive = psutil.wait_procs(ranks, 10)

@@ -19,7 +19,7 @@ Found = dict[str, Any]
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Found]]:
     """What both ranks found, by case."""
     folder = tmp_path_factory.mktemp("two")
-    names = [*CASES, "settled", "differing"]
+    names = [*CASES, "settled", "differing", "bypassed"]
     launch(2, folder, *names, worker=WORKER)
     return {
         name: [torch.load(folder / f"{name}.{rank}.pt", weights_only=True) for rank in range(2)]
@@ -105,6 +105,12 @@ def test_ranks_with_other_data_or_another_model_are_told_apart(two: dict[str, li
         assert "has other training data than rank 0: every rank has to read" in rank["data"]
         assert "has other initial parameters than rank 0: draw them" in rank["model"]
         assert rank["same"] == ""
+
+
+def test_a_sharded_model_that_is_not_called_as_a_whole_is_refused(two: dict[str, list[Found]]) -> None:
+    for rank in two["bypassed"]:
+        assert rank["parts"].startswith('UsageError: parallel.strategy = "fsdp2" gathers parameters where')
+        assert "call model(...) in forward, or set" in rank["parts"]
 
 
 def test_settings_of_the_ranks_are_read_back(two: dict[str, list[Found]]) -> None:

@@ -93,6 +93,13 @@ def test_a_single_process_continues_with_the_checkpoint_of_several(two: Path, st
     job.train(1)
 
 
+def test_the_position_in_the_data_is_that_of_rank_0_as_a_whole(two: Path) -> None:
+    store = store_of(two)
+    for step in (2, 3, 4):
+        position = store.load(of_step(store, step))["position"]
+        assert same(position, {"since": 0, "state": [torch.zeros(3), torch.zeros(3)]})
+
+
 def test_each_rank_continues_with_its_own_random_numbers(two: Path) -> None:
     own = [kept(two, "saved-3", rank)["random"]["torch"] for rank in (0, 1)]
     assert not torch.equal(*own)

@@ -66,6 +66,8 @@ CASES = {
     "ddp-fp32": Case((POINTS, SINGLE, *CLIP)),
     "ddp-fp32-sgd": Case((POINTS, SINGLE, *SGD), ("parallel.bucket_mb=0.0005",)),
     "ddp-unused": Case((POINTS, *SGD), ("parallel.find_unused=true",)),
+    "ddp-closure": Case((POINTS, *CLIP, "workload.options.call=closure")),
+    "ddp-parts": Case((POINTS, *CLIP, "workload.options.call=parts")),
     "fsdp2": Case((POINTS, *SGD), FSDP2),
     "fsdp2-clip": Case((POINTS, *CLIP), FSDP2),
     "fsdp2-kept": Case((POINTS, *CLIP), (*FSDP2, "parallel.reshard=false")),
@@ -155,6 +157,12 @@ def settled(world: World) -> dict[str, Any]:
         "same": all(map(torch.equal, before, after)),
         "gradients": any(p.grad is not None for p in stepper.parameters),
     }
+
+
+def bypassed(world: World) -> dict[str, str]:
+    """What is said if forward calls only parts of a sharded model."""
+    case = Case((POINTS, "workload.options.call=parts"), FSDP2, steps=1)
+    return {"parts": error_of(lambda: trained(case, case.config(world.size, 1), world))}
 
 
 def differing(world: World) -> dict[str, str]:

@@ -59,14 +59,14 @@ class CaptureSchedule:
         self._settled, self._reporter = settled, reporter
         self._clock, self._put = reporter.clock, reporter.put
         self._every, self._steps = plan.every_steps, plan.steps
-        self._trace, self._graphs = plan.trace, plan.cuda_graphs
+        self.trace, self._graphs = plan.trace, plan.cuda_graphs
         self._recording: ProfilerCapture | None = None
         self._model = None if model is None or runs_compiled(model) else model
 
     def begin(self, step: int, total_steps: int) -> None:
         """Training begins at `step` optimizer steps."""
         self._schedule(step)
-        if self.next == NEVER and self._trace is not None:
+        if self.next == NEVER and self.trace is not None:
             self.next = max(min(step + FIRST_TRACE, total_steps - 1 - self._steps), step + 1)
 
     def ask(self, step: int) -> None:
@@ -123,7 +123,7 @@ class CaptureSchedule:
         try:
             device = self._reporter.losses.device
             self._recording = ProfilerCapture(
-                device, self._clock, self._trace is not None, self._graphs, self._model
+                device, self._clock, self.trace is not None, self._graphs, self._model
             )
             self._recording.start()
             if not warm:
@@ -148,12 +148,12 @@ class CaptureSchedule:
         self._put(MarkEvent("warning", step, f"the profiler capture failed: {_first_line(error)}"))
 
     def _tell(self, recording: ProfilerCapture, event: KernelsEvent) -> None:
-        if self._trace is not None:
+        if self.trace is not None:
             try:
-                recording.export(self._trace)
-                event = replace(event, trace=str(self._trace))
+                recording.export(self.trace)
+                event = replace(event, trace=str(self.trace))
             except (OSError, RuntimeError) as error:
-                text = f"cannot write the trace to {printable(str(self._trace))}: {_first_line(error)}"
+                text = f"cannot write the trace to {printable(str(self.trace))}: {_first_line(error)}"
                 self._put(MarkEvent("warning", event.step, text))
         self._put(event)
         self._put(MarkEvent("note", event.step, capture_text(event)))

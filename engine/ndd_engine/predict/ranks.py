@@ -20,7 +20,16 @@ from torch import Tensor, nn
 
 from ndd_engine.config import Config
 from ndd_engine.errors import UsageError
-from ndd_engine.train.parallel.strategy import DTYPES, Ddp, Fsdp2, Strategy, blocks, strategy_of, why_not
+from ndd_engine.train.parallel.strategy import (
+    DTYPES,
+    Ddp,
+    Forward,
+    Fsdp2,
+    Strategy,
+    blocks,
+    strategy_of,
+    why_not,
+)
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.training import TrainingParts, training_of
@@ -126,7 +135,7 @@ def strategy_for_fakes(config: Config, parts: TrainingParts) -> Strategy | None:
 class BucketsOnly(Ddp):
     """Allocates and copies what DistributedDataParallel does, whose C++ code does not accept fake tensors."""
 
-    def computing(self) -> nn.Module:
+    def computing(self, _forward: Forward | None = None) -> nn.Module:
         self._last = True
         self._steps = 0
         self._trainable = [item for item in self.module.parameters() if item.requires_grad]

@@ -92,6 +92,8 @@ def ranks_figures(ranks: Ranks) -> dict[str, Any]:
     newest = ranks.newest
     return {
         "world": newest.world,
+        "launched": newest.launched,
+        "first_rank": newest.first_rank,
         "hosts": newest.hosts,
         "strategy": newest.strategy or None,
         "step_s": ranks.step_ns * 1e-9,

@@ -34,6 +34,7 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.place import cannot_load
 from ndd_engine.train.data.probe import probe_loader
 from ndd_engine.train.data.share import ALONE, Share
+from ndd_engine.train.parallel.devices import device_of
 from ndd_engine.train.parallel.same import check_data, check_model
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.parallel.world import World, from_first
@@ -53,7 +54,7 @@ from .due import UNKNOWN_STEPS
 from .failures import out_of_memory
 from .loop import Loop
 from .random_state import kept_random, restore_random_state
-from .request import OpenRun, Ranks
+from .request import OpenRun
 from .restoring import load_state, state_of
 
 
@@ -73,7 +74,8 @@ def prepare_run(run: OpenRun) -> Prepared:
     draft = run.request.draft
     run.stage("detecting the hardware")
     ranks = run.ranks
-    machine = detect(_device_of(draft.resolve().run.device, ranks))
+    asked = draft.resolve().run.device
+    machine = detect(asked if ranks is None else device_of(asked, ranks.place))
     device = torch.device(machine.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -108,7 +110,10 @@ def prepare_run(run: OpenRun) -> Prepared:
         )
     run.stage("moving the model to the device")
     if run.request.probes:
-        memory_history.start(device, config.log.memory_history, run.directory.path)
+        own = run.directory.path
+        if world is not None and not world.place.first:
+            own = run.directory.ranks / str(world.rank)
+        memory_history.start(device, config.log.memory_history, own)
     stepper = Stepper(workload, config, device, total, strategy)
     clock = PhaseClock()
     if device.type == "cuda":
@@ -158,14 +163,6 @@ def prepare_run(run: OpenRun) -> Prepared:
     gc.collect()
     gc.freeze()
     return Prepared(config, device, clock, loop, sampler)
-
-
-def _device_of(asked: str, ranks: Ranks | None) -> str:
-    """The device of this rank: with several on a host, each has a GPU of its own."""
-    if ranks is None or asked not in ("auto", "cuda") or not torch.cuda.is_available():
-        return asked
-    # Where a cluster gives each process a GPU of its own, it is the only one that the process sees.
-    return f"cuda:{ranks.place.local_rank if torch.cuda.device_count() > 1 else 0}"
 
 
 def _decided(run: OpenRun, machine: Machine) -> tuple[Config, SizeChoice | None]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
+
 from ndd_engine.errors import EXIT_FAILED, NddError, UsageError
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.recorder import Listener, Recorder
@@ -111,7 +113,7 @@ def _launched(request: RunRequest, here: Place) -> RunRequest:
                 text = "restarts of the ranks need a name for the run"
                 raise UsageError(f"{text}: torchrun --max-restarts N -m -- ndd_console train ... --run NAME")
             return _continued(request, RunDir(request.root / name))
-        return request
+        return _continued(request, request.resume) if here.restart and request.resume else request
     directory = RunDir(folder)
     if request.resume is not None and not here.restart:
         return request
@@ -119,10 +121,15 @@ def _launched(request: RunRequest, here: Place) -> RunRequest:
 
 
 def _continued(request: RunRequest, directory: RunDir) -> RunRequest:
-    """Continue from the last checkpoint, or begin anew if there is none."""
-    if not bare(directory) and CheckpointStore(directory.checkpoints, 1).all():
-        return replace(request, resume=directory, from_step=None, restart=None)
-    return replace(request, resume=None, from_step=None, restart=directory)
+    """Continue from the last checkpoint, or begin anew if there is none.
+
+    A checkpoint that was asked for counts as long as the ranks have written none since their launcher started.
+    """
+    every = [] if bare(directory) else CheckpointStore(directory.checkpoints, 1).all()
+    if not every:
+        return replace(request, resume=None, from_step=None, restart=directory)
+    new = every[-1].t >= psutil.Process(os.getppid()).create_time()
+    return replace(request, resume=directory, from_step=None if new else request.from_step, restart=None)
 
 
 def _other(request: RunRequest, directory: RunDir, here: Place) -> OtherRank:

@@ -250,6 +250,11 @@ class Own:
         self.eval_data: Dataset[Any] = evaluation
         self._notes = [*result.notes, *notes, *own_items.try_items(train, evaluation, result, where, config)]
 
+    @property
+    def own_forward(self) -> bool:
+        """Whether `forward` is the factory's, which may call parts of the model, or a closure of its own."""
+        return self._result.forward is not None
+
     def forward(self, model: nn.Module, batch: Batch, *state: Any) -> Any:
         """The factory's forward, or the model called with the batch, its first element or its items as keywords.
 

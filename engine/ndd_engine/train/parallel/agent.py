@@ -136,6 +136,7 @@ def _elastic(ranks: int, restarts: int, command: Sequence[str], failed: Callable
         rdzv_endpoint="localhost:0",
         max_restarts=restarts,
         monitor_interval=MONITOR_S,
+        local_addr="localhost",  # the name of the host may have no address
         logs_specs=DefaultLogsSpecs(),
         **more,
     )

@@ -57,9 +57,9 @@ def _of_fsdp2(strategy: Strategy) -> Iterator[Effect]:
     applied = "fsdp2" if isinstance(strategy, Fsdp2) and sharded == len(parameters) else "off"
     yield "strategy", applied, f"{sharded} of {counted(len(parameters), 'parameter')} are sharded (DTensor)"
     modules: list[Any] = [item for item in strategy.module.modules() if hasattr(item, "_get_fsdp_state")]
-    groups = [group for item in modules for group in item._get_fsdp_state()._fsdp_param_groups]
+    groups = [group for item in modules for group in _groups(item)]
     of = f"read back from the {counted(len(groups), 'group')} that FSDP2 gathers and reduces"
-    root = set(strategy.module._get_fsdp_state()._fsdp_param_groups)  # type: ignore[operator]
+    root = set(_groups(strategy.module))
     layers = [group for group in groups if group not in root]
     freed = bool(layers) and all(group.post_forward_mesh_info is not None for group in layers)
     alone = "; there is only one, which is always kept until backward" if not layers else ""
@@ -69,6 +69,16 @@ def _of_fsdp2(strategy: Strategy) -> Iterator[Effect]:
     reduced = {item.reduce_dtype or item.param_dtype or item.orig_dtype for item in shards}
     for key, dtypes in (("param_dtype", gathered), ("reduce_dtype", reduced)):
         yield key, _names(dtypes), of
+
+
+def _groups(module: Any) -> list[Any]:
+    """What FSDP2 gathers and reduces together in a module that it shards."""
+    state = module._get_fsdp_state()
+    groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # before torch 2.12
+        group = state._fsdp_param_group
+        groups = [] if group is None else [group]
+    return groups
 
 
 def _names(dtypes: set[torch.dtype]) -> str:

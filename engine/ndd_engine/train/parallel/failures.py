@@ -7,8 +7,10 @@ import os
 import re
 import socket
 import time
+import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 # Time for the other ranks to leave their notes, and for the system to notice a lost connection.
 PATIENCE_S = 2.0
 LONGEST = 1500
+UNKNOWN = ", and it is not known which one"
+# Where errors of a collective arise: these parts of torch, and this package, which waits for some.
+_COLLECTIVES = ("distributed", "autograd", "nn/parallel", "_ops.py")
+_HERE = str(Path(__file__).parent)
 # What torch's process groups say when another rank is gone.
 _LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|peer|remote process|socket|timed? ?out|ncclRemoteError|heartbeat",
@@ -54,9 +60,13 @@ def introduce(ranks: Ranks) -> None:
 
 def leave_cause(ranks: Ranks, cause: Cause) -> Cause:
     """Tell the other ranks why this one ends; returns the cause."""
+    return _leave(ranks, ranks.place.rank, cause)
+
+
+def _leave(ranks: Ranks, rank: int, cause: Cause) -> Cause:
     body = asdict(cause) | {"text": shortened(cause.text, LONGEST)}
-    ranks.notes.put(f"over/{ranks.place.rank}", json.dumps(body))
-    ranks.notes.put("over", str(ranks.place.rank))
+    ranks.notes.put(f"over/{rank}", json.dumps(body))
+    ranks.notes.put("over", str(rank))
     return cause
 
 
@@ -72,8 +82,9 @@ def others(ranks: Ranks, error: BaseException, text: str, place: str) -> Cause:
     place: where this rank noticed, such as "at step 20 in backward".
     """
     rank = ranks.place.rank
-    if not (_LOST.search(message_of(error)) and "Error" in type(error).__name__):
+    if not _lost(error):
         return leave_cause(ranks, Cause("failed", f"rank {rank}: {text}", own=True, curable=True))
+    ranks.notes.put(f"noticed/{rank}", "")
     noticed = f"rank {rank} noticed {place}"
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -86,13 +97,46 @@ def others(ranks: Ranks, error: BaseException, text: str, place: str) -> Cause:
         if stopped := next((cause for cause in told if cause.status != "failed"), None):
             return stopped
         if told or gone:
-            words = "; ".join((*dict.fromkeys(cause.text for cause in told), *gone))
+            words = "; ".join(dict.fromkeys((*(cause.text for cause in told), *gone)))
             status = told[0].exit_status if told else None
             curable = not told or any(cause.curable for cause in told)
             return Cause("failed", f"{words} ({noticed})", own=False, curable=curable, exit_status=status)
         time.sleep(0.1)
-    lost = f"rank {rank} lost the connection to another rank {place}, which cannot be found out: {text}"
+    lost = f"rank {rank} lost the connection to another rank {place}{_silent(ranks)}: {text}"
     return leave_cause(ranks, Cause("failed", lost, own=True, curable=True))
+
+
+def _lost(error: BaseException) -> bool:
+    """Whether an error says that another rank is gone: one of a collective, not of a connection of the user's own."""
+    import torch  # the console reads this module before torch is loaded
+
+    torch_folder = Path(torch.__file__).parent
+    places = (*(str(torch_folder / part) for part in _COLLECTIVES), _HERE)
+    seen: BaseException | None = error
+    while seen is not None:
+        if _LOST.search(message_of(seen)) and "Error" in type(seen).__name__:
+            frames = [frame.f_code.co_filename for frame, _line in traceback.walk_tb(seen.__traceback__)]
+            if frames and frames[-1].startswith(places):
+                return True
+        seen = seen.__cause__
+    return False
+
+
+def _silent(ranks: Ranks) -> str:
+    """Which ranks have said nothing since this one noticed; those that live have noticed it as well by now."""
+    notes = ranks.notes
+    if notes.get(f"noticed/{ranks.place.rank}") is None:
+        return UNKNOWN
+    silent = [rank for rank in _others(ranks) if notes.get(f"noticed/{rank}") is None]
+    named = []
+    for rank in silent[:4]:
+        member = _member(notes, rank)
+        where = "" if member is None else f" ({printable(member['host'])}, process {member['pid']})"
+        named.append(f"rank {rank}{where}")
+    if not named or len(silent) > ranks.place.size // 2 + 1:
+        return UNKNOWN
+    more = f" and {len(silent) - 4} more" if len(silent) > 4 else ""
+    return f"; no word since then from {', '.join(named)}{more}"
 
 
 def _others(ranks: Ranks) -> Iterable[int]:
@@ -117,19 +161,23 @@ class Neighbours:
     """The other ranks of this host. One that was killed cannot say so."""
 
     def __init__(self, ranks: Ranks) -> None:
-        here = ranks.place
-        first = here.rank - here.local_rank
-        self._notes = ranks.notes
-        self._others = [rank for rank in range(first, first + here.local_size) if rank != here.rank]
-        # What they said of themselves, which does not change: looking at processes does not ask the store.
+        self._ranks = ranks
+        # Whose host is not known yet: launchers may deal out ranks to hosts in any order.
+        self._unknown = set(_others(ranks))
+        # What those of this host said of themselves, which does not change: looking at them does not ask the store.
         self._known: dict[int, Any] = {}
 
     def gone(self) -> Cause | None:
-        """That the process of one of them has ended without leaving."""
-        for rank in self._others:
-            member = self._known[rank] = self._known.get(rank) or _member(self._notes, rank)
-            if words := _gone(self._notes, rank, member):
-                return Cause("failed", words, own=False, curable=True)
+        """That the process of one of them has ended without leaving. Tells the ranks of other hosts."""
+        if len(self._known) < self._ranks.place.local_size - 1:
+            for rank in sorted(self._unknown):
+                if (member := _member(self._ranks.notes, rank)) is not None:
+                    self._unknown.discard(rank)
+                    if member["host"] == socket.gethostname():
+                        self._known[rank] = member
+        for rank, member in self._known.items():
+            if words := _gone(self._ranks.notes, rank, member):
+                return _leave(self._ranks, rank, Cause("failed", words, own=False, curable=True))
         return None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -19,24 +21,41 @@ def waiting_in(values: Any, frame: FrameType | None) -> tuple[int | None, str]:
     values: the group for values, in which votes are always under way; it counts only if `frame`, the innermost one of
     the thread that trains, waits for it.
     """
-    try:
-        c10d: Any = importlib.import_module("torch._C._distributed_c10d")
-        trace = json.loads(c10d._dump_fr_trace_json(True, False))
-        entries = trace.get("entries", ())
-        own = {str(entry["pg_id"]) for entry in entries if entry["process_group"][0] == values.group_name}
-        begun = sum(
+    traces = list(_traces())
+    if not traces:
+        return None, ""
+    own: list[Any] = []
+    training: list[Any] = []
+    begun = 0
+    for trace in traces:
+        ours = {str(entry["pg_id"]) for entry in trace["entries"] if _group(entry) == values.group_name}
+        begun += sum(
             int(status["last_enqueued_collective"])
             for name, status in trace["pg_status"].items()
-            if name not in own
+            if name not in ours
         )
-        unfinished = [entry for entry in entries if not entry["retired"]]
-        training = [entry for entry in unfinished if str(entry["pg_id"]) not in own]
-        if training:
-            return begun, _words(training[0])
-        waits = frame is not None and frame.f_code.co_filename.endswith(_WAITS)
-        return begun, _words(unfinished[-1]) if waits and unfinished else ""
-    except Exception:  # noqa: BLE001  an older torch, or nothing was recorded
-        return None, ""
+        for entry in trace["entries"]:
+            if not entry["retired"]:
+                (own if str(entry["pg_id"]) in ours else training).append(entry)
+    if training:
+        return begun, _words(training[0])
+    waits = frame is not None and frame.f_code.co_filename.endswith(_WAITS)
+    return begun, _words(own[-1]) if waits and own else ""
+
+
+def _traces() -> Iterator[Any]:
+    """What was recorded. NCCL has a recorder of its own, beside that of the other backends, with groups of its own."""
+    with suppress(ImportError):
+        c10d: Any = importlib.import_module("torch._C._distributed_c10d")
+        for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+            with suppress(Exception):  # another torch, a backend that is missing, or nothing was recorded
+                trace = json.loads(getattr(c10d, name)(True, False))
+                if trace["entries"] and trace["pg_status"] is not None:
+                    yield trace
+
+
+def _group(entry: Any) -> str:
+    return str(entry["process_group"][0])
 
 
 def _words(entry: Any) -> str:

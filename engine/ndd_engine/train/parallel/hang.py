@@ -174,9 +174,9 @@ class HangWatch:
         notes.put(_QUESTION, self._question)
         self._answer()
         deadline = time.monotonic() + PATIENCE_S
-        found: dict[int, Note] = {}
+        found = {self._world.rank: self._note()}  # also if no note can be left
         while len(found) < self._world.size and time.monotonic() < deadline:
-            found = {
+            found |= {
                 rank: note for rank in range(self._world.size) if (note := self._answer_of(rank)) is not None
             }
             if self._stopping.wait(LOOK_S):
@@ -184,7 +184,7 @@ class HangWatch:
         silent = {rank: self._state_of(rank) for rank in range(self._world.size) if rank not in found}
         text = verdict(found, silent, self._world.hosts, time.monotonic() - since)
         notes.put(_VERDICT, json.dumps([self._question, text]))
-        self._hear(self._question)
+        self._tell(self._question, text)
         if 0 in silent:
             body = {"t": time.time(), "step": self._step(), "text": text}
             with contextlib.suppress(Exception):  # a full disk
@@ -198,16 +198,24 @@ class HangWatch:
             return
         if question != self._answered:
             self._answered = question
-            begun, waits_in = waiting_in(self._world.control, self._frame())
-            note = Note(self._world.rank, self._step(), self._clock.current, self._place(), begun, waits_in)
-            notes.put(f"hang/{self._world.rank}", json.dumps([question, asdict(note)]))
+            notes.put(f"hang/{self._world.rank}", json.dumps([question, asdict(self._note())]))
         self._hear(question)
+
+    def _note(self) -> Note:
+        """Where this rank is."""
+        begun, waits_in = waiting_in(self._world.control, self._frame())
+        return Note(self._world.rank, self._step(), self._clock.current, self._place(), begun, waits_in)
 
     def _hear(self, question: str) -> None:
         found = json.loads(self._world.notes.get(_VERDICT) or "[0, 0]")
-        if found[0] == question != self._told:
+        if found[0] == question:
+            self._tell(question, found[1])
+
+    def _tell(self, question: str, text: str) -> None:
+        """Record what was concluded, once."""
+        if question != self._told:
             self._told = question
-            self._put(MarkEvent("warning", self._step(), found[1]))
+            self._put(MarkEvent("warning", self._step(), text))
 
     def _answer_of(self, rank: int) -> Note | None:
         found = json.loads(self._world.notes.get(f"hang/{rank}") or "[0, 0]")

@@ -14,7 +14,7 @@ from ndd_engine.batches import map_tensors
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure.clock import PhaseClock, no_phase
 from ndd_engine.measure.losses import first_bad
-from ndd_engine.record.events import Event
+from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.callbacks import Callbacks
 from ndd_engine.train.control import Control
@@ -78,6 +78,10 @@ class RankLoop(Loop):
             self.store.folder, config.checkpoint.keep, world.control, stepper.device, placed_like(stepper)
         )
         self.functions = AgreedProfiles(self.reporter, config.log.profile_every_s, stepper.settled)
+        if not world.place.first and (trace := self.captures.trace) is not None:
+            # One file for each rank; `ndd-console trace` reads them together.
+            stem, dot, rest = trace.name.partition(".")
+            self.captures.trace = trace.with_name(f"{stem}.rank-{world.rank}{dot}{rest}")
         self._waits: StreamWaits | None = None
         self._hang = HangWatch(
             world, lambda: self.step, clock, run.put, config.parallel.hang_s, run.directory
@@ -96,8 +100,9 @@ class RankLoop(Loop):
         if not isinstance(strategy, Ddp):
             if stepper.device.type == "cuda":
                 self._waits = StreamWaits(self.clock, torch.cuda.current_stream(stepper.device))
-            else:
-                mark_collectives(stepper.model.modules(), self.clock)
+            elif not mark_collectives(stepper.model.modules(), self.clock):
+                text = "exchange and skew are not measured: this version of torch cannot time FSDP2 on a CPU"
+                self.put(MarkEvent("note", self.step, text))
             return
         assert strategy.ddp is not None
         marks = DdpMarks(strategy.ddp)

@@ -36,14 +36,14 @@ class FolderNotes:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, name: str, text: str) -> None:
         """See Notes."""
         path = self._path(name)
         temporary = path.with_name(f".{secrets.token_hex(6)}")
         with contextlib.suppress(OSError):
+            # Services that clean the folder of temporary files may have removed it.
+            self._folder.mkdir(parents=True, exist_ok=True)
             temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
             temporary.replace(path)
 

@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 
 # What every rank has of its own: its random generators, and the state that the model carries from batch to batch.
 PER_RANK = frozenset({"random", "carried"})
-# What only rank 0 writes: a factory's own objects may differ between ranks.
-OF_FIRST = "stateful."
+# What only rank 0 writes. A factory's own objects may differ between ranks, and so may the moments at which they copied
+# the state of a sampler or a stream.
+OF_FIRST = ("stateful.", "position.")
 _Files = dict[str, tuple[int, str]]
 
 

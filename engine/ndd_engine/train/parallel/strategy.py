@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ndd_engine.batches import expanded
 from ndd_engine.config.parallel_section import ParallelSection
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import UsageError, shortened
@@ -27,6 +28,8 @@ from ndd_engine.workloads.training import TrainingParts
 
 from .marks import PART
 
+# A workload's forward: called with a model and a batch.
+Forward = Callable[[nn.Module, Any], Any]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # A module without children is sharded on its own from this number of parameters: each costs an exchange per step.
 LARGE_LEAF = 2**20
@@ -41,9 +44,11 @@ class Strategy:
     """One way of sharing a model. model: the plain module; None before `place`.
 
     gathers: whether forward and backward gather parameters, so that all ranks must call the model equally often.
+    takes_batch: whether what `computing` returned is called with a batch, in place of the workload's forward.
     """
 
     gathers = False
+    takes_batch = False
 
     def __init__(self, section: ParallelSection, device: torch.device) -> None:
         self.section, self.device = section, device
@@ -60,8 +65,11 @@ class Strategy:
         """Distribute the parameters of a model, in place; what stays whole may still be on the host."""
         self.model = model
 
-    def computing(self) -> nn.Module:
-        """The module that training calls in place of the model. Raises UsageError for what the backend lacks."""
+    def computing(self, forward: Forward | None = None) -> nn.Module:
+        """The module that training calls in place of the model. Raises UsageError for what the backend lacks.
+
+        forward: of a factory, which may call any part of the model. See takes_batch.
+        """
         return self.module
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
@@ -89,7 +97,13 @@ class Strategy:
         Training lets them diverge: exchanged in forward, they would make it wait for the slowest rank.
         """
         for buffer in self.module.buffers():
-            dist.broadcast(buffer, 0)
+            if expanded(buffer):
+                continue  # it cannot be written to, so it is as it was made
+            # Bytes without gaps: backends take no other layout, and not all types.
+            whole = buffer.detach().contiguous()
+            dist.broadcast(whole.view(-1).view(torch.uint8), 0)
+            if whole.data_ptr() != buffer.data_ptr():
+                buffer.copy_(whole)
 
 
 class Ddp(Strategy):
@@ -99,11 +113,13 @@ class Ddp(Strategy):
         super().__init__(section, device)
         self.ddp: DistributedDataParallel | None = None
 
-    def computing(self) -> nn.Module:
+    def computing(self, forward: Forward | None = None) -> nn.Module:
         section = self.section
         default = ParallelSection.model_fields["bucket_mb"].default
+        self.takes_batch = forward is not None
         self.ddp = ddp = DistributedDataParallel(
-            self.module,
+            # DDP exchanges nothing, without an error, if its own forward is not called.
+            self.module if forward is None else Whole(self.module, forward),
             **_NO_BROADCAST,
             # None: PyTorch's size, and a smaller first bucket, whose exchange starts early in backward.
             bucket_cap_mb=None if section.bucket_mb == default else section.bucket_mb,
@@ -139,10 +155,23 @@ class Ddp(Strategy):
             raise UsageError(why) from None
 
 
+class Whole(nn.Module):
+    """A model that is called with a batch: a forward that may call any part of the model."""
+
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.model, self._whole = model, forward
+
+    def forward(self, batch: Any) -> Any:
+        return self._whole(self.model, batch)
+
+
 class Fsdp2(Strategy):
     """Parameters, gradients and optimizer state are sharded; a layer's parameters are gathered while it computes."""
 
     gathers = True
+    # Whether the model was called.
+    _called = False
 
     def __init__(self, section: ParallelSection, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -166,11 +195,30 @@ class Fsdp2(Strategy):
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=section.reshard)
         # What no block holds. Backward begins with the root, so freeing it after forward would save nothing.
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        model.register_forward_pre_hook(self._note_call)
+
+    def _note_call(self, *_: object) -> None:
+        self._called = True
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
         model: Any = self.module
         model.set_requires_gradient_sync(last)
-        return nullcontext()
+        return nullcontext() if self._called else self._first()
+
+    @contextmanager
+    def _first(self) -> Iterator[None]:
+        why = (
+            'parallel.strategy = "fsdp2" gathers parameters where the model is called, but forward calls only parts of '
+            'it, or none: call model(...) in forward, or set parallel.strategy = "ddp"'
+        )
+        try:
+            yield
+        except Exception as error:
+            if self._called or "DTensor" not in str(error):
+                raise
+            raise UsageError(why) from error
+        if not self._called:
+            raise UsageError(why)
 
 
 def strategy_of(config: Config, device: torch.device, parts: TrainingParts) -> Strategy | None:

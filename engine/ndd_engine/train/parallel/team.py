@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -27,8 +26,8 @@ from .spans import WindowSpans, step_spans
 from .world import World
 
 _AT = {name: index for index, name in enumerate(FIGURES)}
-# The mean of the last losses follows the figures.
-_LAST_LOSS = len(FIGURES)
+# The last loss, and whether there is one, follow the figures.
+_LAST_LOSS, _HAS_LOSS = len(FIGURES), len(FIGURES) + 1
 Put = Callable[[Event], None]
 
 
@@ -53,7 +52,9 @@ class Team:
         self._fold = RanksFold(strategy, world.hosts) if world.place.first else None
         self._places = Places(world.notes, world.rank)
         self._held: list[WindowEvent] = []
-        self._figures = [0.0] * (len(FIGURES) + 1)
+        self._figures = [0.0] * (len(FIGURES) + 2)
+        # Sum and number of the losses that no recorded window has yet.
+        self._losses = 0.0, 0.0
         self._flying: tuple[Tensor, list[Tensor] | None, Any] | None = None
         self._flying_held: list[WindowEvent] = []
         self._least = self._most = 0.0
@@ -177,12 +178,12 @@ class Team:
             figures[_AT["loss_sum"]] += window.loss * max(window.steps, 1)
             figures[_AT["loss_count"]] += max(window.steps, 1)
         if window.last_loss is not None:
-            figures[_LAST_LOSS] = window.last_loss[1]
+            figures[_LAST_LOSS], figures[_HAS_LOSS] = window.last_loss[1], 1.0
 
     def cut(self) -> None:
         """After all ranks ended a window: send its figures to rank 0, which records it when they have arrived."""
         self._arrived()
-        figures, self._figures = self._figures, [0.0] * (len(FIGURES) + 1)
+        figures, self._figures = self._figures, [0.0] * (len(FIGURES) + 2)
         now = time.process_time_ns()
         figures[_AT["cpu"]], self._cpu_ns = float(now - self._cpu_ns), now
         hidden = self.hidden_ns()
@@ -223,13 +224,19 @@ class Team:
                 self._put(window)
             return
         rows = [row.tolist() for row in every]
-        losses = sum(row[_AT["loss_sum"]] for row in rows), sum(row[_AT["loss_count"]] for row in rows)
-        last = sum(row[_LAST_LOSS] for row in rows) / len(rows)
+        # Losses of a GPU arrive later than their steps: in other windows than those of another rank, or in none.
+        total, count = self._losses
+        total += sum(row[_AT["loss_sum"]] for row in rows)
+        count += sum(row[_AT["loss_count"]] for row in rows)
+        last = [row[_LAST_LOSS] for row in rows if row[_HAS_LOSS]]
+        used = False
         for window in held:
-            if window.loss is not None and losses[1]:
-                step = window.last_loss[0] if window.last_loss is not None else window.step
-                window = replace(window, loss=losses[0] / losses[1], last_loss=(step, last))
+            if window.loss is not None and count:
+                step, mine = window.last_loss if window.last_loss is not None else (window.step, window.loss)
+                found = sum(last) / len(last) if last else mine
+                window, used = replace(window, loss=total / count, last_loss=(step, found)), True
             self._put(window)
+        self._losses = (0.0, 0.0) if used else (total, count)
         if not held or not sum(row[_AT["steps"]] for row in rows):
             return
         try:
@@ -239,8 +246,3 @@ class Team:
             self._fold = None
             text = f"cannot compare the ranks: {type(error).__name__}: {printable(str(error))}"
             self._put(MarkEvent("warning", held[-1].step, text))
-
-
-def rank_folder(run: Path, rank: int) -> Path:
-    """Where a rank other than 0 writes its record."""
-    return run / "ranks" / str(rank)

@@ -9,10 +9,12 @@ import contextlib
 import json
 import os
 import socket
+import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,10 +24,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from ndd_engine.errors import NddError, UsageError, message_of
-from ndd_engine.text import counted
+from ndd_engine.errors import EXIT_USAGE, NddError, UsageError, message_of
+from ndd_engine.text import counted, printable
 from ndd_engine.train.control import StopNow
 
+from .devices import Used, conflict, used
 from .exchange import Exchange
 from .failures import first_over
 from .notes import Notes
@@ -98,10 +101,11 @@ class World:
     def join(cls, run: OpenRun, ranks: Ranks, device: torch.device) -> World:
         """Meet the other ranks; waits for all of them. device: where this rank trains.
 
-        Raises OtherRankError if one of them has failed, and StopNow if this one is to stop.
+        Raises UsageError if two of them have the same GPU, or only some have one. Raises OtherRankError on other ranks
+        then, or if another one has failed; StopNow if this one is to stop.
         """
         place, on_gpu = ranks.place, device.type == "cuda"
-        _meet(run, ranks)
+        _meet(run, ranks, device)
         for name in FLIGHT_RECORDER:
             os.environ.setdefault(name, FLIGHT_ENTRIES)
         dist.init_process_group(
@@ -114,27 +118,33 @@ class World:
         return cls(place, ranks.notes, device)
 
 
-def _meet(run: OpenRun, ranks: Ranks) -> None:
+def _meet(run: OpenRun, ranks: Ranks, device: torch.device) -> None:
     """Wait until all ranks are ready. torch would also wait for ranks that have failed, and despite a stop."""
     here, notes = ranks.place, ranks.notes
-    notes.put(f"ready/{here.rank}", "")
-    begin, missing, told = time.monotonic(), 0, -1
+    notes.put(f"ready/{here.rank}", json.dumps(asdict(used(device))))
+    begin, told = time.monotonic(), -1
+    each: list[Used] = []
     run.stage("waiting for the other ranks")
-    while notes.get("ready") is None:
+    while (verdict := notes.get("ready")) is None:
         if run.control.stopping:
             raise StopNow
         if (cause := first_over(ranks)) is not None:
             raise OtherRankError(cause.text, cause.exit_status, cause.curable)
         if here.first:
-            while missing < here.size and notes.get(f"ready/{missing}") is not None:
-                missing += 1
-            if missing == here.size:
-                notes.put("ready", "")
+            while len(each) < here.size and (text := notes.get(f"ready/{len(each)}")) is not None:
+                each.append(Used(**json.loads(text)))
+            if len(each) == here.size:
+                why = printable(conflict(each))
+                notes.put("ready", why)
+                if why:
+                    raise UsageError(why)
                 return
-            if time.monotonic() - begin > MISSING_S and told != missing:
-                told = missing
-                run.stage(f"waiting for rank {missing} of {counted(here.size, 'rank')}")
+            if time.monotonic() - begin > MISSING_S and told != len(each):
+                told = len(each)
+                run.stage(f"waiting for rank {told} of {counted(here.size, 'rank')}")
         time.sleep(LOOK_S)
+    if verdict:
+        raise OtherRankError(verdict, EXIT_USAGE)
 
 
 def connect(place: Place) -> tuple[Store, Place]:
@@ -142,10 +152,11 @@ def connect(place: Place) -> tuple[Store, Place]:
 
     Raises NddError if the store cannot be reached.
     """
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        store, _rank, _size = next(rendezvous("env://", place.rank, place.size))
+        with _patient(place, f"rank {place.rank} waits for the {place.size} ranks to reach {address}"):
+            store, _rank, _size = next(rendezvous("env://", place.rank, place.size))
     except (dist.DistError, RuntimeError, ValueError, OSError) as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise NddError(
             f"rank {place.rank} cannot reach the store of the ranks at {address}: {error}"
         ) from None
@@ -153,6 +164,19 @@ def connect(place: Place) -> tuple[Store, Place]:
     # Our own launcher counts the restarts of one host, and sets the attempts apart.
     attempt = place.restart + 1 if own_launcher() is not None else _attempt(PrefixStore("ndd", store), place)
     return PrefixStore(f"ndd/{attempt}", store), replace(place, restart=max(place.restart, attempt - 1))
+
+
+@contextlib.contextmanager
+def _patient(place: Place, text: str) -> Iterator[None]:
+    """If it takes long, say on standard error what a host waits for: there is no run yet that could record it."""
+    timer = threading.Timer(MISSING_S, lambda: sys.stderr.write(f"ndd-console: {text}\n"))
+    timer.daemon = True
+    if not place.local_rank:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _attempt(store: Store, place: Place) -> int:
@@ -171,13 +195,20 @@ def _attempt(store: Store, place: Place) -> int:
     attempt = store.add("attempts", 1)
     answered: set[int] = set()
     here = [f"here/{attempt}/{rank}" for rank in range(1, place.size)]
-    deadline = time.monotonic() + STORE_TIMEOUT.total_seconds()
+    begin, told = time.monotonic(), False
     while not store.check(here):
+        waited_s = time.monotonic() - begin
+        if waited_s > MISSING_S and not told:
+            told = True
+            missing = [rank for rank, key in enumerate(here, 1) if not store.check([key])]
+            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+            names = ", ".join(f"rank {rank}" for rank in missing[:8])
+            sys.stderr.write(f"ndd-console: rank 0 waits for {names}{more}\n")
         for number in range(1, store.add("asking", 0) + 1):
             if number not in answered and store.check([f"asking/{number}"]):
                 answered.add(number)
                 store.set(f"attempt/{store.get(f'asking/{number}').decode()}", str(attempt))
-        if time.monotonic() > deadline:
+        if waited_s > STORE_TIMEOUT.total_seconds():
             raise NddError(f"not all of the {place.size} ranks have started")
         time.sleep(0.02)
     return attempt

@@ -82,7 +82,11 @@ class Stepper:
         graphed = config.speed.cuda_graph and self.no_graph is None
         compiles = config.speed.compile != "off"
         self.optimizer = Optimizers(self.workload_parts, config, self.model, device, total_steps, graphed)
-        self.shared = self.model if strategy is None else strategy.computing()
+        self.shared = self.model
+        if strategy is not None:
+            self.shared = strategy.computing(
+                workload.forward if getattr(workload, "own_forward", False) else None
+            )
         self.compute = self.shared
         # State that the model carries from batch to batch.
         self.carry = Carry(workload)
@@ -249,7 +253,10 @@ class Stepper:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         enter(phase.FORWARD)
         with self.precision.autocast or nullcontext(), self.attention():
-            output = self.carry.forward(self.compute, batch)
+            if self.strategy is not None and self.strategy.takes_batch:
+                output = self.compute(batch)
+            else:
+                output = self.carry.forward(self.compute, batch)
             enter(phase.LOSS)
             loss = _nothing(output) if _is_zero(share) else self.workload.loss(output, batch)
         if share is not None:
