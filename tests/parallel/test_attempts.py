@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from ndd_engine.config import read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train import rank_run
+from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.parallel.place import Place
 from ndd_engine.train.parallel.world import _attempt, from_others
+from ndd_engine.train.rank_run import _launched
+from ndd_engine.train.request import RunRequest
 
 SIZE = 3
 
@@ -57,6 +65,25 @@ def test_ranks_meet_again_although_their_launchers_counted_different_restarts(
     store.add("asking", 1)
     assert on_ranks(client, _attempt, 0, 1, 0) == [2, 2, 2]
     assert on_ranks(client, _attempt, 1, 2, 0) == [3, 3, 3]
+
+
+def test_a_restart_keeps_the_checkpoint_that_was_asked_for_until_there_is_a_new_one(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "runs" / "it")
+    run.path.mkdir(parents=True)
+    run.events.touch()
+    store = CheckpointStore(run.checkpoints, 9)
+    run.checkpoints.mkdir()
+    began = psutil.Process(os.getppid()).create_time()
+    for step in (100, 200):
+        saved = store.save(step, {"format": 1, "step": step}, None, True)
+        body = json.loads(saved.description.read_text())
+        saved.description.write_text(json.dumps(body | {"t": began - 300 + step}))
+    request = RunRequest(read(workload="chartext"), tmp_path / "runs", resume=run, from_step=100)
+    again = Place(0, 2, 0, 2, restart=1)
+    assert _launched(request, replace(again, restart=0)) == request
+    assert _launched(request, again).from_step == 100
+    store.save(120, {"format": 1, "step": 120}, None, True)
+    assert _launched(request, again).from_step is None
 
 
 def test_what_one_rank_cannot_do_ends_all_with_its_reason(client: Callable[[], Store]) -> None:

@@ -43,6 +43,25 @@ def test_ranks_of_two_launchers_continue_after_one_is_killed(tmp_path: Path, ren
     assert state.step == STEPS
 
 
+def test_a_rank_whose_others_do_not_start_says_so_and_ends_on_sigterm(tmp_path: Path) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    store = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(28_000 + os.getpid() % 900)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ndd_console", "--runs", str(tmp_path / "runs"), "train", "--workload", "chartext"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **place, **store},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        line = next(line for line in process.stdout if line.startswith("ndd-console: "))
+        assert f"rank 0 waits for the 2 ranks to reach localhost:{store['MASTER_PORT']}" in line
+        process.terminate()
+        assert process.wait(20) == 143
+    finally:
+        process.kill()
+        process.communicate()
+    assert not (tmp_path / "runs").exists()
+
+
 def _launcher(root: Path, node: int, port: str, rendezvous: str) -> subprocess.Popen[str]:
     meet = ["--node-rank", str(node), "--master-addr", "localhost", "--master-port", port]
     if rendezvous == "c10d":

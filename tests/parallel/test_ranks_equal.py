@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ranks_help import launch
-from train_worker import CASES, trained
+from train_worker import CASES, Buffers, trained
 
 WORKER = Path(__file__).with_name("train_worker.py")
 Found = dict[str, Any]
@@ -19,7 +19,7 @@ Found = dict[str, Any]
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Found]]:
     """What both ranks found, by case."""
     folder = tmp_path_factory.mktemp("two")
-    names = [*CASES, "settled", "differing", "bypassed"]
+    names = [*CASES, "settled", "differing", "bypassed", "buffers"]
     launch(2, folder, *names, worker=WORKER)
     return {
         name: [torch.load(folder / f"{name}.{rank}.pt", weights_only=True) for rank in range(2)]
@@ -105,6 +105,13 @@ def test_ranks_with_other_data_or_another_model_are_told_apart(two: dict[str, li
         assert "has other training data than rank 0: every rank has to read" in rank["data"]
         assert "has other initial parameters than rank 0: draw them" in rank["model"]
         assert rank["same"] == ""
+
+
+def test_all_ranks_take_over_buffers_of_any_layout_and_type(two: dict[str, list[Found]]) -> None:
+    expected = dict(Buffers(0).named_buffers())
+    for rank in two["buffers"]:
+        assert rank.keys() == expected.keys()
+        assert all(torch.equal(rank[name], value) for name, value in expected.items())
 
 
 def test_a_sharded_model_that_is_not_called_as_a_whole_is_refused(two: dict[str, list[Found]]) -> None:

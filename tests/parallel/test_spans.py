@@ -18,6 +18,7 @@ from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, Window
 from ndd_engine.record.events import WindowEvent
 from ndd_engine.record.ranks import RanksEvent
 from ndd_engine.train.control import Control
+from ndd_engine.train.parallel import team as team_module
 from ndd_engine.train.parallel.marks import PART, StreamWaits
 from ndd_engine.train.parallel.notes import StoreNotes
 from ndd_engine.train.parallel.place import Place
@@ -258,6 +259,27 @@ def test_what_rank_0_records_of_a_gpu_has_the_times_of_the_device() -> None:
     assert means["backward"] == pytest.approx(20, abs=0.3)
     assert means["wait"] == pytest.approx(5, abs=0.3)
     assert means["own"] == pytest.approx(31, abs=1)
+
+
+def test_a_loss_that_arrives_between_two_windows_counts_in_the_next_one_with_losses() -> None:
+    # As losses of a GPU do: those of another rank may arrive when rank 0 has none.
+    machine = Machine()
+    recorded: list[Any] = []
+    with alone(device_clock(machine), recorded) as team:
+        for loss, others in ((4.0, 2.0), (None, 8.0), (6.0, None)):
+            step(machine, team.clock, wait_ms=5)
+            mine = replace(event(team.clock.take()), loss=loss, last_loss=None if loss is None else (3, loss))
+            team.put(mine)
+            team.cut()
+            if others is not None:
+                team._flying[1].append(team._flying[0].clone())  # type: ignore[index,union-attr]
+                row = team._flying[1][-1]  # type: ignore[index]
+                row[team_module._AT["loss_sum"]], row[team_module._AT["loss_count"]] = others, 1.0
+                row[team_module._LAST_LOSS], row[team_module._HAS_LOSS] = others, 1.0
+        team.settle()
+    windows = [item for item in recorded if isinstance(item, WindowEvent)]
+    assert [item.loss for item in windows] == [3.0, None, 7.0, *[None] * (len(windows) - 3)]
+    assert [item.last_loss for item in windows[:3]] == [(3, 3.0), None, (3, 6.0)]
 
 
 def test_windows_end_although_the_ranks_meet_after_every_step() -> None:

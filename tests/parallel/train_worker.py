@@ -18,6 +18,7 @@ from ranks_ending import ended_by
 from torch import Tensor, nn
 
 from ndd_engine.config import Config, read
+from ndd_engine.config.parallel_section import ParallelSection
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.share import Share
@@ -26,7 +27,7 @@ from ndd_engine.train.parallel.effects import effects
 from ndd_engine.train.parallel.loop import RankLoop, _Shared
 from ndd_engine.train.parallel.place import Place
 from ndd_engine.train.parallel.same import check_data, check_model
-from ndd_engine.train.parallel.strategy import strategy_of
+from ndd_engine.train.parallel.strategy import Strategy, strategy_of
 from ndd_engine.train.parallel.world import World
 from ndd_engine.train.prepare import seed, total_steps, training_batches
 from ndd_engine.train.random_state import random_state
@@ -157,6 +158,29 @@ def settled(world: World) -> dict[str, Any]:
         "same": all(map(torch.equal, before, after)),
         "gradients": any(p.grad is not None for p in stepper.parameters),
     }
+
+
+class Buffers(nn.Module):
+    """Buffers of layouts and types that not every backend takes."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        mine = torch.arange(6.0).reshape(2, 3) + rank
+        self.register_buffer("turned", mine.t())
+        self.register_buffer("part", mine.clone()[:, 1:])
+        self.register_buffer("short", mine.to(torch.int16))
+        self.register_buffer("flag", mine > 3)
+        self.register_buffer("number", torch.tensor(rank))
+        self.register_buffer("repeated", torch.ones(1).expand(4))
+        self.register_buffer("complex", torch.complex(mine, mine))
+
+
+def buffers(world: World) -> dict[str, Tensor]:
+    """The buffers of a rank after it took over those of rank 0."""
+    strategy = Strategy(ParallelSection(ranks=2), CPU)
+    strategy.place(Buffers(world.rank))
+    strategy.sync_buffers()
+    return named(strategy.module.named_buffers())
 
 
 def bypassed(world: World) -> dict[str, str]:

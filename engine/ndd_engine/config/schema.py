@@ -264,8 +264,8 @@ class LogSection(Section):
     kernels_steps: int = Field(3, ge=1, le=20, description="optimizer steps per profiler capture")
     trace: PathText | None = Field(
         None,
-        description="write each profiler capture to this file as a Chrome trace (the newest overwrites); if "
-        "kernels_every is 0, one capture is taken soon after the start",
+        description="write each profiler capture to this file as a Chrome trace (the newest overwrites; other ranks "
+        "than 0 insert their number); if kernels_every is 0, one capture is taken soon after the start",
     )
     profile_every_s: float = Field(
         30.0,

@@ -100,6 +100,8 @@ class Signals:
         self._survive_hangup = True
         self._requests: list[int] = []
         self._last_term_s = -SAME_TERM_S
+        # Whether the first signal ends the process: nothing has begun that could be kept.
+        self.impatient = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGHUP, self._hangup)
@@ -124,7 +126,7 @@ class Signals:
             if self._last_term_s - before < SAME_TERM_S:
                 return
         self._requests.append(number)
-        if len(self._requests) > (2 if self._log is not None else 1):
+        if self.impatient or len(self._requests) > (2 if self._log is not None else 1):
             os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number)
         if self._log is not None:
             self._request(number)

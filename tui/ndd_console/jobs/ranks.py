@@ -6,12 +6,13 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from ndd_console.output.progress import RunProgress, summary
 from ndd_console.output.run_log import Output
@@ -22,6 +23,8 @@ from ndd_engine.train.ranks_run import RanksRun
 from ndd_engine.train.run import RunRequest
 
 from .headless import Signals, Unheard, reason_of, trained
+
+T = TypeVar("T")
 
 
 def ranks_headless(request: RunRequest, command: Sequence[str], as_json: bool) -> int:
@@ -67,6 +70,26 @@ def rank_command(*words: str) -> list[str]:
     return [sys.executable, "-m", "ndd_console", *(words or sys.argv[1:])]
 
 
+def _while_listening(work: Callable[[], T]) -> T:
+    """What `work` returns or raises, in a thread: torch waits for a store without listening to signals."""
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001  it is raised again
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="ndd-meeting", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
 def run_rank(make: Callable[[], RunRequest | None], here: Place, as_json: bool) -> NoReturn:
     """Train as a rank and end the process. make: the request; only rank 0 reports what is wrong with it."""
     if ENV_STOPPED in os.environ:
@@ -77,7 +100,10 @@ def run_rank(make: Callable[[], RunRequest | None], here: Place, as_json: bool) 
     status, broken = EXIT_FAILED, False
     try:
         signals = Signals()
-        meeting = met(make, here)
+        # Nobody else ends a rank that another launcher started, while it waits for ranks that do not start.
+        signals.impatient = own_launcher() is None
+        meeting = _while_listening(partial(met, make, here))
+        signals.impatient = False
         if meeting is None:
             leave(None, EXIT_DONE)
         if here.first:
