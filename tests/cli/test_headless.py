@@ -125,6 +125,18 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     assert status(tmp_path) == "interrupted"
 
 
+def test_a_late_interrupt_does_not_replace_the_exit_status(tmp_path: Path) -> None:
+    process = start("train", "--run", "one", "--set", "workload.size=tiny", "--max-steps", "3", folder=tmp_path)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "runs/one" in line:  # the last line; Python takes a while to end
+            break
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 0
+    assert status(tmp_path) == "done"
+
+
 def test_hangup_does_not_stop_a_headless_run(tmp_path: Path) -> None:
     process = start("train", "--run", "one", *ENDLESS, folder=tmp_path)
     wait_for(tmp_path, '"type":"window"')

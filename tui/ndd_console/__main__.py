@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
@@ -30,11 +31,21 @@ def main(arguments: list[str] | None = None) -> None:
     # Until a command begins, there is nothing to clean up.
     for number in (_signal.SIGINT, _signal.SIGTERM):
         _signal.signal(number, lambda number, _frame: os._exit(128 + number))
+    # Registered first, this runs last. Python ends by putting signals back to their defaults unless they are ignored,
+    # so that a late Ctrl-C would replace the exit status.
+    atexit.register(_ignore_signals)
     open_standard_streams()
     status = status_of(arguments)
     for number in (_signal.SIGINT, _signal.SIGTERM):
         _signal.signal(number, lambda *_: os._exit(status))
     sys.exit(status)
+
+
+def _ignore_signals() -> None:
+    import _signal
+
+    for number in (_signal.SIGINT, _signal.SIGTERM):
+        _signal.signal(number, _signal.SIG_IGN)
 
 
 def open_standard_streams() -> None:
