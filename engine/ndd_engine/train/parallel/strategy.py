@@ -195,10 +195,11 @@ class Fsdp2(Strategy):
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=section.reshard)
         # What no block holds. Backward begins with the root, so freeing it after forward would save nothing.
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-        model.register_forward_pre_hook(self._note_call)
+        self._hook = model.register_forward_pre_hook(self._note_call)
 
     def _note_call(self, *_: object) -> None:
         self._called = True
+        self._hook.remove()
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
         model: Any = self.module
