@@ -126,7 +126,9 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_a_late_interrupt_does_not_replace_the_exit_status(tmp_path: Path) -> None:
-    process = start("train", "--run", "one", "--set", "workload.size=tiny", "--max-steps", "3", folder=tmp_path)
+    process = start(
+        "train", "--run", "one", "--set", "workload.size=tiny", "--max-steps", "3", folder=tmp_path
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if "runs/one" in line:  # the last line; Python takes a while to end

@@ -14,12 +14,14 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from ndd_engine.config import Config, read
+from ndd_engine.config.parallel_section import ParallelSection
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.predict.probing import endless
+from ndd_engine.predict.ranks import pretended
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.parallel.effects import effects
-from ndd_engine.train.parallel.strategy import _hook, blocks, strategy_of
+from ndd_engine.train.parallel.strategy import Fsdp2, _hook, blocks, strategy_of
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.settings import VerifiedSettings
@@ -157,6 +159,13 @@ def test_what_ranks_cannot_share_names_key_and_value(
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         strategy_of(configured("parallel.ranks=2", *sets), CPU, TrainingParts(**parts))
+
+
+def test_several_models_cannot_be_sharded() -> None:
+    with pretended(2, CPU):
+        section = ParallelSection(ranks=2, strategy="fsdp2")
+        with pytest.raises(UsageError, match="not possible with several models in a dict"):
+            Fsdp2(section, CPU).place(nn.ModuleDict({"net": nn.Linear(2, 2)}))
 
 
 def effects_of(*sets: str) -> dict[str, tuple[str, bool | None]]:

@@ -62,7 +62,10 @@ class Strategy:
         return self.model
 
     def place(self, model: nn.Module) -> None:
-        """Distribute the parameters of a model, in place; what stays whole may still be on the host."""
+        """Distribute the parameters of a model, in place; what stays whole may still be on the host.
+
+        Raises UsageError for a model that cannot be shared in this way.
+        """
         self.model = model
 
     def computing(self, forward: Forward | None = None) -> nn.Module:
@@ -183,6 +186,11 @@ class Fsdp2(Strategy):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         super().place(model)
+        if isinstance(model, (nn.ModuleDict, nn.ModuleList)):
+            raise UsageError(
+                'parallel.strategy = "fsdp2" is not possible with several models in a dict or a list, which are not '
+                'called as a whole: return one module that calls them, or set parallel.strategy = "ddp"'
+            )
         section, mesh = self.section, self.mesh
         # A model in fp64 keeps its precision: "fp32" asks for no lower one.
         full = any(item.dtype == torch.float64 for item in model.parameters())
