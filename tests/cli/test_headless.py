@@ -260,6 +260,32 @@ def test_the_end_is_the_last_document_for_a_reader_that_was_too_slow(
     assert f"{len(lines) - len(words)} lines were not written to standard output" in lost
 
 
+@pytest.mark.timeout(60)
+def test_a_signal_handler_may_write_while_its_thread_writes(tmp_path: Path) -> None:
+    said, ended = 0, threading.Event()
+    before = signal.getsignal(signal.SIGUSR1)
+    with (tmp_path / "out").open("w") as stream:
+        output = Output(stream, "output")
+
+        def interrupt() -> None:
+            while not ended.wait(0.0005):
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+        signal.signal(signal.SIGUSR1, lambda *_: output.say("signal"))
+        sender = threading.Thread(target=interrupt)
+        sender.start()
+        try:
+            while said < 20_000:
+                output.say("line")
+                said += 1
+        finally:
+            ended.set()
+            sender.join()
+            signal.signal(signal.SIGUSR1, before)
+        output.finish()
+    assert "signal" in (tmp_path / "out").read_text()
+
+
 @pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
 def test_closed_standard_streams_do_not_change_the_status_of_a_run(
     tmp_path: Path, closed: tuple[int, ...]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -73,17 +72,25 @@ def test_a_restart_keeps_the_checkpoint_that_was_asked_for_until_there_is_a_new_
     run.events.touch()
     store = CheckpointStore(run.checkpoints, 9)
     run.checkpoints.mkdir()
-    began = psutil.Process(os.getppid()).create_time()
+    began = time.time()
     for step in (100, 200):
         saved = store.save(step, {"format": 1, "step": step}, None, True)
         body = json.loads(saved.description.read_text())
         saved.description.write_text(json.dumps(body | {"t": began - 300 + step}))
     request = RunRequest(read(workload="chartext"), tmp_path / "runs", resume=run, from_step=100)
-    again = Place(0, 2, 0, 2, restart=1)
+    again = Place(0, 2, 0, 2, restart=1, begun_t=began)
     assert _launched(request, replace(again, restart=0)) == request
     assert _launched(request, again).from_step == 100
     store.save(120, {"format": 1, "step": 120}, None, True)
     assert _launched(request, again).from_step is None
+
+
+def test_a_restarted_resume_without_a_checkpoint_does_not_begin_anew(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "runs" / "it")
+    run.path.mkdir(parents=True)
+    run.events.touch()
+    request = RunRequest(read(workload="chartext"), tmp_path / "runs", resume=run)
+    assert _launched(request, Place(0, 2, 0, 2, restart=1)) == request
 
 
 def test_what_one_rank_cannot_do_ends_all_with_its_reason(client: Callable[[], Store]) -> None:

@@ -31,8 +31,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_rank_of_a_host_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [device_of("auto", Place(rank, 4, rank % 2, 2)) for rank in range(4)] == ["cuda:0", "cuda:1"] * 2
     assert device_of("cpu", Place(1, 2, 1, 2)) == "cpu"
+    assert device_of("cuda:1", Place(1, 2, 0, 1)) == "cuda:1"  # the only rank of its host
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # a cluster shows each process its own
     assert device_of("cuda", Place(1, 2, 1, 2)) == "cuda:0"
+    assert device_of("cuda:0", Place(1, 2, 1, 2)) == "cuda:0"
 
 
 @pytest.mark.usefixtures("gpus")
@@ -42,7 +44,7 @@ def test_each_rank_of_a_host_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatc
         ("auto", Place(2, 3, 2, 3), "3 ranks on .*, which has 2 GPUs: start at most 2 there"),
         (
             "cuda:1",
-            Place(0, 2, 0, 2),
+            Place(2, 4, 0, 2),
             'run.device = "cuda:1", which all ranks would share: set run.device = "auto"',
         ),
     ],

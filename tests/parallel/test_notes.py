@@ -16,7 +16,15 @@ import torch
 
 from ndd_engine.train.control import Control
 from ndd_engine.train.parallel.agreement import Decision, SharedControl
-from ndd_engine.train.parallel.failures import Cause, Neighbours, first_over, introduce, leave_cause, others
+from ndd_engine.train.parallel.failures import (
+    Cause,
+    Neighbours,
+    _space,
+    first_over,
+    introduce,
+    leave_cause,
+    others,
+)
 from ndd_engine.train.parallel.hang import Note, verdict
 from ndd_engine.train.parallel.notes import FolderNotes
 from ndd_engine.train.parallel.place import Place
@@ -123,7 +131,7 @@ def test_a_rank_whose_process_is_gone_was_killed_unless_it_left(tmp_path: Path) 
     ended.wait()
     host = socket.gethostname()
     for rank in (1, 2):
-        zero.notes.put(f"here/{rank}", json.dumps({"host": host, "pid": ended.pid}))
+        zero.notes.put(f"here/{rank}", json.dumps({"host": host, "pid": ended.pid, "space": _space()}))
     two.notes.put("left/2", "")
     cause = others(zero, LOST, "", "at step 7 in backward")
     words = f"rank 1 ({host}, process {ended.pid}) was killed or ended"
@@ -139,12 +147,14 @@ def test_a_rank_that_was_killed_is_told_to_other_hosts_by_its_neighbour(tmp_path
     introduce(one)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    two.notes.put("here/2", json.dumps({"host": socket.gethostname(), "pid": ended.pid}))
+    two.notes.put("here/2", json.dumps({"host": socket.gethostname(), "pid": ended.pid, "space": _space()}))
     assert Neighbours(one).gone() is not None
     zero.notes.put(
-        "here/1", json.dumps({"host": "elsewhere", "pid": 1})
+        "here/1", json.dumps({"host": "elsewhere", "pid": 1, "space": ""})
     )  # as rank 0 of another host sees them
-    zero.notes.put("here/2", json.dumps({"host": "elsewhere", "pid": ended.pid}))
+    zero.notes.put(
+        "here/2", json.dumps({"host": socket.gethostname(), "pid": ended.pid, "space": "another container"})
+    )
     assert Neighbours(zero).gone() is None
     found = first_over(zero)
     assert found is not None
@@ -158,7 +168,7 @@ def test_after_a_lost_connection_the_ranks_without_a_word_are_named(
     zero, one, two = ranks_in(tmp_path)
     introduce(one)
     assert json.loads(one.notes.get("here/1") or "")["pid"] == os.getpid()
-    one.notes.put("here/1", json.dumps({"host": "elsewhere", "pid": 77}))
+    one.notes.put("here/1", json.dumps({"host": "elsewhere", "pid": 77, "space": ""}))
     two.notes.put("noticed/2", "")
     cause = others(zero, LOST, "RuntimeError: …", "at step 7 in backward")
     assert "lost the connection to another rank at step 7 in backward" in cause.text

@@ -119,6 +119,7 @@ def stepper_of_rank(
     if isinstance(strategy, Fsdp2):
         known: dict[int, Any] = {}
         workload = WithModel(workload, copy.deepcopy(workload.model, known), known)
+        strategy.copied = True
     return Stepper(workload, config, device, total_steps=1000, strategy=strategy)
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-import psutil
-
 from ndd_engine.errors import EXIT_FAILED, NddError, UsageError
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.recorder import Listener, Recorder
@@ -112,23 +110,26 @@ def _launched(request: RunRequest, here: Place) -> RunRequest:
             if name is None:
                 text = "restarts of the ranks need a name for the run"
                 raise UsageError(f"{text}: torchrun --max-restarts N -m -- ndd_console train ... --run NAME")
-            return _continued(request, RunDir(request.root / name))
-        return _continued(request, request.resume) if here.restart and request.resume else request
+            return _continued(request, RunDir(request.root / name), here)
+        if here.restart and request.resume is not None:
+            again = _continued(request, request.resume, here)
+            return request if again.resume is None else again
+        return request
     directory = RunDir(folder)
     if request.resume is not None and not here.restart:
         return request
-    return _continued(request, directory)
+    return _continued(request, directory, here)
 
 
-def _continued(request: RunRequest, directory: RunDir) -> RunRequest:
+def _continued(request: RunRequest, directory: RunDir, here: Place) -> RunRequest:
     """Continue from the last checkpoint, or begin anew if there is none.
 
-    A checkpoint that was asked for counts as long as the ranks have written none since their launcher started.
+    A checkpoint that was asked for counts as long as the ranks have written none since they first started.
     """
     every = [] if bare(directory) else CheckpointStore(directory.checkpoints, 1).all()
     if not every:
         return replace(request, resume=None, from_step=None, restart=directory)
-    new = every[-1].t >= psutil.Process(os.getppid()).create_time()
+    new = every[-1].t >= here.begun_t
     return replace(request, resume=directory, from_step=None if new else request.from_step, restart=None)
 
 

@@ -36,7 +36,8 @@ class Stream:
     def __init__(self, stream: TextIO | None, name: str) -> None:
         self.stream, self.name = stream, name
         self.dropped, self.error, self.left = 0, "", False
-        self._queue: queue.Queue[str | None] = queue.Queue(PATIENT_LINES)
+        # Not a Queue: a signal handler that writes while its thread holds the lock of one would wait for ever.
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._drain, name=f"ndd-{name}", daemon=True)
         self._late: str | None = None
         self._written = 0
@@ -51,9 +52,9 @@ class Stream:
         if not self._thread.is_alive():
             self._write(text)
             return
-        try:
-            self._queue.put_nowait(text)
-        except queue.Full:
+        if self._queue.qsize() < PATIENT_LINES:
+            self._queue.put(text)
+        else:
             self.dropped += self._late is not None
             self._late = text
 
@@ -62,18 +63,14 @@ class Stream:
 
         Returns False in that case; the thread then remains blocked until the process exits.
         """
-        rest = [None] if self._late is None else [self._late, None]
+        if self._late is not None:
+            self._queue.put(self._late)
+        self._queue.put(None)
         while self._thread.is_alive():
             before = self._written
-            try:
-                while rest:
-                    self._queue.put(rest[0], timeout=patience_s)
-                    rest.pop(0)
-                self._thread.join(patience_s)
-            except queue.Full:
-                pass
+            self._thread.join(patience_s)
             if before == self._written and self._thread.is_alive():
-                self.dropped += self._queue.qsize() + len(rest)
+                self.dropped += self._queue.qsize()  # and the one that is being written, for the None
                 self._abandon()
                 return False
         return True
@@ -189,7 +186,7 @@ class RunLog:
         opened: Callable[[RunRequest, Listener], Run] = Run.open,
     ) -> None:
         """opened: opens the run."""
-        self._queue: queue.Queue[tuple[float, Event] | str | None] = queue.Queue(PATIENT_LINES)
+        self._queue: queue.SimpleQueue[tuple[float, Event] | str | None] = queue.SimpleQueue()
         self._words = words
         self._tap = tap
         since = time.time()
@@ -210,13 +207,12 @@ class RunLog:
     def finish(self, timeout_s: float = PATIENCE_S) -> None:
         """Report the remaining events, for up to `timeout_s`."""
         if self._thread.is_alive():
-            with suppress(queue.Full):
-                self._queue.put(None, timeout=timeout_s)
-                self._thread.join(timeout_s)
+            self._queue.put(None)
+            self._thread.join(timeout_s)
 
     def _offer(self, item: tuple[float, Event] | str) -> None:
-        with suppress(queue.Full):  # console.log is on a disk that hangs
-            self._queue.put_nowait(item)
+        if self._queue.qsize() < PATIENT_LINES:  # else console.log is on a disk that hangs
+            self._queue.put(item)
 
     def _report(self) -> None:
         while (item := self._queue.get()) is not None:

@@ -20,12 +20,14 @@ def device_of(asked: str, place: Place) -> str:
 
     asked: run.device.
     """
-    if asked.startswith("cuda:"):
-        raise UsageError(f'run.device = "{asked}", which all ranks would share: set run.device = "auto"')
     if asked == "cpu" or not torch.cuda.is_available():
         return asked
     # Where a cluster gives each process a GPU of its own, it is the only one that the process sees.
     gpus = torch.cuda.device_count()
+    if asked.startswith("cuda:"):
+        if place.local_size > 1 and gpus > 1:
+            raise UsageError(f'run.device = "{asked}", which all ranks would share: set run.device = "auto"')
+        return asked
     if gpus > 1 and place.local_rank >= gpus:
         text = (
             f"{counted(place.local_size, 'rank')} on {printable(socket.gethostname())}, which has {gpus} GPUs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -54,8 +55,16 @@ class Cause:
 
 def introduce(ranks: Ranks) -> None:
     """Tell the other ranks which process this is."""
-    body = {"host": socket.gethostname(), "pid": os.getpid()}
+    body = {"host": socket.gethostname(), "pid": os.getpid(), "space": _space()}
     ranks.notes.put(f"here/{ranks.place.rank}", json.dumps(body))
+
+
+def _space() -> str:
+    """What a process id belongs to: containers and machines may have the same host name. "" if it is not known."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return ""
 
 
 def leave_cause(ranks: Ranks, cause: Cause) -> Cause:
@@ -173,7 +182,7 @@ class Neighbours:
             for rank in sorted(self._unknown):
                 if (member := _member(self._ranks.notes, rank)) is not None:
                     self._unknown.discard(rank)
-                    if member["host"] == socket.gethostname():
+                    if _is_here(member):
                         self._known[rank] = member
         for rank, member in self._known.items():
             if words := _gone(self._ranks.notes, rank, member):
@@ -181,12 +190,16 @@ class Neighbours:
         return None
 
 
+def _is_here(member: Any) -> bool:
+    return bool(member["host"] == socket.gethostname() and member["space"] == _space())
+
+
 def _gone(notes: Notes, rank: int, member: Any) -> str:
     """That the process of a rank on this host has ended without leaving; "" if it has not. A zombie has ended.
 
     member: what it said of itself, None before it did.
     """
-    if member is None or member["host"] != socket.gethostname():
+    if member is None or not _is_here(member):
         return ""
     try:
         if psutil.Process(member["pid"]).status() != psutil.STATUS_ZOMBIE:

@@ -31,7 +31,8 @@ class OtherRankError(NddError):
 class Place:
     """rank of size ranks, local_rank of local_size on this host.
 
-    restart: restarts of all ranks so far; restarts: how many the launcher allows.
+    restart: restarts of all ranks so far; restarts: how many the launcher allows. begun_t: when they first started, in
+    Unix seconds; 0.0 before the ranks met.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class Place:
     local_size: int
     restart: int = 0
     restarts: int = 0
+    begun_t: float = 0.0
 
     @property
     def first(self) -> bool:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
 
 from ndd_engine.batches import expanded
 from ndd_engine.config.parallel_section import ParallelSection
@@ -28,6 +29,8 @@ from ndd_engine.workloads.training import TrainingParts
 
 from .marks import PART
 
+# An attribute of a model, for DDP: names of parameters and buffers that it leaves alone.
+_IGNORED = "_ddp_params_and_buffers_to_ignore"
 # A workload's forward: called with a model and a batch.
 Forward = Callable[[nn.Module, Any], Any]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -122,7 +125,7 @@ class Ddp(Strategy):
         self.takes_batch = forward is not None
         self.ddp = ddp = DistributedDataParallel(
             # DDP exchanges nothing, without an error, if its own forward is not called.
-            self.module if forward is None else Whole(self.module, forward),
+            self.module if forward is None else Whole(self.module, forward, section.find_unused),
             **_NO_BROADCAST,
             # None: PyTorch's size, and a smaller first bucket, whose exchange starts early in backward.
             bucket_cap_mb=None if section.bucket_mb == default else section.bucket_mb,
@@ -161,18 +164,28 @@ class Ddp(Strategy):
 class Whole(nn.Module):
     """A model that is called with a batch: a forward that may call any part of the model."""
 
-    def __init__(self, model: nn.Module, forward: Forward) -> None:
+    def __init__(self, model: nn.Module, forward: Forward, find_unused: bool) -> None:
+        """find_unused: DDP searches the output for tensors. Then forward raises UsageError if it returns none."""
         super().__init__()
-        self.model, self._whole = model, forward
+        self.model, self._whole, self._find_unused = model, forward, find_unused
+        if ignored := getattr(model, _IGNORED, None):
+            setattr(self, _IGNORED, {f"model.{name}" for name in ignored})
 
     def forward(self, batch: Any) -> Any:
-        return self._whole(self.model, batch)
+        output = self._whole(self.model, batch)
+        if self._find_unused and not any(True for _ in _find_tensors(output)):  # type: ignore[no-untyped-call]
+            kinds = "a tensor, or a list, tuple, dict or dataclass of them"
+            found = type(output).__name__
+            raise UsageError(f"parallel.find_unused = true, but forward returned {found}: return {kinds}")
+        return output
 
 
 class Fsdp2(Strategy):
     """Parameters, gradients and optimizer state are sharded; a layer's parameters are gathered while it computes."""
 
     gathers = True
+    # Whether the model is a copy, made for a prediction.
+    copied = False
     # Whether the model was called.
     _called = False
 
@@ -186,7 +199,7 @@ class Fsdp2(Strategy):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         super().place(model)
-        if isinstance(model, (nn.ModuleDict, nn.ModuleList)):
+        if isinstance(model, (nn.ModuleDict, nn.ModuleList)) and type(model).forward is nn.Module.forward:
             raise UsageError(
                 'parallel.strategy = "fsdp2" is not possible with several models in a dict or a list, which are not '
                 'called as a whole: return one module that calls them, or set parallel.strategy = "ddp"'
@@ -216,10 +229,13 @@ class Fsdp2(Strategy):
 
     @contextmanager
     def _first(self) -> Iterator[None]:
-        why = (
-            'parallel.strategy = "fsdp2" gathers parameters where the model is called, but forward calls only parts of '
-            'it, or none: call model(...) in forward, or set parallel.strategy = "ddp"'
-        )
+        if self.copied:
+            why = "the memory with FSDP2 cannot be predicted: forward does not use the model that it receives"
+        else:
+            why = (
+                'parallel.strategy = "fsdp2" gathers parameters where the model is called, but forward calls only '
+                'parts of it, or none: call model(...) in forward, or set parallel.strategy = "ddp"'
+            )
         try:
             yield
         except Exception as error:

@@ -154,21 +154,34 @@ def connect(place: Place) -> tuple[Store, Place]:
     """
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        with _patient(place, f"rank {place.rank} waits for the {place.size} ranks to reach {address}"):
+        waits = (
+            f"waits for the {place.size} ranks to reach"
+            if place.first
+            else "has not reached the store of the ranks at"
+        )
+        with _patient(place, f"rank {place.rank} {waits} {address}"):
             store, _rank, _size = next(rendezvous("env://", place.rank, place.size))
     except (dist.DistError, RuntimeError, ValueError, OSError) as error:
         raise NddError(
             f"rank {place.rank} cannot reach the store of the ranks at {address}: {error}"
         ) from None
     store.set_timeout(STORE_TIMEOUT)
-    # Our own launcher counts the restarts of one host, and sets the attempts apart.
-    attempt = place.restart + 1 if own_launcher() is not None else _attempt(PrefixStore("ndd", store), place)
-    return PrefixStore(f"ndd/{attempt}", store), replace(place, restart=max(place.restart, attempt - 1))
+    if own_launcher() is not None:
+        # It counts the restarts of one host, and sets the attempts apart.
+        attempt, begun_t = place.restart + 1, psutil.Process(os.getppid()).create_time()
+    else:
+        ours = PrefixStore("ndd", store)
+        attempt = _attempt(ours, place)
+        if place.first and not ours.check(["begun"]):
+            ours.set("begun", str(time.time()))
+        begun_t = float(ours.get("begun"))
+    here = replace(place, restart=max(place.restart, attempt - 1), begun_t=begun_t)
+    return PrefixStore(f"ndd/{attempt}", store), here
 
 
 @contextlib.contextmanager
 def _patient(place: Place, text: str) -> Iterator[None]:
-    """If it takes long, say on standard error what a host waits for: there is no run yet that could record it."""
+    """If it takes long, the first rank of a host says on standard error what it waits for: no run can record it yet."""
     timer = threading.Timer(MISSING_S, lambda: sys.stderr.write(f"ndd-console: {text}\n"))
     timer.daemon = True
     if not place.local_rank:
@@ -189,7 +202,8 @@ def _attempt(store: Store, place: Place) -> int:
     if not place.first:
         name = uuid.uuid4().hex
         store.set(f"asking/{store.add('asking', 1)}", name)
-        attempt = int(store.get(f"attempt/{name}"))
+        with _patient(place, f"rank {place.rank} waits for rank 0"):
+            attempt = int(store.get(f"attempt/{name}"))
         store.set(f"here/{attempt}/{place.rank}", "")
         return attempt
     attempt = store.add("attempts", 1)
