@@ -25,6 +25,9 @@ from ndd_engine.train.run import RunRequest
 from .engine import TINY_WORKLOAD, Engine
 from .loop import BareLoop, keep_memory
 
+# Steps of a block before the first one that counts: a block begins an epoch, for which its order is drawn.
+WARM_UP = 3
+
 
 def main() -> None:
     """Measure; rank 0 writes its figures as JSON."""
@@ -50,15 +53,29 @@ def main() -> None:
     run.close()
 
 
+class Ticks:
+    """A hook that notes (wall time, processor time of the process), in seconds, at each call of a model."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, float]] = []
+
+    def __call__(self, *_: object) -> None:
+        self.calls.append((time.perf_counter(), time.process_time()))
+
+
 def _measure(subject: Engine, bare: BareLoop, pairs: int, block_s: float) -> dict[str, Any]:
     """speed, cpu: engine / bare of neighbouring blocks; step_s of the bare loop; steps of a block; collectives."""
 
+    ticks = Ticks()
+    subject.loop.stepper.model.register_forward_pre_hook(ticks)
+    bare.model.register_forward_pre_hook(ticks)
+
     def timed(train: Callable[[int], None], steps: int) -> tuple[float, float]:
         dist.barrier()
-        begin, used = time.perf_counter(), time.process_time()
-        train(steps)
-        dist.barrier()
-        return (time.perf_counter() - begin) / steps, (time.process_time() - used) / steps
+        ticks.calls.clear()
+        train(WARM_UP + steps + 1)
+        (begin, used), (end, used_then) = ticks.calls[WARM_UP], ticks.calls[WARM_UP + steps]
+        return (end - begin) / steps, (used_then - used) / steps
 
     def with_engine(steps: int) -> tuple[float, float]:
         subject.prepared.sampler.start()
