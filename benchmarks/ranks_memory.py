@@ -5,7 +5,7 @@ torch.distributed.run starts on this machine's CPU. Both record the allocations 
 one step with two. Compared is the peak of the rank with the most memory.
 
 torch.profiler does not record what gloo's threads free. So a real rank waits until each exchange is done and they have
-let go of its tensors, and gloo's own copies count as the exchange begins.
+let go of its tensors, and gloo's own copies count until something else is allocated or freed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ndd_engine.config import Config, read
@@ -35,6 +36,7 @@ from ndd_engine.predict.recording import EXCHANGE
 from ndd_engine.predict.trace import FREED, Trace
 from ndd_engine.text import size
 from ndd_engine.train.parallel import strategy
+from ndd_engine.train.parallel.marks import GATHER, SCATTER
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
 
@@ -44,7 +46,7 @@ CPU = torch.device("cpu")
 RANKS = (2, 3, 4)
 REPEATS = 3
 LIMIT_S = 300
-# Seconds after an exchange until gloo's threads have let go of its tensors, also where ranks share cores.
+# Seconds after an asynchronous exchange until gloo's threads have let go of its tensors, also where ranks share cores.
 RELEASE_S = 0.1
 MODELS: dict[str, tuple[str, ...]] = {
     "chartext": ("workload.size=small", "batch.micro=16"),
@@ -136,15 +138,21 @@ def peaks(found: Trace) -> list[int]:
 
 
 def as_seen(found: Trace) -> Trace:
-    """The trace, in which the copies of an exchange that no recorded thread frees are freed at once."""
-    freed = {key for key, size_ in found.events if size_ == FREED}
+    """The trace, in which gloo's copies live until the exchange ends: threads that are not recorded free some of them."""
+    copies = {key for key, label in enumerate(found.labels) if label.startswith(EXCHANGE)}
     events: list[tuple[int, int]] = []
     places: list[int] = []
+    held: list[int] = []
     for key, size_ in found.events:
+        if key not in copies:
+            events += [(copy, FREED) for copy in held]
+            held = []
         places.append(len(events))
-        events.append((key, size_))
-        if key not in freed and found.labels[key].startswith(EXCHANGE):
-            events.append((key, FREED))
+        if key not in copies:
+            events.append((key, size_))
+        elif size_ != FREED:
+            events.append((key, size_))
+            held.append(key)
     places.append(len(events))
     marks = {name: places[place] for name, place in found.marks.items()}
     return Trace(tuple(events), found.labels, marks)
@@ -152,13 +160,26 @@ def as_seen(found: Trace) -> Trace:
 
 def _waiting(exchange: Callable[..., Any]) -> Callable[..., Any]:
     def exchanged(*args: Any, **options: Any) -> Any:
+        tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
+        owners = [_owners(tensor) for tensor in tensors]
         found = exchange(*args, **options)
         if found is not None:
             found.wait()  # the last rank may arrive much later
-        time.sleep(RELEASE_S)
+            time.sleep(RELEASE_S)  # `found` itself keeps the tensors
+            return found
+        deadline = time.monotonic() + LIMIT_S
+        while any(_owners(tensor) > count for tensor, count in zip(tensors, owners, strict=True)):
+            if time.monotonic() > deadline:
+                raise RuntimeError("gloo did not let go of its tensors")
+            time.sleep(0.001)
         return found
 
     return exchanged
+
+
+def _owners(tensor: Tensor) -> int:
+    """How many references to its memory there are, those of gloo's threads included."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 def _real(workload: str, sets: tuple[str, ...], ranks: int) -> list[int]:
@@ -182,7 +203,7 @@ def _main(workload: str, folder: str, *sets: str) -> None:
     dist.init_process_group("gloo")
     # The copies of the first broadcast of the weights are freed before the first step, by gloo's threads.
     strategy.DistributedDataParallel = partial(DistributedDataParallel, init_sync=False)  # type: ignore[misc]
-    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
+    for name in (GATHER, SCATTER, "all_reduce"):
         setattr(dist, name, _waiting(getattr(dist, name)))
     found = peaks(as_seen(trace(read(sets=sets, workload=workload).resolve())))
     Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ndd_engine.config import Config
 from ndd_engine.errors import UsageError
+from ndd_engine.train.parallel.marks import GATHER, SCATTER
 from ndd_engine.train.parallel.strategy import (
     DTYPES,
     Ddp,
@@ -60,7 +61,7 @@ def pretended(ranks: int, device: torch.device) -> Iterator[None]:
 @contextmanager
 def _copies_of_gloo() -> Iterator[None]:
     """Allocate what gloo does while FSDP2 gathers and reduces: a copy of the whole, as a profile of its calls shows."""
-    gather, scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+    gather, scatter = getattr(dist, GATHER), getattr(dist, SCATTER)
 
     def gathered(output_tensor: Tensor, *args: Any, **options: Any) -> Any:
         torch.empty_like(output_tensor)
@@ -70,11 +71,16 @@ def _copies_of_gloo() -> Iterator[None]:
         torch.empty_like(options["input"] if "input" in options else args[1])
         return scatter(*args, **options)
 
-    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gathered, scattered
+    _set_collectives(gathered, scattered)
     try:
         yield
     finally:
-        dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gather, scatter
+        _set_collectives(gather, scatter)
+
+
+def _set_collectives(gather: Callable[..., Any], scatter: Callable[..., Any]) -> None:
+    setattr(dist, GATHER, gather)
+    setattr(dist, SCATTER, scatter)
 
 
 def is_sharded(config: Config) -> bool:

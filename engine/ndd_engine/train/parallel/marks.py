@@ -19,6 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from ndd_engine.measure.clock import PhaseClock
 
 PART = "exchange"
+# The functions of torch.distributed that FSDP2 calls. torch 2.13 renames them, and warns of the old names.
+GATHER, SCATTER = (
+    ("all_gather_single", "reduce_scatter_single")
+    if hasattr(dist, "all_gather_single")
+    else ("all_gather_into_tensor", "reduce_scatter_tensor")
+)
 
 
 class DdpMarks:
@@ -69,7 +75,7 @@ class _Gather(_Marked):
     ) -> Any:
         outer = self._clock.enter_part(PART)
         try:
-            return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+            return getattr(dist, GATHER)(output_tensor, input_tensor, group=group, async_op=async_op)
         finally:
             self._clock.enter(outer)
 
@@ -80,9 +86,7 @@ class _Scatter(_Marked):
     ) -> Any:
         outer = self._clock.enter_part(PART)
         try:
-            return dist.reduce_scatter_tensor(
-                output_tensor, input_tensor, op=op, group=group, async_op=async_op
-            )
+            return getattr(dist, SCATTER)(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         finally:
             self._clock.enter(outer)
 
