@@ -138,7 +138,7 @@ def peaks(found: Trace) -> list[int]:
 
 
 def as_seen(found: Trace) -> Trace:
-    """The trace, in which gloo's copies live until the exchange ends: threads that are not recorded free some of them."""
+    """The trace, in which gloo's copies live until the exchange ends: not all threads that free them are recorded."""
     copies = {key for key, label in enumerate(found.labels) if label.startswith(EXCHANGE)}
     events: list[tuple[int, int]] = []
     places: list[int] = []

@@ -42,7 +42,8 @@ STORE_TIMEOUT = timedelta(hours=2)
 # Votes continue while a rank compiles or evaluates; a rank that hangs is noticed by `hang`.
 CONTROL_TIMEOUT = timedelta(days=7)
 # The flight recorder lists the collectives that a rank waits in; older versions of torch keep it for NCCL only.
-FLIGHT_RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+# (torch compares its version with a string as versions.)
+FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE" if torch.__version__ >= "2.8" else "TORCH_NCCL_TRACE_BUFFER_SIZE"
 FLIGHT_ENTRIES = "2000"
 # Between two looks for the other ranks, and before saying which are missing.
 LOOK_S = 0.05
@@ -106,8 +107,7 @@ class World:
         """
         place, on_gpu = ranks.place, device.type == "cuda"
         _meet(run, ranks, device)
-        for name in FLIGHT_RECORDER:
-            os.environ.setdefault(name, FLIGHT_ENTRIES)
+        os.environ.setdefault(FLIGHT_RECORDER, FLIGHT_ENTRIES)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             store=PrefixStore("ndd/groups", ranks.store),
