@@ -12,15 +12,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from ndd_engine.config import Config, read
 from ndd_engine.config.parallel_section import ParallelSection
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.clock import FORWARD, PhaseClock
 from ndd_engine.predict.probing import endless
 from ndd_engine.predict.ranks import pretended
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.parallel.effects import effects
+from ndd_engine.train.parallel.marks import mark_collectives
 from ndd_engine.train.parallel.strategy import Fsdp2, _hook, blocks, strategy_of
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.rehearsal import Rehearsal
@@ -217,3 +220,20 @@ def test_settings_of_ranks_have_no_effect_in_a_single_process() -> None:
     assert effects_of("parallel.compress=fp16", "parallel.restarts=2") == {
         "compress": ("off", False), "restarts": ("off", False),
     }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_the_exchanges_of_fsdp2_are_timed_without_functions_that_torch_deprecates() -> None:
+    with group("gloo"):
+        model: Any = nn.Linear(4, 4)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        clock = PhaseClock()
+        assert mark_collectives([model], clock)
+        own = model._get_fsdp_state()._fsdp_param_group
+        whole, share = torch.zeros(4), torch.ones(4)
+        clock.enter(FORWARD)
+        own._all_gather_comm(whole, share, dist.group.WORLD)
+        own._reduce_scatter_comm(share, whole + 1, dist.group.WORLD, dist.ReduceOp.SUM)
+    assert whole.tolist() == [1] * 4 and share.tolist() == [2] * 4
+    clock.end_step()
+    assert clock.take().phases()["forward/exchange"]["host_ns"] > 0
