@@ -15,24 +15,33 @@ from math import sqrt
 from statistics import median
 from typing import Any
 
-# Windows that are judged. The first ones of a run have start-up costs.
+# Windows that are judged, and the first ones of a run, which have start-up costs.
 KEPT_WINDOWS = 16
 WARM_UP = 2
+# If no rank is late in these, more of them show smaller delays; not of many ranks, since rank 0 does this as it trains.
+MORE_WINDOWS = 64
+MOST_RANKS_FOR_MORE = 64
 # Fewer windows are not judged.
 LEAST_WINDOWS = 6
 # Part of the windows that is left out at each end of their order: single slow windows.
 TRIMMED = 0.2
-# A rank is late from this share of a step on, and from this many standard deviations of the ranks' own times on.
+# A rank is late from this share of a step on (in more windows, of the other), and from this many standard deviations of
+# the ranks' own times on.
 LATE_SHARE = 0.04
+LATE_SHARE_OF_MORE = 0.03
 LATE_SPREADS = 5.5
 # With fewer ranks their spread is not known.
 LEAST_RANKS = 4
 # With fewer ranks, one of them matters for the median: it is compared with the median of the others.
 FEW_RANKS = 16
 # Student's t for one in a thousand, one-sided, by degrees of freedom.
-STUDENT = (318.0, 22.3, 10.2, 7.2, 5.9, 5.2, 4.8, 4.5, 4.3, 4.1, 4.0, 3.9)
+STUDENT = (
+    318.0, 22.3, 10.2, 7.2, 5.9, 5.2, 4.8, 4.5, 4.3, 4.1, 4.0, 3.9, 3.9, 3.8, 3.7, 3.7, 3.7, 3.6, 3.6, 3.6,
+)  # fmt: skip
 # A rank that is named stays named down to this part of the thresholds.
 STAYS = 0.7
+# A rank that is late in more windows has to be late in the newest as well, from this part of the threshold on.
+STILL = 0.5
 # Other ranks are late as well from this part of the longest delay on.
 ALSO_LATE = 0.5
 # The median absolute deviation of normally distributed values, as a standard deviation.
@@ -71,13 +80,18 @@ class Judged:
     wall_ns: float
 
 
+# A rank, by how many nanoseconds a step it is later than usual, the ceiling, and all ranks that are late.
+Lateness = tuple[int, float, float, list[int]]
+
+
 class Judge:
     """Keeps the recent windows of all ranks. hosts: the host of each rank."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = list(hosts)
-        self._windows: deque[Judged] = deque(maxlen=KEPT_WINDOWS)
-        self._beyond: deque[array[float]] = deque(maxlen=KEPT_WINDOWS)
+        many = len(self._hosts) > MOST_RANKS_FOR_MORE
+        self._windows: deque[Judged] = deque(maxlen=KEPT_WINDOWS if many else MORE_WINDOWS)
+        self._beyond: deque[array[float]] = deque(maxlen=self._windows.maxlen)
         self._skipped = 0
         self._named: int | None = None
         self._since_step = 0
@@ -96,22 +110,29 @@ class Judge:
     def excess(self) -> list[float]:
         """By how many nanoseconds a step each rank's own time is longer than the median; [] before the first window."""
         if self._excess is None:
-            self._excess = [trimmed_mean(values) for values in zip(*self._beyond, strict=True)]
+            self._excess = self._excess_of(KEPT_WINDOWS)
         return self._excess
+
+    def _excess_of(self, count: int) -> list[float]:
+        newest = list(self._beyond)[-count:]
+        return [trimmed_mean(values) for values in zip(*newest, strict=True)]
 
     def late(self, places: Callable[[int], Mapping[str, str]]) -> dict[str, Any] | None:
         """The rank that holds up the others, as record.parts.Late; None if there is none, or before it is known.
 
         places: returns for a rank, by phase, the file, line and function that takes most of it, where they are known.
         """
-        found = self._late() if len(self._windows) >= LEAST_WINDOWS and len(self._hosts) > 1 else None
+        found = self._found() if len(self._windows) >= LEAST_WINDOWS and len(self._hosts) > 1 else None
         if found is None:
             self._named = None
             return None
-        rank, late_ns, ceiling, also = found
+        windows, (rank, late_ns, ceiling, also) = found
         if rank != self._named:
             self._named, self._since_step = rank, self._windows[-1].step
-        phases = {name: self._phase_excess(name, rank) for name in self._windows[-1].phases}
+        phases = {
+            name: trimmed_mean([window.phases[name].delay(rank) for window in windows])
+            for name in windows[-1].phases
+        }
         phase = max(phases, key=phases.__getitem__)
         hosts = {self._hosts[index] for index in also}
         return {
@@ -127,12 +148,24 @@ class Judge:
             "same_host": len(hosts) == 1 and self._hosts.count(hosts.pop()) == len(also) > 1,
         }
 
-    def _late(self) -> tuple[int, float, float, list[int]] | None:
-        """(rank, nanoseconds later than usual, ceiling, ranks that are late)."""
-        excess = Column(self.excess)
+    def _found(self) -> tuple[Sequence[Judged], Lateness] | None:
+        """The windows in which a rank is late, and by how much: the newest ones, or more of them."""
+        every = list(self._windows)
+        newest = every[-KEPT_WINDOWS:]
+        if (found := self._late(newest, self.excess, LATE_SHARE)) is not None:
+            return newest, found
+        if len(every) >= 2 * KEPT_WINDOWS:
+            found = self._late(every, self._excess_of(MORE_WINDOWS), LATE_SHARE_OF_MORE)
+            if found is not None and self._still(found[0], newest):
+                return every, found
+        return None
+
+    def _late(self, windows: Sequence[Judged], mean_excess: Sequence[float], share: float) -> Lateness | None:
+        """Who is late in these windows, by at least a share of the step. mean_excess: of each rank, see `excess`."""
+        excess = Column(mean_excess)
         values = excess.values
         order = sorted(range(len(values)), key=values.__getitem__)
-        wall_ns = median(window.wall_ns for window in self._windows)
+        wall_ns = median(window.wall_ns for window in windows)
         rank, named = order[-1], self._named
         # Of several ranks that are equally late, the one that was named stays.
         if named is not None and excess.delay(named) >= STAYS * excess.delay(rank):
@@ -140,11 +173,11 @@ class Judge:
         ease = STAYS if rank == named else 1.0
         late_ns = excess.delay(rank)
         usual = values[rank] - late_ns
-        least = LATE_SHARE * wall_ns
+        least = share * wall_ns
         if len(values) >= LEAST_RANKS:
             spread = MAD_TO_SIGMA * median(abs(values[index] - usual) for index in order if index != rank)
             least = max(least, LATE_SPREADS * spread)
-        if wall_ns <= 0 or late_ns <= ease * least or not self._lasting(rank, ease):
+        if wall_ns <= 0 or late_ns <= ease * least or not _lasting(windows, rank, ease):
             return None
         bar = usual + max(ALSO_LATE * late_ns, ease * least)
         also = [index for index in order if values[index] >= bar or index == rank]
@@ -153,13 +186,15 @@ class Judge:
         gain = values[order[-1]] - max(rest, default=usual)
         return rank, late_ns, wall_ns / max(wall_ns - gain, 0.01 * wall_ns), also
 
-    def _lasting(self, rank: int, ease: float) -> bool:
-        """Whether the rank's delay is significant beside its variation between windows."""
-        mean, error, freedom = trimmed([window.own.delay(rank) for window in self._windows])
-        return mean > ease * STUDENT[min(freedom, len(STUDENT)) - 1] * error
+    def _still(self, rank: int, newest: Sequence[Judged]) -> bool:
+        wall_ns = median(window.wall_ns for window in newest)
+        return Column(self.excess).delay(rank) > STILL * LATE_SHARE_OF_MORE * wall_ns
 
-    def _phase_excess(self, name: str, rank: int) -> float:
-        return trimmed_mean([window.phases[name].delay(rank) for window in self._windows])
+
+def _lasting(windows: Sequence[Judged], rank: int, ease: float) -> bool:
+    """Whether the rank's delay is significant beside its variation between windows."""
+    mean, error, freedom = trimmed([window.own.delay(rank) for window in windows])
+    return mean > ease * STUDENT[min(freedom, len(STUDENT)) - 1] * error
 
 
 def trimmed_mean(values: Sequence[float]) -> float:

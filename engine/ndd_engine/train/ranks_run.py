@@ -127,7 +127,8 @@ class RanksControl:
         self.kill = False
         self._wanted: deque[tuple[str, int | None]] = deque()
         self._asked_t = 0.0
-        self._stopped_t: float | None = None
+        self._stopped = False
+        self._signals = 0
         self._killed_t: float | None = None
 
     @property
@@ -156,11 +157,11 @@ class RanksControl:
         if self.stop_status is None:
             return
         now = time.monotonic()
-        if self._stopped_t is None:
-            if self._stop(agent, now):
-                self._stopped_t = now
-        elif self.kill and self._killed_t is None:
-            # The second signal; the first one was sent in an earlier turn, or the two would arrive as one.
+        if not self._stopped:
+            self._stopped = self._stop(agent, now)
+        elif self.kill and self._signals < 2:
+            # The launcher kills after its second signal. Each is sent in a turn of its own, or two would arrive as one.
+            self._signals += 1
             self._killed_t = now
             agent.send_signal(signal.SIGINT)
         elif self._killed_t is not None and now - self._killed_t > KILL_PATIENCE_S:
@@ -175,6 +176,7 @@ class RanksControl:
                 return False
         else:
             agent.send_signal(signal.SIGTERM if self.stop_status == "terminated" else signal.SIGINT)
+            self._signals += 1
         return True
 
 

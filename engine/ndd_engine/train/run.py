@@ -37,7 +37,7 @@ from ndd_engine.record.rundir import RunDir, RunLock, bare, discard, new_run_dir
 
 from .control import Control, StopNow
 from .loggers import Loggers, enabled
-from .parallel.failures import Cause, leave_cause, others
+from .parallel.failures import Cause, leave_cause, other_over, others
 from .parallel.place import OtherRankError
 from .preflight import check_resume, preflight
 from .request import RunRequest
@@ -126,9 +126,7 @@ class Run:
             self.interruptible = False
         except StopNow:  # also while a failure was being explained
             self.interruptible = False
-            status = self.control.stop_status or "stopped"
-            self._tell(Cause(status, self.control.stop_reason, own=True, curable=False))
-            end = self._ended(status, f"{self.control.stop_reason}, immediately")
+            end = self._stopped()
         if (gone := self.recorder.deleted()) is not None:
             reason = f"{gone}: its record and its checkpoints are lost; {end.reason}"
             end = replace(end, status="failed", reason=reason, exit_status=EXIT_FAILED)
@@ -256,6 +254,16 @@ class Run:
             # A signal to the process group also kills the workers: this is the requested stop, not a failure.
             return self._ended(stopped, f"{self.control.stop_reason}; checkpoint at step {loop.step}")
         return self._ended("failed", text + self._resumable())
+
+    def _stopped(self) -> EndEvent:
+        """The end of a run that was stopped immediately, or before its first step."""
+        status = self.control.stop_status or "stopped"
+        # When a rank fails or is killed, its launcher sends the others SIGTERM.
+        cause = other_over(self.ranks) if self.ranks is not None and status == "terminated" else None
+        if cause is not None and cause.status == "failed":
+            return self._of_ranks(cause)
+        self._tell(Cause(status, self.control.stop_reason, own=True, curable=False))
+        return self._ended(status, f"{self.control.stop_reason}, immediately")
 
     def _of_ranks(self, cause: Cause) -> EndEvent:
         """The end of a rank that cannot go on. A rank alone cannot save a checkpoint."""

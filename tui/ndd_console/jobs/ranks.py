@@ -100,8 +100,8 @@ def run_rank(make: Callable[[], RunRequest | None], here: Place, as_json: bool) 
     status, broken = EXIT_FAILED, False
     try:
         signals = Signals()
-        # Nobody else ends a rank that another launcher started, while it waits for ranks that do not start.
-        signals.impatient = own_launcher() is None
+        # It may wait for ranks that do not start, or for one that failed: the launcher then sends SIGTERM to the others.
+        signals.impatient = True
         meeting = _while_listening(partial(met, make, here))
         signals.impatient = False
         if meeting is None:

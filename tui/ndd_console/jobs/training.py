@@ -35,8 +35,10 @@ from .ranks import rank_command
 from .run_sources import AttachedSource, EngineSource, HomeFolder
 from .wizard import WizardJob, live_run_notes
 
-# Time limit of an immediate stop, after which the process is terminated.
+# Time limit of an immediate stop, after which the process is terminated. Several ranks are killed before that, first by
+# their launcher, and then with it.
 KILL_PATIENCE_S = 5.0
+RANKS_KILL_PATIENCE_S = 20.0
 _TWICE_S = 0.5
 
 AnyRun = Run | RanksRun | ScriptRun
@@ -197,7 +199,7 @@ class Console:
             self._terms += 1
             if self._terms > 1:
                 # Without the screen, nothing else could end a call that does not return.
-                self._deadline = time.monotonic() + KILL_PATIENCE_S
+                self._deadline = time.monotonic() + self._patience_s
             if self.run is None:
                 app.leave()
                 return
@@ -210,6 +212,10 @@ class Console:
 
     # Leaving.
 
+    @property
+    def _patience_s(self) -> float:
+        return RANKS_KILL_PATIENCE_S if isinstance(self.run, RanksRun) else KILL_PATIENCE_S
+
     def _leave(self, result: str | None) -> int:
         run = self.run
         if run is None:
@@ -219,7 +225,7 @@ class Console:
         if result in ("kill", "quit"):  # "quit": a run that was being started
             run.control.request("kill", "interrupted (Ctrl-C)", "interrupted")
             self._begin()  # a run that has not started ends immediately and records that
-            return self._finish(run, KILL_PATIENCE_S)
+            return self._finish(run, self._patience_s)
         self._begin()
         name = run.directory.name
         if result == "hangup":

@@ -85,6 +85,11 @@ def first_over(ranks: Ranks) -> Cause | None:
     return None if rank is None or int(rank) == ranks.place.rank else _told(ranks.notes, int(rank))
 
 
+def other_over(ranks: Ranks) -> Cause | None:
+    """Why another rank ended early: what one of them said, or that the process of one of this host is gone."""
+    return first_over(ranks) or Neighbours(ranks).gone()
+
+
 def others(ranks: Ranks, error: BaseException, text: str, place: str) -> Cause:
     """The cause of an error: text, unless the error says that another rank is gone. Waits for its reason then.
 
