@@ -23,7 +23,7 @@ from .engine import read_events
 TITLE = "ranks_late: one of two ranks is slow (about 75 ms a step)"
 COLUMNS = ("case", "named", "later", "at most", "code", "phases and waiting / wall", "")
 FOLDER = Path(__file__).with_name("scripts")
-SECONDS, QUICK_S = 13, 10
+SECONDS, QUICK_S = 20, 10
 BALANCED, QUICK_BALANCED = 10, 1  # for each strategy
 TIMEOUT_S = 180
 STRATEGIES = ("ddp", "fsdp2")

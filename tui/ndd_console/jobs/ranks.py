@@ -100,7 +100,7 @@ def run_rank(make: Callable[[], RunRequest | None], here: Place, as_json: bool) 
     status, broken = EXIT_FAILED, False
     try:
         signals = Signals()
-        # It may wait for ranks that do not start, or for one that failed: the launcher then sends SIGTERM to the others.
+        # It may wait for a rank that does not start, or that failed: the launcher then sends SIGTERM to the others.
         signals.impatient = True
         meeting = _while_listening(partial(met, make, here))
         signals.impatient = False
