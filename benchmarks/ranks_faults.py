@@ -217,7 +217,7 @@ HANG_WORDS = {
     "stop": ("is stopped", "wait in"),
     "sleep": ("rank_faults.py", "__getitem__", "wait in"),
     "loop": ("rank_faults.py", "endless", "wait in"),
-    "lock": ("holds the interpreter lock", "wait in"),
+    "lock": ("holds the interpreter lock", "rank_faults.py", "loss", "wait in"),
     "extra": ("different collectives", "broadcast of", "rank_faults.py"),
 }
 

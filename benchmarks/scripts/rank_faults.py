@@ -64,6 +64,11 @@ class Items(Dataset):  # type: ignore[type-arg]
         return self.x[index], self.y[index]
 
 
+def no_compiler(*_: Any, **_more: Any) -> Any:
+    """In place of torch.compile."""
+    raise RuntimeError("the planted error of a compiler")
+
+
 def endless() -> None:
     """Never returns."""
     while True:
@@ -94,5 +99,10 @@ def factory(settings: Any) -> dict[str, Any]:
     """Of `ndd-console train --workload rank_faults:factory`."""
     if settings.option("refuse", -1) == RANK:
         raise RuntimeError("the planted error of a factory")
+    if settings.option("killed", -1) == RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if settings.option("uncompiled", -1) == RANK:
+        torch.compile = no_compiler
+    time.sleep(settings.option("slow_s", 0.0))
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 1))
     return {"model": model, "train_data": Items(4096), "eval_data": Items(256), "loss": loss}

@@ -87,7 +87,7 @@ def test_a_rank_without_a_processor_is_told() -> None:
     rows["1"][newest.row_names.index("cpu")] *= 0.6
     ranks = replace(snapshot.ranks, newest=replace(newest, rows_us=rows))
     finding = diagnose(replace(snapshot, ranks=ranks))[0]
-    assert any("gets a processor for 58 % of its own time" in item.text for item in finding.evidence)
+    assert any("is on a CPU core for 58 % of its working time" in item.text for item in finding.evidence)
     assert "free the processor of rank 1" in finding.changes[0].text
 
 

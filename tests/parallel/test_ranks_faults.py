@@ -46,7 +46,7 @@ def test_two_signals_to_the_console_stop_at_once(tmp_path: Path) -> None:
         job.trains()
         for _ in range(2):
             job.console.send_signal(signal.SIGINT)
-            time.sleep(0.3)
+            time.sleep(0.05)
         assert job.wait() == 130
         assert reason(job) == "interrupted (Ctrl-C), immediately"
 
@@ -124,6 +124,37 @@ def test_an_error_of_one_rank_in_preparation_does_not_leave_the_other_waiting(tm
         assert "the planted error of a factory" in reason(job)
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_rank_that_is_killed_in_preparation_is_named(tmp_path: Path, restarts: int) -> None:
+    words = ("--set", "workload.options.killed=1", "--set", "workload.options.slow_s=20.0")
+    with RanksJob(tmp_path, "--restarts", str(restarts), *words) as job:
+        assert job.wait(30) == 1
+        assert reason(job).startswith("rank 1 (") and "was killed or ended" in reason(job)
+        assert ("restart 1 of 1 follows" in job.said()) == bool(restarts)
+
+
+def test_a_rank_that_is_killed_as_it_starts_ends_the_others_at_once(tmp_path: Path) -> None:
+    with RanksJob(tmp_path) as job:
+        ranks = job.until(lambda: len(found := psutil.Process(job.launcher()).children()) == 2 and found)
+        time.sleep(0.5)
+        ranks[1].kill()
+        begin = time.monotonic()
+        assert job.wait(30) == 1
+        assert time.monotonic() - begin < 20
+        assert f"(process {ranks[1].pid}) was killed by SIGKILL" in reason(job)
+
+
+def test_no_rank_uses_compiled_code_if_one_of_them_cannot_compile(tmp_path: Path) -> None:
+    with RanksJob(tmp_path / "plain", *QUIET, steps=40) as job:
+        assert job.wait() == 0
+        expected = job.weights()
+    words = ("--set", "speed.compile=default", "--set", "workload.options.uncompiled=1")
+    with RanksJob(tmp_path / "compiled", *QUIET, *words, steps=40) as job:
+        assert job.wait() == 0, job.said()
+        assert "setting speed.compile: requested default, NOT in effect" in job.said()
+        assert same_weights(job.weights(), expected)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -190,6 +221,17 @@ def test_ranks_go_on_without_the_console_and_can_be_stopped(tmp_path: Path) -> N
             ("rank 1 (", "is in data_wait, at ", "rank_faults.py:", "1 of 2 ranks wait in all_reduce of "),
         ),
         (0, "stop", ("rank 0 (", "is stopped (process ")),
+        (
+            1,
+            "lock",
+            (
+                "rank 1 (",
+                "holds the interpreter lock (process ",
+                "), at ",
+                "rank_faults.py:",
+                " loss; 1 of 2",
+            ),
+        ),
         (1, "extra", ("different collectives", "broadcast of [[3]], at ")),
     ],
 )
@@ -200,6 +242,8 @@ def test_a_hang_is_named_by_the_console(tmp_path: Path, rank: int, kind: str, wo
         job.until(lambda: "has not ended for" in job.said(), 30)
         (line,) = [line for line in job.said().splitlines() if "has not ended for" in line]
         assert all(word in line for word in words), line
+        if kind in ("sleep", "lock"):
+            assert f"stack of rank {rank}, innermost call first:" in job.log()
         if kind == "stop":  # rank 0, which writes the record
             assert job.run.hang.exists()
             os.kill(job.pid(0), signal.SIGCONT)

@@ -206,7 +206,7 @@ def test_a_rank_that_ends_early(job: Job) -> None:
     job.write(0, "end", step=16, status="failed", reason="RuntimeError: Connection closed by peer")
     job.follower.finish()
     assert job.follower.ended == ("done", "rank 1 ended first, after 11 steps")
-    assert "the ranks did not train equally long: 11 steps on rank 1, 16 on rank 0" in job.texts
+    assert "the ranks ran different numbers of steps: 11 steps on rank 1, 16 on rank 0" in job.texts
 
 
 def test_the_rank_that_failed_first_is_the_reason(job: Job) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -33,3 +35,20 @@ def test_two_ranks_are_shown_paused_and_stopped_by_keys(tmp_path: Path) -> None:
         assert f"resume with: ndd-console train --resume {run.name}" in terminal.words
     assert not any(psutil.pid_exists(pid) for pid in ranks)
     assert list((run.path / "checkpoints").glob("step-*.json"))
+
+
+def test_ctrl_c_after_a_stop_that_does_not_end_kills_the_ranks(tmp_path: Path) -> None:
+    with Terminal("train", "--workload", "chartext", *ENDLESS, "--ranks", "2", runs=tmp_path) as terminal:
+        terminal.until("2 ranks, DDP", START_S)
+        (run,) = all_runs(tmp_path)
+        record = run.ranks / "1" / "events.jsonl"
+        hung = next(json.loads(line)["pid"] for line in record.read_text().splitlines() if '"run"' in line)
+        ranks = [process.pid for process in psutil.Process(hung).parent().children()]
+        os.kill(hung, signal.SIGSTOP)
+        terminal.press("q")
+        terminal.until("keep it running")
+        terminal.press("s")
+        terminal.until("stopping")
+        terminal.press("\x03")
+        assert terminal.wait() == 130
+    assert not any(psutil.pid_exists(pid) for pid in ranks)

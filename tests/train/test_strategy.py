@@ -28,7 +28,7 @@ from ndd_engine.train.parallel.strategy import Fsdp2, _hook, blocks, strategy_of
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.settings import VerifiedSettings
-from ndd_engine.train.step.stepper import Stepper
+from ndd_engine.train.step.stepper import Stepper, _nothing, _without_gradient
 from ndd_engine.workloads.registry import prepare
 from ndd_engine.workloads.training import TrainingParts, training_of
 
@@ -237,3 +237,15 @@ def test_the_exchanges_of_fsdp2_are_timed_without_functions_that_torch_deprecate
     assert whole.tolist() == [1] * 4 and share.tolist() == [2] * 4
     clock.end_step()
     assert clock.take().phases()["forward/exchange"]["host_ns"] > 0
+
+
+def test_a_micro_batch_that_counts_nothing_leaves_no_gradient_although_its_activations_are_nan() -> None:
+    model = nn.Linear(2, 1)
+    output = model(torch.full((1, 2), torch.nan))
+    with _without_gradient(list(model.parameters())):
+        _nothing({"output": output}).backward()  # type: ignore[no-untyped-call]
+    assert [item.grad.abs().sum().item() for item in model.parameters() if item.grad is not None] == [0, 0]
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.weight.grad is not None and model.weight.grad.tolist() == [[1, 1]]
+    with pytest.raises(UsageError, match="forward returned int without a gradient"):
+        _nothing(3)

@@ -49,7 +49,7 @@ def late_rank(view: View) -> Finding | None:
     draft.saw(f"the ranks wait {span(ranks.skew_ns)} of each step for slower ones", CLOCKS)
     lacking = _lacking(ranks, late)
     if lacking is not None:
-        draft.saw(f"{rank} gets a processor for {percent(lacking)} of its own time", CLOCKS)
+        draft.saw(f"{rank} is on a CPU core for {percent(lacking)} of its working time", CLOCKS)
     _changes(view, draft, late, where, lacking)
     return draft.done()
 

@@ -190,7 +190,7 @@ class ScriptRanks:
             least, most = min(ended, key=_step), max(ended, key=_step)
             yield MarkEvent(
                 "warning", most.step,
-                f"the ranks did not train equally long: {counted(least.step, 'step')} on rank {least.rank}, "
+                f"the ranks ran different numbers of steps: {counted(least.step, 'step')} on rank {least.rank}, "
                 f"{number(most.step)} on rank {most.rank}",
             )  # fmt: skip
 

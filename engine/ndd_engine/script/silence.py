@@ -7,12 +7,9 @@ stack from outside.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,13 +19,12 @@ from typing import Any
 
 import psutil
 
+from ndd_engine.measure.spy import UnreadableError, find, threads
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.text import duration, printable
 
 # More than what lies between two lines of a process that hangs; told again whenever the time has doubled.
 SILENT_S = 1.2 * float(os.environ.get("NDD_WATCH_STALLED_S", "10"))
-# py-spy reads the symbols of the interpreter first.
-LIMIT_S = 30.0
 # If this program itself could not run for so long, such as after Ctrl-Z, the processes most likely could not either.
 PAUSED_S = 3.0
 # With less space than this, the lines may be missing because the disk is full.
@@ -59,23 +55,10 @@ class _Question(threading.Thread):
 
     def run(self) -> None:
         try:
-            found = subprocess.run(
-                [self._spy, "dump", "--nonblocking", "--json", "--pid", str(self.pid)],
-                stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=False,
-            )  # fmt: skip
-            if found.returncode:
-                error = (found.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
-                self.answer = f"{LOCKED}; py-spy cannot read it: {printable(error)[:200]}"
-            else:
-                self.answer = held_at(json.loads(found.stdout))
-        except (
-            OSError,
-            subprocess.SubprocessError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-        ) as error:
+            self.answer = held_at(threads(self._spy, self.pid))
+        except UnreadableError as error:
+            self.answer = f"{LOCKED}; py-spy cannot read it: {error}"
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             self.answer = f"{LOCKED}; py-spy cannot read it: {type(error).__name__}"
 
 
@@ -129,12 +112,6 @@ class Silence:
 
 def _warning(step: int, pid: int, silent_s: float, why: str) -> MarkEvent:
     return MarkEvent("warning", step, f"silent for {duration(silent_s)}: {why} (process {pid})")
-
-
-def find() -> str | None:
-    """The path of py-spy: in the environment of this program, or else on PATH."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
 def readable_by(pid: int) -> dict[str, str]:

@@ -176,7 +176,7 @@ def _watch(run: Run) -> None:
     if ranks.place.first:
         status = cause.exit_status or EXIT_OF.get(cause.status, EXIT_FAILED)
         run.conclude(EndEvent(cause.status, cause.text, run.recorder.snapshot().step, status))
-        run.recorder.flush(1.0)
+    run.recorder.flush(1.0)
     ranks.notes.put(f"left/{ranks.place.rank}", "")
     os._exit(_status(cause, EXIT_FAILED))
 

@@ -1,4 +1,6 @@
-"""Scaling: how much faster several ranks train than one, and what takes the rest. Trials of one number after another.
+"""Scaling: how much faster several ranks train than one, and where the rest of the time goes.
+
+Trials of one number of ranks after another.
 
 Each number of ranks is measured against the first in a trial of its own: both sides take turns in ABBA blocks, and
 are started several times. The efficiency is the ratio of the throughputs over that of the numbers of ranks, so its

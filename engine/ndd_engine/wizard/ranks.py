@@ -66,7 +66,7 @@ def ranks_to_propose(
     if asked == 1:
         return Ranks()
     if opened.not_shared:
-        return Ranks(notes=[f"several ranks are not proposed: {opened.not_shared}"])
+        return Ranks(notes=[f"no proposal for several ranks: {opened.not_shared}"])
     hold = answers.step_items(config)
     count = asked
     while hold is not None and hold % count:

@@ -28,7 +28,7 @@ COMMANDS = {
     "runs": "List the runs; delete some with `runs delete`.",
     "try": "Measure a change against a baseline in a paired A/B trial.",
     "tune": "Measure settings one after another and keep those that significantly help.",
-    "scaling": "Measure 1, 2, ... ranks in turn: how much faster they train, and what takes the rest.",
+    "scaling": "Measure 1, 2, ... ranks in turn: how much faster they train, and where the rest of the time goes.",
     "claims": "Measure the performance claims of the training guides on this machine.",
     "compare": "Compare two recorded runs: what differs, and the effect on speed and loss.",
     "report": "Write a run as one HTML page with plots, or as text.",

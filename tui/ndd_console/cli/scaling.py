@@ -74,7 +74,7 @@ def scaling(
     pause: bool,
     as_json: bool,
 ) -> int:
-    """Measure how much faster several ranks train on this machine, and what takes the rest.
+    """Measure how much faster several ranks train on this machine, and where the rest of the time goes.
 
     Each number of ranks is compared with the least one in a trial: both take turns in ABBA blocks, and are started
     several times. Prints for each the step, the throughput, the share of linear scaling with its 95 % CI, the exchange

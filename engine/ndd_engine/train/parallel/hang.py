@@ -1,8 +1,8 @@
 """Notices that training stands still, and names the rank that the others wait for.
 
 Each rank watches itself from a thread. Nothing is sent while it makes progress. The first rank that makes none for the
-limit asks all ranks, by a note, where they are: step, phase and line, and the collective they wait in. It tells all of
-them what it concludes. A rank that does not answer is stopped, or holds the interpreter lock.
+limit asks all ranks, by a note, where they are: step, phase and stack, and the collective they wait in. It tells all of
+them what it concludes. A rank that does not answer is stopped, or holds the interpreter lock: see stacks.
 """
 
 from __future__ import annotations
@@ -15,33 +15,35 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import FrameType
+from typing import Any
 
-import torch
+import psutil
 
 from ndd_engine.files import write_text
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.text import duration, printable
+from ndd_engine.text import duration
 
 from .flight import waiting_in
+from .stacks import KEPT, Frame, Listening, frames_of, place, stack_of, words
 from .world import World
 
 LOOK_S = 0.25
 # A rank looks for a question after so many looks, and all of them have so long to answer.
 ASKED_EVERY = 4
 PATIENCE_S = 2.5
-_TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parents[1]), "/ndd_console/"
-_THREADING = str(Path(threading.__file__))
-_QUESTION, _VERDICT = "hang/question", "hang/verdict"
+_QUESTION, _VERDICT, _LISTENS = "hang/question", "hang/verdict", "hang/listens"
+# By rank, the frames of its stack in words, the innermost first.
+Stacks = dict[str, list[str]]
+# Ranks whose stacks are told.
+MOST_STACKS = 8
 
 
 @dataclass(frozen=True)
 class Note:
-    """Where a rank is: its step, phase and line; collectives begun, and the one it waits in or ""."""
+    """Where a rank is: step, phase, line and stack; collectives begun, and the one it waits in or ""."""
 
     rank: int
     step: int
@@ -49,6 +51,7 @@ class Note:
     where: str
     begun: int | None
     waits_in: str
+    stack: Sequence[str] = ()
 
 
 def verdict(
@@ -111,6 +114,7 @@ class HangWatch:
         self._main = threading.get_ident()
         self._moves = self._quiet = 0
         self._stopping = threading.Event()
+        self._listening: Listening | None = None
         self._question = self._answered = self._told = ""
 
     def start(self) -> None:
@@ -120,11 +124,16 @@ class HangWatch:
             with contextlib.suppress(OSError):
                 self._run.hang.unlink(missing_ok=True)
         self._stopping = threading.Event()
-        threading.Thread(target=self._work, args=(self._stopping,), name="ndd-hang", daemon=True).start()
+        thread = threading.Thread(target=self._work, args=(self._stopping,), name="ndd-hang", daemon=True)
+        thread.start()
+        self._listening = Listening(self._main, thread.native_id or 0)
+        self._world.notes.put(f"{_LISTENS}/{self._world.rank}", json.dumps(self._listening.told))
 
     def stop(self) -> None:
         """Stop watching; does not wait."""
         self._stopping.set()
+        if self._listening is not None:
+            self._listening.stop()
 
     def moved(self) -> None:
         """Progress between two steps: a batch of an evaluation, or a vote during a pause."""
@@ -181,11 +190,17 @@ class HangWatch:
             }
             if self._stopping.wait(LOOK_S):
                 return
-        silent = {rank: self._state_of(rank) for rank in range(self._world.size) if rank not in found}
-        text = verdict(found, silent, self._world.hosts, time.monotonic() - since)
-        notes.put(_VERDICT, json.dumps([self._question, text]))
-        self._tell(self._question, text)
+        stuck_s = time.monotonic() - since
+        silent = {rank: self._stack_of(rank) for rank in range(self._world.size) if rank not in found}
+        states = {rank: self._state_of(rank, stack) for rank, stack in silent.items()}
+        text = verdict(found, states, self._world.hosts, stuck_s)
+        told = {rank: [words(*frame) for frame in stack[:KEPT]] for rank, stack in silent.items() if stack}
+        told |= {rank: list(note.stack) for rank, note in found.items()}
+        stacks = {str(rank): told[rank] for rank in list(told)[:MOST_STACKS]}
+        notes.put(_VERDICT, json.dumps([self._question, text, stacks]))
+        self._tell(self._question, text, stacks)
         if 0 in silent:
+            self._log(text, stacks)
             body = {"t": time.time(), "step": self._step(), "text": text}
             with contextlib.suppress(Exception):  # a full disk
                 write_text(self._run.hang, json.dumps(body) + "\n")
@@ -203,41 +218,53 @@ class HangWatch:
 
     def _note(self) -> Note:
         """Where this rank is."""
-        begun, waits_in = waiting_in(self._world.control, self._frame())
-        return Note(self._world.rank, self._step(), self._clock.current, self._place(), begun, waits_in)
+        frame = self._frame()
+        begun, waits_in = waiting_in(self._world.control, frame)
+        stack = frames_of(frame)
+        told = [words(*each) for each in stack[:KEPT]]
+        return Note(self._world.rank, self._step(), self._clock.current, place(stack), begun, waits_in, told)
 
     def _hear(self, question: str) -> None:
-        found = json.loads(self._world.notes.get(_VERDICT) or "[0, 0]")
+        found = json.loads(self._world.notes.get(_VERDICT) or "[0, 0, 0]")
         if found[0] == question:
-            self._tell(question, found[1])
+            self._tell(question, found[1], found[2])
 
-    def _tell(self, question: str, text: str) -> None:
+    def _tell(self, question: str, text: str, stacks: Stacks) -> None:
         """Record what was concluded, once."""
         if question != self._told:
             self._told = question
-            self._put(MarkEvent("warning", self._step(), text))
+            self._put(MarkEvent("warning", self._step(), text, {"stacks": stacks}))
+            if self._world.place.first:
+                self._log(text, stacks)
+
+    def _log(self, text: str, stacks: Stacks) -> None:
+        """Write the stacks into console.log."""
+        lines = [text]
+        for rank, stack in stacks.items():
+            lines += [f"stack of rank {rank}, innermost call first:", *(f"  {frame}" for frame in stack)]
+        with contextlib.suppress(OSError), self._run.console_log.open("a", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
 
     def _answer_of(self, rank: int) -> Note | None:
         found = json.loads(self._world.notes.get(f"hang/{rank}") or "[0, 0]")
         return Note(**found[1]) if found[0] == self._question else None
 
-    def _state_of(self, rank: int) -> str:
-        """What the system says about the process of a rank that does not answer."""
-        return self._world.members[rank].state()
+    def _stack_of(self, rank: int) -> list[Frame]:
+        """The stack of a rank that does not answer, as far as this one can read it."""
+        member, told = self._world.members[rank], self._world.notes.get(f"{_LISTENS}/{rank}")
+        found: Any = json.loads(told) if told and member.here else None
+        if found is None:
+            return []
+        try:
+            return stack_of(found, member.stopped)
+        except psutil.Error:
+            return []
+
+    def _state_of(self, rank: int, stack: Sequence[Frame]) -> str:
+        """What the system says about the process of a rank that does not answer, and where it is."""
+        state = self._world.members[rank].state()
+        return f"{state}, at {place(stack)}" if stack else state
 
     def _frame(self) -> FrameType | None:
         """The innermost frame of the thread that trains."""
         return sys._current_frames().get(self._main)
-
-    def _place(self) -> str:
-        """File, line and function of the innermost frame outside torch, or of the engine if there is no other."""
-        frame, ours = self._frame(), ""
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if not file.startswith((_TORCH, "<")) and file != _THREADING:
-                text = printable(f"{'/'.join(Path(file).parts[-2:])}:{frame.f_lineno} {frame.f_code.co_name}")
-                if not any(folder in file for folder in _OURS):
-                    return text
-                ours = ours or text
-            frame = frame.f_back
-        return ours or "an unknown line"

@@ -169,7 +169,10 @@ class RankLoop(Loop):
     def _evaluated(self) -> Result:
         if self.stepper.strategy is not None:
             self.stepper.strategy.sync_buffers()
-        return evaluate(self.stepper, self.evaluation, self._between, _Shared(self.world, self.clock))
+        found = evaluate(self.stepper, self.evaluation, self._between, _Shared(self.world, self.clock))
+        # Each rank computes a metric that cannot be merged. Schedulers follow it, which must not differ between ranks.
+        with self.clock.part(PART):
+            return replace(found, metrics=self.world.exchange.from_first(lambda: found.metrics))
 
     def save(self, again: bool = False) -> bool:
         if self.stepper.strategy is not None:

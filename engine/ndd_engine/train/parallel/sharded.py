@@ -137,6 +137,10 @@ class ShardedStore(CheckpointStore):
             raise
 
     def _begin(self, step: int, tensors: Mapping[str, Tensor]) -> tuple[Slot, Path, dict[str, str]]:
+        for name in tensors:
+            if name.startswith("stateful.") and is_sharded(tensors[name]):
+                text = "is sharded, and stateful objects are saved from rank 0 alone"
+                raise UsageError(f'{shortened(name, 120)} {text}: set parallel.strategy = "ddp"')
         slot = self.slot(step, "")
         self.clean()
         begun = temporary(slot.path)

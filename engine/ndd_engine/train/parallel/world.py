@@ -60,11 +60,21 @@ class Member:
     host: str
     pid: int
 
+    @property
+    def here(self) -> bool:
+        """Whether it runs on this host."""
+        return self.host == socket.gethostname()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it. Raises psutil.Error."""
+        return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
     def state(self) -> str:
         """What the system says about its process, as far as this host can know."""
-        if self.host == socket.gethostname():
+        if self.here:
             with contextlib.suppress(psutil.Error):
-                if psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                if self.stopped:
                     return f"is stopped (process {self.pid}; kill -CONT {self.pid} continues it)"
                 return f"does not answer: a call outside of Python holds the interpreter lock (process {self.pid})"
         return f"does not answer: its process ({self.pid}) is stopped or gone, or holds the interpreter lock"

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ndd_engine.batches import map_tensors
-from ndd_engine.errors import said
+from ndd_engine.errors import UsageError, said
 from ndd_engine.measure.clock import no_phase
 from ndd_engine.measure.flops import WorkCounter
 from ndd_engine.measure.memory import is_out_of_memory
@@ -29,6 +29,9 @@ from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch
 
 from .baseline import Baseline, time_micro
+
+if TYPE_CHECKING:
+    from ndd_engine.train.parallel.strategy import Strategy
 
 
 @dataclass
@@ -141,17 +144,40 @@ def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
     before = compiled()
     mode = None if speed.compile == "default" else speed.compile
     begin = time.perf_counter()
+    strategy = stepper.strategy
     try:
         stepper.compute = torch.compile(stepper.shared, mode=mode, dynamic=speed.compile_dynamic)  # type: ignore[assignment]
-        stepper.forward_backward(batch, no_phase)
+        # Several ranks exchange nothing yet: one that cannot compile would be an exchange behind from now on.
+        stepper.forward_backward(batch, no_phase, last=strategy is None or strategy.gathers)
     except Exception as error:
         stepper.compute = stepper.shared
         if is_out_of_memory(error):
             raise
         found.compile_error = said(error)
+    if strategy is not None:
+        _agree(stepper, strategy, found)
+    if found.compile_error is not None:
         return
+    if strategy is not None and not strategy.gathers:
+        stepper.drop_gradients()
+        stepper.forward_backward(batch, no_phase)
     found.compile_s = time.perf_counter() - begin
     found.graphs, found.breaks = (now - then for now, then in zip(compiled(), before, strict=True))
+
+
+def _agree(stepper: Stepper, strategy: Strategy, found: Rehearsal) -> None:
+    """All ranks use compiled code, or none does. Raises UsageError where they have exchanged data while compiling."""
+    why = found.compile_error
+    if strategy.gathers:
+        if why is not None:
+            raise UsageError(
+                f'speed.compile: torch.compile failed with FSDP2, set speed.compile = "off": {why}'
+            )
+        return
+    failed = strategy.mean(0.0 if why is None else 1.0)
+    if failed and why is None:
+        stepper.compute = stepper.shared
+        found.compile_error = "torch.compile failed on another rank"
 
 
 @contextmanager

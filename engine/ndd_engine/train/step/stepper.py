@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parallel.distributed import _find_tensors
 
-from ndd_engine.batches import map_tensors, tensors
+from ndd_engine.batches import map_tensors
 from ndd_engine.config.schema import Config
+from ndd_engine.errors import UsageError
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event
@@ -237,7 +239,7 @@ class Stepper:
             if not _is_zero(share):
                 return self._forward_backward(batch, enter, share)
             carried = self.carry.value
-            with kept_random(self.device), kept_buffers(self.model):
+            with kept_random(self.device), kept_buffers(self.model), _without_gradient(self.parameters):
                 loss = self._forward_backward(batch, enter, share)
             self.carry.value = carried
             return torch.zeros_like(loss)
@@ -360,8 +362,23 @@ class Stepper:
 
 
 def _nothing(output: Any) -> Tensor:
-    """A loss whose gradient is 0 for every parameter that the output depends on."""
-    return torch.stack([(tensor * 0).sum() for tensor in tensors(output) if tensor.requires_grad]).sum()
+    """A loss on which every parameter has a gradient that the output depends on. Raises UsageError if none does."""
+    found = [(tensor * 0).sum() for tensor in _find_tensors(output) if tensor.requires_grad]  # type: ignore[no-untyped-call]
+    if not found:
+        kinds = "a tensor, or a list, tuple, dict or dataclass of them"
+        raise UsageError(f"forward returned {type(output).__name__} without a gradient: return {kinds}")
+    return torch.stack(found).sum()
+
+
+@contextmanager
+def _without_gradient(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Inside, gradients are 0, also where activations are not finite. Not of sharded parameters."""
+    handles = [item.register_hook(torch.zeros_like) for item in parameters if item.requires_grad]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _is_zero(share: Tensor | float | None) -> bool:
