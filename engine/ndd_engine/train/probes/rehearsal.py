@@ -143,8 +143,12 @@ def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
     speed = stepper.config.speed
     before = compiled()
     mode = None if speed.compile == "default" else speed.compile
-    begin = time.perf_counter()
     strategy = stepper.strategy
+    if strategy is not None and not strategy.gathers:
+        # DDP arranges its buckets in the pass after the first one, and tells all ranks.
+        stepper.forward_backward(batch, no_phase)
+        stepper.drop_gradients()
+    begin = time.perf_counter()
     try:
         stepper.compute = torch.compile(stepper.shared, mode=mode, dynamic=speed.compile_dynamic)  # type: ignore[assignment]
         # Several ranks exchange nothing yet: one that cannot compile would be an exchange behind from now on.
