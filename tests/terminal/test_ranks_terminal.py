@@ -41,9 +41,11 @@ def test_ctrl_c_after_a_stop_that_does_not_end_kills_the_ranks(tmp_path: Path) -
     with Terminal("train", "--workload", "chartext", *ENDLESS, "--ranks", "2", runs=tmp_path) as terminal:
         terminal.until("2 ranks, DDP", START_S)
         (run,) = all_runs(tmp_path)
-        record = run.ranks / "1" / "events.jsonl"
-        hung = next(json.loads(line)["pid"] for line in record.read_text().splitlines() if '"run"' in line)
-        ranks = [process.pid for process in psutil.Process(hung).parent().children()]
+        record = (run.ranks / "1" / "events.jsonl").read_text().splitlines()
+        (hung,) = [event["pid"] for event in map(json.loads, record) if event["type"] == "run"]
+        launcher = psutil.Process(hung).parent()
+        assert launcher is not None
+        ranks = [process.pid for process in launcher.children()]
         os.kill(hung, signal.SIGSTOP)
         terminal.press("q")
         terminal.until("keep it running")
