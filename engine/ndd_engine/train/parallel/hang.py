@@ -39,6 +39,8 @@ _QUESTION, _VERDICT, _LISTENS = "hang/question", "hang/verdict", "hang/listens"
 Stacks = dict[str, list[str]]
 # Ranks whose stacks are told.
 MOST_STACKS = 8
+# Silent ranks whose stacks are read from outside, which takes a while.
+MOST_READ = 3
 
 
 @dataclass(frozen=True)
@@ -191,11 +193,18 @@ class HangWatch:
             if self._stopping.wait(LOOK_S):
                 return
         stuck_s = time.monotonic() - since
-        silent = {rank: self._stack_of(rank) for rank in range(self._world.size) if rank not in found}
+        missing = [rank for rank in range(self._world.size) if rank not in found]
+        silent = {
+            rank: self._stack_of(rank) if index < MOST_READ else [] for index, rank in enumerate(missing)
+        }
         states = {rank: self._state_of(rank, stack) for rank, stack in silent.items()}
         text = verdict(found, states, self._world.hosts, stuck_s)
         told = {rank: [words(*frame) for frame in stack[:KEPT]] for rank, stack in silent.items() if stack}
-        told |= {rank: list(note.stack) for rank, note in found.items()}
+        behind = _behind(found)
+        for note in sorted(
+            found.values(), key=lambda note: note is not behind
+        ):  # the one they wait for first
+            told[note.rank] = list(note.stack)
         stacks = {str(rank): told[rank] for rank in list(told)[:MOST_STACKS]}
         notes.put(_VERDICT, json.dumps([self._question, text, stacks]))
         self._tell(self._question, text, stacks)
