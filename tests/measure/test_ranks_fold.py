@@ -108,6 +108,22 @@ def test_a_rank_that_recovers_is_no_longer_named_and_since_is_its_first_window()
     assert late[-1] is None
 
 
+def test_more_windows_show_a_smaller_delay() -> None:
+    runs = [Planted(2, late=(1,), late_ms=3.5, phase="backward").events(70, seed) for seed in range(12)]
+    assert sum(named(events) == (1, "backward") for events in runs) >= NAMED * len(runs)
+    early = [event.late for events in runs for event in events[: 2 * KEPT_WINDOWS]]
+    assert sum(late is not None for late in early) < len(early) / 2
+
+
+def test_a_rank_that_recovers_is_not_named_for_what_more_windows_show() -> None:
+    fold = RanksFold("ddp", ["a", "a"])
+    late, well = Planted(2, late=(1,), late_ms=8.0), Planted(2)
+    windows = [*late.windows(40, 3), *list(well.windows(41 + KEPT_WINDOWS, 4))[1:]]
+    events = [fold.window(4 * index, *window) for index, window in enumerate(windows, 1)]
+    assert events[39].late is not None and events[39].late["rank"] == 1
+    assert all(event.late is None for event in events[40 + KEPT_WINDOWS :])
+
+
 def test_nothing_is_named_before_there_is_enough() -> None:
     events = Planted(2, late=(1,), late_ms=40.0, noise=(0.0, 0.0)).events(WARM_UP + 5)
     assert all(event.late is None for event in events)
