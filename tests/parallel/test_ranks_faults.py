@@ -138,9 +138,7 @@ def test_a_rank_that_is_killed_as_it_starts_ends_the_others_at_once(tmp_path: Pa
         ranks = job.until(lambda: len(found := psutil.Process(job.launcher()).children()) == 2 and found)
         time.sleep(0.5)
         ranks[1].kill()
-        begin = time.monotonic()
-        assert job.wait(30) == 1
-        assert time.monotonic() - begin < 20
+        assert job.wait(25) == 1  # torch's launcher would wait 30 s for them
         assert f"(process {ranks[1].pid}) was killed by SIGKILL" in reason(job)
 
 
