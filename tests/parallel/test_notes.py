@@ -197,8 +197,7 @@ def test_notes_survive_a_folder_that_was_cleaned_up(tmp_path: Path) -> None:
 
 
 def shared() -> SharedControl:
-    votes: Any = None
-    return SharedControl(Control(), votes)
+    return SharedControl(Control(), lambda: None)
 
 
 def agreed(**asked: int) -> Decision:

@@ -22,7 +22,7 @@ from ndd_engine.train.parallel import team as team_module
 from ndd_engine.train.parallel.marks import PART, StreamWaits
 from ndd_engine.train.parallel.notes import StoreNotes
 from ndd_engine.train.parallel.place import Place
-from ndd_engine.train.parallel.spans import DeviceStepSpans, StepSpans, WindowSpans, step_spans
+from ndd_engine.train.parallel.spans import NO_SPANS, DeviceStepSpans, StepSpans, WindowSpans, step_spans
 from ndd_engine.train.parallel.team import Team
 
 MS = 1_000_000
@@ -91,6 +91,11 @@ def event(window: Window, **more: object) -> WindowEvent:
     return replace(empty, **more)  # type: ignore[arg-type]
 
 
+def sums(spans: StepSpans) -> tuple[float, float]:
+    waits, works = spans.voting(lambda _step: 0)
+    return sum(waits), sum(works)
+
+
 def device_clock(machine: Machine) -> DevicePhaseClock:
     return DevicePhaseClock(lambda: Event(machine), machine.now)  # type: ignore[arg-type,return-value]
 
@@ -143,14 +148,16 @@ def test_without_a_device_clock_the_times_are_those_of_the_host() -> None:
     clock = PhaseClock(machine.now)
     spans = step_spans(clock)
     assert type(spans) is StepSpans
-    for _ in range(3):
+    for done in (1, 2, 3):
         clock.enter(phase.BACKWARD)
         machine.host_ms += 20
         clock.enter_part(PART)
         machine.host_ms += 5
         clock.end_step()
-        assert spans.step(1) == (5 * MS, 20 * MS)
-    assert spans.voting() is None
+        spans.step(done)
+    waits, works = spans.voting(lambda done: done // 2)
+    assert (waits[:3], works[:3]) == ([5 * MS, 10 * MS, 0], [20 * MS, 40 * MS, 0])
+    assert spans.voting(lambda done: done) == NO_SPANS
     assert WindowSpans().of(event(clock.take())) == {"backward": (60 * MS, 15 * MS)}
 
 
@@ -163,12 +170,12 @@ def test_a_vote_reports_the_device_times_of_one_step_for_all_steps_since_the_las
     for done in range(1, 51):
         # The step after a vote and the next: 1 ms of waiting more in each group of ten.
         step(machine, clock, wait_ms=(done - 1) // 10)
-        assert spans.step(done) is None
+        spans.step(done)
         if done % 10 == 0:
-            reported.append(spans.voting())
+            reported.append(sums(spans))
             spans.voted()
     assert reported[:3] == [(inf, 0.0)] * 3
-    wait, work = reported[3]  # type: ignore[misc]
+    wait, work = reported[3]
     assert wait == pytest.approx(10 * 1 * MS, abs=2 * MS)
     assert work == pytest.approx(10 * 31.2 * MS, abs=4 * MS)
     assert reported[4] == pytest.approx((10 * 2 * MS, work), abs=4 * MS)
@@ -185,7 +192,7 @@ def test_a_step_whose_device_times_are_not_there_is_unknown() -> None:
         clock.end_step()
         spans.step(done)
         if done % 10 == 0:
-            assert spans.voting() == (inf, 0.0)
+            assert sums(spans) == (inf, 0.0)
             spans.voted()
 
 
@@ -228,12 +235,13 @@ def alone(clock: PhaseClock, recorded: list[Any]) -> Iterator[Team]:
     try:
         world: Any = SimpleNamespace(
             place=Place(0, 1, 0, 1), rank=0, size=1, control=dist.group.WORLD, hosts=["a"],
-            notes=StoreNotes(store),
+            notes=StoreNotes(store), store=store,
             device=torch.device("cpu"),
         )  # fmt: skip
         team = Team(world, Control(), recorded.append, clock, "ddp", window_s=1.0)
         team.begin(0)
         yield team
+        team.end()
     finally:
         patch.undo()
         dist.destroy_process_group()
@@ -243,8 +251,7 @@ def trained(team: Team, machine: Machine, steps: int, after: Callable[[int], Non
     """So many steps of 36 ms. after: called after each of them, with its number."""
     for done in range(1, steps + 1):
         step(machine, team.clock, wait_ms=5)
-        team.after_step(done)
-        if done >= team.votes.next and "window" in team.turn(done, early=False, profile=False):
+        if team.after_step(done, counts=True) and "window" in team.turn(profile=False):
             team.put(event(team.clock.take()))
             team.cut()
         after(done)
@@ -290,6 +297,6 @@ def test_windows_end_although_the_ranks_meet_after_every_step() -> None:
     machine = Machine()
     recorded: list[Any] = []
     with alone(device_clock(machine), recorded) as team:
-        trained(team, machine, 200, lambda _: team.agree(early=False))
+        trained(team, machine, 200, lambda _: team.agree())
     windows = [item for item in recorded if isinstance(item, WindowEvent)]
     assert [item.wall_ns / 1e9 for item in windows] == pytest.approx([1.0] * 7, abs=0.1)

@@ -25,6 +25,7 @@ from ndd_engine.train.data.share import Share
 from ndd_engine.train.evaluate import evaluate
 from ndd_engine.train.parallel.effects import effects
 from ndd_engine.train.parallel.loop import RankLoop, _Shared
+from ndd_engine.train.parallel.notes import StoreNotes
 from ndd_engine.train.parallel.place import Place
 from ndd_engine.train.parallel.same import check_data, check_model
 from ndd_engine.train.parallel.strategy import Strategy, strategy_of
@@ -218,7 +219,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    world = World(Place(rank, size, rank, size), dist.distributed_c10d._get_default_store(), CPU)
+    store = dist.distributed_c10d._get_default_store()
+    world = World(Place(rank, size, rank, size), store, StoreNotes(store), CPU)
     folder = Path(sys.argv[1])
     for name in sys.argv[2:]:
         if name in CASES:

@@ -62,6 +62,11 @@ class Control:
             self.pending = True
             self._changed.notify_all()
 
+    @property
+    def has_once(self) -> bool:
+        """Whether there are one-time requests."""
+        return bool(self._once)
+
     def take_once(self) -> set[str]:
         """Return the one-time requests since the last call; clears `pending` unless the run is paused or stopping."""
         with self._changed:

@@ -2,7 +2,7 @@
 
 A vote is cast after step s: a minimum over the ranks, on a group of its own, found while they train. It is read after
 step s + gap, when every rank has passed s, so it is done by then. All ranks read the same result after the same step.
-The gap is voted on, too: about `EVERY_S` seconds of steps.
+The gap is voted on, too: the steps of about a second. What cannot wait so long is voted on at once, see `calls`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from torch import Tensor
 from ndd_engine.train.control import Control
 
 from .marks import GATHER
+from .spans import SLOTS, Slots
 
-EVERY_S = 0.25
 # Up to so many ranks gather all votes, which takes fewer messages than gloo's all-reduce of them: half of its time.
 FEW_RANKS = 8
-# Most steps between two votes. The steps of a gap are binned into so many places, to find the least wait of each.
-MOST_STEPS = 4096
-SLOTS = 64
+MOST_STEPS = 4096  # between two votes
 # What a rank can ask for; those of `_STOPS` are the statuses of a run that stops, and "kill" does so immediately.
 _STOPS = ("stopped", "interrupted", "terminated", "failed")
 ASKS = (
@@ -48,41 +46,46 @@ class Decision:
 
 
 class Votes:
-    """Votes on a group. next: the step after which the vote is read and the next one is cast, on all ranks."""
+    """Votes on a group. next: the step after which the vote is read and the next one is cast, on all ranks.
 
-    def __init__(self, group: Any, rank: int) -> None:
-        self.next = 1
-        self._group, self._rank = group, rank
+    gap: the steps from the vote before to that. every_s: about the seconds between two votes.
+    """
+
+    def __init__(self, group: Any, rank: int, every_s: float) -> None:
+        self.next = self.gap = 1
+        self._group, self._rank, self._every_s = group, rank, every_s
         self._few = dist.get_world_size(group) <= FEW_RANKS
-        self._gap, self._begun, self._t = 1, 0, time.perf_counter()
+        self._begun, self._t = 0, time.perf_counter()
         self._flying: tuple[Tensor, Any] | None = None
-        self._waits = [0.0] * SLOTS
-        self._owns = [0.0] * SLOTS
 
     def begin(self, step: int) -> None:
         """Training begins after so many steps."""
-        self._begun, self.next, self._t = step, step + 1, time.perf_counter()
+        self.continues(step, 1)
 
-    def step(self, step: int, wait_ns: float, own_ns: float) -> None:
-        """After each step: its wait for other ranks, and the rest of its time."""
-        slot = min((step - 1 - self._begun) * SLOTS // self._gap, SLOTS - 1)
-        self._waits[slot] += wait_ns
-        self._owns[slot] += own_ns
+    def continues(self, step: int, gap: int) -> None:
+        """So many steps are done, and all ranks know it: the next vote is cast after so many more."""
+        self._begun, self._t, self.gap = step, time.perf_counter(), gap
+        self.next = step + gap
+
+    def place(self, step: int) -> int:
+        """In which of `SLOTS` parts of the time between two votes a step is."""
+        return min((step - 1 - self._begun) * SLOTS // self.gap, SLOTS - 1)
 
     @property
     def since_s(self) -> float:
         """Seconds since the last vote was cast, without pauses."""
         return time.perf_counter() - self._t
 
-    def cast(self, step: int, asks: Mapping[str, bool], gap: int | None) -> None:
+    def cast(self, step: int, asks: Mapping[str, bool], spans: Slots, gap: int | None) -> None:
         """After step `next`: begin the next vote. gap: what the vote before decided, None if that is not known."""
-        gap = gap or self._gap
+        gap = gap or self.gap
+        wanted = min(self._wanted(step), 2 * gap)
+        self._flying = self._sent(self._vote(asks, spans, wanted))
+        self.continues(step, gap)
+
+    def _wanted(self, step: int) -> int:
         rate = (step - self._begun) / max(self.since_s, 1e-9)
-        wanted = min(max(round(rate * EVERY_S), 1), MOST_STEPS, 2 * gap)
-        self._flying = self._sent(self._vote(asks, wanted))
-        self._waits, self._owns = [0.0] * SLOTS, [0.0] * SLOTS
-        self._begun, self._t, self._gap = step, time.perf_counter(), gap
-        self.next = step + gap
+        return min(max(round(rate * self._every_s), 1), MOST_STEPS)
 
     def read(self) -> Decision | None:
         """The vote in flight, if there is one; waits for it. On all ranks after the same step."""
@@ -92,10 +95,9 @@ class Votes:
         work.wait()
         return _decision(votes)
 
-    def now(self, asks: Mapping[str, bool]) -> Decision:
-        """A vote that waits for all ranks, between steps."""
-        votes, work = self._sent(self._vote(asks, 1))
-        self._waits, self._owns = [0.0] * SLOTS, [0.0] * SLOTS
+    def now(self, step: int, asks: Mapping[str, bool], spans: Slots) -> Decision:
+        """A vote that waits for all ranks, after the same step of all."""
+        votes, work = self._sent(self._vote(asks, spans, self._wanted(step)))
         work.wait()
         return _decision(votes)
 
@@ -110,11 +112,11 @@ class Votes:
         """The time since the last vote says nothing about the speed of steps."""
         self._t = time.perf_counter()
 
-    def _vote(self, asks: Mapping[str, bool], gap: int) -> Tensor:
+    def _vote(self, asks: Mapping[str, bool], spans: Slots, gap: int) -> Tensor:
         # One minimum for everything: where the largest value counts, its sign is turned.
         asked = [-float(self._rank + 1) if asks.get(name) else 0.0 for name in ASKS]
-        owns = [-value for value in self._owns]
-        return torch.tensor([*asked, float(gap), *self._waits, *owns], dtype=torch.float64)
+        waits, works = spans
+        return torch.tensor([*asked, float(gap), *waits, *(-work for work in works)], dtype=torch.float64)
 
 
 def _decision(votes: Tensor) -> Decision:
@@ -128,13 +130,23 @@ def _decision(votes: Tensor) -> Decision:
 class SharedControl(Control):
     """Requests that the ranks have agreed on. own: the requests to this rank, from its signals or its socket.
 
-    voted: called after each vote of a pause.
+    agree: called while all ranks pause: lets them vote, and obeys.
     """
 
-    def __init__(self, own: Control, votes: Votes) -> None:
+    def __init__(self, own: Control, agree: Callable[[], None]) -> None:
         super().__init__()
-        self.own, self._votes = own, votes
-        self.voted: Callable[[], None] = lambda: None
+        self.own, self._agree = own, agree
+
+    @property
+    def unheard(self) -> bool:
+        """Whether this rank was asked for something that the ranks have not agreed on."""
+        own = self.own
+        return own.pending and (
+            own.has_once
+            or own.paused != self._paused
+            or own.stopping != self.stopping
+            or own.kill != self.kill
+        )
 
     def asks(self) -> dict[str, bool]:
         """What this rank asks for: requests once, a pause as long as it lasts."""
@@ -171,8 +183,4 @@ class SharedControl(Control):
         own = self.own
         if own.paused or not own.pending:
             own.wait(timeout_s)
-        if (flying := self._votes.read()) is not None:
-            self.obey(flying, pauses=False)  # it was cast before the pause
-        self.obey(self._votes.now(self.asks()))
-        self._votes.paused()
-        self.voted()
+        self._agree()

@@ -30,10 +30,11 @@ from .flight import waiting_in
 from .stacks import KEPT, Frame, Listening, frames_of, place, stack_of, words
 from .world import World
 
-LOOK_S = 0.25
-# A rank looks for a question after so many looks, and all of them have so long to answer.
-ASKED_EVERY = 4
+# How often a rank looks for progress and for a question, how long all of them have to answer one, and how often the
+# rank that asks looks for answers.
+LOOK_S = 1.0
 PATIENCE_S = 2.5
+ANSWERS_S = 0.25
 _QUESTION, _VERDICT, _LISTENS = "hang/question", "hang/verdict", "hang/listens"
 # By rank, the frames of its stack in words, the innermost first.
 Stacks = dict[str, list[str]]
@@ -151,17 +152,15 @@ class HangWatch:
             self._quiet -= 1
 
     def _work(self, stopping: threading.Event) -> None:
-        seen, since, looks = (-1, 0), 0.0, 0
+        seen, since = (-1, 0), 0.0
         while not stopping.wait(LOOK_S):
-            looks += 1
             now = self._step(), self._moves
             if now != seen or self._quiet:
                 seen, since = now, time.monotonic()
                 self._goes_on(now[0])
             elif not self._question and time.monotonic() - since >= self.limit_s:
                 self._ask(since)
-            if looks % ASKED_EVERY == 0:
-                self._answer()
+            self._answer()
 
     def _goes_on(self, step: int) -> None:
         notes = self._world.notes
@@ -190,7 +189,7 @@ class HangWatch:
             found |= {
                 rank: note for rank in range(self._world.size) if (note := self._answer_of(rank)) is not None
             }
-            if self._stopping.wait(LOOK_S):
+            if self._stopping.wait(ANSWERS_S):
                 return
         stuck_s = time.monotonic() - since
         missing = [rank for rank in range(self._world.size) if rank not in found]

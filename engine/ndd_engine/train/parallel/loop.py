@@ -74,6 +74,7 @@ class RankLoop(Loop):
             stepper, run.request.probes, run.put, self.losses, self.better, self._callback_failed
         )
         self.callbacks.team = team
+        team.wants_end = lambda: self.callbacks.wanted is not None
         self.store = ShardedStore(
             self.store.folder, config.checkpoint.keep, world.control, stepper.device, placed_like(stepper)
         )
@@ -88,7 +89,7 @@ class RankLoop(Loop):
         )
         if (strategy := stepper.strategy) is not None:
             self.settings.of_ranks = lambda: effects(strategy, config.parallel, self._hang.limit_s)
-        team.control.voted = self._hang.moved
+        team.voted = self._hang.moved
 
     def settle(self, sample: Callable[[], Any]) -> None:
         """Before the first step: two passes for DDP's final buckets, which also show where the exchange begins.
@@ -120,20 +121,19 @@ class RankLoop(Loop):
             return super().run()
         finally:
             self._hang.stop()
+            self.team.end()
             if self._waits is not None:
                 self._waits.stop()
 
     def _after_step(self, action: int) -> None:
         team, functions = self.team, self.functions
-        if functions.last_step != self.step:
-            team.after_step(self.step)
-        if self.step < team.votes.next:
+        if not team.after_step(self.step, counts=functions.last_step != self.step):
             return
         if self._long_ago() and self.world.place.first:
             team.control.own.request("checkpoint")
             self._last_save = time.monotonic()
         profile = self.world.place.first and functions.wished(self.step)
-        asked = team.turn(self.step, early=self.callbacks.wanted is not None, profile=profile)
+        asked = team.turn(profile)
         if "window" in asked:
             super()._window()
             team.cut()
@@ -163,7 +163,7 @@ class RankLoop(Loop):
 
     def evaluate(self, again: bool = False, due: bool = False) -> None:
         super().evaluate(again, due)
-        self.team.agree(self.callbacks.wanted is not None)
+        self.team.agree()
         self._end_if_bad()
 
     def _evaluated(self) -> Result:
@@ -190,7 +190,7 @@ class RankLoop(Loop):
             bad = first_bad(arrived)
             self.team.note_bad(self.step if bad is None else bad[0], str(error))
         if saving or agreed:
-            self.team.agree(self.callbacks.wanted is not None)
+            self.team.agree()
             self._end_if_bad()
 
     def _end_if_bad(self) -> None:

@@ -7,7 +7,7 @@ events, which some steps carry: the same steps on all ranks, one after each vote
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock
@@ -19,6 +19,10 @@ from .marks import PART
 # Nanoseconds of (work, waiting for other ranks) in each phase.
 Spans = dict[str, tuple[float, float]]
 _UNKNOWN = (inf, 0.0)
+# The steps between two votes are binned into so many parts, to find the least wait of each: (waits, works).
+SLOTS = 128
+Slots = tuple[list[float], list[float]]
+NO_SPANS: Slots = ([0.0] * SLOTS, [0.0] * SLOTS)
 
 
 class WindowSpans:
@@ -55,21 +59,28 @@ def _spans(times: dict[str, float]) -> Spans:
 
 
 class StepSpans:
-    """Of each step, and of the steps since the last vote: (waiting, work) in nanoseconds, for Votes.step."""
+    """Of the steps since the last vote: how long each waited for other ranks and worked, in nanoseconds."""
 
     def __init__(self, clock: PhaseClock) -> None:
         self._clock = clock
         self._names = 0  # names of the clock that were looked at
         self._waits: list[int] = []
         self._asides: list[int] = []
+        self._rows: list[tuple[int, list[int]]] = []
 
-    def step(self, step: int) -> tuple[float, float] | None:
-        """After each step: its spans; None if they are not known yet."""
-        return self._split(self._clock.last_row)
+    def step(self, step: int) -> None:
+        """After each step."""
+        self._rows.append((step, self._clock.last_row))
 
-    def voting(self) -> tuple[float, float] | None:
-        """Before a vote: the sums over the steps that `step` did not know; None without such steps."""
-        return None
+    def voting(self, place: Callable[[int], int]) -> Slots:
+        """Before a vote: the sums of the steps that no vote has yet. place: returns the slot of a step."""
+        waits, works = [0.0] * SLOTS, [0.0] * SLOTS
+        rows, self._rows = self._rows, []
+        for step, row in rows:
+            slot, (wait, work) = place(step), self._split(row)
+            waits[slot] += wait
+            works[slot] += work
+        return waits, works
 
     def voted(self) -> None:
         """After a vote, on all ranks after the same step."""
@@ -117,13 +128,14 @@ class DeviceStepSpans(StepSpans):
             self._known = {key: found for key, found in self._known.items() if key >= self._keys[0]}
             self._device.sample(step)
 
-    def voting(self) -> tuple[float, float] | None:
+    def voting(self, place: Callable[[int], int]) -> Slots:
         steps, self._steps = self._steps, 0
         if not steps:
-            return None
+            return NO_SPANS
         full = len(self._keys) == self._keys.maxlen
         wait, work = self._known.get(self._keys[0], _UNKNOWN) if full else _UNKNOWN
-        return wait * steps, work * steps
+        rest = [0.0] * (SLOTS - 1)
+        return [wait * steps, *rest], [work * steps, *rest]
 
     def voted(self) -> None:
         self._due = True

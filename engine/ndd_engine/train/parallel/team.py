@@ -21,6 +21,7 @@ from ndd_engine.text import printable
 from ndd_engine.train.control import Control
 
 from .agreement import Decision, SharedControl, Votes
+from .calls import Calls
 from .profiles import Places
 from .spans import WindowSpans, step_spans
 from .world import World
@@ -29,22 +30,29 @@ _AT = {name: index for index, name in enumerate(FIGURES)}
 # The last loss, and whether there is one, follow the figures.
 _LAST_LOSS, _HAS_LOSS = len(FIGURES), len(FIGURES) + 1
 Put = Callable[[Event], None]
+# Votes are as frequent as windows, within these bounds.
+MOST_OFTEN_S, LEAST_OFTEN_S = 0.25, 1.0
 
 
 class Team:
     """What a loop of several ranks asks beside a loop of one.
 
     control: the requests that all ranks have agreed on. put: records events; windows wait for the figures of the other
-    ranks. early: set by votes, see `agree`. hidden_ns: see Strategy. bad: what is not finite on this rank.
+    ranks. wants_end: whether this rank wants training to end early; early: the rank that does, when all know it.
+    hidden_ns: see Strategy. bad: what is not finite on this rank. voted: called after each vote of a pause.
     """
 
     def __init__(
         self, world: World, own: Control, put: Put, clock: PhaseClock, strategy: str, window_s: float
     ) -> None:
         self.world, self.clock = world, clock
-        self.votes = Votes(world.control, world.rank)
-        self.control = SharedControl(own, self.votes)
+        self._every_s = min(max(window_s, MOST_OFTEN_S), LEAST_OFTEN_S)
+        self.votes = Votes(world.control, world.rank, self._every_s)
+        self.calls = Calls(world.store, world.rank, world.size)
+        self.control = SharedControl(own, self._agree_in_pause)
+        self.wants_end: Callable[[], bool] = lambda: False
         self.early: int | None = None
+        self.voted: Callable[[], None] = lambda: None
         self.hidden_ns: Callable[[], float | None] = lambda: None
         self.bad: str | None = None
         self._bad_rank: int | None = None
@@ -62,31 +70,44 @@ class Team:
         self._cpu_ns = time.process_time_ns()
         self._process = psutil.Process()
         self._step_spans, self._window_spans = step_spans(clock), WindowSpans()
-        self._step = 0
+        self._step, self._called = 0, False
         # What votes ask the next turn to do; and whether a window ended since the last turn.
         self._kept: Mapping[str, int] = {}
         self._settled = False
 
     def begin(self, step: int) -> None:
         """Training begins after so many steps."""
+        self._step = step
         self.votes.begin(step)
+        self.calls.start(step)
         self._cpu_ns = time.process_time_ns()
+
+    def end(self) -> None:
+        """Training has ended, or failed."""
+        self.calls.stop()
 
     # Each step.
 
-    def after_step(self, step: int) -> None:
-        """Note the step's wait for other ranks."""
+    def after_step(self, step: int, counts: bool) -> bool:
+        """Note the step; returns whether all ranks vote now. counts: whether its times are compared with others."""
         self._step = step
-        if (found := self._step_spans.step(step)) is not None:
-            self.votes.step(step, *found)
+        if counts:
+            self._step_spans.step(step)
+        if self._hurries():
+            self.calls.call()
+        self._called = self.calls.after_step(step)
+        return self._called or step >= self.votes.next
 
-    def _report(self) -> None:
-        """Before a vote: the steps whose waits were not known when they ended."""
-        if (found := self._step_spans.voting()) is not None:
-            self.votes.step(self._step, *found)
+    def _hurries(self) -> bool:
+        """Whether this rank cannot wait for the next regular vote."""
+        if self.control.unheard or (self.bad is not None and self._bad_rank is None):
+            return True
+        # Steps that have become slow put off the next vote.
+        late = self.clock.window_ns >= 2 * max(self._window_ns, self._every_s * 1e9)
+        return late or (self.early is None and self.wants_end())
 
-    def turn(self, step: int, early: bool, profile: bool) -> Mapping[str, int]:
-        """After step `votes.next`: vote. Returns what all ranks do now, with a rank that asked for it.
+    def turn(self, profile: bool) -> Mapping[str, int]:
+        """All ranks vote. Returns what all of them do now, with a rank that asked for it.
 
         "window": end the window, and call `cut`. "profile": profile the next step.
         """
@@ -94,30 +115,46 @@ class Team:
         decision = self.votes.read()
         if decision is not None:
             self._keep(decision)
+        asks = self._asks() | {"profile": profile}
+        if self._called:
+            if decision is not None:
+                self._take(decision, pauses=False)
+            asks["window"] = self.clock.window_ns >= self._window_ns
+            decision = self._vote_now(asks)
+            self._keep(decision)
+            self.votes.continues(self._step, decision.gap)
         asked, self._kept, self._settled = self._kept, {}, False
-        # A window that is long enough at the next turn; the present one ends in this turn if that was asked for.
-        lasted_ns = 0 if "window" in asked else self.clock.window_ns
-        asks = self._asks(early)
-        asks["profile"] = profile
-        asks["window"] = lasted_ns + self.votes.since_s * 1e9 >= self._window_ns
-        self._report()
-        self.votes.cast(step, asks, None if decision is None else decision.gap)
+        if not self._called:
+            gap = decision.gap if decision is not None else self.votes.gap
+            # The window that ends in this turn, if that was asked for, ends at the step nearest to its length.
+            lasted_ns = 0 if "window" in asked else self.clock.window_ns
+            next_ns = 1e9 * self.votes.since_s * gap / self.votes.gap
+            asks["window"] = lasted_ns + 1.5 * next_ns >= self._window_ns
+            self.votes.cast(self._step, asks, self._step_spans.voting(self.votes.place), gap)
+            if decision is not None:
+                self._take(decision)
         self._step_spans.voted()
-        if decision is not None:
-            self._take(decision)
         return asked
 
-    def agree(self, early: bool) -> None:
+    def agree(self) -> None:
         """Between steps, where all ranks are: wait for all of them, and take over what they ask for.
 
         What the vote in flight asks for at the next turn is kept until then.
         """
         if (flying := self.votes.read()) is not None:
-            self._take(flying, pauses=False)
+            self._take(flying, pauses=False)  # cast before a pause that lasts
             self._keep(flying)
-        self._report()
-        self._take(self.votes.now(self._asks(early)))
+        self._vote_now(self._asks())
         self.votes.paused()
+
+    def _agree_in_pause(self) -> None:
+        self.agree()
+        self.voted()
+
+    def _vote_now(self, asks: Mapping[str, bool]) -> Decision:
+        decision = self.votes.now(self._step, asks, self._step_spans.voting(self.votes.place))
+        self._take(decision)
+        return decision
 
     def _keep(self, decision: Decision) -> None:
         asked = {**self._kept, **decision.asked}
@@ -125,8 +162,8 @@ class Team:
             asked.pop("window", None)
         self._kept = asked
 
-    def _asks(self, early: bool) -> dict[str, bool]:
-        return self.control.asks() | {"early": early, "not_finite": self.bad is not None}
+    def _asks(self) -> dict[str, bool]:
+        return self.control.asks() | {"early": self.wants_end(), "not_finite": self.bad is not None}
 
     def _take(self, decision: Decision, pauses: bool = True) -> None:
         self._least += decision.least_wait_ns

@@ -83,12 +83,12 @@ class Member:
 class World:
     """The ranks of this run. Use `World.join`.
 
-    notes: shared by all ranks. control: the gloo group for values; exchange: of objects, over it. members: the ranks in
-    order.
+    store, notes: shared by all ranks. control: the gloo group for values; exchange: of objects, over it. members: the
+    ranks in order.
     """
 
-    def __init__(self, place: Place, notes: Notes, device: torch.device) -> None:
-        self.place, self.notes, self.device = place, notes, device
+    def __init__(self, place: Place, store: Store, notes: Notes, device: torch.device) -> None:
+        self.place, self.store, self.notes, self.device = place, store, notes, device
         self.control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
         self.exchange = Exchange(self.control)
         mine = socket.gethostname(), os.getpid()
@@ -125,7 +125,7 @@ class World:
             world_size=place.size,
             device_id=device if on_gpu else None,
         )
-        return cls(place, ranks.notes, device)
+        return cls(place, ranks.store, ranks.notes, device)
 
 
 def _meet(run: OpenRun, ranks: Ranks, device: torch.device) -> None:
