@@ -14,8 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
