@@ -42,7 +42,8 @@ class Calls:
             store = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
         self._listening = PrefixStore(name, store)
         self._listening.set_timeout(PATIENCE)
-        self._number = 0  # of the next call
+        self._begun = 0  # how often training has begun
+        self._number = 0  # of the next call since then
         self._called = False
         # Optimizer steps done; the step whose end this rank promised to wait at; the step after which all ranks vote.
         self._step = 0
@@ -55,6 +56,7 @@ class Calls:
 
     def start(self, step: int) -> None:
         """Training begins after so many steps."""
+        self._begun, self._number = self._begun + 1, 0
         self._step, self._promised, self._at = step, None, None
         self._called = self._stopping = False
         self._known, self._voted = threading.Event(), threading.Event()
@@ -97,25 +99,29 @@ class Calls:
     def _set_first(self, value: str) -> None:
         """What comes next, unless another rank was first."""
         with contextlib.suppress(Exception):  # the store is gone
-            self._store.compare_set(str(self._number), "", value)
+            self._store.compare_set(self._name, "", value)
+
+    @property
+    def _name(self) -> str:
+        """The key of the next call."""
+        return f"{self._begun}/{self._number}"
 
     def _work(self) -> None:
         try:
-            while self._heard(str(self._number)) == _CALL:
-                self._answer(self._number)
-            self._number += 1
+            while self._heard(self._name) == _CALL:
+                self._answer(self._number, self._name)
         except Exception:  # noqa: BLE001  the store is gone, and soon this rank
             self._known.set()
 
-    def _answer(self, number: int) -> None:
+    def _answer(self, number: int, name: str) -> None:
         with self._lock:
             done = self._step
             self._promised = done + 1
-        self._listening.set(f"{number}/{self._rank}", str(done))
+        self._listening.set(f"{name}/{self._rank}", str(done))
         if not self._rank:
-            every = [int(self._heard(f"{number}/{rank}")) for rank in range(self._size)]
-            self._listening.set(f"{number}/at", str(max(every) + 1))
-        self._at = int(self._heard(f"{number}/at"))
+            every = [int(self._heard(f"{name}/{rank}")) for rank in range(self._size)]
+            self._listening.set(f"{name}/at", str(max(every) + 1))
+        self._at = int(self._heard(f"{name}/at"))
         self._known.set()
         self._voted.wait()
         self._voted.clear()
