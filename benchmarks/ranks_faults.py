@@ -120,7 +120,7 @@ def _signal(number: int, whom: Callable[[RanksJob], int], job: RanksJob) -> None
 
 def _twice(job: RanksJob) -> None:
     os.kill(job.console.pid, signal.SIGINT)
-    time.sleep(0.3)
+    time.sleep(0.005)  # less than the steps until they stop
     os.kill(job.console.pid, signal.SIGINT)
 
 
