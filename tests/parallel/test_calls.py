@@ -31,7 +31,7 @@ def ranks(server: TCPStore) -> list[Calls]:
 
 
 def trained(calls: Calls, rank: int, together: threading.Barrier, callers: dict[int, int]) -> list[int]:
-    """The steps after which this rank voted. In each step the ranks wait for each other. callers: a rank by step, or ALL."""
+    """The steps after which this rank voted. The ranks meet in each step. callers: a rank by step, or ALL."""
     calls.start(0)
     voted = []
     for done in range(1, STEPS + 1):
