@@ -10,24 +10,29 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import DistStoreError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 # Fits into 31 bits of milliseconds. After so long without a call, only the regular votes are left.
 PATIENCE = timedelta(days=20)
+# How long rank 0 waits for the answers to a call, while the ranks wait between two steps.
+ANSWER_S = 5.0
+_NEVER = 0  # the step of a vote that does not take place
 _CALL, _OVER = "call", "over"
 
 
 class Calls:
     """The calls of all ranks. store: shared by them; this opens a connection of its own, since a wait occupies one.
 
-    Where the store fails, nobody is called any more: requests wait for the regular votes.
+    Where a rank does not answer or the store fails, nobody is called any more: requests wait for the regular votes.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
@@ -41,7 +46,6 @@ class Calls:
         if isinstance(store, TCPStore):
             store = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
         self._listening = PrefixStore(name, store)
-        self._listening.set_timeout(PATIENCE)
         self._begun = 0  # how often training has begun
         self._number = 0  # of the next call since then
         self._called = False
@@ -89,8 +93,8 @@ class Calls:
         if self._at is not None and step < self._at:
             return False
         now = self._at == step
+        self._called = not now  # no other call after one in vain
         self._promised, self._at = None, None
-        self._called = False
         self._number += 1
         self._known.clear()
         self._voted.set()
@@ -119,8 +123,7 @@ class Calls:
             self._promised = done + 1
         self._listening.set(f"{name}/{self._rank}", str(done))
         if not self._rank:
-            every = [int(self._heard(f"{name}/{rank}")) for rank in range(self._size)]
-            self._listening.set(f"{name}/at", str(max(every) + 1))
+            self._listening.set(f"{name}/at", str(self._first_free(name)))
         self._at = int(self._heard(f"{name}/at"))
         self._known.set()
         self._voted.wait()
@@ -129,6 +132,17 @@ class Calls:
             if self._number == number:  # the step of the vote was not reached
                 self._number += 1
             self._set_first(_OVER)
+
+    def _first_free(self, name: str) -> int:
+        """The first step that no rank has ended; _NEVER if one does not answer."""
+        deadline, every = time.monotonic() + ANSWER_S, []
+        for key in (f"{name}/{rank}" for rank in range(self._size)):
+            try:
+                self._listening.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.01)))
+            except DistStoreError:
+                return _NEVER
+            every.append(int(self._listening.get(key)))
+        return max(every) + 1
 
     def _heard(self, key: str) -> str:
         """The value of a key, when it has one."""
