@@ -97,6 +97,26 @@ def test_what_the_run_started_itself_is_no_neighbour() -> None:
     assert not {worker.pid, os.getpid()} & {item["pid"] for item in found}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_another_rank_of_the_run_is_no_neighbour_and_its_cores_are_not_used_by_others(neighbour: int) -> None:
+    found = LinuxCounters(detect_host(), None, lambda *_: None, ranks=(neighbour,))
+    samples = []
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and not (samples and (samples[-1]["ranks_cpu_percent"] or 0) > 10):
+        samples.append(found.read())
+        found._neighbours._next = 0.0
+        time.sleep(0.5)
+    found.close()
+    assert samples[0]["ranks_cpu_percent"] is None
+    assert 10 < samples[-1]["ranks_cpu_percent"] < 150
+    assert all(item["pid"] != neighbour for sample in samples for item in sample["neighbours"] or ())
+
+
+def test_without_other_ranks_there_is_no_use_of_theirs() -> None:
+    found = LinuxCounters(detect_host(), None, lambda *_: None)
+    assert [found.read()["ranks_cpu_percent"], found.read()["ranks_cpu_percent"]] == [None, None]
+
+
 def process(pid: int, ticks: int, name: str = "busy", parent: int = 1, core: int = 0) -> dict[str, str]:
     words = ["R", str(parent), *["0"] * 9, str(ticks), "0", *["0"] * 6, "77", *["0"] * 16, str(core), "0"]
     return {f"proc/{pid}/stat": f"{pid} ({name}) {' '.join(words)}\n"}
@@ -153,7 +173,7 @@ def counters(root: Path) -> LinuxCounters:
     def note(signal: str, error: Exception) -> None:
         assert signal != "cpu_throttled", error
 
-    return LinuxCounters(detect_host(root, 8), None, note, root)
+    return LinuxCounters(detect_host(root, 8), None, note, root=root)
 
 
 V1 = {

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ HOST_KEYS = (
     "cpu_percent",
     "cpu_per_core",
     "process_cpu_percent",
+    "ranks_cpu_percent",
     "rss_bytes",
     "workers",
     "workers_rss_bytes",
@@ -51,12 +52,12 @@ Note = Callable[[str, Exception], None]
 class HostCounters(ABC):
     """Host counters of one system. Not thread-safe.
 
-    note: called with (counter, error) for every part that failed and is null. children: process ids of the
-    descendants, as of the last search.
+    note: called with (counter, error) for every part that failed and is null. ranks: process ids of the other ranks of
+    this run on this host. children: process ids of the descendants, as of the last search.
     """
 
-    def __init__(self, host: Host, run_dir: Path | None, note: Note) -> None:
-        self._host, self._run_dir, self._note = host, run_dir, note
+    def __init__(self, host: Host, run_dir: Path | None, note: Note, ranks: Sequence[int] = ()) -> None:
+        self._host, self._run_dir, self._note, self._ranks = host, run_dir, note, tuple(ranks)
         self._before: dict[str, Any] = {}
         self._count = 0
         self._disk_free: int | None = None
@@ -104,9 +105,17 @@ class HostCounters(ABC):
 class LinuxCounters(HostCounters):
     """Reads /proc and the control groups. root: folder with proc/ and sys/."""
 
-    def __init__(self, host: Host, run_dir: Path | None, note: Note, root: Path = Path("/")) -> None:
-        super().__init__(host, run_dir, note)
+    def __init__(
+        self,
+        host: Host,
+        run_dir: Path | None,
+        note: Note,
+        ranks: Sequence[int] = (),
+        root: Path = Path("/"),
+    ) -> None:
+        super().__init__(host, run_dir, note, ranks)
         self._root = root
+        self._of_ranks: tuple[int, ...] = ()  # the other ranks and their descendants, as of the last search
         self._files: dict[Path, int] = {}
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._tick = os.sysconf("SC_CLK_TCK")
@@ -117,7 +126,7 @@ class LinuxCounters(HostCounters):
             self._cores = frozenset(range(host.logical_cores))
         self._next_search = 0.0
         self._inactive: dict[Path, int] = {}
-        self._neighbours = Neighbours(root, self._cores)
+        self._neighbours = Neighbours(root, self._cores, self._ranks)
 
     def _parts(self, body: Json, fresh: bool, slow: bool) -> Iterable[tuple[str, Callable[[], Json]]]:
         return (
@@ -192,7 +201,7 @@ class LinuxCounters(HostCounters):
         if fresh or now >= self._next_search:
             self._search(now)
         own = self._stat(self._root / "proc/self/stat")
-        cpu, rss, workers, gone = {0: own[0]}, 0, 0, []
+        cpu, theirs, rss, workers, gone = {0: own[0]}, {}, 0, 0, []
         servers = server_pids()
         for pid in self.children:
             try:
@@ -204,21 +213,30 @@ class LinuxCounters(HostCounters):
             if pid not in servers:
                 rss += size
                 workers += 1
+        for pid in self._of_ranks:
+            try:
+                theirs[pid] = self._stat(self._root / f"proc/{pid}/stat")[0]
+            except (OSError, IndexError, ValueError):
+                gone.append(pid)
         if gone:
             self._drop(gone)
             self._next_search = 0.0
-        earlier = self._since("processes", cpu)
-        percent = None
-        if earlier is not None:
-            # New processes count from now on, without their earlier CPU time.
-            ticks = sum(spent - earlier[0].get(pid, spent) for pid, spent in cpu.items())
-            percent = round(100 * ticks / self._tick / earlier[1], 1)
         return {
-            "process_cpu_percent": percent,
+            "process_cpu_percent": self._percent("processes", cpu),
+            "ranks_cpu_percent": self._percent("ranks", theirs) if self._ranks else None,
             "rss_bytes": own[1],
             "workers": workers,
             "workers_rss_bytes": rss,
         }
+
+    def _percent(self, key: str, cpu: dict[int, int]) -> float | None:
+        """CPU time of these processes since the last sample, of one core. cpu: ticks by process."""
+        earlier = self._since(key, cpu)
+        if earlier is None:
+            return None
+        # New processes count from now on, without their earlier CPU time.
+        ticks: int = sum(spent - earlier[0].get(pid, spent) for pid, spent in cpu.items())
+        return round(100 * ticks / self._tick / earlier[1], 1)
 
     def _stat(self, path: Path) -> tuple[int, int]:
         """(ticks of CPU time, resident bytes) of a process; see proc_pid_stat(5)."""
@@ -232,8 +250,10 @@ class LinuxCounters(HostCounters):
         """Find the descendants; schedule the next search by the cost of this one, soon while there are none."""
         start = time.thread_time()
         found = tuple(descendants(self._root))
-        self._drop([pid for pid in self.children if pid not in found])
-        self.children = found
+        alive = [rank for rank in self._ranks if (self._root / f"proc/{rank}").exists()]
+        of_ranks = tuple(pid for rank in alive for pid in (rank, *descendants(self._root, rank)))
+        self._drop([pid for pid in (*self.children, *self._of_ranks) if pid not in {*found, *of_ranks}])
+        self.children, self._of_ranks = found, of_ranks
         self._next_search = now + max(
             _SEARCH_S if found else 0.0, (time.thread_time() - start) / _SEARCH_SHARE
         )
@@ -242,6 +262,7 @@ class LinuxCounters(HostCounters):
         for pid in pids:
             self._forget(self._root / f"proc/{pid}/stat")
         self.children = tuple(pid for pid in self.children if pid not in pids)
+        self._of_ranks = tuple(pid for pid in self._of_ranks if pid not in pids)
 
     def _read_memory(self, slow: bool) -> Json:
         available = None
@@ -278,9 +299,9 @@ class LinuxCounters(HostCounters):
 
     def _read_neighbours(self, body: Json) -> Json:
         """The busiest other processes, if others use a noticeable part of the cores."""
-        used, own = body["cpu_percent"], body["process_cpu_percent"]
-        known = used is not None and own is not None
-        others = used / 100 * self._host.usable_cpus - own / 100 if known else None
+        used, own, ranks = body["cpu_percent"], body["process_cpu_percent"], body["ranks_cpu_percent"]
+        known = used is not None and own is not None and not (self._ranks and ranks is None)
+        others = used / 100 * self._host.usable_cpus - (own + (ranks or 0.0)) / 100 if known else None
         return {"neighbours": self._neighbours.read(others)}
 
     def _read_throttled(self) -> Json:
@@ -328,18 +349,18 @@ def server_pids() -> set[int]:
     return found
 
 
-def descendants(root: Path = Path("/")) -> list[int]:
-    """Running descendants of this process; empty if /proc cannot be read."""
+def descendants(root: Path = Path("/"), of: int | None = None) -> list[int]:
+    """Running descendants of this process, or of another one; empty if /proc cannot be read."""
     own = os.getpid()
     if (root / f"proc/self/task/{own}/children").exists():
         found: list[int] = []
-        waiting = ["self"]
+        waiting = ["self" if of is None else str(of)]
         while waiting:
             for pid in _children_of(root / "proc" / waiting.pop() / "task"):
                 found.append(pid)
                 waiting.append(str(pid))
         return found
-    return _by_parent(root, own)
+    return _by_parent(root, own if of is None else of)
 
 
 def _children_of(tasks: Path) -> list[int]:
@@ -353,8 +374,8 @@ def _children_of(tasks: Path) -> list[int]:
     return found
 
 
-def _by_parent(root: Path, own: int) -> list[int]:
-    """Descendants by the parent ids of all processes, for kernels that do not list children."""
+def _by_parent(root: Path, of: int) -> list[int]:
+    """Descendants of a process by the parent ids of all processes, for kernels that do not list children."""
     parents: dict[int, int] = {}
     try:
         names = os.listdir(root / "proc")  # noqa: PTH208 - names are all that is needed
@@ -370,4 +391,4 @@ def _by_parent(root: Path, own: int) -> list[int]:
         words = text[text.rindex(b")") + 2 :].split(maxsplit=2)
         if words[0] != b"Z":
             parents[int(name)] = int(words[1])
-    return sorted(family(own, parents) - {own})
+    return sorted(family(of, parents) - {of})

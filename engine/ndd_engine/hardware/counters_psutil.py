@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,10 +15,11 @@ from .host import Host
 class PsutilCounters(HostCounters):
     """Reads what psutil provides."""
 
-    def __init__(self, host: Host, run_dir: Path | None, note: Note) -> None:
-        super().__init__(host, run_dir, note)
+    def __init__(self, host: Host, run_dir: Path | None, note: Note, ranks: Sequence[int] = ()) -> None:
+        super().__init__(host, run_dir, note, ranks)
         self._own = psutil.Process()
         self._offspring: list[psutil.Process] = []
+        self._of_ranks: list[psutil.Process] = []
 
     def _parts(self, body: Json, fresh: bool, slow: bool) -> Iterable[tuple[str, Callable[[], Json]]]:
         return (
@@ -55,12 +57,30 @@ class PsutilCounters(HostCounters):
             alive.append(process)
         self._offspring = alive
         self.children = tuple(process.pid for process in alive)
-        earlier = self._since("processes", spent)
         return {
-            "process_cpu_percent": round(max(100 * (spent - earlier[0]) / earlier[1], 0.0), 1)
-            if earlier
-            else None,
+            "process_cpu_percent": self._percent("processes", spent),
+            "ranks_cpu_percent": self._percent("ranks", self._ranks_spent(slow)) if self._ranks else None,
             "rss_bytes": self._own.memory_info().rss,
             "workers": workers,
             "workers_rss_bytes": rss,
         }
+
+    def _ranks_spent(self, slow: bool) -> float:
+        """Seconds of CPU time of the other ranks and their descendants."""
+        if slow:
+            self._of_ranks = []
+            for pid in self._ranks:
+                with suppress(psutil.Error):
+                    rank = psutil.Process(pid)
+                    self._of_ranks += [rank, *rank.children(recursive=True)]
+        spent = 0.0
+        for process in self._of_ranks:
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                spent += times.user + times.system
+        return spent
+
+    def _percent(self, key: str, spent: float) -> float | None:
+        """CPU time since the last sample, of one core. spent: seconds so far."""
+        earlier = self._since(key, spent)
+        return round(max(100 * (spent - earlier[0]) / earlier[1], 0.0), 1) if earlier else None

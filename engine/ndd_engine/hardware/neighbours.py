@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,11 +50,12 @@ class _Process(NamedTuple):
 class Neighbours:
     """Finds the busiest other processes by reading /proc twice, one sample apart. Not thread-safe.
 
-    cores: those that this process may run on; processes on other cores are ignored.
+    cores: those that this process may run on; processes on other cores are ignored. ranks: processes of the same run,
+    which are no neighbours either.
     """
 
-    def __init__(self, root: Path, cores: frozenset[int]) -> None:
-        self._proc, self._cores = root / "proc", cores
+    def __init__(self, root: Path, cores: frozenset[int], ranks: Sequence[int] = ()) -> None:
+        self._proc, self._cores, self._ranks = root / "proc", cores, ranks
         self._tick = os.sysconf("SC_CLK_TCK")
         self._first: tuple[dict[_Key, int], float] | None = None
         self._found: list[dict[str, Any]] | None = None
@@ -89,7 +91,7 @@ class Neighbours:
         begin = time.thread_time()
         processes = list(self._processes())
         parents = {item.key[0]: item.parent for item in processes}
-        ours = family(os.getpid(), parents)
+        ours = set().union(*(family(pid, parents) for pid in (os.getpid(), *self._ranks)))
         found: list[tuple[float, _Process]] = []
         for item in processes:
             # A new process started between the two reads.

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ class Sampler:
     sample.
 
     Host counters (counters.HOST_KEYS): cpu_percent is relative to the usable CPU (the quota, or the cores of the
-    affinity, listed in cpu_per_core); process_cpu_percent is relative to one core and includes child processes.
+    affinity, listed in cpu_per_core); process_cpu_percent is relative to one core and includes child processes;
+    ranks_cpu_percent is the same of the other ranks on this host, null if there are none.
     rss_bytes counts shared pages in every process. neighbours: the busiest other processes; stoppable is true for
     those of this user that are no system processes. cpu_throttled: share of time throttled by the cgroup quota (0..1).
     """
@@ -67,7 +68,9 @@ class Sampler:
         run_dir: Path | None = None,
         nvml: Nvml | None = None,
         host: Host | None = None,
+        ranks: Sequence[int] = (),
     ) -> None:
+        """ranks: process ids of the other ranks of this run on this host, which are not "others"."""
         self._gpu, self._sink, self._period_s = gpu, sink, max(period_s, 0.01)
         self._nvml = nvml if nvml is not None else Nvml()
         self._own_nvml = nvml is None
@@ -85,7 +88,7 @@ class Sampler:
         try:
             known = host if host is not None else detect_host()
             kind = LinuxCounters if sys.platform == "linux" else PsutilCounters
-            self._counters = kind(known, run_dir, self._note)
+            self._counters = kind(known, run_dir, self._note, ranks)
             self._counters.read(fresh=True)  # what the first rates are counted from
         except Exception as error:  # noqa: BLE001 - without counters the samples are null
             self._note("host", error)

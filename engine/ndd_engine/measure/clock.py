@@ -90,7 +90,8 @@ class PhaseClock:
         # If set, called at every phase change with (time, index of the phase that begins). Must not raise.
         self.listener: Callable[[int, int], None] | None = None
         self.names = list(PHASES)
-        self._index = {name: index for index, name in enumerate(PHASES)}
+        # Of the phase it was entered from, and its name without that: the index of a sub-phase.
+        self._parts: dict[tuple[int, str], int] = {}
         self._current = OTHER
         self._rows: list[list[int]] = []
         self._row = [0] * len(PHASES)
@@ -115,14 +116,18 @@ class PhaseClock:
     def enter_part(self, name: str) -> int:
         """Switch to the sub-phase `name` of the current phase; returns the phase to go back to."""
         outer = self._current
-        key = f"{self.names[outer].partition('/')[0]}/{name}"
-        index = self._index.get(key)
+        index = self._parts.get((outer, name))
         if index is None:
-            index = self._index[key] = len(self.names)
-            self.names.append(key)
-            self._row.append(0)
+            index = self._parts[outer, name] = self._part(outer, name)
         self.enter(index)
         return outer
+
+    def _part(self, outer: int, name: str) -> int:
+        key = f"{self.names[outer].partition('/')[0]}/{name}"
+        if key not in self.names:
+            self.names.append(key)
+            self._row.append(0)
+        return self.names.index(key)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:

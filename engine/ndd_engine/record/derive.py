@@ -152,7 +152,7 @@ def mean_core_use(usable: float | None, samples: Sequence[SampleEvent]) -> CoreU
     if not usable or not known:
         return None
     used = fmean(host["cpu_percent"] for host in known) / 100 * usable
-    own = fmean(host["process_cpu_percent"] for host in known) / 100
+    own = fmean(host["process_cpu_percent"] + (host.get("ranks_cpu_percent") or 0.0) for host in known) / 100
     throttled = [host["cpu_throttled"] for host in known if host.get("cpu_throttled") is not None]
     newest = next((host["neighbours"] for host in reversed(known) if host.get("neighbours")), ())
     return CoreUse(

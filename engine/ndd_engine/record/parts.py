@@ -53,6 +53,7 @@ class _HostCounters(TypedDict, total=False):
     cpu_percent: float | None
     cpu_per_core: list[float] | None
     process_cpu_percent: float | None
+    ranks_cpu_percent: float | None
     rss_bytes: float | None
     workers: int | None
     workers_rss_bytes: float | None

@@ -1,15 +1,14 @@
-"""A run with several ranks in the terms of one with a single rank: its phases, and the cores that it uses."""
+"""The phases of a run with several ranks in the terms of one with a single rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from .across import EXCHANGE, SHARED, SKEW, Ranks
 from .derive import share_error
 from .events import PHASES, RanksEvent, WindowEvent
 from .ranks import ASIDES
-from .snapshot import CoreUse, PhaseShare
+from .snapshot import PhaseShare
 
 
 def shares_across(
@@ -56,13 +55,3 @@ def _parts_across(name: str, events: Sequence[RanksEvent]) -> list[tuple[float, 
         if event.steps and event.wall_ns:
             found.append((float(spent), float(event.wall_ns)))
     return found
-
-
-def cores_across(use: CoreUse | None, ranks: Ranks) -> CoreUse | None:
-    """The CPU use with the other ranks of this host as part of the run; they cannot be told from its neighbours."""
-    here = ranks.newest.world / max(ranks.newest.hosts, 1)
-    if use is None or here <= 1:
-        return use
-    own = use.own if ranks.cpu_ns is None else max(use.own, ranks.cpu_ns / ranks.step_ns * here)
-    others = 0.0 if ranks.cpu_ns is None else max(use.used - own, 0.0)
-    return replace(use, own=own, others=others, neighbours=(), stoppable=())

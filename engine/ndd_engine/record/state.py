@@ -41,7 +41,7 @@ from .events import (
     WorkEvent,
     finite,
 )
-from .shared import cores_across, shares_across
+from .shared import shares_across
 from .snapshot import Evaluation, Snapshot, TimedMark, TimeLeft, Totals
 from .timeleft import Aside, time_left
 from .trend import Trend
@@ -318,7 +318,6 @@ class RunState:
         if ranks is not None:
             shares = shares_across(shares, self.recent, ranks, self.recent_ranks)
             step_ns = ranks.step_ns
-        cores = core_use(run, self.samples)
         # Fields of the same name; those that are converted or derived follow.
         kept = {name: value for name, value in vars(self).items() if name in Snapshot.__dataclass_fields__}
         derived = {
@@ -342,7 +341,7 @@ class RunState:
             "throughput": throughput(self.work, step_ns),
             "micro_steps": micro / steps if steps else None,
             "totals": Totals(**{**self.totals, "phases": dict(self.totals["phases"])}),
-            "cores": cores_across(cores, ranks) if ranks is not None else cores,
+            "cores": core_use(run, self.samples),
             "trials": tuple(self.trials),
             "dropped_events": dropped_events,
             "ranks": ranks,

@@ -153,7 +153,8 @@ def prepare_run(run: OpenRun) -> Prepared:
         run.put(MarkEvent("choice", loop.step, choice.reason))
     for event in _trial_step_events(loop, rehearsal, machine):
         run.put(event)
-    sampler = Sampler(machine.chosen, run.put, run_dir=run.directory.path)
+    others = () if world is None else world.pids_here
+    sampler = Sampler(machine.chosen, run.put, run_dir=run.directory.path, ranks=others)
     if world is None or world.place.first or device.type == "cuda":
         sampler.start()
     if device.type == "cuda":

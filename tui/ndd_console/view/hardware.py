@@ -94,10 +94,12 @@ def _host(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
     if workers is None and snapshot.run is not None:
         workers = finite(setting(snapshot.run, "loader", "workers"))
     names = _whole(workers, "")
+    ranks = _figure(host, "ranks_cpu_percent")
     kind = "process" if snapshot.run is not None and "script" in snapshot.run.config else "worker"
     return [
         (f"cpu {_whole(_figure(host, 'cpu_percent'), ' %')}", "text"),
         (f"process {_whole(_figure(host, 'process_cpu_percent'), ' %')}", "text"),
+        *([] if ranks is None else [(f"other ranks {_whole(ranks, ' %')}", "text")]),
         (f"{names} {kind}{'' if workers == 1 else 'es' if kind.endswith('s') else 's'}", "text"),
         (f"disk {size(_figure(host, 'disk_free_bytes'))} free", "text"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -59,6 +60,7 @@ def introduce(ranks: Ranks) -> None:
     ranks.notes.put(f"here/{ranks.place.rank}", json.dumps(body))
 
 
+@functools.cache
 def _space() -> str:
     """What a process id belongs to: containers and machines may have the same host name. "" if it is not known."""
     with contextlib.suppress(OSError):
@@ -178,8 +180,9 @@ class Neighbours:
         self._ranks = ranks
         # Whose host is not known yet: launchers may deal out ranks to hosts in any order.
         self._unknown = set(_others(ranks))
-        # What those of this host said of themselves, which does not change: looking at them does not ask the store.
-        self._known: dict[int, Any] = {}
+        # What those of this host said of themselves, which does not change, and their processes: looking at them does
+        # not ask the store.
+        self._known: dict[int, tuple[Any, psutil.Process | None]] = {}
 
     def gone(self) -> Cause | None:
         """That the process of one of them has ended without leaving. Tells the ranks of other hosts."""
@@ -188,9 +191,9 @@ class Neighbours:
                 if (member := _member(self._ranks.notes, rank)) is not None:
                     self._unknown.discard(rank)
                     if _is_here(member):
-                        self._known[rank] = member
-        for rank, member in self._known.items():
-            if words := _gone(self._ranks.notes, rank, member):
+                        self._known[rank] = member, _process(member)
+        for rank, (member, process) in self._known.items():
+            if _ended(process) and (words := _gone(self._ranks.notes, rank, member)):
                 return _leave(self._ranks, rank, Cause("failed", words, own=False, curable=True))
         return None
 
@@ -204,18 +207,28 @@ def _gone(notes: Notes, rank: int, member: Any) -> str:
 
     member: what it said of itself, None before it did.
     """
-    if member is None or not _is_here(member):
-        return ""
-    try:
-        if psutil.Process(member["pid"]).status() != psutil.STATUS_ZOMBIE:
-            return ""
-    except psutil.NoSuchProcess:
-        pass
-    except psutil.Error:
+    if member is None or not _is_here(member) or not _ended(_process(member)):
         return ""
     if notes.get(f"left/{rank}") is not None:
         return ""
     return f"rank {rank} ({printable(member['host'])}, process {member['pid']}) was killed or ended"
+
+
+def _process(member: Any) -> psutil.Process | None:
+    """The process of a rank on this host; None if there is none any more."""
+    try:
+        return psutil.Process(member["pid"])
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _ended(process: psutil.Process | None) -> bool:
+    try:
+        return process is None or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
 
 
 def _member(notes: Notes, rank: int) -> Any:

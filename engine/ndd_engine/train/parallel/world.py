@@ -104,6 +104,11 @@ class World:
         return self.place.size
 
     @property
+    def pids_here(self) -> list[int]:
+        """The processes of the other ranks on this host."""
+        return [member.pid for member in self.members if member.here and member.rank != self.rank]
+
+    @property
     def hosts(self) -> list[str]:
         """The host of each rank."""
         return [member.host for member in self.members]
