@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ndd_engine.config import read
+from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.train.parallel.place import place
 from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.rank_run import met
@@ -25,8 +26,10 @@ from ndd_engine.train.run import RunRequest
 from .engine import TINY_WORKLOAD, Engine
 from .loop import BareLoop, keep_memory
 
-# Steps of a block before the first one that counts: a block begins an epoch, for which its order is drawn.
+# Before the first step that counts: a block begins an epoch, for which its order is drawn.
 WARM_UP = 3
+# The engine's first votes are one, two, four ... steps apart, up to a second. A run begins only once.
+SETTLED_S = 2.5
 
 
 def main() -> None:
@@ -41,12 +44,13 @@ def main() -> None:
     assert meeting is not None
     run = meeting.open(meeting.request)
     subject = Engine(run, prepare_run(run))
+    sampler = subject.prepared.sampler if here.first else None  # others run without one on a CPU
     subject.prepared.sampler.stop()
     keep_memory()
     bare = BareLoop(subject.prepared.config, torch.device("cpu"))
     # Gradients are views of the buckets, as in the engine.
     bare.model = DistributedDataParallel(bare.model, gradient_as_bucket_view=True)
-    body = _measure(subject, bare, int(pairs), float(block_s))
+    body = _measure(subject, sampler, bare, int(pairs), float(block_s))
     if here.first:
         Path(output).write_text(json.dumps(body))
     dist.barrier()
@@ -63,31 +67,34 @@ class Ticks:
         self.calls.append((time.perf_counter(), time.process_time()))
 
 
-def _measure(subject: Engine, bare: BareLoop, pairs: int, block_s: float) -> dict[str, Any]:
-    """speed, cpu: engine / bare of neighbouring blocks; step_s of the bare loop; steps of a block; collectives."""
-
+def _measure(
+    subject: Engine, sampler: Sampler | None, bare: BareLoop, pairs: int, block_s: float
+) -> dict[str, Any]:
+    """speed, cpu: engine / bare of neighbouring blocks; step_s of the bare loop; steps of a block."""
     ticks = Ticks()
     subject.loop.stepper.model.register_forward_pre_hook(ticks)
     bare.model.register_forward_pre_hook(ticks)
 
-    def timed(train: Callable[[int], None], steps: int) -> tuple[float, float]:
+    def timed(train: Callable[[int], None], steps: int, warm_up: int = WARM_UP) -> tuple[float, float]:
         dist.barrier()
         ticks.calls.clear()
-        train(WARM_UP + steps + 1)
-        (begin, used), (end, used_then) = ticks.calls[WARM_UP], ticks.calls[WARM_UP + steps]
+        train(warm_up + steps + 1)
+        (begin, used), (end, used_then) = ticks.calls[warm_up], ticks.calls[warm_up + steps]
         return (end - begin) / steps, (used_then - used) / steps
 
     def with_engine(steps: int) -> tuple[float, float]:
-        subject.prepared.sampler.start()
+        if sampler is None:
+            return timed(subject.train, steps, settled)
+        sampler.start()
         try:
-            return timed(subject.train, steps)
+            return timed(subject.train, steps, settled)
         finally:
-            subject.prepared.sampler.stop()
+            sampler.stop()
 
     timed(bare.train, 20)
     step_s = torch.tensor([timed(bare.train, 40)[0]])
     dist.all_reduce(step_s, dist.ReduceOp.MAX)
-    steps = max(round(block_s / float(step_s)), 8)
+    steps, settled = (max(round(seconds / float(step_s)), 8) for seconds in (block_s, SETTLED_S))
     with_engine(steps)
     speed, cpu, bares = [], [], []
     for index in range(pairs):

@@ -88,9 +88,9 @@ class CoreUse:
     """Mean CPU use over the newest samples, in cores.
 
     used: all processes; own: this run with its loader workers and its ranks on this host; others: other processes (at
-    least 0); usable: cores available to this run. samples: their number. neighbours: the busiest other processes, (pid, name, cores) each, ()
-    if unknown. stoppable: ids of those that belong to this user and are no system processes, () in older records.
-    throttled: share of time throttled by the cgroup quota, None if unknown.
+    least 0); usable: cores available to this run. samples: their number. neighbours: the busiest other processes, (pid,
+    name, cores) each, () if unknown. stoppable: ids of those that belong to this user and are no system processes, ()
+    in older records. throttled: share of time throttled by the cgroup quota, None if unknown.
     """
 
     used: float
