@@ -1,14 +1,16 @@
-"""One of several ranks of `benchmarks.ranks_loop`, started by torchrun: `ranks_worker.py OUTPUT PAIRS BLOCK_S SET...`.
+"""One of several ranks of `benchmarks.ranks_loop`, started by torchrun: `ranks_worker.py OUTPUT CHUNKS SET...`.
 
-Trains blocks with the engine and with a plain loop over DistributedDataParallel, in turns on all ranks.
+Trains with the engine, and after every few steps the same number with a plain loop over DistributedDataParallel.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
-from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ndd_engine.config import read
-from ndd_engine.hardware.sampler import Sampler
+from ndd_engine.train.parallel.loop import RankLoop
 from ndd_engine.train.parallel.place import place
 from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.rank_run import met
@@ -26,15 +28,87 @@ from ndd_engine.train.run import RunRequest
 from .engine import TINY_WORKLOAD, Engine
 from .loop import BareLoop, keep_memory
 
-# Before the first step that counts: a block begins an epoch, for which its order is drawn.
-WARM_UP = 3
-# The engine's first votes are one, two, four ... steps apart, up to a second. A run begins only once.
-SETTLED_S = 2.5
+CHUNK = 10  # steps
+# The first votes are one, two, four ... steps apart, up to a second.
+SETTLED_S = 3.0
+
+
+@dataclass
+class Spent:
+    """Nanoseconds: wall time, processor time of the process, and of the engine's own threads."""
+
+    wall: int = 0
+    cpu: int = 0
+    threads: int = 0
+
+    @classmethod
+    def now(cls) -> Spent:
+        """Until now."""
+        return cls(time.perf_counter_ns(), time.process_time_ns(), _own_threads())
+
+    def add(self, before: Spent, after: Spent) -> None:
+        """Add the time between."""
+        self.wall += after.wall - before.wall
+        self.cpu += after.cpu - before.cpu
+        self.threads += after.threads - before.threads
+
+
+def _own_threads() -> int:
+    spent = 0
+    for thread in threading.enumerate():
+        if thread.name.startswith("ndd-"):
+            try:
+                text = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text(encoding="ascii")
+            except OSError:
+                continue  # it has ended
+            spent += int(text.split()[0])
+    return spent
+
+
+class Done(Exception):  # noqa: N818  no error
+    """All chunks are trained."""
+
+
+class Turns:
+    """Trains chunks of both loops in turns, from inside the engine's loop. chunks: of each."""
+
+    def __init__(self, loop: RankLoop, bare: BareLoop, chunks: int) -> None:
+        self.engine, self.plain = Spent(), Spent()
+        self._bare, self._left = bare, chunks
+        self._after_step = loop._after_step
+        self._began = time.monotonic()
+        self._before: Spent | None = None
+        self._steps = 0
+        loop._after_step = self._stepped  # type: ignore[method-assign]
+        # Votes and windows come after so many seconds, of which the engine trains half.
+        loop.team.votes._every_s *= 2
+
+    def _stepped(self, action: int) -> None:
+        self._after_step(action)
+        self._steps += 1
+        if self._before is None:
+            settled = torch.tensor([time.monotonic() - self._began >= SETTLED_S])
+            if self._steps % CHUNK == 0:
+                dist.all_reduce(settled, dist.ReduceOp.MIN)
+                if settled:
+                    self._turn()
+        elif self._steps % CHUNK == 0:
+            self.engine.add(self._before, Spent.now())
+            self._turn()
+
+    def _turn(self) -> None:
+        if not self._left:
+            raise Done
+        self._left -= 1
+        before = Spent.now()
+        self._bare.train(CHUNK)
+        after = self._before = Spent.now()
+        self.plain.add(before, after)
 
 
 def main() -> None:
     """Measure; rank 0 writes its figures as JSON."""
-    output, pairs, block_s, *sets = sys.argv[1:]
+    output, chunks, *sets = sys.argv[1:]
     here = place()
     if here is None:
         raise SystemExit("start this with torchrun --nproc-per-node 2")
@@ -44,68 +118,39 @@ def main() -> None:
     assert meeting is not None
     run = meeting.open(meeting.request)
     subject = Engine(run, prepare_run(run))
-    sampler = subject.prepared.sampler if here.first else None  # others run without one on a CPU
-    subject.prepared.sampler.stop()
     keep_memory()
     bare = BareLoop(subject.prepared.config, torch.device("cpu"))
     # Gradients are views of the buckets, as in the engine.
     bare.model = DistributedDataParallel(bare.model, gradient_as_bucket_view=True)
-    body = _measure(subject, sampler, bare, int(pairs), float(block_s))
+    bare.train(2 * CHUNK)
+    loop = subject.loop
+    assert isinstance(loop, RankLoop)
+    turns = Turns(loop, bare, int(chunks))
+    with suppress(Done):
+        loop.run()
+    subject.prepared.sampler.stop()
+    body = _ratios(turns, int(chunks) * CHUNK)
     if here.first:
         Path(output).write_text(json.dumps(body))
     dist.barrier()
     run.close()
 
 
-class Ticks:
-    """A hook that notes (wall time, processor time of the process), in seconds, at each call of a model."""
+def _ratios(turns: Turns, steps: int) -> dict[str, Any]:
+    """speed, cpu: the engine's, relative to the plain loop; step_s of that; threads: of both ranks, of a step.
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[float, float]] = []
-
-    def __call__(self, *_: object) -> None:
-        self.calls.append((time.perf_counter(), time.process_time()))
-
-
-def _measure(
-    subject: Engine, sampler: Sampler | None, bare: BareLoop, pairs: int, block_s: float
-) -> dict[str, Any]:
-    """speed, cpu: engine / bare of neighbouring blocks; step_s of the bare loop; steps of a block."""
-    ticks = Ticks()
-    subject.loop.stepper.model.register_forward_pre_hook(ticks)
-    bare.model.register_forward_pre_hook(ticks)
-
-    def timed(train: Callable[[int], None], steps: int, warm_up: int = WARM_UP) -> tuple[float, float]:
-        dist.barrier()
-        ticks.calls.clear()
-        train(warm_up + steps + 1)
-        (begin, used), (end, used_then) = ticks.calls[warm_up], ticks.calls[warm_up + steps]
-        return (end - begin) / steps, (used_then - used) / steps
-
-    def with_engine(steps: int) -> tuple[float, float]:
-        if sampler is None:
-            return timed(subject.train, steps, settled)
-        sampler.start()
-        try:
-            return timed(subject.train, steps, settled)
-        finally:
-            sampler.stop()
-
-    timed(bare.train, 20)
-    step_s = torch.tensor([timed(bare.train, 40)[0]])
-    dist.all_reduce(step_s, dist.ReduceOp.MAX)
-    steps, settled = (max(round(seconds / float(step_s)), 8) for seconds in (block_s, SETTLED_S))
-    with_engine(steps)
-    speed, cpu, bares = [], [], []
-    for index in range(pairs):
-        order: tuple[Callable[[], tuple[float, float]], ...]
-        order = (lambda: timed(bare.train, steps), lambda: with_engine(steps))
-        found = [order[index % 2](), order[1 - index % 2]()]
-        plain, engine = found[index % 2], found[1 - index % 2]
-        speed.append(plain[0] / engine[0])
-        cpu.append(engine[1] / plain[1])
-        bares.append(plain[0])
-    return {"speed": speed, "cpu": cpu, "step_s": sorted(bares)[len(bares) // 2], "steps": steps}
+    The engine's threads also ran during the plain loop: their time is deducted from it.
+    """
+    engine, plain = turns.engine, turns.plain
+    threads = torch.tensor(plain.threads)
+    dist.all_reduce(threads)
+    wall = plain.wall - int(threads)
+    return {
+        "speed": wall / engine.wall,
+        "cpu": engine.cpu / (plain.cpu - plain.threads),
+        "step_s": wall / steps * 1e-9,
+        "threads": int(threads) / wall,
+    }
 
 
 if __name__ == "__main__":
