@@ -43,10 +43,10 @@ TARGET = Target(0.99, at_least=True)
 CPU_TARGET = Target(1.01, at_least=False)
 # (name, chunks of 10 steps in a start, settings).
 CASES = (
-    ("about 10 ms", 150, ("workload.size=tiny", "batch.micro=32")),
-    ("larger steps", 40, ("workload.size=mini", "batch.micro=16")),
+    ("about 10 ms", 100, ("workload.size=tiny", "batch.micro=32")),
+    ("larger steps", 30, ("workload.size=mini", "batch.micro=16")),
 )
-STARTS = 12
+STARTS = 8
 TIMEOUT_S = 900
 
 
