@@ -163,10 +163,11 @@ def test_phases_add_up_to_the_step_with_exchange_and_skew() -> None:
     assert backward.host_ns < 45e6
 
 
-def test_the_other_ranks_of_this_host_are_no_neighbours() -> None:
-    neighbours = [{"pid": 7, "name": "python", "cores": 0.97, "stoppable": True}]
-    host = cores(2.0, 0.97, usable=2.0, neighbours=neighbours)
+def test_the_other_ranks_of_this_host_count_as_this_run_and_a_stranger_does_not() -> None:
+    stranger = [{"pid": 7, "name": "blender", "cores": 1.0, "stoppable": True}]
+    host = cores(3.0, 0.97, usable=4.0, ranks_cpu_percent=98.0, neighbours=stranger)
     use = snapshot_of(Planted(2, **QUIET), host=host).cores
     assert use is not None
-    assert use.others < 0.3
-    assert (use.neighbours, use.stoppable) == ((), ())
+    assert 1.9 < use.own < 2.0
+    assert 1.0 < use.others < 1.1
+    assert (use.neighbours, use.stoppable) == (((7, "blender", 1.0),), (7,))

@@ -118,7 +118,9 @@ def test_available_memory_and_share_of_a_quota_are_the_groups(
         }
     )
     failed: list[str] = []
-    counters = LinuxCounters(detect_host(root, 64), None, lambda signal, error: failed.append(signal), root=root)
+    counters = LinuxCounters(
+        detect_host(root, 64), None, lambda signal, error: failed.append(signal), root=root
+    )
     counters.read()
     time.sleep(0.2)
     (root / "sys/fs/cgroup/job/cpu.stat").write_text("usage_usec 1050000\nuser_usec 1\n")
