@@ -165,9 +165,9 @@ def test_phases_add_up_to_the_step_with_exchange_and_skew() -> None:
 
 def test_the_other_ranks_of_this_host_count_as_this_run_and_a_stranger_does_not() -> None:
     stranger = [{"pid": 7, "name": "blender", "cores": 1.0, "stoppable": True}]
-    host = cores(3.0, 0.97, usable=4.0, ranks_cpu_percent=98.0, neighbours=stranger)
+    host = cores(2.0, 0.5, ranks_cpu_percent=50.0, neighbours=stranger)
     use = snapshot_of(Planted(2, **QUIET), host=host).cores
     assert use is not None
-    assert 1.9 < use.own < 2.0
-    assert 1.0 < use.others < 1.1
+    assert 0.9 < use.own < 1.1
+    assert 0.9 < use.others < 1.1
     assert (use.neighbours, use.stoppable) == (((7, "blender", 1.0),), (7,))
