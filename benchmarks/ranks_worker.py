@@ -80,8 +80,10 @@ class Turns:
         self._before: Spent | None = None
         self._steps = 0
         loop._after_step = self._stepped  # type: ignore[method-assign]
-        # Votes and windows come after so many seconds, of which the engine trains half.
+        # Votes and windows come after so many seconds, of which the engine trains half. Without the second, a window
+        # would seem late each time, and the ranks would be called for it.
         loop.team.votes._every_s *= 2
+        loop.team._every_s *= 2
 
     def _stepped(self, action: int) -> None:
         self._after_step(action)
@@ -137,7 +139,7 @@ def main() -> None:
 
 
 def _ratios(turns: Turns, steps: int) -> dict[str, Any]:
-    """speed, cpu: the engine's, relative to the plain loop; step_s of that; threads: of both ranks, of a step.
+    """speed, cpu: the engine's, relative to the plain loop; step_s of that; threads: of both ranks, as a share of that.
 
     The engine's threads also ran during the plain loop: their time is deducted from it.
     """
