@@ -128,6 +128,13 @@ def test_a_cpu_run_shows_host_clock_and_host_memory() -> None:
     assert "idle 60 % (host clock)" in screen(snapshot(False))
 
 
+def test_the_use_of_the_cores_is_that_of_all_ranks_on_the_host() -> None:
+    host = {**sample(False).host, "ranks_cpu_percent": 98.0}
+    text = screen(snapshot(False, sample=replace(sample(False), host=host)), 120, 40)
+    assert "ranks 199 %" in text and "process 101 %" not in text
+    assert "process 101 %" in screen(snapshot(False), 120, 40)
+
+
 def test_missing_is_never_zero() -> None:
     value = snapshot(
         lr=None, grad_norm=None, loss=None, left=TimeLeft(), steps_per_s=None, items_per_s=None,

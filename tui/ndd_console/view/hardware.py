@@ -94,12 +94,12 @@ def _host(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
     if workers is None and snapshot.run is not None:
         workers = finite(setting(snapshot.run, "loader", "workers"))
     names = _whole(workers, "")
-    ranks = _figure(host, "ranks_cpu_percent")
+    own, ranks = _figure(host, "process_cpu_percent"), _figure(host, "ranks_cpu_percent")
+    used = ("process", own) if own is None or ranks is None else ("ranks", own + ranks)
     kind = "process" if snapshot.run is not None and "script" in snapshot.run.config else "worker"
     return [
         (f"cpu {_whole(_figure(host, 'cpu_percent'), ' %')}", "text"),
-        (f"process {_whole(_figure(host, 'process_cpu_percent'), ' %')}", "text"),
-        *([] if ranks is None else [(f"other ranks {_whole(ranks, ' %')}", "text")]),
+        (f"{used[0]} {_whole(used[1], ' %')}", "text"),
         (f"{names} {kind}{'' if workers == 1 else 'es' if kind.endswith('s') else 's'}", "text"),
         (f"disk {size(_figure(host, 'disk_free_bytes'))} free", "text"),
     ]
