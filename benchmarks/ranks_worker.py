@@ -119,8 +119,9 @@ def main() -> None:
     meeting = met(lambda: RunRequest(draft, Path(output).parent, probes=False), here)
     assert meeting is not None
     run = meeting.open(meeting.request)
-    subject = Engine(run, prepare_run(run))
+    # Before either model is there: what glibc maps for one only would have other addresses.
     keep_memory()
+    subject = Engine(run, prepare_run(run))
     bare = BareLoop(subject.prepared.config, torch.device("cpu"))
     # Gradients are views of the buckets, as in the engine.
     bare.model = DistributedDataParallel(bare.model, gradient_as_bucket_view=True)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
+from torch._C import _distributed_c10d as c10d
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -187,3 +192,23 @@ def averaged(settings: Any) -> dict[str, Any]:
                 item.mul_(0.5)
 
     return {**parts, "stateful": {"average": average}, "on_step": average.see, "on_evaluate": shrink}
+
+
+class Begun:
+    """Appends to a file how many collectives this rank has begun after each step, by their group; see `counted`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def see(self, _train: Any) -> None:
+        groups = json.loads(c10d._dump_fr_trace_json(False, False)).get("pg_status") or {}
+        begun = {name: int(status["last_enqueued_collective"]) for name, status in groups.items()}
+        with self.path.open("a") as file:
+            file.write(json.dumps(begun) + "\n")
+        time.sleep(0.01)
+
+
+def counted(settings: Any) -> dict[str, Any]:
+    """Steps of 10 ms, after which each rank notes its collectives in begun-RANK.jsonl of the folder of the option."""
+    path = Path(settings.option("folder", ".")) / f"begun-{os.environ['RANK']}.jsonl"
+    return {**points(settings), "on_step": Begun(path).see}

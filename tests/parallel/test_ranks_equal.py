@@ -75,7 +75,28 @@ def test_micro_batches_count_by_their_words_on_all_ranks(two: dict[str, list[Fou
         assert rank["waits"]  # for the sum of the weights, as a time of its own
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_sharded_ranks_compute_in_bf16_as_one_process_does(two: dict[str, list[Found]]) -> None:
+    one = alone("fsdp2-amp", 2)
+    assert difference(one, alone("ddp-fp32", 2)) > 1e-4
+    for rank in two["fsdp2-amp"]:
+        assert difference(rank, one) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("fsdp2-gathered", "param_dtype"), ("fsdp2-reduced", "reduce_dtype")]
+)
+def test_parameters_and_gradients_are_exchanged_in_bf16_where_that_is_configured(
+    two: dict[str, list[Found]], name: str, key: str
+) -> None:
+    one = alone(name, 2)
+    for rank in two[name]:
+        assert {key: value for key, value, _how in rank["effects"]}[key] == "bf16"
+        # Eight bits of mantissa for what is exchanged; the weights themselves stay in fp32.
+        assert 1e-6 < difference(rank, one) < 0.05
+        assert all(value.dtype == torch.float32 for value in rank["weights"].values())
+
+
+@pytest.mark.parametrize("name", ["ddp", "ddp-workers", "fsdp2"])
 def test_every_item_of_an_epoch_is_seen_once(two: dict[str, list[Found]], name: str) -> None:
     ranks, one = [rank["seen"] for rank in two[name]], alone(name, 2)["seen"]
     for epoch, of_one in enumerate(one):

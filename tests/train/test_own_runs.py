@@ -71,6 +71,23 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
     return sets
 
 
+def test_a_sampler_that_fills_no_step_is_a_usage_error(trainer: Trainer, own: Sets) -> None:
+    loader = """
+def factory(settings):
+    data = torch.utils.data.DataLoader(Data(), batch_size=4, sampler=range(8), drop_last=True)
+    return dict(model=Net(), train_data=data, eval_data=Data(), loss=loss)
+"""
+    sets = own(loader + "\nmade = factory\n")
+    name = sets[0].replace(":factory", ":made")
+    end = trainer.train(name, *sets[1:], "run.epochs=1", "batch.accumulation=3").end
+    assert end is not None
+    assert (end.status, end.exit_status) == ("failed", 2)
+    assert end.reason == (
+        "a pass over the training data has 2 micro-batches, but a step needs 3 micro-batches of 4 items: "
+        "lower batch.micro or batch.accumulation"
+    )
+
+
 def test_a_causal_mask_and_extra_states_are_saved_and_resume_bit_for_bit(trainer: Trainer, own: Sets) -> None:
     sets = own("")
     whole = trainer.train(*sets, "run.max_steps=6")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from problems_help import refused
 
+from ndd_engine.config import read
 from ndd_engine.config.schema import Config
 from ndd_engine.workloads.facts import facts, problems
 from ndd_engine.workloads.registry import prepare
@@ -91,6 +92,17 @@ def test_text_shorter_than_its_windows(make_config: MakeConfig, tmp_path: Path) 
     assert problems(config, "run.toml") == []
     path.write_text("abc")
     assert "too short for a single window: 3 characters" in told(make_config, "chartext", path)
+
+
+def test_text_that_is_too_short_for_a_step_of_all_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("ab" * 500)
+    sets = ("batch.sequence=10", "batch.micro=8", "batch.accumulation=5", "parallel.ranks=4", "run.epochs=1")
+    config = read(None, ["workload.name=chartext", f"workload.data={path}", *sets]).resolve()
+    assert [str(problem) for problem in problems(config, "run.toml")] == [
+        "run.toml: parallel.ranks = 4: one optimizer step takes 160 windows (micro 8 x accumulation 5 x 4 ranks), but "
+        "the training data has only 94; allowed: micro x accumulation x ranks of at most 94"
+    ]
 
 
 def test_longest_sequence_that_is_allowed_is_accepted(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -103,11 +103,16 @@ def prepare_run(run: OpenRun) -> Prepared:
             check_model(world, workload.model)
     total = total_steps(config, batches.steps_per_epoch)
     if not total:
-        text = f"a step needs {config.batch.accumulation} micro-batches of {config.batch.micro} items"
-        each = " for each rank" if world is not None else ""
-        raise UsageError(
-            f"a pass over the training data has {batches.per_epoch} micro-batches{each}, but {text}"
+        found, instead = (
+            counted(batches.per_epoch or 0, "micro-batch"),
+            "lower batch.micro or batch.accumulation",
         )
+        if world is not None:
+            found, instead = f"{found} for each rank", f"{instead}, or train with fewer ranks"
+        needed = (
+            f"{counted(config.batch.accumulation, 'micro-batch')} of {counted(config.batch.micro, 'item')}"
+        )
+        raise UsageError(f"a pass over the training data has {found}, but a step needs {needed}: {instead}")
     run.stage("moving the model to the device")
     if run.request.probes:
         own = run.directory.path

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ndd_engine.record.events import SettingEvent
-from ndd_engine.text import plural
+from ndd_engine.text import counted, plural
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.stream import StreamOrder
 from ndd_engine.train.probes.rehearsal import Rehearsal
@@ -121,8 +121,8 @@ class VerifiedSettings:
         if rehearsal.compile_error is not None:
             self._check("speed.compile", "off", rehearsal.compile_error)
         elif speed.compile != "off":
-            breaks = f"{rehearsal.breaks} graph break{'' if rehearsal.breaks == 1 else 's'}"
-            how = f"{rehearsal.graphs} graphs, {breaks}, {rehearsal.compile_s or 0:.1f} s to compile"
+            graphs, breaks = counted(rehearsal.graphs, "graph"), counted(rehearsal.breaks, "graph break")
+            how = f"{graphs}, {breaks}, {rehearsal.compile_s or 0:.1f} s to compile"
             self._check("speed.compile", speed.compile, how, rehearsal.graphs > 0)
         how = "read back from torch.backends.cudnn" if self._gpu else NO_GPU
         self._check("speed.cudnn_benchmark", bool(torch.backends.cudnn.benchmark) and self._gpu, how)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ndd_engine.config.schema import BatchSection, Config
+from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import AntispoofSection
 from ndd_engine.text import size
 
@@ -113,7 +113,7 @@ def read_recordings(
     else:
         progress(f"reading {section.data}")
         data = read_folder(section.eval_fraction, batch.sequence, problems)
-    _check_size(section, data, batch, problems)
+    _check_size(section, data, config, problems)
     problems.check()
     return data
 
@@ -274,11 +274,11 @@ def _notes(recordings: Sequence[SpeechRecording], samples: int) -> Iterator[str]
         yield f"Cut to batch.sequence: {longer:,} of {len(recordings):,} recordings, of which only the start is used."
 
 
-def _check_size(section: AntispoofSection, data: SpeechData, batch: BatchSection, problems: Problems) -> None:
+def _check_size(section: AntispoofSection, data: SpeechData, config: Config, problems: Problems) -> None:
     """Adds a problem if there is not one optimizer step, or more data than fits into memory."""
     builtin = section.data == "builtin"
     advice = "or a higher workload.clips" if builtin else None
-    check_step(batch, data.clips(False), "clips", problems, advice)
+    check_step(config, data.clips(False), "clips", problems, advice)
     longest = data.samples / SAMPLE_RATE
     seconds = sum(min(recording.seconds or longest, longest) for recording in data.recordings)
     held = int(seconds * SAMPLE_RATE * 2) * (2 if data.copied else 1)

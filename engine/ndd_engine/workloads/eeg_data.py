@@ -64,7 +64,7 @@ def read_eeg(config: Config, section: EegSection, problems: Problems, progress: 
     recording = None if builtin else read_recording(problems)
     samples = section.samples if recording is None else recording.samples
     layout = Layout(split(samples, section.eval_fraction), config.batch.sequence, 1, 1, "sample", "recording")
-    layout.check(config.batch, problems)
+    layout.check(config, problems)
     problems.check()
     return EegData(recording, section.channels if recording is None else len(recording.channels), layout)
 

@@ -73,7 +73,7 @@ def read_documents(
     progress(f"reading {source_name(section.data, builtin='the manual topics')}")
     builtin = section.data == "builtin"
     notes: list[str] = []
-    check_step(config.batch, section.examples, "examples", problems, "or a higher workload.examples")
+    check_step(config, section.examples, "examples", problems, "or a higher workload.examples")
     found = (_topics if builtin else _own_documents)(section, problems, notes)
     wanted = section.examples + section.eval_examples
     if len(found) < wanted:

@@ -352,7 +352,7 @@ def prepare(config: Config, section: OwnSection, progress: Progress) -> Own:
     own = Own(section, settings, result, where, config)
     settings.options.unused(problems)
     if (items := item_count(own.train_data)) is not None and own.order is None:
-        check_step(config.batch, items, "items", problems)
+        check_step(config, items, "items", problems)
     orders = own.order, own.eval_order
     own_items.check_workers(own.train_data, own.eval_data, own.collate, config, problems, orders)
     problems.check()

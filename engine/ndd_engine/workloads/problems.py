@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from ndd_engine.config.schema import BatchSection
+from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError, Problem
 from ndd_engine.text import printable
 
@@ -97,15 +97,21 @@ class ErrorList:
 
 
 def check_step(
-    batch: BatchSection, items: int, unit: str, problems: Problems, suggestion: str | None = None
+    config: Config, items: int, unit: str, problems: Problems, suggestion: str | None = None
 ) -> None:
-    """Adds a problem if `items` training items are fewer than one optimizer step takes. unit: "windows"."""
-    if items >= batch.items:
+    """Adds a problem if `items` training items are fewer than a step of all ranks takes. unit: "windows"."""
+    batch, ranks, needed = config.batch, config.parallel.ranks, config.items_per_step
+    if items >= needed:
         return
-    key = "batch.micro" if batch.micro > items else "batch.accumulation"
+    product, limited = f"micro {batch.micro} x accumulation {batch.accumulation}", "micro x accumulation"
+    if ranks > 1:
+        product, limited = f"{product} x {ranks} ranks", f"{limited} x ranks"
+    key, found = "parallel.ranks", ranks
+    if batch.micro > items:
+        key, found = "batch.micro", batch.micro
+    elif batch.items > items:
+        key, found = "batch.accumulation", batch.accumulation
     message = (
-        f"one optimizer step takes {batch.items:,} {unit} (micro {batch.micro} x accumulation "
-        f"{batch.accumulation}), but the training data has only {items:,}"
+        f"one optimizer step takes {needed:,} {unit} ({product}), but the training data has only {items:,}"
     )
-    found = batch.micro if batch.micro > items else batch.accumulation
-    problems.add(key, message, found, f"micro x accumulation of at most {items:,}", suggestion)
+    problems.add(key, message, found, f"{limited} of at most {items:,}", suggestion)

@@ -142,7 +142,7 @@ def read_pairs(config: Config, section: SummariseSection, problems: Problems, pr
         train, evaluation = (_joined(part, sequence) for part in (train, evaluation))
     if not train:
         problems.stop("no pair is left for training", suggestion="add more, or lower workload.eval_fraction")
-    check_step(config.batch, len(train), "pairs", problems)
+    check_step(config, len(train), "pairs", problems)
     problems.check()
     notes = _cut_notes((*train, *evaluation), sequence, section.target, builtin)
     train, evaluation = (

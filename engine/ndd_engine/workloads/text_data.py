@@ -56,7 +56,7 @@ def read_characters(
     # Evaluation windows never overlap: each character is predicted once, whatever the training stride.
     parts = split(len(text), section.eval_fraction)
     layout = Layout(parts, sequence, stride, sequence, "character", "text")
-    layout.check(config.batch, problems)
+    layout.check(config, problems)
     problems.check()
     return TextData(text, vocabulary, layout, tuple(_notes(layout, len(vocabulary))))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ndd_engine.config.schema import BatchSection
+from ndd_engine.config.schema import Config
 
 from .problems import KEY, Problems, check_step
 
@@ -76,7 +76,7 @@ class Layout:
     def facts(self, text: str) -> DataFacts:
         return DataFacts(self.train_items, self.eval_items, self.sequence, "window", self.unit, text)
 
-    def check(self, batch: BatchSection, problems: Problems) -> None:
+    def check(self, config: Config, problems: Problems) -> None:
         """Adds a problem unless there is a window for evaluation and one optimizer step for training."""
         parts, units = self.parts, f"{self.unit}s"
         longest = min(parts.train, parts.evaluation) - 1
@@ -99,4 +99,4 @@ class Layout:
                 if fraction < 0.499:
                     longer = f"or set workload.eval_fraction to {math.ceil(fraction * 1000) / 1000:g}"
                 problems.add("batch.sequence", message, self.sequence, allowed, longer)
-            check_step(batch, self.train_items, "windows", problems)
+            check_step(config, self.train_items, "windows", problems)
