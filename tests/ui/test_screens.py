@@ -91,6 +91,17 @@ async def test_q_asks_and_stops_after_a_checkpoint() -> None:
     assert app.return_value == "stop"
 
 
+async def test_the_question_is_gone_when_the_run_has_ended() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("q")
+        source.value = ended("done", "all 6,900 steps done")
+        await tick(pilot)
+        assert "still running" not in text_of(app) and "all 6,900 steps done" in text_of(app)
+        assert app.is_running and source.commands == []
+
+
 async def test_q_d_leaves_it_running() -> None:
     source = FakeSource()
     app = make(source)

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "RunRequest"]
 
+# In the reason of an end, before the name of the run. Left out where the ranks start again by themselves.
+RESUME = "; resume with: ndd-console train --resume "
 EXIT_OF = {
     "done": EXIT_DONE,
     "stopped": EXIT_DONE,
@@ -143,7 +145,8 @@ class Run:
             self.put(end)
             return
         again = f"restart {here.restart + 1} of {here.restarts}"
-        self.put(MarkEvent("warning", end.step, f"{end.reason}; {again} follows"))
+        reason = end.reason.partition(RESUME)[0]
+        self.put(MarkEvent("warning", end.step, f"{reason}; {again} follows"))
         self.put(StageEvent("resume", f"{again}: starting the ranks"))
 
     def close(self) -> None:
@@ -277,8 +280,7 @@ class Run:
             return ""
         if (saved := self._prepared.loop.saved) is None:
             return "; there is no checkpoint"
-        resume = f"resume with: ndd-console train --resume {self.directory.name}"
-        return f"; the last checkpoint is step {saved.step}; {resume}"
+        return f"; the last checkpoint is step {saved.step}{RESUME}{self.directory.name}"
 
     def _tell(self, cause: Cause) -> None:
         """Tell the other ranks, if there are some, why this one ends."""

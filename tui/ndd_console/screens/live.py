@@ -90,6 +90,8 @@ class LiveScreen(CanvasScreen):
             if self._skipped:
                 return
         self._snapshot = self.source.snapshot()
+        if self._snapshot.final:
+            self._asking = ""  # nothing is left to stop
         if self.stopping and self._snapshot.final:
             self._go("stop")
         else:
