@@ -72,14 +72,13 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
 
 
 def test_a_sampler_that_fills_no_step_is_a_usage_error(trainer: Trainer, own: Sets) -> None:
-    loader = """
-def factory(settings):
+    factory = """
+def made(settings):
     data = torch.utils.data.DataLoader(Data(), batch_size=4, sampler=range(8), drop_last=True)
     return dict(model=Net(), train_data=data, eval_data=Data(), loss=loss)
 """
-    sets = own(loader + "\nmade = factory\n")
-    name = sets[0].replace(":factory", ":made")
-    end = trainer.train(name, *sets[1:], "run.epochs=1", "batch.accumulation=3").end
+    name, *sets = own(factory)
+    end = trainer.train(name.replace(":factory", ":made"), *sets, "run.epochs=1", "batch.accumulation=3").end
     assert end is not None
     assert (end.status, end.exit_status) == ("failed", 2)
     assert end.reason == (

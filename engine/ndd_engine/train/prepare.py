@@ -31,7 +31,7 @@ from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent
 from ndd_engine.text import counted, printable
 from ndd_engine.train.data.indices import mixed
 from ndd_engine.train.data.loader import Batches, EvalBatches
-from ndd_engine.train.data.place import cannot_load
+from ndd_engine.train.data.place import cannot_load, no_step
 from ndd_engine.train.data.probe import probe_loader
 from ndd_engine.train.data.share import ALONE, Share
 from ndd_engine.train.parallel.devices import device_of
@@ -103,16 +103,7 @@ def prepare_run(run: OpenRun) -> Prepared:
             check_model(world, workload.model)
     total = total_steps(config, batches.steps_per_epoch)
     if not total:
-        found, instead = (
-            counted(batches.per_epoch or 0, "micro-batch"),
-            "lower batch.micro or batch.accumulation",
-        )
-        if world is not None:
-            found, instead = f"{found} for each rank", f"{instead}, or train with fewer ranks"
-        needed = (
-            f"{counted(config.batch.accumulation, 'micro-batch')} of {counted(config.batch.micro, 'item')}"
-        )
-        raise UsageError(f"a pass over the training data has {found}, but a step needs {needed}: {instead}")
+        raise UsageError(no_step(batches, config))
     run.stage("moving the model to the device")
     if run.request.probes:
         own = run.directory.path

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "RunRequest"]
 
-# In the reason of an end, before the name of the run. Left out where the ranks start again by themselves.
-RESUME = "; resume with: ndd-console train --resume "
 EXIT_OF = {
     "done": EXIT_DONE,
     "stopped": EXIT_DONE,
@@ -140,14 +138,20 @@ class Run:
 
     def conclude(self, end: EndEvent) -> None:
         """Record the end, or that the ranks are restarted: the record then goes on."""
-        here = None if self.ranks is None else self.ranks.place
-        if here is None or self.cause is None or not self.cause.curable or here.restart >= here.restarts:
+        again = self._restart
+        if again is None:
             self.put(end)
             return
-        again = f"restart {here.restart + 1} of {here.restarts}"
-        reason = end.reason.partition(RESUME)[0]
-        self.put(MarkEvent("warning", end.step, f"{reason}; {again} follows"))
+        self.put(MarkEvent("warning", end.step, f"{end.reason}; {again} follows"))
         self.put(StageEvent("resume", f"{again}: starting the ranks"))
+
+    @property
+    def _restart(self) -> str | None:
+        """ "restart 1 of 3" if the ranks start again after the cause of the end, else None."""
+        here = None if self.ranks is None else self.ranks.place
+        if here is None or self.cause is None or not self.cause.curable or here.restart >= here.restarts:
+            return None
+        return f"restart {here.restart + 1} of {here.restarts}"
 
     def close(self) -> None:
         """Write the record to its end, close the control socket and unlock the run; safe to call twice.
@@ -280,7 +284,10 @@ class Run:
             return ""
         if (saved := self._prepared.loop.saved) is None:
             return "; there is no checkpoint"
-        return f"; the last checkpoint is step {saved.step}{RESUME}{self.directory.name}"
+        text = f"; the last checkpoint is step {saved.step}"
+        if self._restart is not None:
+            return text  # nobody has to resume
+        return f"{text}; resume with: ndd-console train --resume {self.directory.name}"
 
     def _tell(self, cause: Cause) -> None:
         """Tell the other ranks, if there are some, why this one ends."""

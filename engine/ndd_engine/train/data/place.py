@@ -1,4 +1,6 @@
-"""The place in an order that is not the engine's own: the end of a pass, and whether a checkpoint's place applies."""
+"""The place in an order that is not the engine's own: the end of a pass, whether it has a step, and whether a
+checkpoint's place applies.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import Any, TypeGuard
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
+from ndd_engine.text import counted
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.order import Order, item_count
 
@@ -26,12 +29,22 @@ def at_pass_end(own: OwnOrder | None, of_step: int) -> TypeGuard[OwnOrder]:
 def end_pass(own: OwnOrder, of_step: int) -> None:
     """Count a pass whose batches were all delivered. Raises TrainingError if it had no complete step."""
     if own.batches < of_step:
-        what = f"{own.batches} micro-batch{'' if own.batches == 1 else 'es'}"
+        what = counted(own.batches, "micro-batch")
         raise TrainingError(
             f"pass {own.passes + 1} over {own.order.name} has only {what}, and a step needs {of_step}: "
             "does its iteration end early, or can it be iterated only once?"
         )
     own.end_pass()
+
+
+def no_step(batches: Batches, config: Config) -> str:
+    """Why nothing can be trained: a pass over the data has fewer micro-batches than a step of all ranks."""
+    found, instead = counted(batches.per_epoch or 0, "micro-batch"), "lower batch.micro or batch.accumulation"
+    if config.parallel.ranks > 1:
+        found, instead = f"{found} for each rank", f"{instead}, or train with fewer ranks"
+    items = counted(config.batch.micro, "item")
+    needed = f"{counted(config.batch.accumulation, 'micro-batch')} of {items}"
+    return f"a pass over the training data has {found}, but a step needs {needed}: {instead}"
 
 
 def cannot_load(batches: Batches, before: dict[str, Any] | None) -> str | None:
