@@ -1,47 +1,63 @@
 """The clock of a watched process. Exactly one phase is current at any time, so the phases add up to the wall time.
 
-The state is in plain lists, and what is called in every step repeats the four lines of `enter` instead of calling it:
-between the operations of a step, each Python function costs about a microsecond.
+The state is in memory that others can read, see `mapped`, and what is called in every step repeats the four lines of
+`enter` instead of calling it: between the operations of a step, each Python function costs about a microsecond.
 """
 
 from __future__ import annotations
 
 import time
-from functools import wraps
-from typing import Any, Callable
+from array import array
 
-PHASES = (
-    "data_wait", "to_device", "forward", "loss", "backward", "clip", "optimizer", "zero_grad", "log", "evaluate",
-    "checkpoint", "other",
-)  # fmt: skip
-(
-    DATA_WAIT, TO_DEVICE, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER, ZERO_GRAD, LOG, EVALUATE, CHECKPOINT, OTHER,
-) = range(12)  # fmt: skip
+from .mapped import (
+    BASE,
+    BEGUN,
+    COLUMNS,
+    CURRENT,
+    DONE,
+    LAST,
+    LENGTHS_AT,
+    MOST_LENGTHS,
+    MOST_ROWS,
+    REST,
+    ROW,
+    ROW_WIDTH,
+    ROWS,
+    ROWS_AT,
+    TIMED,
+    TRAINER,
+    Memory,
+)
 
-# Added to a phase while it waits for other ranks.
-WAITING = len(PHASES)
-# By index: the phases, and their waiting for other ranks.
-NAMES = (*PHASES, *(f"{name}/exchange" for name in PHASES))
+from .phases import (
+    BACKWARD,
+    CHECKPOINT,
+    CLIP,
+    DATA_WAIT,
+    EVALUATE,
+    FORWARD,
+    LOSS,
+    NAMES,
+    OPTIMIZER,
+    OTHER,
+    PHASES,
+    WAITING,
+    ZERO_GRAD,
+)
+
+# What the hooks need of all this comes from here.
+__all__ = [
+    "BACKWARD", "BASE", "CHECKPOINT", "CLIP", "CURRENT", "DATA_WAIT", "DONE", "EVALUATE", "FORWARD", "LAST", "LOSS",
+    "NAMES", "OPTIMIZER", "OTHER", "PHASES", "TIMED", "TRAINER", "WAITING", "ZERO_GRAD",
+]  # fmt: skip
 
 now = time.perf_counter_ns
 
-# Indices of S. LAST: time of the last phase change. CURRENT: the current phase, plus WAITING while it waits for other
-# ranks. TIMED: id of the thread whose phases are timed; 0 in steps that are timed as a whole, -1 during an evaluation.
-# BASE: the phase outside all hooks. TRAINER: id of the thread that trains; 0 before the first backward pass.
-LAST, CURRENT, TIMED, BASE, TRAINER = range(5)
-S = [now(), OTHER, 0, OTHER, 0]
-
-ZEROS = [0] * len(NAMES)
-# The current step, by phase without its waiting for other ranks, and then that waiting; nanoseconds.
-row = list(ZEROS)
-# The current window: time outside steps by phase, rows of steps with the numbers of steps before each, and the time of
-# steps whose phases were not timed.
-rest = list(ZEROS)
-rows: list[list[int]] = []
-numbers: list[int] = []
-wholes: list[int] = []
-# When the window began.
-begun = [S[LAST]]
+memory = Memory()
+# The integers of the memory; `row` and `rest` are parts of it.
+S = memory.values
+row, rest = S[ROW : ROW + COLUMNS], S[REST : REST + COLUMNS]
+ZEROS = memoryview(array("q", [0] * COLUMNS))
 
 
 def enter(phase: int) -> None:
@@ -52,35 +68,43 @@ def enter(phase: int) -> None:
     S[CURRENT] = phase
 
 
-def closure_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The closure of an optimizer: the script's own code, whose time is `other` where no hook takes it."""
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        enter(OTHER)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            enter(OPTIMIZER)
-
-    return call
+def begin(thread: int, native: int) -> None:
+    """The training begins, on this thread."""
+    t = now()
+    S[LAST] = S[BEGUN] = t
+    S[CURRENT] = S[BASE] = OTHER
+    S[TIMED] = S[TRAINER] = thread
+    row[:] = rest[:] = ZEROS
 
 
-def take() -> tuple[int, list[list[int]], list[int], list[int], list[int]]:
-    """(wall time, rows, wholes, rest) of the window, in nanoseconds, and numbers; begins the next window.
+def add_row() -> None:
+    """Write the current step as a row."""
+    count = S[ROWS]
+    at = ROWS_AT + count % MOST_ROWS * ROW_WIDTH
+    S[at] = S[DONE]
+    S[at + 1 : at + ROW_WIDTH] = row
+    S[ROWS] = count + 1
 
-    Rows, wholes and rest add up to the wall time. Time of an unfinished step counts as rest.
+
+def take() -> tuple[int, list[int]]:
+    """(wall time, rest) of the window, in nanoseconds; begins the next window.
+
+    Rows, the lengths of steps without one, and rest add up to the wall time. Time of an unfinished step counts as rest.
     """
     enter(S[CURRENT])
-    taken = S[LAST] - begun[0], rows[:], wholes[:], [a + b for a, b in zip(rest, row)], numbers[:]
+    taken = S[LAST] - S[BEGUN], [a + b for a, b in zip(rest, row)]
     clear()
     return taken
 
 
 def clear() -> None:
     """Begin a window at the last phase change."""
-    row[:], rest[:] = ZEROS, ZEROS
-    rows.clear()
-    numbers.clear()
-    wholes.clear()
-    begun[0] = S[LAST]
+    row[:] = rest[:] = ZEROS
+    S[BEGUN] = S[LAST]
+
+
+def lengths(begin: int) -> list[int]:
+    """Nanoseconds of the steps from this number on; those that are left out are missing."""
+    end = S[DONE]
+    found = (S[LENGTHS_AT + step % MOST_LENGTHS] >> 1 for step in range(max(begin, end - MOST_LENGTHS), end))
+    return [length for length in found if length]

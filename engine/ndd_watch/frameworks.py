@@ -1,8 +1,8 @@
-"""What a framework knows and no hook can see: the length of the run, its epochs, its evaluations and what it logs.
+"""What a framework knows and no hook on torch can see: the length of the run, its epochs, evaluations and logged values.
 
-Nothing is imported for it: a callback is added once the script has imported Hugging Face's Trainer or Lightning itself.
-Every callback lets the training go on, whatever fails in it; where a name of the framework has changed, the hooks on
-torch remain. Steps are counted by the hooks; a framework says only how many an earlier process has done.
+A probe hears the events that Hugging Face's Trainer and Lightning tell their callbacks; nothing is added to those.
+Whatever fails in it, the training goes on; where a name of the framework has changed, the hooks on torch remain. Steps
+are counted by the hooks; a framework says only how many an earlier process has done.
 """
 
 from __future__ import annotations
@@ -12,28 +12,60 @@ import sys
 from functools import wraps
 from typing import Any, Callable
 
+from .guard import ours
+from .probes import Probes
+
 Put = Callable[..., None]
 Hook = Callable[..., Any]
-_LIGHTNING = (
-    "lightning.pytorch.trainer.connectors.callback_connector",
-    "pytorch_lightning.trainer.connectors.callback_connector",
-)
+_TRANSFORMERS = "transformers.trainer_callback"
+_LIGHTNING = ("lightning.pytorch.trainer.call", "pytorch_lightning.trainer.call")
 # As many epochs mean that the steps end the training.
 _ENDLESS = 1 << 31
 # Speeds and counters that Hugging Face's Trainer adds to metrics.
 _NOT_METRICS = ("_runtime", "_per_second", "_preparation_time", "_jit_compilation_time")
 
 
-def attach(put: Put, when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
-    """put(kind, **body) records; when_imported(name, then) calls then(module) once a module has been imported."""
-    when_imported("transformers.trainer", lambda module: _guarded(_transformers, module, put))
-    for name in _LIGHTNING:
-        when_imported(name, lambda module: _guarded(_lightning, module, put))
+class Frameworks:
+    """put(kind, **body) records."""
+
+    def __init__(self, put: Put, probes: Probes) -> None:
+        self._put, self._probes = put, probes
+        self._heard: set[str] = set()
+
+    def look(self) -> None:
+        """Hear the frameworks that the script has imported by now."""
+        if _TRANSFORMERS in sys.modules and _TRANSFORMERS not in self._heard:
+            self._heard.add(_TRANSFORMERS)
+            told = hugging_face(object, self._put)()
+            self._hear(sys.modules[_TRANSFORMERS].CallbackHandler.call_event, _event_of_transformers, told)
+        for name in _LIGHTNING:
+            if name in sys.modules and name not in self._heard:
+                self._heard.add(name)
+                told = lightning(object, self._put)()
+                self._hear(sys.modules[name]._call_callback_hooks, _event_of_lightning, told)
+
+    def _hear(self, function: Any, event_of: Callable[[dict[str, Any]], Any], told: Any) -> None:
+        def begins(_probe: Any, zero: int) -> int:
+            try:
+                name, given, more = event_of(sys._getframe(1).f_locals)
+                hook = getattr(type(told), name, None)
+                if hook is not None:
+                    hook(told, *given, **more)
+            except Exception as error:  # noqa: BLE001
+                if not ours(error):
+                    raise
+            return zero
+
+        self._probes.put(function, begins, None, False)
 
 
-def _guarded(work: Callable[..., None], *given: Any) -> None:
-    with contextlib.suppress(Exception):
-        work(*given)
+def _event_of_transformers(given: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    more = {name: given["kwargs"][name] for name in ("logs", "metrics") if name in given["kwargs"]}
+    return given["event"], (given["args"], given["state"], given["control"]), more
+
+
+def _event_of_lightning(given: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    return given["hook_name"], (given["trainer"], None), {}
 
 
 def _safe(hook: Callable[..., None]) -> Hook:
@@ -182,22 +214,3 @@ def _at_hand(trainer: Any, value: Any) -> bool:
     """Whether reading a value waits for no device, except where Lightning does so at once for its own loggers."""
     device = getattr(value, "device", None)
     return device is None or device.type == "cpu" or bool(trainer.loggers)
-
-
-def _transformers(module: Any, put: Put) -> None:
-    module.DEFAULT_CALLBACKS.append(hugging_face(module.TrainerCallback, put))
-
-
-def _lightning(module: Any, put: Put) -> None:
-    package = module.__name__.split(".trainer.")[0]
-    callback = lightning(sys.modules[f"{package}.callbacks"].Callback, put)
-    original = module._load_external_callbacks
-
-    def load(group: str) -> list[Any]:
-        found: list[Any] = original(group)
-        with contextlib.suppress(Exception):
-            if group.endswith("callbacks_factory"):
-                found = [*found, callback()]
-        return found
-
-    module._load_external_callbacks = load

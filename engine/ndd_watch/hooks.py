@@ -1,17 +1,15 @@
-"""The hooks on torch: loaders, backward passes, optimizers, zeroed gradients, clipping, saving, train and eval.
+"""The hooks on torch: loaders, backward passes, optimizers, zeroed gradients, clipping, saving.
 
-Every hook calls the original exactly once and lets its errors through. Our own errors end the observation, never the
-script.
+They are probes in torch's own functions (see `probes`), and the global hooks that torch offers for optimizers. Whatever
+fails in them ends the observation, never the script, and exceptions of the script go through.
 """
 
 from __future__ import annotations
 
 import sys
-from functools import wraps
 from threading import get_ident
 from typing import Any, Callable
 
-from . import monitor
 from .clock import (
     BACKWARD,
     BASE,
@@ -19,204 +17,238 @@ from .clock import (
     CLIP,
     CURRENT,
     DATA_WAIT,
+    DONE,
     EVALUATE,
+    FORWARD,
     LAST,
     NAMES,
     OPTIMIZER,
     OTHER,
     TIMED,
-    TO_DEVICE,
     TRAINER,
     WAITING,
     ZERO_GRAD,
     S,
-    closure_of,
     enter,
     now,
     row,
-    wholes,
-)  # fmt: skip
+)
+from .looks import Looks
+from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, SKIPPED
 from .modules import Modules
 from .own import own_frame
 from .places import Places
-from .steps import Steps
+from .probes import Probes
+from .steps import LOSS_NS, Steps
 from .waits import Waits
 
 Function = Callable[..., Any]
+# Functions with this argument first take a closure that computes the loss.
+_CLOSURE = "closure"
 
 
 class Hooks:
     """Puts the hooks in place and takes them out again.
 
-    steps, modules: of this process. arm: called before the first backward pass, whether to observe. own: whether
-    a code object is the script's own. writes: called with a path that the script is about to write.
+    arm: called before the first backward pass or optimizer step of a thread: whether it is observed. own: whether a code
+    object is the script's own. writes: called with a path that the script is about to write. elsewhere: called with an
+    optimizer that another thread steps.
     """
 
     def __init__(
         self,
         steps: Steps,
         modules: Modules,
-        compiling: Callable[[], bool],
+        looks: Looks,
         arm: Callable[[], bool],
         own: Callable[[Any], bool],
         writes: Callable[[Any], None],
+        elsewhere: Callable[[Any], None],
     ) -> None:
-        self.steps, self.modules = steps, modules
-        self._compiling, self._arm, self._own, self.writes = compiling, arm, own, writes
-        # How each hook is undone, in the order in which they were made.
+        self.steps, self.modules, self._looks = steps, modules, looks
+        self._arm, self._own, self._writes, self._elsewhere = arm, own, writes, elsewhere
+        self.probes = Probes()
+        # How what is no probe is undone.
         self._undo: list[Callable[[], Any]] = []
-        self.waits = Waits(compiling, steps)
+        self.waits = Waits(steps, modules)
         # The iterator that the training reads.
         self._iterator = 0
         self.places = Places(own)
-        # Set by `install`: called with the settings of a loader when the training begins to read it.
+        # Code of functions -> the phase of what they call.
+        self.roots: dict[Any, str] = {}
+        # Set by `install`: called with the settings of a loader when the training begins to read it, and when an
+        # optimizer is made.
         self.loader_read: Callable[[dict[str, Any], Any], None] = lambda settings, place: None
+        self.optimizer_made: Callable[[], None] = lambda: None
+        # Functions that have no probe, since their source is not there.
+        self.missing: list[str] = []
 
     # In and out.
 
     def install(self, torch: Any) -> None:
-        """Hook torch."""
+        """Hook what is needed before the first backward pass."""
         from torch.optim import optimizer as optimizers
         from torch.utils.data import dataloader
 
-        self.patch(torch.autograd, "backward", self._backward)
-        self.patch(dataloader._BaseDataLoaderIter, "__next__", self._next)
-        self.patch(dataloader.DataLoader, "__iter__", self.timed, DATA_WAIT)
-        self.patch(dataloader.DataLoader, "__init__", self.places.loader_made)
-        self.patch(torch.nn.Module, "train", self._train)
-        self.patch(torch.nn.Module, "zero_grad", self.timed, ZERO_GRAD, self.steps.zeroed)
-        self.patch(optimizers.Optimizer, "zero_grad", self.timed, ZERO_GRAD)
-        self.patch(optimizers.Optimizer, "__init__", self.places.optimizer_made, self.steps)
+        self._put(torch.autograd.backward, *self._backward_hooks(), True, phase=BACKWARD)
+        self._put(dataloader.DataLoader.__init__, self._loader_made(), None, False)
+        self._put(optimizers.Optimizer.__init__, self._optimizer_made(), None, False)
+        begins, ends = self._optimizer_hooks()
+        self._undo.append(optimizers.register_optimizer_step_pre_hook(begins).remove)
+        self._undo.append(optimizers.register_optimizer_step_post_hook(ends).remove)
+
+    def install_rest(self, torch: Any) -> None:
+        """Hook the rest, once this process trains."""
+        from torch.optim import optimizer as optimizers
+        from torch.utils.data import dataloader
+
+        iterator = dataloader._BaseDataLoaderIter
+        self._put(iterator.__next__, *self._next_hooks(), True, phase=DATA_WAIT)
+        self._put(dataloader.DataLoader.__iter__, *self.timed(DATA_WAIT), True)
+        self._put(torch.nn.Module.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False)
+        self._put(optimizers.Optimizer.zero_grad, *self.timed(ZERO_GRAD), False)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self.patch(torch.nn.utils, name, self.timed, CLIP)
+            self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-        self.patch(scaler, "unscale_", self.timed, CLIP)
-        self.patch(scaler, "step", self._scaler_step)
-        self.patch(torch, "save", self._save)
-        if torch.version.cuda or torch.version.hip:
-            # Never ask whether there is a GPU: that would keep a later fork from using it.
-            for name in ("to", "cuda"):
-                self.patch(torch.Tensor, name, self.timed, TO_DEVICE)
-        self._undo.append(optimizers.register_optimizer_step_pre_hook(self._optimizer_begins).remove)
-        self._undo.append(optimizers.register_optimizer_step_post_hook(self._optimizer_ended).remove)
+        self._put(scaler.unscale_, *self.timed(CLIP), True)
+        self._put(scaler.step, *self._scaler_hooks(), False)
+        self._put(torch.save, self._saves(), self._leaves(TRAINER), True)
+        self.modules.install(torch, self.probes)
+        self.roots[torch.nn.Module.__call__.__code__] = NAMES[FORWARD]
+
+    def install_waits(self, torch: Any) -> None:
+        """Hook what waits for other ranks."""
+        self._undo.append(self.waits.install(torch, self.probes))
 
     def remove(self) -> None:
         """Take all hooks out, except where somebody has put another one on top."""
         while self._undo:
             self._undo.pop()()
-        self.modules.unhook_all()
+        self.probes.remove()
+        self.modules.unwrap()
 
-    def patch(self, owner: Any, name: str, make: Function, *more: Any) -> None:
-        """Replace an attribute by make(it, *more), if there is one."""
-        original = owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name, None)
-        if original is None:
-            return
-        ours = make(original, *more)
-        setattr(owner, name, ours)
+    def _put(self, function: Any, begins: Any, ends: Any, always: bool, phase: int | None = None) -> None:
+        if not self.probes.put(function, begins, ends, always):
+            self.missing.append(getattr(function, "__qualname__", repr(function)))
+        elif phase is not None:
+            self.roots[function.__code__] = NAMES[phase]
 
-        def undo() -> None:
-            if getattr(owner, name) is ours:
-                setattr(owner, name, original)
+    # Probes of one phase.
 
-        self._undo.append(undo)
+    def timed(self, phase: int, after: Callable[[], Any] | None = None) -> tuple[Any, Any]:
+        """Hooks of a function whose time counts towards a phase. after: called when it has returned."""
+        return self._enters(phase), self._leaves(TIMED, after)
 
-    def timed(
-        self, original: Function, phase: int, after: Callable[[], Any] | None = None, who: int = TIMED
-    ) -> Function:
-        """The function, whose time counts towards a phase. after: called when it has returned.
+    def _enters(self, phase: int, who: int = TIMED) -> Any:
+        outer = self._outer
 
-        who: TRAINER counts it also during evaluations and in steps that are not timed by phase.
-        """
-        compiling, steps = self._compiling, self.steps
+        def begins(_probe: Any, zero: int) -> int:
+            if S[who] == get_ident():
+                t = now()
+                outer.append(S[CURRENT])
+                row[S[CURRENT]] += t - S[LAST]
+                S[LAST] = t
+                S[CURRENT] = phase
+            return zero
 
-        @wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if compiling() or S[who] != get_ident():
-                return original(*args, **kwargs)
-            t = now()
-            outer = S[CURRENT]
-            row[outer] += t - S[LAST]
-            S[LAST] = t
-            S[CURRENT] = phase
-            try:
-                return original(*args, **kwargs)
-            finally:
+        return begins
+
+    @property
+    def _outer(self) -> list[int]:
+        return self.steps.phases
+
+    def _leaves(self, who: int, after: Callable[[], Any] | None = None) -> Any:
+        outer, steps = self._outer, self.steps
+
+        def ends(_probe: Any, zero: int) -> int:
+            if S[who] == get_ident() and outer:
                 t = now()
                 row[S[CURRENT]] += t - S[LAST]
                 S[LAST] = t
-                S[CURRENT] = outer
+                # In a closure, what is neither of these is the script's own code.
+                last = outer.pop()
+                S[CURRENT] = OTHER if last == OPTIMIZER and steps.closure else last
                 if after is not None:
                     try:
                         after()
                     except Exception as error:  # noqa: BLE001
-                        steps.give_up(error)
+                        steps.failed(error)
+            return zero
 
-        return call
+        return ends
 
     # The hooks.
 
-    def _backward(self, original: Function) -> Function:
-        compiling, steps, waits = self._compiling, self.steps, self.waits
+    def _backward_hooks(self) -> tuple[Any, Any]:
+        steps, waits, outer = self.steps, self.waits, self._outer
 
-        @wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if compiling():
-                return original(*args, **kwargs)
-            me = get_ident()
-            if S[TIMED] != me:
-                if S[TRAINER] == me and S[TIMED] == 0 and S[BASE] != EVALUATE:
-                    steps.backwards += 1  # of a step that is timed as a whole
-                    return original(*args, **kwargs)
-                try:
-                    if not self._begins_training():
-                        return original(*args, **kwargs)
-                except Exception as error:  # noqa: BLE001
-                    steps.give_up(error)
-                    return original(*args, **kwargs)
-            outer = S[CURRENT]
-            if outer % WAITING == BACKWARD:
-                steps.nested = True
-                return original(*args, **kwargs)
+        def begins(_probe: Any, zero: int) -> int:
             try:
+                if S[TIMED] != get_ident() and not self._begins_training():
+                    return zero
+                current = S[CURRENT]
+                if current % WAITING == BACKWARD:
+                    steps.nested = True
+                    outer.append(BACKWARD)
+                    return zero
                 steps.backwards += 1
+                frame = sys._getframe(1)
                 if steps.caller is None:
                     # The innermost function of the script: it contains the loop.
-                    frame = own_frame(sys._getframe(1), self._own)
-                    steps.caller = frame.f_code if frame is not None else None
+                    found = own_frame(frame.f_back, self._own)
+                    steps.caller = found.f_code if found is not None else None
                 if steps.ranks or steps.gate is not None or S[LAST] >= steps.loss_due:
-                    loss: Any = args[0] if args else kwargs.get("tensors")
-                    steps.keep(loss)
-                    if steps.ranks:
-                        waits.before_backward(loss)
-            except Exception as error:  # noqa: BLE001
-                steps.give_up(error)
-                return original(*args, **kwargs)
-            t = now()
-            row[outer] += t - S[LAST]
-            S[LAST] = t
-            S[CURRENT] = BACKWARD
-            try:
-                return original(*args, **kwargs)
-            finally:
+                    self._look(frame)
                 t = now()
-                row[S[CURRENT]] += t - S[LAST]
+                outer.append(current)
+                row[current] += t - S[LAST]
                 S[LAST] = t
-                S[CURRENT] = outer
-                try:
-                    if steps.ranks:
-                        waits.after_backward()
-                    if not steps.ends_known:
-                        steps.ended_backward()
-                except Exception as error:  # noqa: BLE001
-                    steps.give_up(error)
+                S[CURRENT] = BACKWARD
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            return zero
 
-        self.modules.calls(backward, BACKWARD)
-        return backward
+        def ends(_probe: Any, zero: int) -> int:
+            if S[TIMED] != get_ident() or not outer or S[CURRENT] % WAITING != BACKWARD:
+                return zero
+            last = outer.pop()
+            if last == BACKWARD:
+                return zero
+            t = now()
+            row[S[CURRENT]] += t - S[LAST]
+            S[LAST] = t
+            # After the backward pass of a closure, the optimizer computes.
+            S[CURRENT] = OPTIMIZER if steps.closure else last
+            try:
+                if steps.ranks:
+                    waits.after_backward()
+                if not steps.ends_known:
+                    steps.ended_backward()
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            return zero
+
+        return begins, ends
+
+    def _look(self, frame: Any) -> None:
+        """Look at the loss."""
+        steps, looks = self.steps, self._looks
+        steps.loss_due = S[LAST] + LOSS_NS
+        if not looks.allowed():
+            return
+        loss = looks.first_tensor(frame.f_locals["tensors"], 1)
+        if loss is None:
+            return
+        if steps.device is None:
+            steps.device = looks.device(loss)
+        steps.loss = looks.on_host(loss)
+        if steps.ranks:
+            self.waits.before_backward(loss)
 
     def _begins_training(self) -> bool:
         """Whether a backward pass outside the timed thread is to be timed; counts one that ends an evaluation."""
         me = get_ident()
-        if S[TRAINER] not in (0, me):
+        if S[TRAINER] not in (0, me) or self._looks.faking():
             return False
         if not S[TRAINER]:
             return self._arm()
@@ -227,160 +259,208 @@ class Hooks:
             return False
         return True
 
-    def _next(self, original: Function) -> Function:
-        @wraps(original)
-        def __next__(iterator: Any) -> Any:
-            if S[TIMED] != get_ident():
-                if S[BASE] != EVALUATE or S[TRAINER] != get_ident() or id(iterator) != self._iterator:
-                    return original(iterator)
-                self.modules.evaluation(False)  # the training reads its own loader again
-                if not S[TIMED]:
-                    return original(iterator)
-            if self._iterator != id(iterator):
-                self._iterator = id(iterator)
-                try:
+    def _next_hooks(self) -> tuple[Any, Any]:
+        enters, leaves = self._enters(DATA_WAIT), self._leaves(TIMED)
+
+        def begins(probe: Any, zero: int) -> int:
+            me = get_ident()
+            if S[TRAINER] != me:
+                return zero
+            try:
+                iterator = sys._getframe(1).f_locals["self"]
+                if S[TIMED] != me:
+                    if S[BASE] != EVALUATE or id(iterator) != self._iterator:
+                        return zero
+                    self.modules.evaluation(False)  # the training reads its own loader again
+                elif self._iterator != id(iterator):
+                    self._iterator = id(iterator)
                     self.loader_read(*self.places.loader_of(iterator))
-                except Exception as error:  # noqa: BLE001
-                    self.steps.give_up(error)
-                    return original(iterator)
-            t = now()
-            outer = S[CURRENT]
-            row[outer] += t - S[LAST]
-            S[LAST] = t
-            S[CURRENT] = DATA_WAIT
-            try:
-                return original(iterator)
-            finally:
-                t = now()
-                row[S[CURRENT]] += t - S[LAST]
-                S[LAST] = t
-                S[CURRENT] = outer
-
-        self.modules.calls(__next__, DATA_WAIT)
-        return __next__
-
-    def _save(self, original: Function) -> Function:
-        timed, writes = self.timed(original, CHECKPOINT, None, TRAINER), self.writes
-
-        @wraps(original)
-        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            if not hasattr(f, "write"):
-                writes(f)  # torch opens it without Python
-            return timed(obj, f, *args, **kwargs)
-
-        return save
-
-    def _train(self, original: Function) -> Function:
-        modules = self.modules
-
-        @wraps(original)
-        def train(module: Any, mode: bool = True) -> Any:
-            if S[TRAINER] == get_ident() and type(module) in modules.hooked:
-                if not mode and S[BASE] == OTHER == S[CURRENT]:
-                    modules.evaluation(True)
-                elif mode and S[BASE] == EVALUATE:
-                    modules.evaluation(False)
-            return original(module, mode)
-
-        return train
-
-    def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """A global hook of torch before each optimizer step."""
-        if S[TRAINER] != get_ident():
-            return None
-        if S[BASE] == EVALUATE:
-            self.modules.evaluation(False)
-        steps = self.steps
-        stepping = steps.stepping
-        if stepping is not None:
-            if stepping is not optimizer:  # one optimizer may call another
-                return None
-            if S[TIMED]:  # its last step failed, and the script went on
-                enter(steps.outer)
-        steps.stepping = optimizer
-        if not S[TIMED]:
-            return None
-        t = now()
-        steps.outer = outer = S[CURRENT]
-        row[outer] += t - S[LAST]
-        S[LAST] = t
-        S[CURRENT] = OPTIMIZER
-        # A closure is the script's own code (LBFGS, Lightning); so is its time that no other hook takes.
-        if len(args) > 1 and callable(args[1]):
-            return (args[0], closure_of(args[1]), *args[2:]), kwargs
-        if kwargs and callable(kwargs.get("closure")):
-            return args, {**kwargs, "closure": closure_of(kwargs["closure"])}
-        return None
-
-    def _optimizer_ended(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        """A global hook of torch after each optimizer step."""
-        if S[TRAINER] != get_ident():
-            return
-        steps = self.steps
-        # None if the first backward pass of the process was in the closure of this step.
-        if steps.stepping is not None and steps.stepping is not optimizer:
-            return
-        steps.stepping = None
-        try:
-            if steps.skip > 1 and S[CURRENT] == OTHER and not (row[EVALUATE] or row[CHECKPOINT]):
-                # All that most of the short steps cost.
-                t = now()
-                wholes.append(row[OTHER] + t - S[LAST])
-                row[OTHER] = 0
-                S[LAST] = t
-                steps.done += 1
-                steps.micro += steps.usual_backwards if steps.nested else steps.backwards
-                steps.backwards = 0
-                steps.skip -= 1
-                return
-            if S[BASE] == EVALUATE:
-                self.modules.evaluation(False)
-            t = now()
-            if S[TIMED]:
-                row[S[CURRENT]] += t - S[LAST]
-                S[LAST] = t
-                S[CURRENT] = steps.outer
-            steps.stepped(optimizer, t)
-        except Exception as error:  # noqa: BLE001
-            steps.give_up(error)
-
-    def _scaler_step(self, original: Function) -> Function:
-        steps = self.steps
-
-        @wraps(original)
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before = steps.count_of(optimizer), steps.done
-            result = original(scaler, optimizer, *args, **kwargs)
-            try:
-                if S[TRAINER] == get_ident() and (steps.count_of(optimizer), steps.done) == before:
-                    steps.skipped_updates += 1  # infinite gradients
-                    steps.stepped(optimizer, now())
             except Exception as error:  # noqa: BLE001
-                steps.give_up(error)
+                self.steps.failed(error)
+                return zero
+            result: int = enters(probe, zero)
             return result
 
-        return step
+        return begins, leaves
+
+    def _saves(self) -> Any:
+        enters, steps, looks = self._enters(CHECKPOINT, TRAINER), self.steps, self._looks
+
+        def begins(probe: Any, zero: int) -> int:
+            try:
+                if not looks.compiling():
+                    self._writes(sys._getframe(1).f_locals.get("f"))  # torch opens it without Python
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            result: int = enters(probe, zero)
+            return result
+
+        return begins
+
+    def _loader_made(self) -> Any:
+        def begins(_probe: Any, zero: int) -> int:
+            try:
+                frame = sys._getframe(1)
+                self.places.remember(frame.f_locals["dataset"], frame.f_back)
+            except Exception as error:  # noqa: BLE001
+                self.steps.failed(error)
+            return zero
+
+        return begins
+
+    def _optimizer_made(self) -> Any:
+        def begins(_probe: Any, zero: int) -> int:
+            self.steps.has_optimizer = True
+            try:
+                frame = sys._getframe(1)
+                self.places.remember(frame.f_locals["self"], frame.f_back)
+                self.optimizer_made()
+            except Exception as error:  # noqa: BLE001
+                self.steps.failed(error)
+            return zero
+
+        return begins
+
+    def _optimizer_hooks(self) -> tuple[Any, Any]:
+        """Global hooks of torch before and after each optimizer step."""
+        steps, compiling, faking = self.steps, self._looks.compiling, self._looks.faking
+
+        # First of all: a compiler of torch traces these functions with the step.
+
+        def begins(optimizer: Any, args: Any, kwargs: Any, /) -> None:
+            if compiling():
+                return None
+            try:
+                me = get_ident()
+                if S[TRAINER] != me:
+                    if S[TRAINER] or faking() or not self._arm():
+                        return None
+                if S[BASE] == EVALUATE and not faking():
+                    self.modules.evaluation(False)
+                if steps.stepping:
+                    if steps.stepping != id(optimizer):  # one optimizer may call another
+                        return None
+                    if S[TIMED]:  # its last step failed, and the script went on
+                        enter(steps.outer)
+                if faking():
+                    return None
+                steps.stepping = id(optimizer)
+                if not S[TIMED]:
+                    return None
+                t = now()
+                steps.outer = current = S[CURRENT]
+                row[current] += t - S[LAST]
+                S[LAST] = t
+                # A closure is the script's own code (LBFGS, Lightning), up to its backward pass.
+                steps.closure = bool(len(args) > 1 or kwargs) and _takes_closure(optimizer, args, kwargs)
+                S[CURRENT] = OTHER if steps.closure else OPTIMIZER
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            return None
+
+        def ended(optimizer: Any, _args: Any, _kwargs: Any, /) -> None:
+            if compiling():
+                return None
+            try:
+                key = id(optimizer)
+                if S[TRAINER] != get_ident():
+                    if S[TRAINER] and not faking():
+                        self._elsewhere(optimizer)
+                    return None
+                if steps.stepping != key:
+                    return None
+                steps.stepping = 0
+                if (
+                    steps.skip > 1
+                    and steps.ends.only == key
+                    and S[CURRENT] == OTHER
+                    and not (row[EVALUATE] or row[CHECKPOINT])
+                ):
+                    # All that most of the short steps cost.
+                    t, done = now(), S[DONE]
+                    S[LENGTHS_AT + done % MOST_LENGTHS] = (row[OTHER] + t - S[LAST]) << 1
+                    row[OTHER] = 0
+                    S[LAST] = t
+                    S[MICRO] += steps.usual_backwards if steps.nested else steps.backwards
+                    steps.backwards = 0
+                    steps.skip -= 1
+                    S[DONE] = done + 1
+                    return None
+                if S[BASE] == EVALUATE:
+                    self.modules.evaluation(False)
+                t = now()
+                if S[TIMED]:
+                    row[S[CURRENT]] += t - S[LAST]
+                    S[LAST] = t
+                    if steps.outer % WAITING == BACKWARD:
+                        S[CURRENT] = steps.outer  # an optimizer that steps within the backward pass
+                    else:
+                        # Calls that ended with an exception were not all heard.
+                        S[CURRENT] = OTHER
+                        del steps.phases[:]
+                        self.modules.reset()
+                steps.closure = False
+                steps.heard += 1
+                steps.remember(optimizer)
+                steps.stepped(key, t)
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            return None
+
+        return begins, ended
+
+    def _scaler_hooks(self) -> tuple[Any, Any]:
+        steps = self.steps
+        before = [0]
+
+        def begins(_probe: Any, zero: int) -> int:
+            before[0] = steps.heard + S[DONE]
+            return zero
+
+        def ends(_probe: Any, zero: int) -> int:
+            try:
+                if S[TRAINER] == get_ident() and steps.heard + S[DONE] == before[0]:
+                    S[SKIPPED] += 1  # infinite gradients
+                    steps.stepped(id(sys._getframe(1).f_locals["optimizer"]), now())
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            return zero
+
+        return begins, ends
 
     def promote(self, code: Any, names: dict[str, Any]) -> bool:
         """Count a function that makes batches as waiting for data; returns whether that is possible.
 
-        A function that is looked up by its global name at each call is replaced; any other one, such as a generator
-        that exists, can be timed from Python 3.12 on.
+        names: its globals. A generator that exists can be timed from Python 3.12 on.
         """
-        found: Any = names.get(code.co_name)
-        if id(getattr(found, "__code__", None)) != id(code) or code.co_flags & 0x20:
-            end = monitor.watch(code)
-            if end is not None:
-                self._undo.append(end)
-                self.modules.roots[code] = NAMES[DATA_WAIT]
-            return end is not None
-        ours = self.timed(found, DATA_WAIT)
-        names[code.co_name] = ours
-        self.modules.roots[code] = NAMES[DATA_WAIT]
+        function: Any = names.get(code.co_name)
+        if getattr(function, "__code__", None) is code and self.probes.put(
+            function, *self.timed(DATA_WAIT), True
+        ):
+            self.roots[function.__code__] = NAMES[DATA_WAIT]
+            return True
+        from . import monitor
 
-        def undo() -> None:
-            if names.get(code.co_name) is ours:
-                names[code.co_name] = found
-
-        self._undo.append(undo)
+        end = monitor.watch(code)
+        if end is None:
+            return False
+        self._undo.append(end)
+        self.roots[code] = NAMES[DATA_WAIT]
         return True
+
+
+def _takes_closure(optimizer: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a step of an optimizer is called with a closure, and not with anything else that can be called."""
+    if kwargs.get(_CLOSURE) is not None:
+        return True
+    if len(args) < 2 or args[1] is None:
+        return False
+    function: Any = getattr(type(optimizer).step, "__wrapped__", None)
+    names = getattr(getattr(function, "__code__", None), "co_varnames", ())
+    while not names and function is not None:
+        function = getattr(function, "__wrapped__", None)
+        names = getattr(getattr(function, "__code__", None), "co_varnames", ())
+    inner = getattr(function, "__wrapped__", None)
+    while inner is not None:  # `torch.no_grad()` around it
+        names, inner = getattr(getattr(inner, "__code__", None), "co_varnames", ()), getattr(inner, "__wrapped__", None)
+    return len(names) > 1 and names[1] == _CLOSURE

@@ -1,27 +1,39 @@
-"""Starts the observation of a process that has imported torch. It is watched from its first backward pass on."""
+"""Starts the observation of a process that has imported torch. It is watched from its first backward pass or step on."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+import threading
 from threading import get_ident
-from typing import Any, Callable
+from typing import Any
 
-from . import clock, frameworks, trying
-from .census import Census
-from .clock import DATA_WAIT, FORWARD, OTHER, PHASES, TIMED, TRAINER, WAITING, S
+from . import clock, trying
+from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
+from .compilers import skip_ours
+from .ends import Ends
+from .events import make_way
+from .frameworks import Frameworks
+from .guard import ours
 from .hooks import Hooks
+from .learning import Learning
+from .looks import Looks
+from .mapped import ELSEWHERE, MICRO, NATIVE
 from .modules import Modules
 from .outside import Outside
 from .own import own
 from .profiler import StepProfiler
-from .record import Recorder
+from .record import Recorder, reason_of
 from .steps import PROFILE_NS, Steps
 from .waits import place
 
-# Steps that may be observed to learn what they call.
+# Steps that may be observed to learn where batches come from.
 MOST_LEARNED = 8
+# From one look at the memory of a GPU to the next.
+MEMORY_NS = 5 * 10**8
+# Without a step of the thread that trains for so long, another thread that trains takes its place.
+SILENT_NS = 2 * 10**9
 
 
 class Observer:
@@ -29,51 +41,59 @@ class Observer:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        compiling = getattr(torch.compiler, "is_dynamo_compiling", None) or torch._dynamo.is_compiling
         self.steps = Steps()
-        self.modules = Modules(torch.nn.Module, self.steps, compiling, torch.is_grad_enabled)
+        self.looks = Looks(torch)
+        self.modules = Modules(self.steps, self.looks, torch.is_grad_enabled)
         self.outside = trying.outside() or Outside()
-        self.hooks = Hooks(self.steps, self.modules, compiling, self._arm, own, self.outside.writes)
-        self.census = Census(torch.nn.Module.__call__.__code__, torch.is_grad_enabled)
+        self.hooks = Hooks(
+            self.steps, self.modules, self.looks, self._arm, own, self.outside.writes, self._elsewhere
+        )
+        self.learning = Learning(self.looks)
         self.profiler = StepProfiler(own)
+        self.frameworks = Frameworks(self.told, self.hooks.probes)
         self.recorder: Recorder | None = None
         self.early: list[tuple[str, dict[str, Any]]] = []
+        # Where the steps of threads end that do not train at present.
+        self._others: dict[int, Ends] = {}
         self._learned = 0
         self._loader: dict[str, Any] = {}
+        self._memory_due = 0
         # What the current step is observed for: "", "learn" or "profile"; the steps before one of "learn".
         self._study, self._heard_at = "", 0
+        self._armed = self._stopped = False
         self._wire()
 
     def _wire(self) -> None:
         steps = self.steps
-        steps.study, steps.give_up = self.study, self.give_up
-        self.hooks.loader_read = self._loader_read
-        steps.window = lambda *taken: self.recorder.window(*taken) if self.recorder is not None else None
+        steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
+        self.hooks.loader_read, self.hooks.optimizer_made = self._loader_read, self.frameworks.look
 
-    def start(self, when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
-        """Hook torch. when_imported: see `install`."""
+    def start(self) -> None:
+        """Hook torch."""
+        self._stopped = False
         self.hooks.install(self._torch)
-        self.hooks.waits.install(self._torch, self.hooks.patch, when_imported)
+        skip_ours()
 
     def give_up(self, error: BaseException) -> None:
-        """End the observation after an error of ours. Never raises."""
+        """End the observation after an error of ours. Never raises one."""
         try:
-            recorder = self.recorder
             self.stop()
-            text = f"{type(error).__name__}: {error}"
-            if recorder is not None:
-                recorder.put("unobserved", step=self.steps.done, reason=text)
+            if self.recorder is not None:
+                self.recorder.put("unobserved", step=S[DONE], reason=f"{type(error).__name__}: {error}")
         except Exception as another:  # noqa: BLE001
-            sys.stderr.write(f"ndd-console: the observation ended: {another!r}\n")
+            if not ours(another):
+                raise
 
     def stop(self) -> None:
         """Take everything out. The record stays open for its end."""
         S[TIMED] = S[TRAINER] = 0
+        self._stopped = True
         study, self._study = self._study, ""
         self.steps.studying, self.steps.skip = False, 0
         self.hooks.remove()
+        self._armed = False
         if study == "learn":
-            Census.deaf()
+            self.learning.deaf()
         elif study == "profile":
             with contextlib.suppress(Exception):
                 self.profiler.end()
@@ -81,24 +101,31 @@ class Observer:
             self.recorder.pause()
 
     def _arm(self) -> bool:
-        """This process trains on this thread. Returns False if its record cannot be written."""
+        """This process trains on this thread. Returns False if it cannot be observed."""
+        if self._stopped:
+            return False
+        here = place(self._torch)
+        if not self._armed:
+            self._armed = True
+            self.hooks.install_rest(self._torch)
+            if here["exchanges"]:
+                self.hooks.install_waits(self._torch)
+            skip_ours()
         if self.recorder is None:
-            recorder = Recorder(self.steps, own, self.hooks.places, self.outside)
+            self.steps.ranks = here["exchanges"]
+            recorder = Recorder(self.steps, self.looks, self.hooks.places, lambda: self.hooks.waits.replicated)
             try:
-                here = place(self._torch)
-                self.steps.ranks = here["exchanges"]
-                recorder.replicated = lambda: self.hooks.waits.replicated
                 recorder.open(self.early, here)
-            except Exception as error:  # noqa: BLE001
+            except OSError as error:
                 self.stop()
-                sys.stderr.write(f"ndd-console: this process is not observed: {error}\n")
+                _tell_failure(str(error))
                 return False
-            self.recorder = recorder
+            self.recorder, self.early = recorder, []
+            if self.hooks.missing:
+                recorder.put("unseen", functions=self.hooks.missing)
         self.recorder.resume()
         self._try()
-        me = get_ident()
-        S[:] = [clock.now(), OTHER, me, OTHER, me]
-        clock.clear()
+        clock.begin(get_ident(), threading.get_native_id())
         return True
 
     def _try(self) -> None:
@@ -111,6 +138,21 @@ class Observer:
                 sys.stderr.flush()
                 os._exit(1)
 
+    def _elsewhere(self, optimizer: Any) -> None:
+        """Another thread than the one that trains steps an optimizer."""
+        me = get_ident()
+        silent = clock.now() - S[clock.LAST] > SILENT_NS
+        if not self.steps.heard and not S[DONE] or silent:
+            # The first backward pass was somebody else's, or that thread does not train any more.
+            S[ELSEWHERE] += self.steps.ends.stepped(id(optimizer))[0]
+            clock.begin(me, threading.get_native_id())
+            S[NATIVE] = threading.get_native_id()
+            self.steps.skip = self.steps.stepping = 0
+            del self.steps.phases[:]
+            return
+        ended, missed = self._others.setdefault(me, Ends()).stepped(id(optimizer))
+        S[ELSEWHERE] += ended + missed
+
     def put(self, kind: str, /, **body: Any) -> None:
         """Record something; kept until the process trains."""
         if self.recorder is None:
@@ -120,7 +162,50 @@ class Observer:
 
     def told(self, kind: str, /, **body: Any) -> None:
         """Record what a framework says at the current step."""
-        self.put(kind, done=self.steps.done, **body)
+        self.put(kind, done=S[DONE], **body)
+
+    def heard(self, event: str, given: tuple[Any, ...]) -> None:
+        """An audit hook: Python tells what it does."""
+        if event in _UNHEARD:
+            return
+        try:
+            if event == "sys.setprofile":
+                make_way()
+                self.profiler.make_way()
+            elif event == "sys.excepthook":
+                if self.recorder is not None and S[TRAINER] == get_ident():
+                    self.recorder.fail(reason_of(given[2]))
+            elif event == "exec":
+                if "_dynamo" in given[0].co_filename:
+                    self.hooks.probes.known_to_compilers()
+            else:
+                self.outside.heard(event, given)
+        except Exception as error:  # noqa: BLE001
+            if not ours(error):
+                raise
+
+    def ended(self) -> None:
+        """The interpreter exits."""
+        try:
+            if self.recorder is not None:
+                self.recorder.close()
+        except Exception as error:  # noqa: BLE001
+            if not ours(error):
+                raise
+
+    def _window(self) -> None:
+        """A window ends."""
+        recorder = self.recorder
+        if recorder is None:
+            return
+        recorder.window()
+        outside = self.outside
+        if outside.seen > outside.told:
+            outside.told = outside.seen
+            recorder.put("outside", places=list(outside.places), hosts=list(outside.hosts))
+        if S[clock.LAST] >= self._memory_due:
+            self._memory_due = S[clock.LAST] + MEMORY_NS
+            recorder.memory()
 
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""
@@ -130,20 +215,22 @@ class Observer:
 
     def study(self, t: int) -> None:
         """Between two steps: end to look closely at the last one, or begin with the next one."""
-        steps, census = self.steps, self.census
+        steps, learning = self.steps, self.learning
+        reads = steps.last_row[DATA_WAIT] > 0
         # The first step may have another optimizer to come, and a batch may be made in the step before its own.
-        whole = 0 if steps.last_row[DATA_WAIT] or census.source is not None else 1
-        if self._study == "learn" and steps.done <= self._heard_at + whole:
+        whole = 0 if reads or learning.source is not None else 1
+        if self._study == "learn" and S[DONE] <= self._heard_at + whole:
             return  # wait for a whole one
         if self._study == "learn":
-            census.deaf()
-            for kind, time_first in census.roots.items():
-                self.modules.hook(kind, time_first)
-            source = census.source
+            learning.deaf()
+            self.modules.received = None
+            self._study = ""
+            source = learning.source
             # A loader's batches are timed already.
-            if own(source) and not steps.last_row[DATA_WAIT] and source not in census.reported:
-                census.reported.add(source)
-                timed = self.hooks.promote(source, census.names)
+            if own(source) and not reads and source not in learning.reported:
+                learning.reported.add(source)
+                timed = self.hooks.promote(source, learning.names)
+                learning.names = {}
                 self.put(
                     "source",
                     file=source.co_filename,
@@ -151,49 +238,67 @@ class Observer:
                     function=source.co_name,
                     timed=timed,
                 )
-            self._study = "profile" if PROFILE_NS and self.modules.hooked else ""
-            if self._study:
-                self.profiler.begin()
+            if PROFILE_NS and (source is not None or reads):
+                self._profile()
         elif self._study == "profile":
             took = zip(PHASES, steps.last_row, steps.last_row[WAITING:])
             lengths = {name: own + wait for name, own, wait in took if own + wait}
-            self.put("profile", step=steps.done, **self.profiler.end(self.modules.roots, lengths))
+            self.put("profile", step=S[DONE], **self.profiler.end(self.hooks.roots, lengths))
             self._study = ""
-        elif self._learned < MOST_LEARNED and not (self.modules.hooked and steps.last_row[FORWARD]):
-            # Nothing is known yet, or what is known is not called any more.
+        elif self._learned < MOST_LEARNED and learning.source is None and not reads:
+            # It is not known where batches come from.
             self._learned += 1
-            self._study, self._heard_at = "learn", steps.done
-            census.listen(steps.caller)
+            if learning.listen(steps.caller):
+                self._study, self._heard_at = "learn", S[DONE]
+                self.modules.received = learning.received
         elif PROFILE_NS:
-            self._study = "profile"
-            self.profiler.begin()
+            self._profile()
         steps.studying = bool(self._study)
         if not self._study:
-            learned = self.modules.hooked or self._learned >= MOST_LEARNED
+            learned = learning.source is not None or reads or self._learned >= MOST_LEARNED
             steps.next_study = (t + PROFILE_NS if PROFILE_NS else 1 << 62) if learned else 0
+
+    def _profile(self) -> None:
+        if not self.profiler.begin():
+            self._study = "profile"
 
     def forked(self) -> None:
         """In a child process: most likely a worker of a loader. It is observed anew if it trains."""
-        S[TIMED] = S[TRAINER] = 0
+        memory.detach()
         if self.recorder is not None:
-            self.recorder.forget()
-        self.recorder = None
-        self._study = ""
-        fresh = Steps()
-        fresh.has_optimizer = self.steps.has_optimizer
-        vars(self.steps).update(vars(fresh))
+            self.recorder.pause()
+        self.recorder, self._study, self._others = None, "", {}
+        steps = self.steps
+        del steps.phases[:]
+        self.modules.reset()
+        # The hooks hold these two.
+        fresh = {**vars(Steps()), "phases": steps.phases, "has_optimizer": steps.has_optimizer}
+        vars(steps).update(fresh)
         self._wire()
 
 
+# Frequent events that tell nothing.
+_UNHEARD = frozenset({
+    "object.__getattr__", "object.__setattr__", "object.__delattr__", "builtins.id", "import", "compile",
+    "code.__new__", "sys._getframe", "marshal.loads", "os.listdir", "os.scandir", "sys._current_frames",
+})  # fmt: skip
 observer: Observer | None = None
 
 
-def install(when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
-    """Observe this process. when_imported(name, then): calls then(module) once a module has been imported."""
+def install() -> None:
+    """Observe this process."""
     global observer
-    observer = Observer(sys.modules["torch"])
-    trying.before_start(observer)
-    observer.start(when_imported)
-    observer.outside.listen()
-    frameworks.attach(observer.told, when_imported)
-    os.register_at_fork(after_in_child=observer.forked)
+    observer = made = Observer(sys.modules["torch"])
+    trying.before_start(made)
+    made.start()
+    sys.addaudithook(made.heard)
+    threading._register_atexit(made.ended)  # type: ignore[attr-defined]
+    os.register_at_fork(after_in_child=made.forked)
+
+
+def _tell_failure(reason: str) -> None:
+    """Leave a word for the reader: nothing of ours appears in the output of the script."""
+    with contextlib.suppress(OSError, KeyError):
+        path = os.path.join(os.environ["NDD_WATCH"], f"pid-{os.getpid()}.unobserved")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(reason)

@@ -1,24 +1,23 @@
-"""Hooks of the modules that the script itself calls.
+"""The calls of modules: outermost ones are forward passes, or parts of an evaluation.
 
-Only the classes of modules that are called from outside other modules are hooked, each once: a hook on
-`nn.Module.__call__` costs every module of a model 0.2 us a call, and torch.compile traces into it. A class that is
-changed again and again loses CPython's method cache for good (3.13, after 1,000 changes).
+All modules share `nn.Module.__call__`, so one probe sees them all. Calls within another module only change a depth.
 """
 
 from __future__ import annotations
 
+import sys
+import weakref
 from threading import get_ident
 from typing import Any, Callable
 
 from .clock import (
-    BACKWARD,
     BASE,
     CURRENT,
     EVALUATE,
     FORWARD,
     LAST,
     LOSS,
-    NAMES,
+    OPTIMIZER,
     OTHER,
     TIMED,
     TRAINER,
@@ -28,87 +27,179 @@ from .clock import (
     now,
     row,
 )
+from .looks import Looks
+from .probes import Probes
 from .steps import Steps
+
+_RECURRENT = "torch.nn.modules.rnn"
 
 
 class Modules:
-    """Hooked classes. base: torch.nn.Module."""
+    """looks: reads what belongs to the script. grad_enabled: torch.is_grad_enabled."""
 
-    def __init__(
-        self, base: type, steps: Steps, compiling: Callable[[], bool], grad_enabled: Callable[[], bool]
-    ) -> None:
-        self.hooked: dict[type, Any] = {}
-        # Code of hooks -> the phase of what they call.
-        self.roots: dict[Any, str] = {}
-        # In a trial: what wraps the call of an outermost module, the innermost one first.
+    def __init__(self, steps: Steps, looks: Looks, grad_enabled: Callable[[], bool]) -> None:
+        self._steps, self._looks, self._grad_enabled = steps, looks, grad_enabled
+        # Whether an outermost call was ever timed as a forward pass.
+        self.seen = False
+        # Modules, by their ids, that were called outermost while they trained, and their classes.
+        self._trained: set[int] = set()
+        self._kinds: set[int] = set()
+        # By id of such a class, whether its input is (time, batch, …).
+        self._time_first: dict[int, bool] = {}
+        # In a step that looks at a class for the first time: its id, and the length of its input.
+        self._root: tuple[int, int | None] | None = None
+        # Called with the first tensor that a model receives.
+        self.received: Callable[[Any], None] | None = None
+        # DistributedDataParallel, if this process exchanges data, and its modules.
+        self.replica: type | None = None
+        self.replicas: list[weakref.ref[Any]] = []
+        self._depth = [0]
+        # In a trial: what wraps the call of an outermost module, the innermost one first; and the changed classes.
         self.around: list[Callable[..., Any]] = []
-        self._base, self._steps = base, steps
-        self._compiling, self._grad_enabled = compiling, grad_enabled
+        self._wrapped: dict[type, Any] = {}
 
-    def hook(self, kind: type, time_first: bool = False) -> None:
-        """Time the outermost calls of modules of a class. time_first: their input is (time, batch, ...)."""
-        if kind in self.hooked:
-            return
-        base, steps = self._base, self._steps
-        compiling, grad_enabled = self._compiling, self._grad_enabled
-        inherited = next(one.__dict__["__call__"] for one in kind.__mro__ if "__call__" in one.__dict__)
-        ordinary = inherited is base.__dict__["__call__"]
-        phase = LOSS if "modules.loss" in kind.__module__ else FORWARD
-        self.hooked[kind] = kind.__dict__.get("__call__")
+    def install(self, torch: Any, probes: Probes) -> None:
+        """Put the probes in place."""
+        base = torch.nn.Module
+        probes.put(base.__call__, *self._call_hooks(), False)
+        probes.put(base.train, self._mode_hook(), None, False)
 
-        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            # Looked up for each call: torch.fx replaces nn.Module.__call__ for a while.
-            call: Any = base.__call__ if ordinary else inherited
-            if compiling() or S[TRAINER] != get_ident():
-                return call(module, *args, **kwargs)
-            if S[BASE] == EVALUATE:
-                if not (module.training and grad_enabled()):
-                    return call(module, *args, **kwargs)
-                self.evaluation(False)
-            elif not (module.training or grad_enabled()):
-                self.evaluation(True)
-                return call(module, *args, **kwargs)
-            outer = S[CURRENT]
-            # Inside another module, or recomputed within the backward pass.
-            if not S[TIMED] or FORWARD <= outer % WAITING <= BACKWARD:
-                return call(module, *args, **kwargs)
-            t = now()
-            row[outer] += t - S[LAST]
-            S[LAST] = t
-            S[CURRENT] = phase
+    def reset(self) -> None:
+        """No module is being called: calls that ended with an exception were not heard."""
+        self._depth[0] = 0
+
+    def _call_hooks(self) -> tuple[Any, Any]:
+        steps, depth, grad_enabled = self._steps, self._depth, self._grad_enabled
+
+        def begins(_probe: Any, zero: int) -> int:
+            if S[TRAINER] != get_ident():
+                return zero
+            if depth[0]:
+                depth[0] += 1
+                if self._root is not None:
+                    self._inner(sys._getframe(1))
+                return zero
+            depth[0] = 1
+            if not S[TIMED] and grad_enabled():
+                return zero  # all that most of the short steps cost
             try:
-                for wrap in self.around:
-                    call = wrap(call)
-                return call(module, *args, **kwargs)
-            finally:
+                self._outermost(sys._getframe(1))
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            return zero
+
+        def ends(_probe: Any, zero: int) -> int:
+            if S[TRAINER] != get_ident():
+                return zero
+            inside = depth[0] - 1
+            if inside > 0:
+                depth[0] = inside
+                return zero
+            depth[0] = 0
+            if FORWARD <= S[CURRENT] % WAITING <= LOSS and S[TIMED] > 0:
                 t = now()
                 row[S[CURRENT]] += t - S[LAST]
                 S[LAST] = t
-                S[CURRENT] = outer
-                if steps.shape is None and phase == FORWARD:
-                    shape = shape_of((*args, *kwargs.values()))
-                    steps.shape = (
-                        (shape[1], shape[0], *shape[2:]) if shape and time_first and shape[1:] else shape
-                    )
+                S[CURRENT] = OTHER
+            if self._root is not None:
+                self._time_first.setdefault(self._root[0], False)
+                self._root = None
+            return zero
 
-        self.calls(__call__, FORWARD)  # the classes of losses share this code; they are torch's
-        kind.__call__ = __call__  # type: ignore[method-assign]
+        return begins, ends
 
-    def calls(self, hook: Any, phase: int) -> None:
-        """What a hook calls belongs to a phase."""
-        self.roots[hook.__code__] = NAMES[phase]
+    def _outermost(self, frame: Any) -> None:
+        """A module is called from outside other modules."""
+        given = frame.f_locals
+        module = given["self"]
+        # A module of TorchScript does not keep it here.
+        training, grad = module.__dict__.get("training"), self._grad_enabled()
+        if training is None:
+            training = grad
+        if S[BASE] == EVALUATE:
+            if not (training and grad):
+                enter(S[CURRENT])  # it makes progress
+                self._steps.own_evaluation |= id(module) in self._trained
+                return
+            self.evaluation(False)
+        current, kind = S[CURRENT], type(module)
+        # Within another phase: a transform in a dataset, a call that is recomputed within the backward pass.
+        if current != OTHER and not (current == OPTIMIZER and self._steps.closure):
+            return
+        trains = training or grad
+        # Others that only compute, such as a teacher or an encoder that is frozen, are part of the step.
+        if not trains and id(kind) in self._kinds:
+            self.evaluation(True)
+            self._steps.own_evaluation |= id(module) in self._trained
+            return
+        loss = "modules.loss" in kind.__module__
+        if trains and not loss:
+            self.seen = True
+            self._trained.add(id(module))
+            self._kinds.add(id(kind))
+            if self.replica is not None and isinstance(module, self.replica):
+                if all(one() is not module for one in self.replicas):
+                    self.replicas = [one for one in self.replicas if one() is not None] + [weakref.ref(module)]
+            if self.received is not None or self._steps.shape is None:
+                self._look(kind, given)
+            if self.around and kind not in self._wrapped:
+                self._wrap(kind)
+        if S[TIMED] <= 0:
+            return
+        t = now()
+        row[current] += t - S[LAST]
+        S[LAST] = t
+        S[CURRENT] = LOSS if loss else FORWARD
 
-    def unhook_all(self) -> None:
-        """Restore all classes that nobody else has changed since."""
-        while self.hooked:
-            kind, before = self.hooked.popitem()
-            ours = kind.__dict__.get("__call__")
-            if getattr(ours, "__module__", "") != __name__:
-                continue
-            if before is None:
-                del kind.__call__
-            else:
-                kind.__call__ = before  # type: ignore[method-assign]
+    def _look(self, kind: type, given: dict[str, Any]) -> None:
+        """Look at the input of a model."""
+        if not self._looks.allowed():
+            return
+        tensor = self._looks.first_tensor((given.get("args", ()), given.get("kwargs", {})))
+        if tensor is None:
+            return
+        if self.received is not None:
+            self.received(tensor)
+        shape = self._looks.shape(tensor)
+        if shape is None:
+            return
+        known = self._time_first.get(id(kind))
+        if known is None:
+            self._root = id(kind), shape[0] if shape else None
+        elif known and len(shape) > 1:
+            shape = (shape[1], shape[0], *shape[2:])
+        if known is not None:
+            self._steps.shape = shape
+
+    def _inner(self, frame: Any) -> None:
+        """A module within one whose class is looked at for the first time: a recurrent one tells the order."""
+        module = frame.f_locals["self"]
+        if type(module).__module__ == _RECURRENT and module.__dict__.get("batch_first") is False:
+            tensor = self._looks.first_tensor((frame.f_locals.get("args", ()),))
+            shape = None if tensor is None else self._looks.shape(tensor)
+            root, length = self._root or (0, None)
+            self._time_first[root] = bool(shape) and shape[0] == length  # type: ignore[index]
+
+    def _mode_hook(self) -> Any:
+        """Of `train`, which `eval` calls: all between `eval` of what trains and the next training is an evaluation."""
+        steps = self._steps
+
+        def begins(_probe: Any, zero: int) -> int:
+            if S[TRAINER] != get_ident():
+                return zero
+            try:
+                given = sys._getframe(1).f_locals
+                if id(type(given["self"])) in self._kinds:
+                    if given["mode"] is False and S[BASE] == OTHER == S[CURRENT] and not self._depth[0]:
+                        self.evaluation(True)
+                        steps.own_evaluation |= id(given["self"]) in self._trained
+                    elif given["mode"] is True and S[BASE] == EVALUATE:
+                        self.evaluation(False)
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            return zero
+
+        return begins
 
     def evaluation(self, on: bool) -> None:
         """The script begins or ends an evaluation; all of it belongs to one phase."""
@@ -116,20 +207,28 @@ class Modules:
         S[TIMED] = -1 if on else S[TRAINER] * (not self._steps.skip)
         enter(S[BASE])
 
+    # In a trial.
 
-def shape_of(values: Any, depth: int = 3) -> tuple[int, ...] | None:
-    """The shape of the first tensor of nested containers; None without one."""
-    for value in values:
-        shape = getattr(value, "shape", None)
-        if shape is not None:
-            try:
-                return tuple(int(size) for size in shape)
-            except (TypeError, ValueError):
-                continue
-        if depth and isinstance(value, dict):
-            value = list(value.values())
-        if depth and isinstance(value, (list, tuple)):
-            found = shape_of(value, depth - 1)
-            if found is not None:
-                return found
-    return None
+    def _wrap(self, kind: type) -> None:
+        """Have the calls of modules of a class go through `around`, from the next one on."""
+        inherited = next(one.__dict__["__call__"] for one in kind.__mro__ if "__call__" in one.__dict__)
+        self._wrapped[kind] = kind.__dict__.get("__call__")
+        compiling, depth = self._looks.compiling, self._depth
+
+        def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+            call: Any = inherited
+            if not (compiling() or depth[0] or S[TRAINER] != get_ident()):
+                for wrap in self.around:
+                    call = wrap(call)
+            return call(module, *args, **kwargs)
+
+        kind.__call__ = __call__  # type: ignore[method-assign]
+
+    def unwrap(self) -> None:
+        """Restore the changed classes."""
+        while self._wrapped:
+            kind, before = self._wrapped.popitem()
+            if before is None:
+                del kind.__call__
+            else:
+                kind.__call__ = before  # type: ignore[method-assign]

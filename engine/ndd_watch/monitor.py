@@ -7,21 +7,15 @@ from threading import get_ident
 from typing import Any, Callable
 
 from .clock import CURRENT, DATA_WAIT, TIMED, S, enter
-
-# Tool ids that nobody has reserved.
-_IDS = (4, 3)
+from .events import tool_id
 
 
 def watch(code: Any) -> Callable[[], None] | None:
     """Count a function's time, up to each yield, as waiting for data. Returns how to end that; None if not possible."""
-    monitoring: Any = getattr(sys, "monitoring", None)
-    tool = (
-        next((one for one in _IDS if monitoring.get_tool(one) is None), None)
-        if monitoring is not None
-        else None
-    )
+    tool = tool_id()
     if tool is None:
         return None
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
     outer = -1
 
     def entered(_code: Any, _offset: int) -> None:

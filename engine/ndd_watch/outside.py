@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from typing import Any, Callable
 
 # Places or hosts that are remembered.
@@ -40,15 +39,11 @@ class Outside:
         caches = [os.environ.get(name) for name in ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "NDD_WATCH")]
         compilers = [os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
         inside = [
-            os.getcwd(), tempfile.gettempdir(), "/dev", "/proc", "/sys", os.path.join(home, ".cache"),
+            _folder(), "/tmp", "/var/tmp", "/usr/tmp", "/dev", "/proc", "/sys", os.path.join(home, ".cache"),
             os.path.join(home, ".triton"), os.path.join(home, ".config", "matplotlib"), sys.prefix, sys.base_prefix,
             *caches, *compilers,
         ]  # fmt: skip
         self._inside = tuple(os.path.join(os.path.realpath(place), "") for place in inside if place)
-
-    def listen(self) -> None:
-        """Begin; Python cannot remove an audit hook."""
-        sys.addaudithook(self._heard)
 
     @property
     def seen(self) -> int:
@@ -57,34 +52,43 @@ class Outside:
 
     def writes(self, path: Any) -> None:
         """The script is about to change a file."""
-        with contextlib.suppress(TypeError, ValueError, OSError):
-            self._writes(os.fsdecode(os.fspath(path)))
+        # Other kinds of paths could compute theirs.
+        if type(path) in (str, bytes) or type(path).__module__.startswith("pathlib"):
+            with contextlib.suppress(ValueError, OSError):
+                self._writes(os.fsdecode(path))
 
     def _writes(self, path: str) -> None:
         # Through links: a large file of the scratch copy is one.
         real = os.path.realpath(path)
         place = os.path.join(real, "")
-        if not place.startswith(self._inside) or (self._original and place.startswith(self._original)):
+        # Python's `tempfile` reads these when it is used first; the script may set them before.
+        temporary = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+        inside = (*self._inside, *(os.path.join(os.path.realpath(one), "") for one in temporary if one))
+        if not place.startswith(inside) or (self._original and place.startswith(self._original)):
             if len(self.places) < MOST:
                 self.places[real] = True
             if self._refuse is not None:
                 self._refuse(real)
 
-    def _heard(self, event: str, given: tuple[Any, ...]) -> None:
-        try:
-            if event == "open":
-                path, _, flags = given
-                if not isinstance(path, int) and (flags or 0) & _WRITES:
-                    self.writes(path)
-            elif event in _CHANGES:
-                for place in _CHANGES[event]:
-                    self.writes(given[place])
-            elif event == "socket.connect":
-                self._connects(given[1])
-        except Exception:  # noqa: BLE001  an error here would reach the script
-            return
+    def heard(self, event: str, given: tuple[Any, ...]) -> None:
+        """Python reports what it does to an audit hook."""
+        if event == "open":
+            path, _, flags = given
+            if type(path) is not int and (flags or 0) & _WRITES:
+                self.writes(path)
+        elif event in _CHANGES:
+            for place in _CHANGES[event]:
+                self.writes(given[place])
+        elif event == "socket.connect":
+            self._connects(given[1])
 
     def _connects(self, address: Any) -> None:
-        remote = isinstance(address, tuple) and address and not str(address[0]).startswith(_LOCAL)
+        remote = type(address) is tuple and address and not str(address[0]).startswith(_LOCAL)
         if remote and len(self.hosts) < MOST:
             self.hosts[f"{address[0]}:{address[1]}"] = True
+
+
+def _folder() -> str:
+    with contextlib.suppress(OSError):  # it may have been removed
+        return os.getcwd()
+    return ""

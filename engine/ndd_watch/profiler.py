@@ -12,6 +12,7 @@ import sys
 from typing import Any, Callable
 
 from .clock import NAMES, OTHER, now
+from .events import profiled
 
 # Functions of the user's own code, and waits for the device, that a profiled step names.
 MOST_FUNCTIONS = 12
@@ -23,8 +24,9 @@ ANOTHER = "another profiler is active"
 # Measurements of what the profiler adds to a call, and calls of each.
 TRIALS, TRIAL_CALLS = 5, 100
 _OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
-# Python 3.12 and later profile through sys.monitoring, which sys.getprofile does not show.
-_SHOWN = sys.version_info < (3, 12)
+# From Python 3.12 on there is one profiler in a process, and starting another one raises an error: ours would be in the
+# way of one that the script starts. It listens by itself there.
+_MONITORING = sys.version_info >= (3, 12)
 # Methods of a tensor that wait for its device.
 _WAITING = frozenset(
     f"<method '{name}' of 'torch._C.TensorBase' objects>"
@@ -52,12 +54,15 @@ class StepProfiler:
 
     def begin(self) -> str:
         """Begin on this thread. Returns why that is not possible, or ""."""
-        if sys.getprofile() is not None:
+        if profiled():
             return ANOTHER
-        try:
-            from _lsprof import Profiler
-        except ImportError:
-            return "this Python has no profiler"
+        if _MONITORING:
+            from .calls import Calls as Profiler
+        else:
+            try:
+                from _lsprof import Profiler
+            except ImportError:
+                return "this Python has no profiler"
         self._aside = self._marks = 0
         self._spent, self._phases, self._lengths = {}, {}, {}
         try:
@@ -70,6 +75,13 @@ class StepProfiler:
             return ANOTHER
         self._profiler = profiler
         return ""
+
+    def make_way(self) -> None:
+        """A profile function is about to be set by the script: ours ends before."""
+        profiler = self._profiler
+        if not _MONITORING and profiler is not None and sys.getprofile() is profiler:
+            self._profiler = None
+            profiler.disable()
 
     def mark(self, phase: str) -> None:
         """A phase ends: functions that have ended since the last mark belong to it."""
@@ -110,7 +122,7 @@ class StepProfiler:
         if profiler is None:
             return {"ns": 0, "functions": [], "waits": [], "phases": {}}
         step_ns = now() - self._begun - self._aside
-        if _SHOWN and sys.getprofile() is not profiler:
+        if not _MONITORING and sys.getprofile() is not profiler:
             # The step has begun a profiler of its own, which ours must not end: not even by being deleted.
             self._replaced = profiler
             return {"ns": 0, "functions": [], "waits": [], "phases": {}}
@@ -169,14 +181,13 @@ def _calls_from(stats: Any) -> dict[Any, tuple[float, Any]]:
 
 
 def _phase(code: Any, roots: dict[Any, str], calls_from: dict[Any, tuple[float, Any]]) -> str:
-    """The phase of the nearest of the roots that calls a function, directly or not."""
-    seen = set()
+    """The phase of the outermost of the roots that calls a function, directly or not."""
+    seen, phase = set(), NAMES[OTHER]
     while code is not None and code not in seen:
-        if code in roots:
-            return roots[code]
+        phase = roots.get(code, phase)
         seen.add(code)
         code = calls_from.get(code, (0.0, None))[1]
-    return NAMES[OTHER]
+    return phase
 
 
 def _name(code: Any) -> str:

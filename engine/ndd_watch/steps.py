@@ -1,8 +1,7 @@
-"""Finds where a step of the script ends, whatever its loop looks like.
+"""Counts the steps of the thread that trains, and decides which of them are timed by phase.
 
-A step ends where the optimizer steps. With several optimizers, the one that steps most rarely ends it, and of those
-that step equally often the last one. Without an optimizer, gradients that are zeroed after a backward pass end it, and
-without that every backward pass does. Further backward passes of the only optimizer are micro-steps.
+A step ends where the optimizer steps, see `ends`. Without an optimizer, gradients that are zeroed after a backward pass
+end it, and without that every backward pass does. Further backward passes of the only optimizer are micro-steps.
 
 Timing the phases of a step costs 0.03 to 0.1 ms, mostly because our code is no longer in the caches of the processor.
 Of short steps only one of `every` is timed by phase, and all of them as a whole. Which ones depends on their number
@@ -16,30 +15,17 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 from typing import Any, Callable
 
 from . import clock
-from .clock import (
-    CHECKPOINT,
-    CURRENT,
-    EVALUATE,
-    LAST,
-    OTHER,
-    TIMED,
-    TRAINER,
-    ZEROS,
-    S,
-    begun,
-    now,
-    numbers,
-    rest,
-    row,
-    rows,
-    wholes,
-)  # fmt: skip
+from .clock import CHECKPOINT, CURRENT, DONE, EVALUATE, FORWARD, LAST, TIMED, TRAINER, ZEROS, S, now, rest, row
+from .ends import Ends
+from .guard import ours
+from .mapped import BEGUN, CORRECTION, LENGTHS_AT, MICRO, MOST_LENGTHS
 
 WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
-# From one loss that is kept to the next: keeping one costs several microseconds.
+# From one loss that is read to the next: reading one costs several microseconds.
 LOSS_NS = WINDOW_NS // 10
 # From one profiled step to the next; 0: none.
 PROFILE_NS = int(float(os.environ.get("NDD_WATCH_PROFILE_S", "30")) * 1e9)
@@ -51,59 +37,85 @@ MOST_SKIPPED = 64
 FEW_BACKWARDS = 8
 # The same where an optimizer exists but is never heard of: torch 2.1 and 2.2 take its hooks out in torch.compile.
 SILENT_BACKWARDS = 100
-# An optimizer that steps more rarely than this times the most frequent one does not end steps.
-RARE = 8
 _GOLDEN = 0x9E3779B9
 
 
 class Steps:
     """The steps of a process.
 
-    done: steps so far. backwards: backward passes in the current step. has_optimizer: one exists. ends_known: something
-    else than a backward pass ends the steps. loss: of a recent backward pass, detached; loss_due: when the next one is
-    kept, on the clock. shape: of the model's first input. caller: code of the function that contains the training loop.
-    every: one of so many steps is timed by phase; skip: number of further steps that are not. ranks: this process
-    exchanges data with other ranks.
+    backwards: backward passes in the current step. has_optimizer: one exists. ends_known: something else than a backward
+    pass ends the steps. loss: value of a recent backward pass; loss_due: when the next one is read, on the clock. shape:
+    of the model's first input. caller: code of the function that contains the training loop. every: one of so many
+    steps is timed by phase; skip: number of further steps that are not. ranks: this process exchanges data with other
+    ranks.
     """
 
     def __init__(self) -> None:
-        self.done = self.backwards = self.micro = self.skipped_updates = 0
+        self.backwards = 0
         self.has_optimizer = self.ends_known = False
-        self.loss: Any = None
+        self.loss: float | None = None
+        # The device of the first loss.
+        self.device: Any = None
         self.loss_due = 0
         self.shape: tuple[int, ...] | None = None
         self.caller: Any = None
-        self.optimizer: Any = None
-        # The optimizer that steps at present, and the phase around it.
-        self.stepping: Any = None
-        self.outer = OTHER
+        self.ends = Ends()
+        # Whether an optimizer steps at present, its id, the phase around it, and whether it got a closure.
+        self.stepping = 0
+        self.outer = 0
+        self.closure = False
+        # Phases around the current one, and steps of optimizers that were heard.
+        self.phases: list[int] = []
+        self.heard = 0
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.every, self.skip, self.usual_backwards = 1, 0, 1
         # Backward passes happen within others, as of checkpointed activations. Only steps that are timed by phase tell
         # them apart.
         self.nested = False
         self.ranks = False
+        # Whether the model that is trained was evaluated in the current step, and the last step with calls of any module
+        # that looked like an evaluation.
+        self.own_evaluation = False
+        self._evaluated = -2
         # Set by `install`: ends a window; learns from a step; called at the end of each step by a trial; called with
         # our own errors.
-        self.window: Callable[..., None] = lambda *taken: None
+        self.window: Callable[[], None] = lambda: None
         self.study: Callable[[int], None] | None = None
         self.gate: Callable[[int], None] | None = None
         self.give_up: Callable[[BaseException], None] = lambda error: None
         # Whether the current step is observed more closely, and when the next one is.
         self.studying = False
         self.next_study = 0
-        self.last_row = ZEROS
+        # The last step by phase, where it is observed more closely.
+        self.last_row: list[int] = [0] * len(ZEROS)
         # Collect garbage after every so many steps; 0: Python decides.
         self.collect_every = 0
-        self._live: dict[int, Any] = {}
-        self._counts: dict[int, int] = {}
         self._all_backwards = 0
         # Steps before the present window, and, of a rank, after which it ends; 0 before that is known.
         self._window_begin = self._window_end = 0
 
-    def keep(self, loss: Any) -> None:
-        """Keep a loss. Detached: nothing of the graph may stay alive."""
-        self.loss = loss.detach() if hasattr(loss, "detach") else None
-        self.loss_due = S[LAST] + LOSS_NS
+    @property
+    def done(self) -> int:
+        """Steps so far."""
+        return S[DONE]
+
+    def remember(self, optimizer: Any) -> None:
+        """This optimizer has stepped."""
+        known = self._optimizers.get(id(optimizer))
+        if known is None or known() is not optimizer:
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+
+    def optimizers(self) -> list[Any]:
+        """The optimizers that have stepped and still exist."""
+        found = [one for one in (known() for known in self._optimizers.values()) if one is not None]
+        self._optimizers = {id(one): weakref.ref(one) for one in found}
+        return found
+
+    def failed(self, error: BaseException) -> None:
+        """An exception in a hook: it ends the observation if it is ours, and goes on if it is the script's."""
+        if not ours(error):
+            raise error
+        self.give_up(error)
 
     def ended_backward(self) -> None:
         """A backward pass has ended, and nothing else is known to end the steps."""
@@ -120,79 +132,71 @@ class Steps:
             if self.backwards:
                 self.end(now())
 
-    def count_of(self, optimizer: object) -> int:
-        """How often an optimizer has stepped since the newest one appeared."""
-        return self._counts.get(id(optimizer), 0)
-
-    def optimizers(self) -> list[Any]:
-        """The optimizers that have stepped."""
-        return list(self._live.values())
-
-    def stepped(self, optimizer: object, t: int) -> None:
+    def stepped(self, key: int, t: int) -> None:
         """An optimizer has stepped, or skipped a step because of infinite gradients. t: when, on the clock."""
-        key, counts = id(optimizer), self._counts
-        if key not in counts:
-            if counts and self.done == 1:
-                self._resume_first()
-            # Begin to count anew: earlier steps say nothing about how often the new one steps.
-            counts = self._counts = {**dict.fromkeys(counts, 0), key: 0}
-            self.ends_known = True
-            self._live[key] = optimizer
-        counts[key] += 1
-        if len(counts) > 1:
-            live = {one: count for one, count in counts.items() if count}
-            most = max(live.values())
-            ends = [one for one, count in live.items() if count * RARE >= most]
-            if most > RARE:  # too few steps tell nothing about their frequency
-                # In the middle of a step, equally frequent optimizers differ by one.
-                least = min(live[one] for one in ends)
-                ends = [one for one in ends if live[one] <= least + 1]
-            if key != ends[-1]:
-                return
-        self.optimizer = optimizer
-        self.end(t)
-
-    def _resume_first(self) -> None:
-        """Another optimizer steps after what was taken for the whole first step: it is the same step."""
-        self.done = self.micro = 0
-        if rows:
-            row[:] = [a + b for a, b in zip(row, rows.pop())]
-            numbers.pop()
+        self.ends_known = True
+        ended, missed = self.ends.stepped(key)
+        if missed:
+            S[CORRECTION] += missed
+        if ended:
+            self.end(t)
 
     def finish(self) -> None:
         """Training has ended: without an optimizer, nothing else ends the last step."""
         if self.backwards and not self.has_optimizer:
             self.end(now())
+        S[CORRECTION] += self.ends.finished()
 
     def end(self, t: int) -> None:
         """The step ends now, on the clock."""
         row[S[CURRENT]] += t - S[LAST]
         S[LAST] = t
-        if row[EVALUATE] or row[CHECKPOINT]:  # they do not belong to the step in which they happen
-            for phase in (EVALUATE, CHECKPOINT):
-                rest[phase] += row[phase]
-                row[phase] = 0
-        if self.skip:
-            wholes.append(sum(row))
+        if row[EVALUATE] or row[CHECKPOINT]:
+            self._set_aside()
+        done = S[DONE]
+        place = LENGTHS_AT + done % MOST_LENGTHS
+        if self.studying or t > self.next_study:
+            self.last_row = row.tolist()
+        if self.studying:  # such a step is slower than the others
+            S[place] = 0
+            for phase, spent in enumerate(self.last_row):
+                rest[phase] += spent
+        elif self.skip:
+            S[place] = sum(row) << 1
             self.skip -= 1
             if self.nested:
                 self.backwards = self.usual_backwards
             if not self.skip:
                 self._time_next()
         else:
-            rows.append(row[:])
-            numbers.append(self.done)
-            if self.every > 1 and not self.studying and len(self._counts) == 1:
-                self.skip, self.usual_backwards = untimed(self.done + 1, self.every), self.backwards
+            clock.add_row()
+            S[place] = sum(row) << 1 | 1
+            if self.every > 1 and self.ends.only:
+                self.skip, self.usual_backwards = untimed(done + 1, self.every), self.backwards
                 if self.skip:
                     S[TIMED] = 0
         row[:] = ZEROS
-        self.done += 1
+        S[DONE] = done + 1
         # Of several optimizers, each has backward passes of its own on the same batch.
-        self.micro += 1 if len(self._counts) > 1 else self.backwards
+        S[MICRO] += 1 if len(self.ends.counts) > 1 else self.backwards
         self.backwards = 0
-        if self.studying or t > self.next_study or t - begun[0] >= WINDOW_NS or self.gate is not None:
+        if self.studying or t > self.next_study or t - S[BEGUN] >= WINDOW_NS or self.gate is not None:
             self._sometimes(t)
+
+    def _set_aside(self) -> None:
+        """Evaluations and checkpoints do not belong to the step in which they happen.
+
+        What looks like an evaluation of another model in each step is part of the step: a teacher, a target network.
+        """
+        if row[EVALUATE]:
+            each = self._evaluated == S[DONE] - 1 and not self.own_evaluation
+            self._evaluated, self.own_evaluation = S[DONE], False
+            if each:
+                row[FORWARD] += row[EVALUATE]
+                row[EVALUATE] = 0
+        for phase in (EVALUATE, CHECKPOINT):
+            rest[phase] += row[phase]
+            row[phase] = 0
 
     def _time_next(self) -> None:
         """The next step is timed by phase."""
@@ -207,37 +211,32 @@ class Steps:
         if due and self.skip:
             self._time_next()
         if self.study is not None and (self.studying or due):
-            self.last_row = rows[-1] if rows else ZEROS
-            if self.studying and rows:  # such a step is slower than the others
-                rest[:] = [a + b for a, b in zip(rest, rows.pop())]
-                numbers.pop()
             self.study(t)
             # What we do to look closely is no part of the next step.
             t = now()
             rest[S[CURRENT]] += t - S[LAST]
             S[LAST] = t
         if ends:
-            taken = clock.take()
-            lengths = sorted([*map(sum, taken[1]), *taken[2]])
+            lengths = sorted(clock.lengths(self._window_begin))
             step_ns = lengths[len(lengths) // 2] if lengths else 0
             self.every = min(int(COST_NS / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
-            self._window_begin, self._window_end = self.done, 0
-            self.window(*taken)
-        if self.collect_every and not self.done % self.collect_every:
+            self._window_begin, self._window_end = S[DONE], 0
+            self.window()
+        if self.collect_every and not S[DONE] % self.collect_every:
             gc.collect()
         if self.gate is not None:
-            self.gate(self.done)
+            self.gate(S[DONE])
 
     def _window_ends(self, t: int) -> bool:
         """Whether the window ends after this step; of a rank, at the next multiple of about as many steps as it has."""
-        if t - begun[0] < WINDOW_NS:
+        if t - S[BEGUN] < WINDOW_NS:
             return False
         if not self.ranks:
             return True
         if not self._window_end:
-            size = _power(max(self.done - self._window_begin, self.every))
-            self._window_end = -(-self.done // size) * size
-        return self.done >= self._window_end
+            size = _power(max(S[DONE] - self._window_begin, self.every))
+            self._window_end = -(-S[DONE] // size) * size
+        return bool(S[DONE] >= self._window_end)
 
 
 def untimed(number: int, every: int) -> int:

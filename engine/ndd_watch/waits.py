@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
 from functools import wraps
 from threading import get_ident
 from typing import Any, Callable
 
 from .clock import BACKWARD, CURRENT, LAST, TIMED, WAITING, S, now, row
+from .modules import Modules
+from .probes import Probes
 from .steps import Steps
 
-Function = Callable[..., Any]
 # Functions of torch.distributed that return when the others have taken part, unless they are asynchronous. Not every
 # version has all of them.
 COLLECTIVES = (
@@ -32,82 +32,88 @@ _FUNCTIONAL = "torch.distributed._functional_collectives"
 
 
 class Waits:
-    """compiling: whether torch compiles at present.
+    """Each wait is part of the phase in which it happens, see clock.WAITING."""
 
-    Each wait is part of the phase in which it happens, see clock.WAITING.
-    """
-
-    def __init__(self, compiling: Callable[[], bool], steps: Steps) -> None:
-        self._compiling, self._steps = compiling, steps
-        self._replicas: list[weakref.ref[Any]] = []
+    def __init__(self, steps: Steps, modules: Modules) -> None:
+        self._steps, self._modules = steps, modules
         self._engine: Any = None
         self._hook: Any = None
 
     @property
     def replicated(self) -> bool:
-        """Whether the script has made a DistributedDataParallel."""
-        return bool(self._replicas)
+        """Whether the script has called a DistributedDataParallel."""
+        return bool(self._modules.replicas)
 
-    def install(self, torch: Any, patch: Callable[..., None], when_imported: Callable[..., None]) -> None:
-        """Hook torch. patch(owner, name, make): replaces an attribute by make(it)."""
-        c10d = sys.modules.get("torch.distributed.distributed_c10d")
-        if c10d is None or not torch.distributed.is_available():
-            return
-        for name in COLLECTIVES:
-            original = getattr(c10d, name, None)
-            if original is not None:
-                ours = self.waiting(original)
-                for owner in (torch.distributed, c10d):
-                    patch(owner, name, lambda _, ours=ours: ours)
-        patch(c10d.Work, "wait", self.waiting)
+    def install(self, torch: Any, probes: Probes) -> Callable[[], None]:
+        """Hook torch, in a process that exchanges data with others. Returns how what is no probe is undone."""
+        c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+        functions = [getattr(c10d, name, None) for name in COLLECTIVES]
         replica = torch.nn.parallel.DistributedDataParallel
-        patch(replica, "__init__", self._made)
-        patch(replica, "_sync_buffers", self.waiting)
-        if (module := sys.modules.get(_FUNCTIONAL)) is not None:
-            patch(module, "wait_tensor", self.waiting)
-        else:
-            when_imported(_FUNCTIONAL, lambda module: patch(module, "wait_tensor", self.waiting))
+        self._modules.replica = replica
+        functional = sys.modules.get(_FUNCTIONAL)
+        functions += [replica._sync_buffers, getattr(functional, "wait_tensor", None)]
+        begins, ends = self._hooks()
+        for function in functions:
+            if function is not None:
+                probes.put(function, begins, ends, False)
         self._engine = torch.autograd.Variable._execution_engine
+        return self._wait(c10d.Work, begins, ends)
 
-    def waiting(self, original: Function) -> Function:
-        """The function, whose time counts as waiting for other ranks."""
-        compiling = self._compiling
+    def _hooks(self) -> tuple[Any, Any]:
+        """Of a function whose time counts as waiting for other ranks."""
+        depth = self._depth = [0]
+
+        def begins(_probe: Any, zero: int) -> int:
+            if S[TIMED] == get_ident():
+                depth[0] += 1
+                if S[CURRENT] < WAITING:
+                    depth[0] = 1
+                    t = now()
+                    row[S[CURRENT]] += t - S[LAST]
+                    S[LAST] = t
+                    S[CURRENT] += WAITING
+            return zero
+
+        def ends(_probe: Any, zero: int) -> int:
+            if S[TIMED] == get_ident() and depth[0]:
+                depth[0] -= 1
+                if not depth[0] and S[CURRENT] >= WAITING:
+                    t = now()
+                    row[S[CURRENT]] += t - S[LAST]
+                    S[LAST] = t
+                    S[CURRENT] -= WAITING
+            return zero
+
+        return begins, ends
+
+    @staticmethod
+    def _wait(work: Any, begins: Any, ends: Any) -> Callable[[], None]:
+        """`Work.wait` is no function of Python: the method of the class is another object while this is in place."""
+        original = work.wait
 
         @wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if compiling() or S[TIMED] != get_ident() or S[CURRENT] >= WAITING:
-                return original(*args, **kwargs)
-            t = now()
-            outer = S[CURRENT]
-            row[outer] += t - S[LAST]
-            S[LAST] = t
-            S[CURRENT] = outer + WAITING
+        def wait(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            begins(None, 0)
             try:
-                return original(*args, **kwargs)
+                return original(self, *args, **kwargs)
             finally:
-                t = now()
-                row[S[CURRENT]] += t - S[LAST]
-                S[LAST] = t
-                S[CURRENT] = outer
+                ends(None, 0)
 
-        return call
+        work.wait = wait
 
-    def _made(self, original: Function) -> Function:
-        @wraps(original)
-        def __init__(replica: Any, *args: Any, **kwargs: Any) -> None:
-            original(replica, *args, **kwargs)
-            self._replicas = [one for one in self._replicas if one() is not None] + [weakref.ref(replica)]
+        def undo() -> None:
+            if work.wait is wait:
+                work.wait = original
 
-        return __init__
+        return undo
 
     # A backward pass.
 
     def before_backward(self, loss: Any) -> None:
         """A timed backward pass begins: mark where its gradients are ready, if DDP exchanges them in it."""
-        if not any(getattr(one(), "require_backward_grad_sync", False) for one in self._replicas):
+        replicas = self._modules.replicas
+        if not any(getattr(one(), "require_backward_grad_sync", False) for one in replicas):
             return
-        if isinstance(loss, (list, tuple)):
-            loss = loss[0] if loss else None
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
         if getattr(loss, "requires_grad", False) and not getattr(
             compiled, "compiled_autograd_enabled", False
@@ -124,7 +130,7 @@ class Waits:
         try:
             self._engine.queue_callback(self._computed)
         except Exception as error:  # noqa: BLE001  it would reach the script
-            self._steps.give_up(error)
+            self._steps.failed(error)
 
     @staticmethod
     def _computed() -> None:
@@ -155,24 +161,6 @@ def place(torch: Any) -> dict[str, Any]:
         "rank": rank, "ranks": ranks, "local_rank": local, "here": here, "exchanges": exchanges,
         "restart": _number("TORCHELASTIC_RESTART_COUNT"),
         "launch": "/".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")),
-    }  # fmt: skip
-
-
-def of_rank(
-    rows: list[list[int]], wall_ns: int, numbers: list[int], begin: int, cpu_ns: int
-) -> dict[str, Any]:
-    """What a rank tells of the timed steps of a window, so that it can be compared with others.
-
-    begin: steps before the window; numbers: steps before each row. Waiting for others is no part of phases_ns and
-    own_ns; cpu_ns, processor time, is scaled to these steps. Evaluations and checkpoints are no part of a step.
-    """
-    owns = [sum(each[:WAITING]) for each in rows]
-    waits = [sum(each[WAITING:]) for each in rows]
-    phases = [sum(column) for column in zip(*rows)][:WAITING]
-    part = (sum(owns) + sum(waits)) / max(wall_ns, 1)
-    return {
-        "begin": begin, "numbers": [number - begin for number in numbers], "own_ns": owns, "wait_ns": waits,
-        "phases_ns": phases, "cpu_ns": round(cpu_ns * part),
     }  # fmt: skip
 
 

@@ -127,7 +127,17 @@ def title_of(words: Sequence[str]) -> str:
 def environment(records: Path, site: Path, base: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of the command. records: folder of the observer's records; site: its way in."""
     found = dict(os.environ if base is None else base)
+    if "LC_CTYPE" in found and not _was_given(b"LC_CTYPE"):  # Python has set it
+        del found["LC_CTYPE"]
     before = found.get("PYTHONPATH")
     found["PYTHONPATH"] = f"{site}{os.pathsep}{before}" if before else str(site)
     found["NDD_WATCH"] = str(records)
     return found
+
+
+def _was_given(name: bytes) -> bool:
+    """Whether a variable was in the environment of this process when it began."""
+    try:
+        return any(item.partition(b"=")[0] == name for item in Path("/proc/self/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return True

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ndd_engine.hardware.gpu import Machine
-from ndd_engine.record.derive import stalled_text
 from ndd_engine.record.events import (
     PHASES,
     Event,
@@ -102,21 +101,27 @@ class Facts:
             self._outside = {key: list(map(str, line[key])) for key in ("places", "hosts")}
             if self._told:
                 yield self._run()
-        elif kind == "stalled":
-            yield self._stalled(line)
+        elif kind == "unseen":
+            names = ", ".join(printable(str(name)) for name in line["functions"])
+            text = f"not timed, since the source of this torch is not there: {names}"
+            yield MarkEvent("note", self.step, text)
         elif kind == "unobserved":
             reason = printable(str(line["reason"]))
             yield MarkEvent(
                 "warning", self.step, f"the observation ended at step {number(self.step)}: {reason}"
             )
         elif kind == "end":
-            self.step = self._step(line)
             self.ended = str(line["status"]), printable(str(line["reason"]))
 
     @property
     def host(self) -> str:
         """The host that it runs on; "" before it has told."""
         return str(self._process.get("host") or "")
+
+    @property
+    def shares(self) -> bool:
+        """Whether it trains together with others: a step of all of them is one step."""
+        return self._ranks > 1
 
     @property
     def _ranks(self) -> int:
@@ -243,12 +248,6 @@ class Facts:
         if not line.get("timed"):
             text += "; it cannot be timed by itself, so its time is part of other"
         return MarkEvent("note", self.step, text)
-
-    def _stalled(self, line: Line) -> MarkEvent:
-        file, at, name = line.get("place") or ("", 0, "")
-        place = (str(file), int(at), str(name)) if file else None
-        text = stalled_text(float(line["seconds"]), str(line["phase"]), place)
-        return MarkEvent("warning", self._step(line), text)
 
 
 def _phase(body: Any) -> dict[str, Any]:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.text import counted
+from ndd_engine.text import counted, printable
 
 from .command import Command
 from .facts import Facts
 from .ranks import ScriptRanks
 from .records import Line, Records
-from .silence import Silence
+from .stalls import Stalls
 
 # Lines of the other ranks that become marks of the run.
-_TOLD = ("stalled", "unobserved")
+_TOLD = ("unobserved", "unseen")
 
 
 class Follower:
@@ -26,13 +27,19 @@ class Follower:
     compare the ranks."""
 
     def __init__(
-        self, directory: RunDir, command: Command, machine: Machine, put: Callable[[Event], None]
+        self,
+        directory: RunDir,
+        command: Command,
+        machine: Machine,
+        put: Callable[[Event], None],
+        folder: Path | None = None,
     ) -> None:
+        """folder: of the memories of the processes."""
         self._directory, self._command, self._machine, self._put = directory, command, machine, put
-        self._records = Records(directory.ranks)
+        self._records = Records(directory.ranks if folder is None else folder)
         self._facts: dict[str, Facts] = {}
         self._ranks = ScriptRanks(command.folder)
-        self._silence = Silence(directory.ranks)
+        self._stalls = Stalls()
 
     @property
     def trained(self) -> bool:
@@ -41,8 +48,27 @@ class Follower:
 
     @property
     def step(self) -> int:
-        """Optimizer steps so far."""
-        return max((facts.step for facts in self._facts.values()), default=0)
+        """Optimizer steps so far: of one of the ranks that train together, and of all other processes and threads."""
+        return self._together + self.apart + self.elsewhere
+
+    @property
+    def _together(self) -> int:
+        return max((facts.step for facts in self._facts.values() if facts.shares), default=0)
+
+    @property
+    def apart(self) -> int:
+        """Steps of processes that train by themselves."""
+        return sum(facts.step for facts in self._facts.values() if not facts.shares)
+
+    @property
+    def elsewhere(self) -> int:
+        """Steps of threads whose phases are not timed."""
+        return sum(process.elsewhere for process in self._records.processes)
+
+    @property
+    def trainings(self) -> int:
+        """Processes that train by themselves."""
+        return sum(not facts.shares and facts.step > 0 for facts in self._facts.values())
 
     @property
     def ended(self) -> tuple[str, str] | None:
@@ -55,21 +81,35 @@ class Follower:
         found = [facts.ended for facts in self._facts.values() if facts.ended is not None]
         return next((end for end in found if end[0] != "done"), found[0] if found else None)
 
-    def poll(self) -> None:
-        """Read what is new, in the order in which it was written, and look for processes that tell nothing more."""
-        for name, line in sorted(self._records.new(), key=lambda item: item[1]["t"]):
+    def poll(self, final: bool = False) -> None:
+        """Read what is new, in the order in which it was written, and look for processes that make no progress.
+
+        final: all processes have ended.
+        """
+        for name, line in sorted(self._records.new(final), key=lambda item: item[1]["t"]):
             self._take(name, line)
-        for name, event in self._silence.look(self.step):
-            self._put(self._of_rank(name, event))
+        for reason in self._records.unobserved():
+            self._put(MarkEvent("warning", self.step, f"not observed: {printable(reason)}"))
+        if final:
+            return
+        here = [one for one in self._records.processes if self._facts.get(one.name) and self._here(one.name)]
+        for name, found in self._stalls.look(here, self.step):
+            if isinstance(found, MarkEvent):
+                self._put(self._of_rank(name, found))
+            else:
+                self._take(name, found)
 
     def finish(self) -> None:
         """Read the rest, and tell what could not be read."""
-        self.poll()
+        self.poll(final=True)
         for event in self._ranks.finish():
             self._put(event)
         if damaged := self._records.damaged:
             text = f"{counted(damaged, 'line')} of the observer's records could not be read"
             self._put(MarkEvent("warning", self.step, text))
+
+    def _here(self, name: str) -> bool:
+        return self._facts[name].host == socket.gethostname()
 
     def _take(self, name: str, line: Line) -> None:
         facts = self._facts.get(name)
@@ -82,8 +122,8 @@ class Follower:
             events = list(facts.take(line))
         except (KeyError, TypeError, ValueError, IndexError):
             return  # a line of another version
-        here = facts.host == socket.gethostname()
-        self._silence.heard(name, line["type"], facts.pid if here else 0)
+        if line["type"] == "source":
+            self._stalls.sources.add((str(line["file"]), str(line["function"])))
         told = line["type"] in _TOLD
         for event in events if leads == name or told else ():
             self._put(self._of_rank(name, event) if told and isinstance(event, MarkEvent) else event)

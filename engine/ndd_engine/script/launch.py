@@ -17,7 +17,7 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from .command import Command
@@ -27,6 +27,31 @@ CHUNK = 1 << 16
 # Seconds to read the rest of the output after the end of the command; a process that it left behind may keep the
 # terminal open.
 LAST_WORDS_S = 1.0
+
+
+# Signals that this program ignored when it began, as under nohup: so does what it starts. Python ignores others itself.
+_IGNORED = tuple(
+    int(number)
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
+    if signal.getsignal(number) == signal.SIG_IGN
+)
+
+
+def becoming(words: Sequence[str], parent: int, terminal: str = "streams") -> list[str]:
+    """A command that becomes another one as a shell would start it. parent, terminal: see `shim`."""
+    ignored = ",".join(map(str, _IGNORED))
+    return [sys.executable, "-I", "-S", _SHIM, str(parent), terminal, ignored, *words]
+
+
+def inherited_descriptors() -> list[int]:
+    """Open descriptors that were passed to this program; its own ones are not passed on."""
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if int(name) > 2 and os.get_inheritable(int(name)):
+                    found.append(int(name))
+    return found
 
 
 class Launched:
@@ -53,11 +78,11 @@ class Launched:
             self.resize(*size)
         stdin, stdout, stderr = (slave if ours else None for ours in replaced)
         controlling = "terminal" if replaced[0] else "streams"
-        words = [sys.executable, "-I", "-S", _SHIM, str(os.getpid()), controlling, *command.words]
+        words = becoming(command.words, os.getpid(), controlling)
         try:
             self.process = subprocess.Popen(
                 words, cwd=command.folder, env=dict(environment), start_new_session=True, stdin=stdin, stdout=stdout,
-                stderr=stderr,
+                stderr=stderr, pass_fds=inherited_descriptors(),
             )  # fmt: skip
         except BaseException:
             self._close_master()

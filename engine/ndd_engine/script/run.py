@@ -39,7 +39,8 @@ from .control import ScriptControl
 from .follower import Follower
 from .launch import Launched
 from .output import OutputLog
-from .silence import readable_by
+from .records import Room
+from .stalls import readable_by
 
 POLL_S = 0.2
 # From the request to stop to SIGTERM, if the script goes on.
@@ -130,16 +131,18 @@ class ScriptRun:
         command, folder = self.request.command, self.request.folder
         self.put(StageEvent("prepare", f"waiting for the first step of {command.text}"))
         machine = detect(use_torch=False)
-        follower = self._follower = Follower(self.directory, command, machine, self.put)
+        room = Room(self.directory.ranks)
+        follower = self._follower = Follower(self.directory, command, machine, self.put, room.folder)
         sampler = Sampler(machine.chosen, self.put, run_dir=self.directory.path)
         size = shutil.get_terminal_size()
         try:
             self.launched = launched = Launched(
                 command if folder is None else replace(command, folder=folder),
-                {**environment(self.directory.ranks.absolute(), SITE), **readable_by(os.getpid())},
+                {**environment(room.folder.absolute(), SITE), **readable_by(os.getpid())},
                 self._output.write, self.request.screen, (size.columns, size.lines),
             )  # fmt: skip
         except OSError as error:
+            room.close()
             return self._ended("failed", f"cannot start {command.text}: {error.strerror}", EXIT_FAILED)
         sampler.start()
         status = None
@@ -147,12 +150,14 @@ class ScriptRun:
             while status is None:
                 status = launched.wait(POLL_S)
                 follower.poll()
+                room.fill()
                 self._obey(launched)
                 launched.resize(*shutil.get_terminal_size())
         finally:
             sampler.stop()
             launched.close()
         follower.finish()
+        room.close()
         return self._ended(*self._outcome(status, follower), status)
 
     # Control.

@@ -23,12 +23,13 @@ from ndd_watch import SITE
 
 from .command import Command, environment
 from .contained import OFFLINE, copy
+from .launch import becoming
 from .starting import Start
 
 POLL_S = 0.1
 _GUARD = str(Path(__file__).with_name("guard.py"))
 # Observing is the same on both sides: every step is timed by phase, and none is profiled.
-PLAIN = {"NDD_WATCH_SHARE": "0", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_STACKS_HZ": "0"}
+PLAIN = {"NDD_WATCH_SHARE": "0", "NDD_WATCH_PROFILE_S": "0"}
 
 
 class ScriptProcess(SideProcess):
@@ -66,7 +67,8 @@ class ScriptProcess(SideProcess):
             made = environment(
                 self.folder / "ranks", SITE, {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **extra}
             )
-            guarded = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(self.folder), *command.words]
+            guard = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(self.folder)]
+            guarded = [*guard, *becoming(command.words, 0)]
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
                     guarded, cwd=work, env={**made, **PLAIN, "NDD_WATCH_TRY": json.dumps(spec)},

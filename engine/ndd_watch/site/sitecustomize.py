@@ -1,6 +1,7 @@
 """Loads the observer into a Python process that imports torch, then runs the sitecustomize that this one hides.
 
-Python imports it at its start, because the folder is first on PYTHONPATH. Nothing here may raise or import torch.
+Python imports it at its start, because the folder is first on PYTHONPATH. Nothing here may raise or import torch, and
+every Python must be able to read it, also 2.7, which only runs the other sitecustomize.
 """
 
 
@@ -12,15 +13,16 @@ def _begin():
     # Child processes find it through the environment, which stays as it is.
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
     try:
-        if os.environ.get("NDD_WATCH") and not _is_helper(sys):
-            _when_imported("torch", lambda _: _load(here))
-    except Exception as error:
-        sys.stderr.write("ndd-console: this process is not observed: %r\n" % (error,))
+        if sys.version_info >= (3, 9) and os.environ.get("NDD_WATCH") and not _is_helper(sys):
+            _when_imported("torch", lambda module: _load(here, module))
+    except Exception:
+        pass  # this process is not observed
     ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401  the user's or the system's
     except ImportError as error:
-        if error.name != "sitecustomize":
+        # Python 2 names the module in the text only.
+        if getattr(error, "name", None) != "sitecustomize" and str(error) != "No module named sitecustomize":
             raise
     finally:
         if ours is not None:
@@ -38,7 +40,7 @@ def _when_imported(wanted, then):
     import sys
     from importlib.machinery import PathFinder
 
-    class Finder:
+    class Finder(object):
         @staticmethod
         def find_spec(name, path=None, target=None):
             if name != wanted:
@@ -55,8 +57,8 @@ def _when_imported(wanted, then):
                     del spec.loader.exec_module
                     try:
                         then(module)
-                    except Exception as error:
-                        sys.stderr.write("ndd-console: this process is not observed: %r\n" % (error,))
+                    except Exception:
+                        pass  # this process is not observed
 
             spec.loader.exec_module = exec_module
             return spec
@@ -65,12 +67,15 @@ def _when_imported(wanted, then):
     sys.meta_path.insert(0, finder)
 
 
-def _load(here):
+def _load(here, torch):
     import os
     import sys
     from importlib import import_module
     from importlib.util import module_from_spec, spec_from_file_location
 
+    # Somebody's own file may have the name.
+    if not (hasattr(torch, "_C") and hasattr(torch, "autograd") and hasattr(torch, "__path__")):
+        return
     folder = os.path.dirname(here)
     name = "_ndd_watch"
     spec = spec_from_file_location(
@@ -78,7 +83,7 @@ def _load(here):
     )
     module = sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(module)
-    import_module(name + ".install").install(_when_imported)
+    import_module(name + ".install").install()
 
 
 _begin()

@@ -1,0 +1,138 @@
+"""A profiler of one thread by `sys.monitoring`, with what `_lsprof.Profiler` offers to ours (Python 3.12 and later)."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from threading import get_ident
+from time import perf_counter_ns as now
+from typing import Any
+
+from .events import tool_id
+
+
+@dataclass
+class _Entry:
+    """Of a function: calls, seconds with everything that it calls; and the same of each function that it calls."""
+
+    code: Any
+    callcount: int = 0
+    totaltime: float = 0.0
+    inside: dict[Any, _Entry] = field(default_factory=dict)
+    # Calls that have not ended: only the outermost one of a recursion counts its time.
+    open: int = 0
+
+    @property
+    def calls(self) -> list[_Entry]:
+        """The functions that it calls."""
+        return list(self.inside.values())
+
+
+class Calls:
+    """Arguments are those of `_lsprof.Profiler`, and without effect."""
+
+    def __init__(self, builtins: bool = True, subcalls: bool = True) -> None:
+        self._entries: dict[Any, _Entry] = {}
+        # Open calls: function, when it began, entry, and its entry in the one that calls it.
+        self._stack: list[tuple[Any, int, _Entry, _Entry | None]] = []
+        self._tool: int | None = None
+        self._thread = 0
+
+    def enable(self) -> None:
+        """Begin on this thread. Raises ValueError if no tool id is free."""
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        tool = tool_id()
+        if tool is None:
+            raise ValueError("no tool id is free")
+        monitoring.use_tool_id(tool, "ndd-console")
+        self._tool, self._thread = tool, get_ident()
+        events = monitoring.events
+        wanted = 0
+        for event, heard in (
+            (events.PY_START, self._began), (events.PY_RESUME, self._began), (events.PY_THROW, self._thrown),
+            (events.PY_RETURN, self._ended), (events.PY_YIELD, self._ended), (events.PY_UNWIND, self._ended),
+            (events.CALL, self._called), (events.C_RETURN, self._returned), (events.C_RAISE, self._returned),
+        ):  # fmt: skip
+            monitoring.register_callback(tool, event, heard)
+            wanted |= event
+        # Those of C functions come with CALL.
+        monitoring.set_events(tool, wanted & ~(events.C_RETURN | events.C_RAISE))
+
+    def disable(self) -> None:
+        """End; open calls end now."""
+        tool, self._tool = self._tool, None
+        if tool is not None:
+            monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+            monitoring.set_events(tool, 0)
+            monitoring.free_tool_id(tool)
+        while self._stack:
+            self._pop(now())
+
+    def getstats(self) -> list[_Entry]:
+        """The functions so far."""
+        return list(self._entries.values())
+
+    def _push(self, what: Any) -> None:
+        entry = self._entries.get(what)
+        if entry is None:
+            entry = self._entries[what] = _Entry(what)
+        inner = None
+        if self._stack:
+            inside = self._stack[-1][2].inside
+            inner = inside.get(what)
+            if inner is None:
+                inner = inside[what] = _Entry(what)
+            inner.open += 1
+        entry.open += 1
+        self._stack.append((what, now(), entry, inner))
+
+    def _pop(self, t: int) -> None:
+        _, begun, entry, inner = self._stack.pop()
+        for one in (entry, inner):
+            if one is not None:
+                one.callcount += 1
+                one.open -= 1
+                if not one.open:
+                    one.totaltime += (t - begun) * 1e-9
+
+    def _began(self, code: Any, _offset: int) -> None:
+        if get_ident() == self._thread:
+            self._push(code)
+
+    def _thrown(self, code: Any, _offset: int, _error: Any) -> None:
+        if get_ident() == self._thread:
+            self._push(code)
+
+    def _ended(self, code: Any, _offset: int, _value: Any) -> None:
+        t = now()
+        # Functions that began before are not on the stack.
+        if get_ident() == self._thread and any(one[0] is code for one in self._stack):
+            while self._stack[-1][0] is not code:
+                self._pop(t)
+            self._pop(t)
+
+    def _called(self, _code: Any, _offset: int, function: Any, _first: Any) -> None:
+        if get_ident() == self._thread and not hasattr(function, "__code__") and not isinstance(function, type):
+            name = _name(function)
+            if name:
+                self._push(name)
+
+    def _returned(self, _code: Any, _offset: int, function: Any, _first: Any) -> None:
+        t = now()
+        if get_ident() == self._thread and self._stack and self._stack[-1][0] == _name(function):
+            self._pop(t)
+
+
+def _name(function: Any) -> str:
+    """A function of C as profilers name it; "" for another object, whose description could be code of the script."""
+    kind = type(function)
+    if kind.__name__ == "method_descriptor":
+        return repr(function)
+    if kind.__name__ == "builtin_function_or_method":
+        owner = function.__self__
+        if owner is None or type(owner).__name__ == "module":
+            return f"<built-in method {function.__module__}.{function.__name__}>"
+        for base in type(owner).__mro__:
+            if function.__name__ in base.__dict__:
+                return f"<method '{function.__name__}' of '{base.__module__}.{base.__name__}' objects>"
+    return ""

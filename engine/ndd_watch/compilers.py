@@ -1,0 +1,61 @@
+"""Keeps torch's compiler out of the observer's own functions.
+
+While a compiled function runs parts of it without the compiler, each Python function that is called there is compiled,
+too. Ours are no part of the script's program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from typing import Any, Iterator
+
+_done: set[int] = set()
+
+
+def skip_ours() -> None:
+    """Have torch's compiler skip all functions of this package that are loaded by now."""
+    skip = _skip()
+    if skip is None:
+        return
+    package = __name__.rpartition(".")[0] + "."
+    for name, module in list(sys.modules.items()):
+        if name.startswith(package):
+            for code in _codes(vars(module), module.__name__):
+                if id(code) not in _done:
+                    _done.add(id(code))
+                    skip(code)
+
+
+def _skip() -> Any:
+    """torch's function that has a code object skipped; None if this torch has none."""
+    with contextlib.suppress(Exception):
+        frames = sys.modules.get("torch._C._dynamo.eval_frame")
+        if hasattr(frames, "skip_code"):
+            return frames.skip_code  # type: ignore[union-attr]
+        strategy = frames._FrameExecStrategy(  # type: ignore[union-attr]
+            frames._FrameAction.SKIP, frames._FrameAction.DEFAULT  # type: ignore[union-attr]
+        )
+        return lambda code: frames.set_code_exec_strategy(code, strategy)  # type: ignore[union-attr]
+    return None
+
+
+def _codes(values: dict[str, Any], module: str) -> Iterator[Any]:
+    for value in list(values.values()):
+        if isinstance(value, (staticmethod, classmethod)):
+            value = value.__func__
+        if isinstance(value, property):
+            value = value.fget
+        if isinstance(value, type):
+            if value.__module__ == module:
+                yield from _codes(dict(vars(value)), module)
+        elif isinstance(value, types.FunctionType) and value.__module__ == module:
+            yield from _nested(value.__code__)
+
+
+def _nested(code: Any) -> Iterator[Any]:
+    yield code
+    for item in code.co_consts:
+        if isinstance(item, types.CodeType):
+            yield from _nested(item)

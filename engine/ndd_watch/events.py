@@ -1,0 +1,106 @@
+"""Hears what functions of a thread return, for a while: by `sys.monitoring`, or before Python 3.12 by a profile function.
+
+A profiler of the script has precedence: where there is one, nothing is heard, and where one begins, ours ends before it.
+"""
+
+from __future__ import annotations
+
+import sys
+from threading import get_ident
+from typing import Any, Callable
+
+# Tool ids of sys.monitoring that nobody has reserved, and that of profilers.
+_IDS = (4, 3)
+_PROFILERS = 2
+
+# Everything that listens in this process, at most one at a time.
+_active: list[Listening] = []
+
+
+class Listening:
+    """returns: called with the frame of each function that returns, and what it returns."""
+
+    def __init__(self, returns: Callable[[Any, Any], None]) -> None:
+        self._returns = returns
+        self._tool: int | None = None
+        self._thread = 0
+        self._heard_by: Any = None
+
+    def begin(self) -> bool:
+        """Begin on this thread; returns whether that is possible."""
+        if _active or profiled():
+            return False
+        self._thread = get_ident()
+        if hasattr(sys, "monitoring"):
+            if not self._begin_monitoring():
+                return False
+            _active.append(self)
+            return True
+        heard = self._heard
+        _active.append(self)
+        sys.setprofile(heard)
+        self._heard_by = heard  # from now on it makes way
+        return True
+
+    def end(self) -> None:
+        """End; safe to call twice."""
+        if self not in _active:
+            return
+        _active.remove(self)
+        if self._tool is not None:
+            monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+            tool, self._tool = self._tool, None
+            monitoring.set_events(tool, 0)
+            monitoring.free_tool_id(tool)
+        elif sys.getprofile() is self._heard_by:
+            sys.setprofile(None)
+        self._heard_by = None
+
+    def _heard(self, frame: Any, event: str, value: Any) -> None:
+        if self not in _active:  # somebody has put it back
+            sys.setprofile(None)
+        elif event == "return":
+            self._returns(frame, value)
+
+    def _begin_monitoring(self) -> bool:
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        tool = tool_id()
+        if tool is None:
+            return False
+        monitoring.use_tool_id(tool, "ndd-console")
+        self._tool = tool
+        returns, thread = self._returns, self._thread
+
+        def returned(_code: Any, _offset: int, value: Any) -> None:
+            if get_ident() == thread:
+                returns(sys._getframe(1), value)
+
+        wanted = (monitoring.events.PY_RETURN, monitoring.events.PY_YIELD)
+        for event in wanted:
+            monitoring.register_callback(tool, event, returned)
+        monitoring.set_events(tool, wanted[0] | wanted[1])
+        return True
+
+
+def tool_id() -> int | None:
+    """An id of sys.monitoring that nobody uses; None without one, and before Python 3.12."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    if monitoring is None:
+        return None
+    return next((one for one in _IDS if monitoring.get_tool(one) is None), None)
+
+
+def profiled() -> bool:
+    """Whether a profiler of somebody else is active on this thread."""
+    if sys.getprofile() is not None:
+        return True
+    # Profilers use sys.monitoring from 3.12 on.
+    monitoring: Any = getattr(sys, "monitoring", None)
+    return monitoring is not None and monitoring.get_tool(_PROFILERS) is not None
+
+
+def make_way() -> None:
+    """A profile function is about to be set by the script: ours ends before."""
+    for listening in list(_active):
+        if listening._heard_by is not None and listening._thread == get_ident():
+            listening.end()

@@ -1,0 +1,36 @@
+"""Tells an exception of the observer from one of the script that was raised while the observer's code ran.
+
+A signal handler of the script, or a thread that raises an exception in another one, may do so at any instruction, also
+within a hook. Such an exception is the script's and goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+_OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+# What a defect of ours can raise; by exact type, since a subclass is somebody's own.
+_RAISED = frozenset({
+    TypeError, ValueError, AttributeError, KeyError, IndexError, LookupError, RuntimeError, NotImplementedError,
+    AssertionError, NameError, UnboundLocalError, ImportError, ModuleNotFoundError, OSError, FileNotFoundError,
+    FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError, ZeroDivisionError, OverflowError,
+    ArithmeticError, UnicodeDecodeError, UnicodeEncodeError, BufferError, RecursionError, MemoryError,
+})  # fmt: skip
+# Code that our calls reach besides our own.
+_CALLED = (os.sep + "torch" + os.sep, os.path.join(os.path.dirname(os.__file__), ""))
+
+
+def ours(error: BaseException) -> bool:
+    """Whether an exception that our code has caught can be its own."""
+    if type(error) not in _RAISED:
+        return False
+    trace: Any = error.__traceback__
+    if trace is None:
+        return True
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    name: str = trace.tb_frame.f_code.co_filename
+    if name.startswith((_OURS, "<frozen ")):
+        return True
+    return "-packages" + _CALLED[0] in name or (name.startswith(_CALLED[1]) and "-packages" not in name)

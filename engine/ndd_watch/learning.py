@@ -1,0 +1,70 @@
+"""Learns from a single step where its batches come from: which function returned the first tensor of the model's input.
+
+Every call is heard in that step, by Python's own events (3.12 and later) or by a profile function, and only there. It
+keeps nothing of the script's: tensors are remembered weakly. Another profiler always has precedence.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+from .events import Listening
+from .guard import ours
+from .looks import Looks
+
+
+class Learning:
+    """source: code of the function, and its globals by `names`; None before it is known."""
+
+    def __init__(self, looks: Looks) -> None:
+        self._looks = looks
+        self.source: Any = None
+        self.names: dict[str, Any] = {}
+        self.reported: set[Any] = set()
+        self._loop: Any = None
+        self._returned: dict[int, tuple[weakref.ref[Any], Any, dict[str, Any]]] = {}
+        self._listening = Listening(self._returns)
+
+    def listen(self, loop: Any) -> bool:
+        """Learn until `deaf`. loop: code of the function with the training loop. False under another profiler."""
+        self._loop, self._returned = loop, {}
+        return self._listening.begin()
+
+    def deaf(self) -> None:
+        """End `listen`."""
+        self._listening.end()
+        self._returned = {}
+
+    def received(self, tensor: Any) -> None:
+        """A model receives this tensor first."""
+        found = self._returned.get(id(tensor))
+        if self.source is None and found is not None and found[0]() is tensor:
+            self.source, self.names = found[1:]
+
+    def _returns(self, frame: Any, value: Any) -> None:
+        """A function returns this value."""
+        try:
+            if value is None or frame.f_back is None or frame.f_back.f_code is not self._loop:
+                return
+            if not self._looks.allowed():
+                return
+            for tensor in self._tensors(value):
+                known = self._returned.get(id(tensor))
+                if known is None or known[0]() is not tensor:
+                    # Its first returner made it; later ones pass it on.
+                    self._returned[id(tensor)] = weakref.ref(tensor), frame.f_code, frame.f_globals
+        except Exception as error:  # noqa: BLE001
+            self.deaf()
+            if not ours(error):
+                raise
+
+    def _tensors(self, value: Any, depth: int = 3) -> list[Any]:
+        kind = type(value)
+        if self._looks.is_tensor(value):
+            return [value]
+        if not depth or (kind is not tuple and kind is not list and kind is not dict):
+            return []
+        inside = value.values() if kind is dict else value
+        return [tensor for item in inside for tensor in self._tensors(item, depth - 1)]

@@ -1,0 +1,89 @@
+"""Looks at what belongs to the script without running code of the script: only at objects of exactly known types.
+
+A subclass of a tensor or a container may count its reads, raise, or compute. Where a dispatch or function mode of the
+script is active, or torch traces, even an ordinary tensor does not stay unnoticed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable
+
+# Containers within containers that are looked into.
+DEPTH = 3
+
+
+class Looks:
+    """torch: the module of the script. compiling: whether torch compiles at present."""
+
+    def __init__(self, torch: Any) -> None:
+        core = torch._C
+        self.compiling: Callable[[], bool] = (
+            getattr(torch.compiler, "is_dynamo_compiling", None) or torch._dynamo.is_compiling
+        )
+        self._tensor, self._parameter = torch.Tensor, torch.nn.Parameter
+        self._tracing = core._get_tracing_state
+        self._modes: Callable[[], int] = getattr(core, "_len_torch_dispatch_stack", lambda: 0)
+        self._mode: Callable[[Any], Any] | None = getattr(core, "_get_dispatch_mode", None)
+        self._keys = getattr(core, "_TorchDispatchModeKey", None)
+        self._silent = core.DisableTorchFunction
+
+    def faking(self) -> bool:
+        """Whether tensors have no values at present, as in FakeTensorMode and while torch traces."""
+        if self._tracing() is not None:
+            return True
+        mode, keys = self._mode, self._keys
+        if mode is None or keys is None:
+            return False
+        return mode(keys.FAKE) is not None or mode(keys.PROXY) is not None
+
+    def allowed(self) -> bool:
+        """Whether tensors can be looked at."""
+        return not self._modes() and self._tracing() is None
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether this is a tensor, and nothing that only behaves like one."""
+        return type(value) is self._tensor or type(value) is self._parameter
+
+    def first_tensor(self, value: Any, depth: int = DEPTH) -> Any:
+        """The first tensor in tuples, lists and dictionaries; None without one."""
+        kind = type(value)
+        if self.is_tensor(value):
+            return value
+        if not depth or (kind is not tuple and kind is not list and kind is not dict):
+            return None
+        for item in value.values() if kind is dict else value:
+            found = self.first_tensor(item, depth - 1)
+            if found is not None:
+                return found
+        return None
+
+    def shape(self, tensor: Any) -> tuple[int, ...] | None:
+        """The sizes of a tensor; None if they are no numbers, as of a nested or symbolic one."""
+        with self._silent():
+            if tensor.is_nested:
+                return None
+            sizes = tuple(tensor.shape)
+        return sizes if all(type(size) is int for size in sizes) else None
+
+    def device(self, tensor: Any) -> Any:
+        """The device of a tensor."""
+        with self._silent():
+            return tensor.device
+
+    def on_host(self, tensor: Any) -> float | None:
+        """The value of a tensor with one element on the CPU; on a GPU, reading it would wait for the device."""
+        with self._silent():
+            if tensor.device.type != "cpu" or tensor.is_nested or tensor.numel() != 1 or tensor.is_complex():
+                return None
+            value = float(tensor.item())
+        return value if value == value and abs(value) != float("inf") else None
+
+    def number(self, value: Any) -> float | None:
+        """A number, or the value of such a tensor; None for anything else."""
+        if type(value) in (int, float, bool):
+            return float(value)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and type(value) in (numpy.float64, numpy.float32):
+            return float(value)
+        return self.on_host(value) if self.is_tensor(value) and self.allowed() else None

@@ -1,0 +1,221 @@
+"""The memory of an observed process that others can read: counters, rows of steps, and a ring of lines.
+
+A process maps a file of fixed size. What it stores there is outside of it at once, whatever becomes of it: after
+`kill -9`, `os._exit` or a crash everything up to the last instruction is in the file. A store cannot fail or wait, and
+the process needs no thread, no open descriptor and no exit handler for it.
+
+Before a process trains, and in the children that it forks, the memory is its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import struct
+import time
+from typing import Any, Iterator
+
+VERSION = 2
+_MAGIC = 0x6864646E6F6331 << 8 | VERSION
+SUFFIX = ".map"
+# Files that the reader made beforehand: a process takes one by renaming it.
+SPARE = "spare-"
+
+# Phases, and each of them again for its waiting for other ranks.
+COLUMNS = 24
+# Indices of 64-bit integers. LAST: time of the last phase change. CURRENT: the current phase. TIMED: id of the thread
+# whose phases are timed; 0 in steps that are timed as a whole, -1 during an evaluation. BASE: the phase outside all
+# hooks. TRAINER: id of the thread that trains, and NATIVE its id in the system; 0 before the first backward pass. DONE:
+# steps that have ended; CORRECTION: to be added to them, since where a step ends may become clear later; ELSEWHERE: those
+# of other threads. MICRO: micro-steps; SKIPPED: updates that a gradient scaler skipped. BEGUN: when the window began.
+# ROWS: rows so far; LINES: bytes of lines so far; DROPPED: lines that were too long.
+(
+    MAGIC, PID, NATIVE, LAST, CURRENT, TIMED, BASE, TRAINER, DONE, CORRECTION, ELSEWHERE, MICRO, SKIPPED, BEGUN, ROWS,
+    LINES, DROPPED,
+) = range(17)  # fmt: skip
+# The current step by phase, and the time of the window outside steps, in nanoseconds.
+ROW, REST = 32, 32 + COLUMNS
+# Rows of steps that were timed by phase: the steps before it, and its nanoseconds by phase.
+ROWS_AT, MOST_ROWS, ROW_WIDTH = 96, 2048, COLUMNS + 1
+# Of every step: twice its nanoseconds, plus 1 if it has a row; 0 if it is left out.
+LENGTHS_AT, MOST_LENGTHS = ROWS_AT + MOST_ROWS * ROW_WIDTH, 8192
+# The ring of lines, in bytes: JSON, each with its end of line.
+LINES_AT, MOST_LINE_BYTES = 8 * (LENGTHS_AT + MOST_LENGTHS), 1 << 18
+SIZE = -(-(LINES_AT + MOST_LINE_BYTES) // 4096) * 4096
+
+_FIXED = 0x10
+_WRITE = 0x200  # PyBUF_WRITE
+# Attempts to find a name for a file that does not exist.
+_NAMES = 1000
+
+
+class Memory:
+    """values: 64-bit integers, see the indices above. data: the same memory as bytes."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._libc.mmap.argtypes = (
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+        )  # fmt: skip
+        self._address = self._map(None, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+        view = ctypes.pythonapi.PyMemoryView_FromMemory
+        view.restype, view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+        self.data: memoryview = view(self._address, SIZE, _WRITE)
+        self.values = self.data.cast("q")
+        # A thread or a signal handler that meets another one writing leaves its line to that one.
+        self._writing = False
+        self._waiting: list[bytes] = []
+
+    def _map(self, address: int | None, flags: int, handle: int) -> int:
+        found = self._libc.mmap(address, SIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, handle, 0)
+        if found is None or found == ctypes.c_void_p(-1).value:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return int(found)
+
+    def attach(self, folder: str, name: str) -> None:
+        """Share this memory through a file: a spare one, or else a new one. Raises OSError.
+
+        It begins empty. A name that exists gets a number: after a restart, or after `exec`.
+        """
+        handle = _claimed(folder, name)
+        try:
+            self._map(self._address, mmap.MAP_SHARED | _FIXED, handle)
+        finally:
+            os.close(handle)
+        self.values[PID] = os.getpid()
+        self.values[MAGIC] = _MAGIC
+
+    def detach(self) -> None:
+        """In a child after fork: the file belongs to the parent. The memory is empty again."""
+        self._map(self._address, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED, -1)
+        self._writing, self._waiting = False, []
+
+    def put(self, kind: str, body: dict[str, Any]) -> None:
+        """Append a line."""
+        line = {"v": VERSION, "type": kind, "t": round(time.time(), 4), **body}
+        self._waiting.append(json.dumps(line).encode() + b"\n")
+        while self._waiting and not self._writing:
+            self._writing = True
+            try:
+                with contextlib.suppress(IndexError):
+                    self._append(self._waiting.pop(0))
+            finally:
+                self._writing = False
+
+    def _append(self, text: bytes) -> None:
+        if len(text) > MOST_LINE_BYTES // 4:
+            self.values[DROPPED] += 1
+            return
+        begin = self.values[LINES] % MOST_LINE_BYTES
+        first = min(MOST_LINE_BYTES - begin, len(text))
+        data = self.data
+        data[LINES_AT + begin : LINES_AT + begin + first] = text[:first]
+        data[LINES_AT : LINES_AT + len(text) - first] = text[first:]
+        self.values[LINES] += len(text)
+
+
+def _claimed(folder: str, name: str) -> int:
+    """An open file of the right size under a name that nobody has."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    for number in range(_NAMES):
+        path = os.path.join(folder, f"{name}~{number}{SUFFIX}" if number else name + SUFFIX)
+        if not os.path.lexists(path):
+            break
+    for spare in sorted(entry for entry in os.listdir(folder) if entry.startswith(SPARE)):
+        with contextlib.suppress(OSError):  # another process was faster
+            os.rename(os.path.join(folder, spare), path)
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    return make(path)
+
+
+def make(path: str) -> int:
+    """Create a file with all of its space; the open descriptor. Raises OSError."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, SIZE)
+        else:
+            os.write(handle, bytes(SIZE))
+    except BaseException:
+        os.close(handle)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    return handle
+
+
+class Reader:
+    """Reads the memory of another process. Raises OSError or ValueError if the file is none.
+
+    lost: bytes of lines and rows that were overwritten before they were read.
+    """
+
+    def __init__(self, handle: int) -> None:
+        if os.fstat(handle).st_size != SIZE:
+            raise ValueError("not the memory of an observed process")
+        self._memory = mmap.mmap(handle, SIZE, access=mmap.ACCESS_READ)
+        self._position = self._rows = 0
+        self._rest = b""
+        self.lost = 0
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._memory.close()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a process uses the file."""
+        return self.value(MAGIC) == _MAGIC
+
+    def value(self, index: int) -> int:
+        """One of the integers."""
+        found: int = struct.unpack_from("q", self._memory, 8 * index)[0]
+        return found
+
+    def values(self, index: int, count: int) -> list[int]:
+        """Some of the integers."""
+        return list(struct.unpack_from(f"{count}q", self._memory, 8 * index))
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines since the last call."""
+        end = self.value(LINES)
+        begin = max(self._position, end - MOST_LINE_BYTES)
+        if begin > self._position:
+            self.lost += begin - self._position
+            self._rest = b""
+        at = begin % MOST_LINE_BYTES
+        first = min(end - begin, MOST_LINE_BYTES - at)
+        data = self._memory[LINES_AT + at : LINES_AT + at + first]
+        data += self._memory[LINES_AT : LINES_AT + end - begin - first]
+        torn = begin > self._position
+        self._position = end
+        if self.value(LINES) - begin > MOST_LINE_BYTES:  # overwritten meanwhile
+            self.lost += len(data)
+            self._rest = b""
+            return
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        yield from whole[1:] if torn else whole
+
+    def rows(self, limit: int) -> list[list[int]]:
+        """Rows of steps below a limit since the last call: the number of steps before each, then nanoseconds."""
+        end, found = self.value(ROWS), []
+        if end - self._rows > MOST_ROWS:
+            self.lost += end - MOST_ROWS - self._rows
+            self._rows = end - MOST_ROWS
+        while self._rows < end:
+            row = self.values(ROWS_AT + self._rows % MOST_ROWS * ROW_WIDTH, ROW_WIDTH)
+            if row[0] >= limit:
+                break
+            self._rows += 1
+            found.append(row)
+        return found
+
+    def lengths(self, begin: int, end: int) -> list[int]:
+        """What is known of the lengths of these steps: see LENGTHS_AT. Those that are not known any more are left out."""
+        begin = max(begin, self.value(DONE) - MOST_LENGTHS)
+        return [self.value(LENGTHS_AT + step % MOST_LENGTHS) for step in range(begin, end)]
