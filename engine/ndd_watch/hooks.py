@@ -1,7 +1,7 @@
 """The hooks on torch: loaders, backward passes, optimizers, zeroed gradients, clipping, saving.
 
-They are probes in torch's own functions (see `probes`), and the global hooks that torch offers for optimizers. Whatever
-fails in them ends the observation, never the script, and exceptions of the script go through.
+They are probes in torch's own functions, see `probes`; also those of optimizers, whose global hooks would be traced with
+a compiled step. Whatever fails in them ends the observation, never the script, and exceptions of the script go through.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class Hooks:
 
         self._put(torch.autograd.backward, *self._backward_hooks(), True, phase=BACKWARD)
         self._put(dataloader.DataLoader.__init__, self._loader_made(), None, False)
-        self._put(optimizers.Optimizer.__init__, self._optimizer_made(), None, False)
-        begins, ends = self._optimizer_hooks()
-        self._undo.append(optimizers.register_optimizer_step_pre_hook(begins).remove)
-        self._undo.append(optimizers.register_optimizer_step_post_hook(ends).remove)
+        self._put(optimizers.Optimizer.__init__, None, self._optimizer_made(), False)
+        self._step_hooks = self._optimizer_hooks()
+        for kind in _subclasses(optimizers.Optimizer):
+            self._hook_steps(kind)
 
     def install_rest(self, torch: Any) -> None:
         """Hook the rest, once this process trains."""
@@ -106,7 +106,7 @@ class Hooks:
         self._put(iterator.__next__, *self._next_hooks(), True, phase=DATA_WAIT)
         self._put(dataloader.DataLoader.__iter__, *self.timed(DATA_WAIT), True)
         self._put(torch.nn.Module.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False)
-        self._put(optimizers.Optimizer.zero_grad, *self.timed(ZERO_GRAD), False)
+        self._put(optimizers.Optimizer.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
@@ -309,44 +309,52 @@ class Hooks:
         return begins
 
     def _optimizer_made(self) -> Any:
-        def begins(_probe: Any, zero: int) -> int:
+        def ends(_probe: Any, zero: int) -> int:
             self.steps.has_optimizer = True
             try:
                 frame = sys._getframe(1)
-                self.places.remember(frame.f_locals["self"], frame.f_back)
+                optimizer = frame.f_locals["self"]
+                self.places.remember(optimizer, frame.f_back)
+                self._hook_steps(type(optimizer))
                 self.optimizer_made()
             except Exception as error:  # noqa: BLE001
                 self.steps.failed(error)
             return zero
 
-        return begins
+        return ends
+
+    def _hook_steps(self, kind: type) -> None:
+        """Hook `step` of a class of optimizers, which torch has wrapped when the first one was made."""
+        for one in kind.__mro__:
+            step = one.__dict__.get("step")
+            if getattr(step, "hooked", False) is True and not self.probes.has(step):
+                self.probes.put(step, *self._step_hooks, False)
 
     def _optimizer_hooks(self) -> tuple[Any, Any]:
-        """Global hooks of torch before and after each optimizer step."""
-        steps, compiling, faking = self.steps, self._looks.compiling, self._looks.faking
+        """Of the function that torch wraps around each `step` of an optimizer."""
+        steps, faking = self.steps, self._looks.faking
 
-        # First of all: a compiler of torch traces these functions with the step.
-
-        def begins(optimizer: Any, args: Any, kwargs: Any, /) -> None:
-            if compiling():
-                return None
+        def begins(_probe: Any, zero: int) -> int:
             try:
                 me = get_ident()
                 if S[TRAINER] != me:
                     if S[TRAINER] or faking() or not self._arm():
-                        return None
+                        return zero
+                given = sys._getframe(1).f_locals
+                args, kwargs = given["args"], given["kwargs"]
+                optimizer = args[0]
                 if S[BASE] == EVALUATE and not faking():
                     self.modules.evaluation(False)
                 if steps.stepping:
                     if steps.stepping != id(optimizer):  # one optimizer may call another
-                        return None
+                        return zero
                     if S[TIMED]:  # its last step failed, and the script went on
                         enter(steps.outer)
                 if faking():
-                    return None
+                    return zero
                 steps.stepping = id(optimizer)
                 if not S[TIMED]:
-                    return None
+                    return zero
                 t = now()
                 steps.outer = current = S[CURRENT]
                 row[current] += t - S[LAST]
@@ -356,19 +364,18 @@ class Hooks:
                 S[CURRENT] = OTHER if steps.closure else OPTIMIZER
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
-            return None
+            return zero
 
-        def ended(optimizer: Any, _args: Any, _kwargs: Any, /) -> None:
-            if compiling():
-                return None
+        def ended(_probe: Any, zero: int) -> int:
             try:
+                optimizer = sys._getframe(1).f_locals["args"][0]
                 key = id(optimizer)
                 if S[TRAINER] != get_ident():
                     if S[TRAINER] and not faking():
                         self._elsewhere(optimizer)
-                    return None
+                    return zero
                 if steps.stepping != key:
-                    return None
+                    return zero
                 steps.stepping = 0
                 if (
                     steps.skip > 1
@@ -385,7 +392,7 @@ class Hooks:
                     steps.backwards = 0
                     steps.skip -= 1
                     S[DONE] = done + 1
-                    return None
+                    return zero
                 if S[BASE] == EVALUATE:
                     self.modules.evaluation(False)
                 t = now()
@@ -405,7 +412,7 @@ class Hooks:
                 steps.stepped(key, t)
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
-            return None
+            return zero
 
         return begins, ended
 
@@ -464,3 +471,8 @@ def _takes_closure(optimizer: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     while inner is not None:  # `torch.no_grad()` around it
         names, inner = getattr(getattr(inner, "__code__", None), "co_varnames", ()), getattr(inner, "__wrapped__", None)
     return len(names) > 1 and names[1] == _CLOSURE
+
+
+def _subclasses(kind: type) -> list[type]:
+    found = kind.__subclasses__()
+    return [*found, *(inner for one in found for inner in _subclasses(one))]

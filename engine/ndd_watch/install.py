@@ -29,7 +29,7 @@ from .steps import PROFILE_NS, Steps
 from .waits import place
 
 # Steps that may be observed to learn where batches come from.
-MOST_LEARNED = 8
+MOST_LEARNED = 4
 # From one look at the memory of a GPU to the next.
 MEMORY_NS = 5 * 10**8
 # Without a step of the thread that trains for so long, another thread that trains takes its place.
@@ -248,7 +248,7 @@ class Observer:
         elif self._learned < MOST_LEARNED and learning.source is None and not reads:
             # It is not known where batches come from.
             self._learned += 1
-            if learning.listen(steps.caller):
+            if learning.listen(steps.caller, sum(steps.last_row)):
                 self._study, self._heard_at = "learn", S[DONE]
                 self.modules.received = learning.received
         elif PROFILE_NS:

@@ -10,9 +10,14 @@ import sys
 import weakref
 from typing import Any
 
+from .clock import now
 from .events import Listening
 from .guard import ours
 from .looks import Looks
+
+
+# Learning ends after so many usual steps, and nanoseconds.
+LONGER, SPARE_NS = 10, 20_000_000
 
 
 class Learning:
@@ -24,12 +29,17 @@ class Learning:
         self.names: dict[str, Any] = {}
         self.reported: set[Any] = set()
         self._loop: Any = None
+        self._until = 0
         self._returned: dict[int, tuple[weakref.ref[Any], Any, dict[str, Any]]] = {}
         self._listening = Listening(self._returns)
 
-    def listen(self, loop: Any) -> bool:
-        """Learn until `deaf`. loop: code of the function with the training loop. False under another profiler."""
+    def listen(self, loop: Any, usual_ns: int) -> bool:
+        """Learn until `deaf`, or for much longer than a step usually takes: the training may be over.
+
+        loop: code of the function with the training loop. False under another profiler.
+        """
         self._loop, self._returned = loop, {}
+        self._until = now() + LONGER * usual_ns + SPARE_NS
         return self._listening.begin()
 
     def deaf(self) -> None:
@@ -46,6 +56,9 @@ class Learning:
     def _returns(self, frame: Any, value: Any) -> None:
         """A function returns this value."""
         try:
+            if now() > self._until:
+                self.deaf()
+                return
             if value is None or frame.f_back is None or frame.f_back.f_code is not self._loop:
                 return
             if not self._looks.allowed():

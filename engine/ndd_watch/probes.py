@@ -60,6 +60,10 @@ class Probes:
         function.__code__ = made
         return True
 
+    def has(self, function: Any) -> bool:
+        """Whether a function has probes."""
+        return any(one is function and one.__code__ is ours for one, _, ours in self._changed)
+
     def remove(self) -> None:
         """Give all functions their code back, except those that somebody else has changed since."""
         while self._changed:

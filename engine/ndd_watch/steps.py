@@ -37,6 +37,8 @@ MOST_SKIPPED = 64
 FEW_BACKWARDS = 8
 # The same where an optimizer exists but is never heard of: torch 2.1 and 2.2 take its hooks out in torch.compile.
 SILENT_BACKWARDS = 100
+# Gradients that were zeroed after backward passes without a step of an optimizer, after which that ends steps.
+FEW_ZEROED = 3
 _GOLDEN = 0x9E3779B9
 
 
@@ -66,7 +68,7 @@ class Steps:
         self.closure = False
         # Phases around the current one, and steps of optimizers that were heard.
         self.phases: list[int] = []
-        self.heard = 0
+        self.heard = self._silent = 0
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.every, self.skip, self.usual_backwards = 1, 0, 1
         # Backward passes happen within others, as of checkpointed activations. Only steps that are timed by phase tell
@@ -126,11 +128,19 @@ class Steps:
             self.end(now())
 
     def zeroed(self) -> None:
-        """Gradients of a module were zeroed."""
-        if not self.has_optimizer:
+        """Gradients were zeroed. Where no optimizer is heard, because there is none or it is compiled, this ends a step."""
+        if self.heard or not self.backwards:
+            return
+        if not self.has_optimizer or self._silent >= FEW_ZEROED:
             self.ends_known = True
-            if self.backwards:
-                self.end(now())
+            self.end(now())
+            return
+        self._silent += 1
+        self.backwards = 0
+        if self._silent == FEW_ZEROED:  # it is no part of a first step that an optimizer ends
+            self.ends_known = True
+            S[CORRECTION] += FEW_ZEROED - 1
+            self.end(now())
 
     def stepped(self, key: int, t: int) -> None:
         """An optimizer has stepped, or skipped a step because of infinite gradients. t: when, on the clock."""
@@ -143,8 +153,10 @@ class Steps:
 
     def finish(self) -> None:
         """Training has ended: without an optimizer, nothing else ends the last step."""
-        if self.backwards and not self.has_optimizer:
+        if self.backwards and not self.heard:
             self.end(now())
+        if not self.heard and self._silent < FEW_ZEROED:
+            S[CORRECTION] += self._silent
         S[CORRECTION] += self.ends.finished()
 
     def end(self, t: int) -> None:
