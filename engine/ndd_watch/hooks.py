@@ -139,11 +139,11 @@ class Hooks:
         """Hooks of a function whose time counts towards a phase. after: called when it has returned."""
         return self._enters(phase), self._leaves(TIMED, after)
 
-    def _enters(self, phase: int, who: int = TIMED) -> Any:
-        outer = self._outer
+    def _enters(self, phase: int) -> Any:
+        outer, codes = self._outer, self.probes.codes
 
         def begins(_probe: Any, zero: int) -> int:
-            if S[who] == get_ident():
+            if S[TIMED] == get_ident() and id(sys._getframe(1).f_code) in codes:
                 t = now()
                 outer.append(S[CURRENT])
                 row[S[CURRENT]] += t - S[LAST]
@@ -153,15 +153,20 @@ class Hooks:
 
         return begins
 
+    def _enter(self, phase: int) -> None:
+        """Switch to a phase; `ends` of `_leaves` switches back."""
+        self._outer.append(S[CURRENT])
+        enter(phase)
+
     @property
     def _outer(self) -> list[int]:
         return self.steps.phases
 
     def _leaves(self, who: int, after: Callable[[], Any] | None = None) -> Any:
-        outer, steps = self._outer, self.steps
+        outer, codes, steps = self._outer, self.probes.codes, self.steps
 
         def ends(_probe: Any, zero: int) -> int:
-            if S[who] == get_ident() and outer:
+            if S[who] == get_ident() and outer and id(sys._getframe(1).f_code) in codes:
                 t = now()
                 row[S[CURRENT]] += t - S[LAST]
                 S[LAST] = t
@@ -180,9 +185,12 @@ class Hooks:
     # The hooks.
 
     def _backward_hooks(self) -> tuple[Any, Any]:
-        steps, waits, outer = self.steps, self.waits, self._outer
+        steps, waits, outer, codes = self.steps, self.waits, self._outer, self.probes.codes
 
         def begins(_probe: Any, zero: int) -> int:
+            frame = sys._getframe(1)
+            if id(frame.f_code) not in codes:
+                return zero
             try:
                 if S[TIMED] != get_ident() and not self._begins_training():
                     return zero
@@ -191,8 +199,10 @@ class Hooks:
                     steps.nested = True
                     outer.append(BACKWARD)
                     return zero
-                steps.backwards += 1
-                frame = sys._getframe(1)
+                if steps.closure and steps.backwards > steps.before_closure:
+                    steps.nested = True  # another look at the same items
+                else:
+                    steps.backwards += 1
                 if steps.caller is None:
                     # The innermost function of the script: it contains the loop.
                     found = own_frame(frame.f_back, self._own)
@@ -260,14 +270,12 @@ class Hooks:
         return True
 
     def _next_hooks(self) -> tuple[Any, Any]:
-        enters, leaves = self._enters(DATA_WAIT), self._leaves(TIMED)
-
-        def begins(probe: Any, zero: int) -> int:
-            me = get_ident()
-            if S[TRAINER] != me:
+        def begins(_probe: Any, zero: int) -> int:
+            me, frame = get_ident(), sys._getframe(1)
+            if S[TRAINER] != me or id(frame.f_code) not in self.probes.codes:
                 return zero
             try:
-                iterator = sys._getframe(1).f_locals["self"]
+                iterator = frame.f_locals["self"]
                 if S[TIMED] != me:
                     if S[BASE] != EVALUATE or id(iterator) != self._iterator:
                         return zero
@@ -275,33 +283,34 @@ class Hooks:
                 elif self._iterator != id(iterator):
                     self._iterator = id(iterator)
                     self.loader_read(*self.places.loader_of(iterator))
+                if S[TIMED] == me:
+                    self._enter(DATA_WAIT)
             except Exception as error:  # noqa: BLE001
                 self.steps.failed(error)
-                return zero
-            result: int = enters(probe, zero)
-            return result
+            return zero
 
-        return begins, leaves
+        return begins, self._leaves(TIMED)
 
     def _saves(self) -> Any:
-        enters, steps, looks = self._enters(CHECKPOINT, TRAINER), self.steps, self._looks
-
-        def begins(probe: Any, zero: int) -> int:
-            try:
-                if not looks.compiling():
-                    self._writes(sys._getframe(1).f_locals.get("f"))  # torch opens it without Python
-            except Exception as error:  # noqa: BLE001
-                steps.failed(error)
-            result: int = enters(probe, zero)
-            return result
+        def begins(_probe: Any, zero: int) -> int:
+            frame = sys._getframe(1)
+            if id(frame.f_code) in self.probes.codes:
+                try:
+                    self._writes(frame.f_locals["f"])  # torch opens it without Python
+                    if S[TRAINER] == get_ident():
+                        self._enter(CHECKPOINT)
+                except Exception as error:  # noqa: BLE001
+                    self.steps.failed(error)
+            return zero
 
         return begins
 
     def _loader_made(self) -> Any:
         def begins(_probe: Any, zero: int) -> int:
+            frame = sys._getframe(1)
             try:
-                frame = sys._getframe(1)
-                self.places.remember(frame.f_locals["dataset"], frame.f_back)
+                if id(frame.f_code) in self.probes.codes:
+                    self.places.remember(frame.f_locals["dataset"], frame.f_back)
             except Exception as error:  # noqa: BLE001
                 self.steps.failed(error)
             return zero
@@ -310,9 +319,11 @@ class Hooks:
 
     def _optimizer_made(self) -> Any:
         def ends(_probe: Any, zero: int) -> int:
+            frame = sys._getframe(1)
+            if id(frame.f_code) not in self.probes.codes:
+                return zero
             self.steps.has_optimizer = True
             try:
-                frame = sys._getframe(1)
                 optimizer = frame.f_locals["self"]
                 self.places.remember(optimizer, frame.f_back)
                 self._hook_steps(type(optimizer))
@@ -332,15 +343,18 @@ class Hooks:
 
     def _optimizer_hooks(self) -> tuple[Any, Any]:
         """Of the function that torch wraps around each `step` of an optimizer."""
-        steps, faking = self.steps, self._looks.faking
+        steps, faking, codes = self.steps, self._looks.faking, self.probes.codes
 
         def begins(_probe: Any, zero: int) -> int:
+            frame = sys._getframe(1)
+            if id(frame.f_code) not in codes:
+                return zero
             try:
                 me = get_ident()
                 if S[TRAINER] != me:
                     if S[TRAINER] or faking() or not self._arm():
                         return zero
-                given = sys._getframe(1).f_locals
+                given = frame.f_locals
                 args, kwargs = given["args"], given["kwargs"]
                 optimizer = args[0]
                 if S[BASE] == EVALUATE and not faking():
@@ -361,14 +375,18 @@ class Hooks:
                 S[LAST] = t
                 # A closure is the script's own code (LBFGS, Lightning), up to its backward pass.
                 steps.closure = bool(len(args) > 1 or kwargs) and _takes_closure(optimizer, args, kwargs)
+                steps.before_closure = steps.backwards
                 S[CURRENT] = OTHER if steps.closure else OPTIMIZER
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
             return zero
 
         def ended(_probe: Any, zero: int) -> int:
+            frame = sys._getframe(1)
+            if id(frame.f_code) not in codes:
+                return zero
             try:
-                optimizer = sys._getframe(1).f_locals["args"][0]
+                optimizer = frame.f_locals["args"][0]
                 key = id(optimizer)
                 if S[TRAINER] != get_ident():
                     if S[TRAINER] and not faking():
@@ -417,18 +435,18 @@ class Hooks:
         return begins, ended
 
     def _scaler_hooks(self) -> tuple[Any, Any]:
-        steps = self.steps
-        before = [0]
+        steps, codes, before = self.steps, self.probes.codes, [0]
 
         def begins(_probe: Any, zero: int) -> int:
             before[0] = steps.heard + S[DONE]
             return zero
 
         def ends(_probe: Any, zero: int) -> int:
+            frame = sys._getframe(1)
             try:
-                if S[TRAINER] == get_ident() and steps.heard + S[DONE] == before[0]:
+                if S[TRAINER] == get_ident() and steps.heard + S[DONE] == before[0] and id(frame.f_code) in codes:
                     S[SKIPPED] += 1  # infinite gradients
-                    steps.stepped(id(sys._getframe(1).f_locals["optimizer"]), now())
+                    steps.stepped(id(frame.f_locals["optimizer"]), now())
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
             return zero

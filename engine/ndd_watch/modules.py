@@ -48,6 +48,7 @@ class Modules:
         self._time_first: dict[int, bool] = {}
         # In a step that looks at a class for the first time: its id, and the length of its input.
         self._root: tuple[int, int | None] | None = None
+        self._codes: set[int] = set()
         # Called with the first tensor that a model receives.
         self.received: Callable[[Any], None] | None = None
         # DistributedDataParallel, if this process exchanges data, and its modules.
@@ -61,6 +62,7 @@ class Modules:
     def install(self, torch: Any, probes: Probes) -> None:
         """Put the probes in place."""
         base = torch.nn.Module
+        self._codes = probes.codes
         probes.put(base.__call__, *self._call_hooks(), False)
         probes.put(base.train, self._mode_hook(), None, False)
 
@@ -82,8 +84,10 @@ class Modules:
             depth[0] = 1
             if not S[TIMED] and grad_enabled():
                 return zero  # all that most of the short steps cost
+            frame = sys._getframe(1)
             try:
-                self._outermost(sys._getframe(1))
+                if id(frame.f_code) in self._codes:
+                    self._outermost(frame)
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
             return zero
@@ -187,9 +191,10 @@ class Modules:
         def begins(_probe: Any, zero: int) -> int:
             if S[TRAINER] != get_ident():
                 return zero
+            frame = sys._getframe(1)
             try:
-                given = sys._getframe(1).f_locals
-                if id(type(given["self"])) in self._kinds:
+                given = frame.f_locals
+                if id(frame.f_code) in self._codes and id(type(given["self"])) in self._kinds:
                     if given["mode"] is False and S[BASE] == OTHER == S[CURRENT] and not self._depth[0]:
                         self.evaluation(True)
                         steps.own_evaluation |= id(given["self"]) in self._trained

@@ -40,6 +40,8 @@ class Probes:
     def __init__(self) -> None:
         # Functions, their code before, and ours.
         self._changed: list[tuple[Any, Any, Any]] = []
+        # Ids of our code. While a compiler traces a function, a probe is called from the compiler's own code instead.
+        self.codes: set[int] = set()
         self._kinds: list[type] = []
 
     def put(self, function: Any, begins: Hook | None, ends: Hook | None, always: bool) -> bool:
@@ -57,6 +59,7 @@ class Probes:
         if made is None:
             return False
         self._changed.append((function, before, made))
+        self.codes.add(id(made))
         function.__code__ = made
         return True
 

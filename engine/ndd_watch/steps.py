@@ -62,9 +62,9 @@ class Steps:
         self.shape: tuple[int, ...] | None = None
         self.caller: Any = None
         self.ends = Ends()
-        # Whether an optimizer steps at present, its id, the phase around it, and whether it got a closure.
-        self.stepping = 0
-        self.outer = 0
+        # The id of the optimizer that steps at present, the phase around it, whether it got a closure, and the backward
+        # passes before that.
+        self.stepping = self.outer = self.before_closure = 0
         self.closure = False
         # Phases around the current one, and steps of optimizers that were heard.
         self.phases: list[int] = []
@@ -129,7 +129,7 @@ class Steps:
 
     def zeroed(self) -> None:
         """Gradients were zeroed. Where no optimizer is heard, because there is none or it is compiled, this ends a step."""
-        if self.heard or not self.backwards:
+        if self.heard or self.stepping or not self.backwards:
             return
         if not self.has_optimizer or self._silent >= FEW_ZEROED:
             self.ends_known = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 from tests.torch_exit import ABORTED
 
+from ndd_engine.script.records import Records
 from ndd_watch import FOLDER, SITE
 
 SUBJECTS = Path(__file__).parent / "subjects"
@@ -67,7 +67,15 @@ def run(
         if ABORTED not in done.stderr:
             break
         shutil.rmtree(records, ignore_errors=True)
-    found = {}
-    for path in sorted(records.glob("*.jsonl")) if read and records.is_dir() else ():
-        found[path.stem] = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-    return Ran(done.returncode, done.stdout, done.stderr, found)
+    return Ran(done.returncode, done.stdout, done.stderr, recorded(records) if read else {})
+
+
+def recorded(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The lines of all processes that have ended, by process."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    records = Records(folder)
+    for name, line in records.new(final=True):
+        found.setdefault(name, []).append(line)
+    assert not records.damaged
+    records.close()
+    return found

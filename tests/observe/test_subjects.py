@@ -100,16 +100,6 @@ def test_a_backward_pass_within_another_one_is_no_micro_step(tmp_path: Path) -> 
     assert sum(window["micro_steps"] for window in windows) == steps
 
 
-def test_stack_samples_belong_to_a_phase_also_in_steps_timed_as_a_whole(tmp_path: Path) -> None:
-    ran = run(tmp_path, "short.py", NDD_WATCH_STACKS_HZ="50")
-    assert sum(window["timed_steps"] for window in ran.of("window")) < 500
-    seen: dict[str, int] = {}
-    for phase, _, _, name, _, count in (frame for line in ran.of("stacks") for frame in line["frames"]):
-        if name == "__getitem__":
-            seen[phase] = seen.get(phase, 0) + count
-    assert seen["data_wait"] > 0.8 * sum(seen.values()), seen
-
-
 def test_an_error_of_the_script_is_its_own(tmp_path: Path) -> None:
     ran = run(tmp_path, "raises.py")
     assert ran.status == 1 and "ValueError: no more" in ran.errors and "_ndd_watch" not in ran.errors
