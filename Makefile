@@ -13,7 +13,7 @@ BENCH_VENV ?= $(VENV)-bench
 GPU_VENV ?= $(VENV)-gpu
 EXTRAS_VENV ?= $(VENV)-extras
 # All optional dependencies of pyproject.toml; tests/extras fails when one is missing here.
-EXTRAS ?= dev,docs,tensorboard,safetensors,wandb,mlflow,py-spy,lightning,transformers,bench
+EXTRAS ?= dev,docs,tensorboard,safetensors,wandb,mlflow,lightning,transformers,bench
 # Test files at a time.
 JOBS ?= 2
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt

@@ -112,7 +112,11 @@ class Calls:
             self._pop(t)
 
     def _called(self, _code: Any, _offset: int, function: Any, _first: Any) -> None:
-        if get_ident() == self._thread and not hasattr(function, "__code__") and not isinstance(function, type):
+        if (
+            get_ident() == self._thread
+            and not hasattr(function, "__code__")
+            and not isinstance(function, type)
+        ):
             name = _name(function)
             if name:
                 self._push(name)

@@ -28,7 +28,6 @@ from .mapped import (
     TRAINER,
     Memory,
 )
-
 from .phases import (
     BACKWARD,
     CHECKPOINT,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 _done: set[int] = set()
 
@@ -31,13 +32,14 @@ def skip_ours() -> None:
 def _skip() -> Any:
     """torch's function that has a code object skipped; None if this torch has none."""
     with contextlib.suppress(Exception):
-        frames = sys.modules.get("torch._C._dynamo.eval_frame")
+        frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
         if hasattr(frames, "skip_code"):
-            return frames.skip_code  # type: ignore[union-attr]
-        strategy = frames._FrameExecStrategy(  # type: ignore[union-attr]
-            frames._FrameAction.SKIP, frames._FrameAction.DEFAULT  # type: ignore[union-attr]
+            return frames.skip_code
+        strategy = frames._FrameExecStrategy(
+            frames._FrameAction.SKIP,
+            frames._FrameAction.DEFAULT,
         )
-        return lambda code: frames.set_code_exec_strategy(code, strategy)  # type: ignore[union-attr]
+        return lambda code: frames.set_code_exec_strategy(code, strategy)
     return None
 
 

@@ -70,7 +70,7 @@ class Ends:
             return 1, missed
         first = not self._since
         self._since[key] = self._since.get(key, 0) + 1
-        if first or self._since[key] > RARE and key != self._ender:
+        if first or (self._since[key] > RARE and key != self._ender):
             missed += self._judge(key)
         if key != self._ender:
             return 0, missed

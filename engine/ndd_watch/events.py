@@ -1,6 +1,6 @@
-"""Hears what functions of a thread return, for a while: by `sys.monitoring`, or before Python 3.12 by a profile function.
+"""Hears what functions of a thread return, for a while: by `sys.monitoring`; before Python 3.12 by a profile function.
 
-A profiler of the script has precedence: where there is one, nothing is heard, and where one begins, ours ends before it.
+A profiler of the script has precedence: where there is one, nothing is heard; where one begins, ours ends before it.
 """
 
 from __future__ import annotations
@@ -101,6 +101,6 @@ def profiled() -> bool:
 
 def make_way() -> None:
     """A profile function is about to be set by the script: ours ends before."""
-    for listening in list(_active):
+    for listening in _active:
         if listening._heard_by is not None and listening._thread == get_ident():
             listening.end()

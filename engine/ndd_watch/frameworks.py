@@ -1,4 +1,4 @@
-"""What a framework knows and no hook on torch can see: the length of the run, its epochs, evaluations and logged values.
+"""What a framework knows and no hook on torch can see: the length of the run, epochs, evaluations and logged values.
 
 A probe hears the events that Hugging Face's Trainer and Lightning tell their callbacks; nothing is added to those.
 Whatever fails in it, the training goes on; where a name of the framework has changed, the hooks on torch remain. Steps
@@ -51,7 +51,7 @@ class Frameworks:
                 hook = getattr(type(told), name, None)
                 if hook is not None:
                     hook(told, *given, **more)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 if not ours(error):
                     raise
             return zero

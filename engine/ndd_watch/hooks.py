@@ -1,7 +1,7 @@
 """The hooks on torch: loaders, backward passes, optimizers, zeroed gradients, clipping, saving.
 
-They are probes in torch's own functions, see `probes`; also those of optimizers, whose global hooks would be traced with
-a compiled step. Whatever fails in them ends the observation, never the script, and exceptions of the script go through.
+They are probes in torch's own functions, see `probes`. The global hooks of torch for optimizers would be traced with a
+compiled step. Whatever fails in a hook ends the observation, never the script; exceptions of the script go on.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _CLOSURE = "closure"
 class Hooks:
     """Puts the hooks in place and takes them out again.
 
-    arm: called before the first backward pass or optimizer step of a thread: whether it is observed. own: whether a code
-    object is the script's own. writes: called with a path that the script is about to write. elsewhere: called with an
-    optimizer that another thread steps.
+    arm: called before the first backward pass or optimizer step; whether it is observed. own: whether a code object is
+    the script's own. writes: called with a path that the script is about to write. elsewhere: called with an optimizer
+    that another thread steps.
     """
 
     def __init__(
@@ -351,9 +351,8 @@ class Hooks:
                 return zero
             try:
                 me = get_ident()
-                if S[TRAINER] != me:
-                    if S[TRAINER] or faking() or not self._arm():
-                        return zero
+                if S[TRAINER] != me and (S[TRAINER] or faking() or not self._arm()):
+                    return zero
                 given = frame.f_locals
                 args, kwargs = given["args"], given["kwargs"]
                 optimizer = args[0]
@@ -444,7 +443,11 @@ class Hooks:
         def ends(_probe: Any, zero: int) -> int:
             frame = sys._getframe(1)
             try:
-                if S[TRAINER] == get_ident() and steps.heard + S[DONE] == before[0] and id(frame.f_code) in codes:
+                if (
+                    S[TRAINER] == get_ident()
+                    and steps.heard + S[DONE] == before[0]
+                    and id(frame.f_code) in codes
+                ):
                     S[SKIPPED] += 1  # infinite gradients
                     steps.stepped(id(frame.f_locals["optimizer"]), now())
             except Exception as error:  # noqa: BLE001
@@ -480,15 +483,12 @@ def _takes_closure(optimizer: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         return True
     if len(args) < 2 or args[1] is None:
         return False
-    function: Any = getattr(type(optimizer).step, "__wrapped__", None)
-    names = getattr(getattr(function, "__code__", None), "co_varnames", ())
-    while not names and function is not None:
-        function = getattr(function, "__wrapped__", None)
+    names: Any = ()
+    function: Any = type(optimizer).step
+    while function is not None:  # torch's own wrapper, and perhaps `torch.no_grad()`
         names = getattr(getattr(function, "__code__", None), "co_varnames", ())
-    inner = getattr(function, "__wrapped__", None)
-    while inner is not None:  # `torch.no_grad()` around it
-        names, inner = getattr(getattr(inner, "__code__", None), "co_varnames", ()), getattr(inner, "__wrapped__", None)
-    return len(names) > 1 and names[1] == _CLOSURE
+        function = getattr(function, "__wrapped__", None)
+    return names[1:2] == (_CLOSURE,)
 
 
 def _subclasses(kind: type) -> list[type]:

@@ -1,4 +1,4 @@
-"""Starts the observation of a process that has imported torch. It is watched from its first backward pass or step on."""
+"""Starts the observation of a process that has imported torch. It is watched from its first backward pass on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .guard import ours
 from .hooks import Hooks
 from .learning import Learning
 from .looks import Looks
-from .mapped import ELSEWHERE, MICRO, NATIVE
+from .mapped import ELSEWHERE, NATIVE
 from .modules import Modules
 from .outside import Outside
 from .own import own
@@ -39,7 +39,8 @@ SILENT_NS = 2 * 10**9
 class Observer:
     """Everything that observes this process."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, frameworks: bool = True) -> None:
+        """frameworks: whether to hear Hugging Face's Trainer and Lightning."""
         self._torch = torch
         self.steps = Steps()
         self.looks = Looks(torch)
@@ -50,7 +51,7 @@ class Observer:
         )
         self.learning = Learning(self.looks)
         self.profiler = StepProfiler(own)
-        self.frameworks = Frameworks(self.told, self.hooks.probes)
+        self.frameworks = Frameworks(self.told, self.hooks.probes) if frameworks else None
         self.recorder: Recorder | None = None
         self.early: list[tuple[str, dict[str, Any]]] = []
         # Where the steps of threads end that do not train at present.
@@ -66,7 +67,9 @@ class Observer:
     def _wire(self) -> None:
         steps = self.steps
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
-        self.hooks.loader_read, self.hooks.optimizer_made = self._loader_read, self.frameworks.look
+        self.hooks.loader_read = self._loader_read
+        if self.frameworks is not None:
+            self.hooks.optimizer_made = self.frameworks.look
 
     def start(self) -> None:
         """Hook torch."""
@@ -80,7 +83,7 @@ class Observer:
             self.stop()
             if self.recorder is not None:
                 self.recorder.put("unobserved", step=S[DONE], reason=f"{type(error).__name__}: {error}")
-        except Exception as another:  # noqa: BLE001
+        except Exception as another:
             if not ours(another):
                 raise
 
@@ -113,7 +116,9 @@ class Observer:
             skip_ours()
         if self.recorder is None:
             self.steps.ranks = here["exchanges"]
-            recorder = Recorder(self.steps, self.looks, self.hooks.places, lambda: self.hooks.waits.replicated)
+            recorder = Recorder(
+                self.steps, self.looks, self.hooks.places, lambda: self.hooks.waits.replicated
+            )
             try:
                 recorder.open(self.early, here)
             except OSError as error:
@@ -142,7 +147,7 @@ class Observer:
         """Another thread than the one that trains steps an optimizer."""
         me = get_ident()
         silent = clock.now() - S[clock.LAST] > SILENT_NS
-        if not self.steps.heard and not S[DONE] or silent:
+        if (not self.steps.heard and not S[DONE]) or silent:
             # The first backward pass was somebody else's, or that thread does not train any more.
             S[ELSEWHERE] += self.steps.ends.stepped(id(optimizer))[0]
             clock.begin(me, threading.get_native_id())
@@ -180,7 +185,7 @@ class Observer:
                     self.hooks.probes.known_to_compilers()
             else:
                 self.outside.heard(event, given)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             if not ours(error):
                 raise
 
@@ -189,7 +194,7 @@ class Observer:
         try:
             if self.recorder is not None:
                 self.recorder.close()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             if not ours(error):
                 raise
 
@@ -285,15 +290,16 @@ _UNHEARD = frozenset({
 observer: Observer | None = None
 
 
-def install() -> None:
-    """Observe this process."""
+def install(frameworks: bool = True) -> Observer:
+    """Observe this process from now on. frameworks: see Observer."""
     global observer
-    observer = made = Observer(sys.modules["torch"])
+    observer = made = Observer(sys.modules["torch"], frameworks)
     trying.before_start(made)
     made.start()
     sys.addaudithook(made.heard)
     threading._register_atexit(made.ended)  # type: ignore[attr-defined]
     os.register_at_fork(after_in_child=made.forked)
+    return made
 
 
 def _tell_failure(reason: str) -> None:

@@ -6,7 +6,6 @@ keeps nothing of the script's: tensors are remembered weakly. Another profiler a
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import Any
 
@@ -14,7 +13,6 @@ from .clock import now
 from .events import Listening
 from .guard import ours
 from .looks import Looks
-
 
 # Learning ends after so many usual steps, and nanoseconds.
 LONGER, SPARE_NS = 10, 20_000_000
@@ -68,7 +66,7 @@ class Learning:
                 if known is None or known[0]() is not tensor:
                     # Its first returner made it; later ones pass it on.
                     self._returned[id(tensor)] = weakref.ref(tensor), frame.f_code, frame.f_globals
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             self.deaf()
             if not ours(error):
                 raise

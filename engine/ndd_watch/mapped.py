@@ -16,7 +16,8 @@ import mmap
 import os
 import struct
 import time
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 VERSION = 2
 _MAGIC = 0x6864646E6F6331 << 8 | VERSION
@@ -29,8 +30,8 @@ COLUMNS = 24
 # Indices of 64-bit integers. LAST: time of the last phase change. CURRENT: the current phase. TIMED: id of the thread
 # whose phases are timed; 0 in steps that are timed as a whole, -1 during an evaluation. BASE: the phase outside all
 # hooks. TRAINER: id of the thread that trains, and NATIVE its id in the system; 0 before the first backward pass. DONE:
-# steps that have ended; CORRECTION: to be added to them, since where a step ends may become clear later; ELSEWHERE: those
-# of other threads. MICRO: micro-steps; SKIPPED: updates that a gradient scaler skipped. BEGUN: when the window began.
+# steps that have ended; CORRECTION: to be added to them, as where a step ends may become clear later; ELSEWHERE: steps of
+# other threads. MICRO: micro-steps; SKIPPED: updates that a gradient scaler skipped. BEGUN: when the window began.
 # ROWS: rows so far; LINES: bytes of lines so far; DROPPED: lines that were too long.
 (
     MAGIC, PID, NATIVE, LAST, CURRENT, TIMED, BASE, TRAINER, DONE, CORRECTION, ELSEWHERE, MICRO, SKIPPED, BEGUN, ROWS,
@@ -216,6 +217,6 @@ class Reader:
         return found
 
     def lengths(self, begin: int, end: int) -> list[int]:
-        """What is known of the lengths of these steps: see LENGTHS_AT. Those that are not known any more are left out."""
+        """The lengths of these steps, see LENGTHS_AT; without those that are not known any more."""
         begin = max(begin, self.value(DONE) - MOST_LENGTHS)
         return [self.value(LENGTHS_AT + step % MOST_LENGTHS) for step in range(begin, end)]

@@ -142,8 +142,7 @@ class Modules:
             self._trained.add(id(module))
             self._kinds.add(id(kind))
             if self.replica is not None and isinstance(module, self.replica):
-                if all(one() is not module for one in self.replicas):
-                    self.replicas = [one for one in self.replicas if one() is not None] + [weakref.ref(module)]
+                self._replicate(module)
             if self.received is not None or self._steps.shape is None:
                 self._look(kind, given)
             if self.around and kind not in self._wrapped:
@@ -154,6 +153,12 @@ class Modules:
         row[current] += t - S[LAST]
         S[LAST] = t
         S[CURRENT] = LOSS if loss else FORWARD
+
+    def _replicate(self, module: Any) -> None:
+        """Remember a DistributedDataParallel."""
+        alive = [one for one in self.replicas if one() is not None]
+        if all(one() is not module for one in alive):
+            self.replicas = [*alive, weakref.ref(module)]
 
     def _look(self, kind: type, given: dict[str, Any]) -> None:
         """Look at the input of a model."""

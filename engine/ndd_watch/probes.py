@@ -1,12 +1,12 @@
-"""Calls ours when a function begins and ends, in the function itself: it stays the same object, without a frame around it.
+"""Has our functions called where another one begins and ends: inside it, so that it stays the same object.
 
 The code of the function is replaced by the same code with an operation at its begin and at its ends:
 
     PROBE + 0
 
-where PROBE is a constant with an `__add__` of ours. So identity, pickling by name, attributes, signature, flags, source,
-stack depth and `stacklevel` stay as they are. Pickled by value, for example by cloudpickle, a probe becomes 0. Compilers
-of torch, which read the code, add constants while they trace, so that nothing of it is left in a graph.
+where PROBE is a constant with an `__add__` of ours. So identity, pickling by name, attributes, signature, flags, source
+lines, stack depth and `stacklevel` stay as they are. Pickled by value, for example by cloudpickle, a probe becomes 0.
+Compilers of torch, which read the code, add constants while they trace: nothing of it is left in a graph.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import inspect
 import sys
 import tokenize
 import types
+from collections.abc import Iterator
 from textwrap import dedent
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 Hook = Callable[[Any, int], int]
 _BEGIN, _END = "ndd: begins", "ndd: ends"
@@ -103,14 +104,12 @@ def _imported(function: Any, names: tuple[str, ...]) -> list[str]:
     for name in names:
         value = values.get(name)
         kind = type(value)
-        if kind is types.ModuleType or kind in (types.FunctionType, type) and value.__module__ != own:
+        if kind is types.ModuleType or (kind in (types.FunctionType, type) and value.__module__ != own):
             found.append(name)
     return found
 
 
-def _with_probes(
-    code: Any, qualified: str, imported: list[str], begins: Any, ends: Any, always: bool
-) -> Any:
+def _with_probes(code: Any, qualified: str, imported: list[str], begins: Any, ends: Any, always: bool) -> Any:
     """The code with probes; None if it cannot be made."""
     try:
         plain = _compiled(code, qualified, imported, False, False, False)
@@ -121,16 +120,16 @@ def _with_probes(
         return None
     constants = {_BEGIN: begins, _END: ends}
     return made.replace(
-        co_consts=tuple(constants.get(item, item) if isinstance(item, str) else item for item in made.co_consts)
+        co_consts=tuple(
+            constants.get(item, item) if isinstance(item, str) else item for item in made.co_consts
+        )
     )
 
 
 _SAME = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags", "co_argcount")
 
 
-def _compiled(
-    code: Any, qualified: str, imported: list[str], begins: bool, ends: bool, always: bool
-) -> Any:
+def _compiled(code: Any, qualified: str, imported: list[str], begins: bool, ends: bool, always: bool) -> Any:
     """The code compiled anew from its source. Raises OSError, SyntaxError, ValueError or LookupError."""
     with tokenize.open(code.co_filename) as file:
         lines = file.readlines()[code.co_firstlineno - 1 :]
@@ -143,11 +142,11 @@ def _compiled(
     body: Any = function
     owner = qualified.rpartition(".")[0].rpartition(".")[2]
     if owner and owner != "<locals>":  # private names carry that of their class
-        body = ast.ClassDef(name=owner, bases=[], keywords=[], body=[body], decorator_list=[], type_params=[])
+        inner: Any = ast.parse("class Owner: pass").body[0]
+        inner.name, inner.body = owner, [body]
+        body = inner
     if code.co_freevars:
-        names = [
-            ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None)) for name in code.co_freevars
-        ]
+        names = [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None)) for name in code.co_freevars]
         outer: Any = ast.parse("def outer(): pass").body[0]
         outer.body = [*names, body]
         body = outer
@@ -185,11 +184,9 @@ def _operation(name: str) -> Any:
 class _Returns(ast.NodeTransformer):
     """`return x` becomes `return (x, PROBE + 0)[0]`."""
 
-    def visit_Return(self, node: Any) -> Any:  # noqa: N802  names of ast
+    def visit_Return(self, node: Any) -> Any:
         values = ast.Tuple([node.value or ast.Constant(None), _operation(_END)], ast.Load())
-        return ast.copy_location(
-            ast.Return(ast.Subscript(values, ast.Constant(0), ast.Load())), node
-        )
+        return ast.copy_location(ast.Return(ast.Subscript(values, ast.Constant(0), ast.Load())), node)
 
     def _leave(self, node: Any) -> Any:
         return node  # another function

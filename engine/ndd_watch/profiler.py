@@ -56,19 +56,15 @@ class StepProfiler:
         """Begin on this thread. Returns why that is not possible, or ""."""
         if profiled():
             return ANOTHER
-        if _MONITORING:
-            from .calls import Calls as Profiler
-        else:
-            try:
-                from _lsprof import Profiler
-            except ImportError:
-                return "this Python has no profiler"
+        kind = _profiler()
+        if kind is None:
+            return "this Python has no profiler"
         self._aside = self._marks = 0
         self._spent, self._phases, self._lengths = {}, {}, {}
         try:
             if self._added is None:
-                self._added = _added_ns(Profiler)
-            profiler = Profiler(builtins=True, subcalls=True)
+                self._added = _added_ns(kind)
+            profiler = kind(builtins=True, subcalls=True)
             self._begun = self._changed = now()
             profiler.enable()
         except ValueError:
@@ -168,6 +164,20 @@ class StepProfiler:
         if isinstance(code, str):
             return "torch" in code
         return os.sep + "torch" + os.sep in code.co_filename or code.co_filename.startswith(self._ours)
+
+
+def _profiler() -> Any:
+    """The class of profilers; None if this Python has none."""
+    try:
+        if _MONITORING:
+            from .calls import Calls
+
+            return Calls
+        from _lsprof import Profiler
+
+        return Profiler
+    except ImportError:
+        return None
 
 
 def _calls_from(stats: Any) -> dict[Any, tuple[float, Any]]:

@@ -1,4 +1,4 @@
-"""Tells what is observed: lines in the memory that others can read, see `mapped`. Methods never raise an error of ours."""
+"""Tells what is observed: lines in the memory that others can read, see `mapped`."""
 
 from __future__ import annotations
 
@@ -156,7 +156,9 @@ class Recorder:
 def reason_of(error: Any) -> str:
     """An exception in words, without running code of the script: "ValueError: no more"."""
     kind, given = type(error), getattr(error, "args", ())
-    plain = isinstance(kind.__str__, type(object.__str__)) and all(type(one) in (str, int, float) for one in given)
+    plain = isinstance(kind.__str__, type(object.__str__)) and all(
+        type(one) in (str, int, float) for one in given
+    )
     return f"{kind.__name__}: {error}" if plain else kind.__name__
 
 

@@ -19,7 +19,21 @@ import weakref
 from typing import Any, Callable
 
 from . import clock
-from .clock import CHECKPOINT, CURRENT, DONE, EVALUATE, FORWARD, LAST, TIMED, TRAINER, ZEROS, S, now, rest, row
+from .clock import (
+    CHECKPOINT,
+    CURRENT,
+    DONE,
+    EVALUATE,
+    FORWARD,
+    LAST,
+    TIMED,
+    TRAINER,
+    ZEROS,
+    S,
+    now,
+    rest,
+    row,
+)
 from .ends import Ends
 from .guard import ours
 from .mapped import BEGUN, CORRECTION, LENGTHS_AT, MICRO, MOST_LENGTHS
@@ -45,11 +59,11 @@ _GOLDEN = 0x9E3779B9
 class Steps:
     """The steps of a process.
 
-    backwards: backward passes in the current step. has_optimizer: one exists. ends_known: something else than a backward
-    pass ends the steps. loss: value of a recent backward pass; loss_due: when the next one is read, on the clock. shape:
-    of the model's first input. caller: code of the function that contains the training loop. every: one of so many
-    steps is timed by phase; skip: number of further steps that are not. ranks: this process exchanges data with other
-    ranks.
+    backwards: backward passes in the current step. has_optimizer: one exists. ends_known: something else than a
+    backward pass ends the steps. loss: value of a recent backward pass; loss_due: when the next one is read, on the
+    clock. shape: of the model's first input. caller: code of the function that contains the training loop. every: one
+    of so many steps is timed by phase; skip: number of further steps that are not. ranks: this process exchanges data
+    with other ranks.
     """
 
     def __init__(self) -> None:
@@ -75,8 +89,8 @@ class Steps:
         # them apart.
         self.nested = False
         self.ranks = False
-        # Whether the model that is trained was evaluated in the current step, and the last step with calls of any module
-        # that looked like an evaluation.
+        # Whether the model that is trained was evaluated in the current step, and the last step in which calls of any
+        # module looked like an evaluation.
         self.own_evaluation = False
         self._evaluated = -2
         # Set by `install`: ends a window; learns from a step; called at the end of each step by a trial; called with
@@ -99,7 +113,7 @@ class Steps:
     @property
     def done(self) -> int:
         """Steps so far."""
-        return S[DONE]
+        return int(S[DONE])
 
     def remember(self, optimizer: Any) -> None:
         """This optimizer has stepped."""
@@ -128,7 +142,7 @@ class Steps:
             self.end(now())
 
     def zeroed(self) -> None:
-        """Gradients were zeroed. Where no optimizer is heard, because there is none or it is compiled, this ends a step."""
+        """Gradients were zeroed. Where no optimizer is heard, as there is none or it is compiled, this ends a step."""
         if self.heard or self.stepping or not self.backwards:
             return
         if not self.has_optimizer or self._silent >= FEW_ZEROED:

@@ -20,7 +20,8 @@ from typing import Any, Callable, NoReturn
 
 from . import clock
 from .changes import AtStart, Change, make
-from .clock import CHECKPOINT, EVALUATE
+from .clock import CHECKPOINT, EVALUATE, S
+from .mapped import MICRO
 from .outside import Outside
 
 LOSSES = 10
@@ -57,7 +58,8 @@ class Trying:
         self._first = self._last = self._least = 0
         self._begin = self._aside = 0
         self._until: float | None = None
-        self._micro = 0
+        # Micro-steps of the last step, and of all.
+        self._micro = self._all_micro = 0
         self._applied: dict[str, tuple[str, bool | None, str]] = {}
         self._on(0)
         # A worker of a loader must not keep the connection open.
@@ -70,7 +72,7 @@ class Trying:
         if steps.shape is not None:
             self._items = int(steps.shape[0]) if steps.shape else 0
             steps.shape = None
-        self._micro, steps.micro = steps.micro or self._micro, 0
+        self._micro, self._all_micro = S[MICRO] - self._all_micro or self._micro, S[MICRO]
         if not self._ready:
             self._settle(done)
             return
@@ -91,8 +93,8 @@ class Trying:
     def _settle(self, done: int) -> None:
         """The first steps: their losses are compared, and the observer learns what the script calls."""
         loss = self._observer.steps.loss
-        if len(self._losses) < LOSSES and loss is not None and loss.numel() == 1:
-            self._losses.append(float(loss))
+        if len(self._losses) < LOSSES and loss is not None:
+            self._losses.append(loss)
         if done == 1:
             self._first_step = time.perf_counter()
             # Of the process: its imports and its preparation.
@@ -109,7 +111,7 @@ class Trying:
         """The fields of SideFacts that this process knows, for each of its sides."""
         torch = sys.modules["torch"]
         steps = self._observer.steps
-        device = str(steps.loss.device) if steps.loss is not None else "cpu"
+        device = str(steps.device) if steps.device is not None else "cpu"
         sides = []
         for changes in self._sides:
             unknown = "", None, ""
@@ -186,7 +188,7 @@ def spawned() -> float:
 
 def _aside() -> int:
     """Nanoseconds of evaluations and checkpoints so far: they are not what is tried."""
-    return clock.rest[EVALUATE] + clock.rest[CHECKPOINT] + clock.row[EVALUATE] + clock.row[CHECKPOINT]
+    return int(sum(part[phase] for part in (clock.rest, clock.row) for phase in (EVALUATE, CHECKPOINT)))
 
 
 def _peak(torch: Any, device: str) -> int | None:

@@ -1,8 +1,7 @@
 """Every extra of pyproject.toml: `make test-extras` installs it, and its real packages do what they are used for.
 
 Without the packages, the tests are skipped; with REQUIRE_EXTRAS set, as in `make test-extras`, that is a failure. The
-loggers and the export have further tests in tests/train: test_scalars, test_loggers, test_export. What py-spy is used
-for is tested in tests/script/test_silence.py.
+loggers and the export have further tests in tests/train: test_scalars, test_loggers, test_export.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ TESTS = (
     "tests/train/test_scalars.py",
     "tests/train/test_loggers.py",
     "tests/train/test_export.py",
-    "tests/script/test_silence.py",
 )
 
 
@@ -123,14 +121,6 @@ def test_wandb_and_mlflow_are_the_packages_that_the_loggers_use() -> None:
 
     config = read(None, ("log.wandb=offline", "log.mlflow=mlflow.db", "log.tensorboard=true")).resolve()
     assert list(loggers.missing(config)) == []
-
-
-def test_py_spy_is_found_where_it_is_installed() -> None:
-    """What it is used for: tests/script/test_silence.py."""
-    need("py-spy")
-    from ndd_engine.script import silence
-
-    assert silence.find() == str(Path(sys.executable).with_name("py-spy"))
 
 
 def test_mkdocs_builds_the_documentation(tmp_path: Path) -> None:

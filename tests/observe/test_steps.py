@@ -3,51 +3,51 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 
-from ndd_watch import clock
-from ndd_watch.clock import now
-from ndd_watch.steps import Steps, untimed
+from ndd_watch.ends import Ends
+from ndd_watch.steps import untimed
 
 
-@pytest.fixture
-def steps() -> Steps:
-    clock.clear()
-    return Steps()
+def steps_of(order: Sequence[str]) -> int:
+    """How many steps end, if optimizers step in this order."""
+    ends, count = Ends(), 0
+    for name in order:
+        count += sum(ends.stepped(ord(name)))
+    return count + ends.finished()
 
 
-@pytest.mark.parametrize("order", ["a", "ab", "abc"])
-def test_an_iteration_is_a_step(steps: Steps, order: str) -> None:
-    optimizers = {name: object() for name in order}
-    for _ in range(100):
-        for name in order:
-            steps.backwards += 1
-            steps.stepped(optimizers[name], now())
-    assert (steps.done, steps.micro) == (100, 100)
+@pytest.mark.parametrize("order", ["a", "ab", "abc", "aab", "abb", "aaaaab"])
+def test_an_iteration_is_a_step(order: str) -> None:
+    assert steps_of(order * 60) == 60
 
 
-@pytest.mark.parametrize("order", ["ab", "aab", "abb", "aaaaab"])
-def test_an_iteration_stays_a_step_once_it_is_clear_which_one_steps_most_rarely(
-    steps: Steps, order: str
-) -> None:
-    optimizers = {name: object() for name in order}
-    done = []
-    for _ in range(60):
-        for name in order:
-            steps.stepped(optimizers[name], now())
-        done.append(steps.done)
-    assert {after - before for before, after in itertools.pairwise(done[30:])} == {1}
+@pytest.mark.parametrize("order", ["ab", "ba", "aaaaab"])
+def test_a_second_optimizer_joins_later(order: str) -> None:
+    assert steps_of("a" * 3000 + order * 1000) == 4000
 
 
-def test_the_first_step_of_two_optimizers_is_one_row(steps: Steps) -> None:
-    generator, critic = object(), object()
-    clock.row[clock.OTHER] = 5
-    steps.stepped(critic, now())
-    assert (steps.done, len(clock.rows)) == (1, 1)
-    steps.stepped(generator, now())
-    assert (steps.done, len(clock.rows)) == (1, 1)
-    assert clock.rows[0][clock.OTHER] >= 5
+@pytest.mark.parametrize("each", [1, 2, 20])
+def test_optimizers_take_the_place_of_others(each: int) -> None:
+    assert steps_of("".join(name * each for name in "abcde")) == 5 * each
+    assert steps_of("a" * 500 + "b" * each) == 500 + each
+    if each > 1:
+        assert steps_of("".join(pair * each for pair in ("ab", "cd", "ef"))) == 3 * each
+
+
+def test_one_of_two_optimizers_ends() -> None:
+    assert steps_of("ab" * 50 + "b" * 50) == steps_of("ab" * 50 + "a" * 50) == 100
+
+
+def test_an_optimizer_that_steps_rarely_ends_no_step() -> None:
+    assert steps_of(("a" * 20 + "b") * 30) == 600
+
+
+def test_one_optimizer_for_each_parameter() -> None:
+    names = "".join(map(chr, range(1000, 1300)))
+    assert steps_of(names * 20) == 20
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7, 21, 64, 500])

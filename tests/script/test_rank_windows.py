@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
 from ndd_engine.script.contained import check_ranks
 from ndd_engine.script.follower import Follower
-from ndd_watch.clock import PHASES
+from ndd_watch.mapped import Memory
+from ndd_watch.phases import PHASES
 
 MS = 10**6
 
@@ -28,6 +28,7 @@ class Job:
         self.directory = RunDir(folder / "runs" / "it")
         self.directory.ranks.mkdir(parents=True)
         self.events: list[Event] = []
+        self.memories: dict[int, Memory] = {}
         command = Command(("torchrun", "train.py"), folder)
         self.follower = Follower(self.directory, command, detect("cpu", use_torch=False), self.events.append)
         self.world, self.process = world, {"here": [0, world], **process}
@@ -35,8 +36,10 @@ class Job:
 
     def write(self, rank: int, kind: str, /, **body: Any) -> None:
         self.t += 0.001
-        with (self.directory.ranks / f"rank-{rank}.jsonl").open("a") as file:
-            file.write(json.dumps({"v": 1, "type": kind, "t": self.t, **body}) + "\n")
+        if rank not in self.memories:
+            self.memories[rank] = Memory()
+            self.memories[rank].attach(str(self.directory.ranks), f"rank-{rank}")
+        self.memories[rank].put(kind, {"t": self.t, **body})
 
     def begin(self, *ranks: int, pid: int = 10**8, **process: Any) -> None:
         for rank in ranks:
@@ -251,7 +254,7 @@ def test_damaged_figures_of_a_rank_cost_only_themselves(job: Job) -> None:
         job.window(rank, 8, 16)
     job.poll()
     assert [event.step for event in job.of(RanksEvent)] == [16]
-    job.write(0, "stalled", step=16, seconds=12.0, phase="backward/exchange", place=None)
-    job.write(1, "stalled", step=16, seconds=12.0, phase="data_wait", place=["a.py", 7, "g"])
+    for rank in (0, 1):
+        job.write(rank, "unobserved", step=16, reason="planted")
     job.poll()
     assert [text.split(":")[0] for text in job.texts] == ["rank 0", "rank 1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +21,149 @@ from ndd_engine.record.events import (
 )
 from ndd_engine.script.command import Command
 from ndd_engine.script.facts import Facts
-from ndd_engine.script.records import Records
+from ndd_engine.script.records import Records, Room
+from ndd_watch import mapped
+from ndd_watch.mapped import Memory
+from ndd_watch.phases import FORWARD
 
 
 def line(kind: str, **body: Any) -> dict[str, Any]:
-    return {"v": 1, "type": kind, "t": 1.0, **body}
+    return {"v": 2, "type": kind, "t": 1.0, **body}
 
 
-def write(path: Path, *lines: dict[str, Any] | str) -> None:
-    with path.open("a") as file:
-        file.writelines((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in lines)
+class Trained:
+    """A process that trains, as its memory shows it: steps of 10 ms, each of them forward."""
+
+    def __init__(self, folder: Path, name: str, pid: int = 0) -> None:
+        self.memory = Memory()
+        self.memory.attach(str(folder), name)
+        self.values = self.memory.values
+        self.values[mapped.PID] = pid or os.getpid()
+
+    def step(self, rows: bool = True) -> None:
+        done = self.values[mapped.DONE]
+        if rows:
+            at = mapped.ROWS_AT + self.values[mapped.ROWS] % mapped.MOST_ROWS * mapped.ROW_WIDTH
+            self.values[at] = done
+            for phase in range(mapped.COLUMNS):
+                self.values[at + 1 + phase] = 10**7 if phase == FORWARD else 0
+            self.values[mapped.ROWS] += 1
+        self.values[mapped.LENGTHS_AT + done % mapped.MOST_LENGTHS] = 10**7 << 1 | rows
+        self.values[mapped.DONE] = done + 1
+
+    def window(self, steps: int, **more: Any) -> None:
+        body = {
+            "step": self.values[mapped.DONE], "correction": 0, "micro_steps": steps, "wall_ns": steps * 10**7,
+            "rest": [0] * mapped.COLUMNS, "loss": None,
+        }  # fmt: skip
+        self.memory.put("steps", {**body, **more})
 
 
 def test_lines_arrive_once_and_the_leading_rank_comes_first(tmp_path: Path) -> None:
     records = Records(tmp_path)
     assert not list(records.new())
-    write(tmp_path / "rank-1.jsonl", line("a"))
-    write(tmp_path / "rank-0.jsonl", line("b"))
+    other, leading = Trained(tmp_path, "rank-1"), Trained(tmp_path, "rank-0")
+    other.memory.put("a", {})
+    leading.memory.put("b", {})
     assert [(name, one["type"]) for name, one in records.new()] == [("rank-0", "b"), ("rank-1", "a")]
-    with (tmp_path / "rank-0.jsonl").open("a") as file:
-        file.write('{"v": 1, "type": "c"')
     assert not list(records.new())
-    with (tmp_path / "rank-0.jsonl").open("a") as file:
-        file.write(', "t": 2}\n')
+    leading.memory.put("c", {})
     assert [one["type"] for _, one in records.new()] == ["c"]
 
 
+def test_a_window_has_the_rows_of_its_steps_and_closes(tmp_path: Path) -> None:
+    process, records = Trained(tmp_path, "pid-7"), Records(tmp_path)
+    for number in range(10):
+        process.step(rows=number % 2 == 0)
+    process.window(10)
+    ((_, window),) = records.new()
+    assert (window["steps"], window["timed_steps"], window["step_p50_ns"]) == (10, 5, 10**7)
+    assert window["phases"]["forward"]["host_ns"] == window["wall_ns"] == 10**8
+
+
+@pytest.mark.parametrize("gone", [0, 1, 7])
+def test_what_a_killed_process_had_not_told_is_read_from_its_memory(tmp_path: Path, gone: int) -> None:
+    process, records = Trained(tmp_path, "pid-7"), Records(tmp_path)
+    for _ in range(5):
+        process.step()
+    process.window(5)
+    for _ in range(gone):
+        process.step()
+    list(records.new())
+    found = list(records.new(final=True))
+    assert [(one["step"], one["steps"], one["wall_ns"]) for _, one in found] == [
+        (5 + gone, gone, gone * 10**7)
+    ][:gone]
+    assert not list(records.new(final=True))
+
+
+def test_a_reader_that_comes_too_late_loses_rows_but_no_step(tmp_path: Path) -> None:
+    process, records = Trained(tmp_path, "pid-7"), Records(tmp_path)
+    steps = 2 * mapped.MOST_LENGTHS
+    for _ in range(steps):
+        process.step()
+    process.window(steps)
+    ((_, window),) = records.new()
+    assert window["steps"] == steps and window["timed_steps"] <= mapped.MOST_ROWS
+    assert sum(body["host_ns"] for body in window["phases"].values()) == window["wall_ns"] == steps * 10**7
+
+
+def test_lines_that_were_overwritten_are_lost_and_the_next_are_whole(tmp_path: Path) -> None:
+    process, records = Trained(tmp_path, "pid-7"), Records(tmp_path)
+    process.memory.put("a", {})
+    assert len(list(records.new())) == 1
+    for number in range(5000):
+        process.memory.put("b", {"number": number, "text": "x" * 100})
+    numbers = [one["number"] for _, one in records.new()]
+    assert numbers == list(range(numbers[0], 5000)) and 1000 < len(numbers) < 5000
+    assert not records.damaged
+
+
 def test_damaged_lines_are_skipped_and_counted(tmp_path: Path) -> None:
-    records = Records(tmp_path)
-    other = {"v": 2, "type": "a", "t": 1}
-    write(tmp_path / "pid-7.jsonl", "{", "[" * 5000, "\x00", "7", json.dumps(other), line("good"))
+    process, records = Trained(tmp_path, "pid-7"), Records(tmp_path)
+    for text in ("{", "[" * 5000, "\x00", "7", json.dumps({"v": 1, "type": "a", "t": 1})):
+        process.memory._append(text.encode() + b"\n")
+    process.memory.put("good", {})
+    process.window(3, rest=[0])
+    process.window(3, step="x")
     assert [one["type"] for _, one in records.new()] == ["good"]
-    assert records.damaged == 5
+    assert records.damaged == 7
+
+
+def test_a_file_that_is_no_memory_and_one_that_nobody_uses_yet(tmp_path: Path) -> None:
+    (tmp_path / "pid-1.map").write_text("short")
+    os.close(mapped.make(str(tmp_path / "pid-2.map")))
+    records = Records(tmp_path)
+    assert not list(records.new()) and not records.processes
+
+
+def test_processes_take_spare_files_and_keep_their_names_apart(tmp_path: Path) -> None:
+    room = Room(tmp_path, shared=False)
+    first, second = Trained(tmp_path, "rank-0"), Trained(tmp_path, "rank-0")
+    first.memory.put("a", {})
+    second.memory.put("b", {})
+    assert not list(tmp_path.glob(f"{mapped.SPARE}*"))
+    assert [(name, one["type"]) for name, one in Records(tmp_path).new()] == [
+        ("rank-0", "a"),
+        ("rank-0", "b"),
+    ]
+    room.fill()
+    assert len(list(tmp_path.glob(f"{mapped.SPARE}*"))) == 2
+    room.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_files_of_a_console_that_was_killed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ndd_engine.script.records.SHARED", tmp_path)
+    monkeypatch.setattr("ndd_engine.script.records.LEAST_FREE", 0)
+    left, mine = Room(tmp_path / "a"), Room(tmp_path / "b")
+    (left.folder / "owner").write_text("1 0.0")
+    third = Room(tmp_path / "c")
+    assert not left.folder.exists() and mine.folder.exists() and third.folder.exists()
+    mine.close()
+    assert not mine.folder.exists()
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +228,7 @@ def test_a_resumed_training_goes_on_with_the_steps_of_its_framework(facts: Facts
     assert isinstance(scalars, ScalarsEvent) and scalars.step == 7
 
 
-def test_stacks_profiles_sources_and_stalls(facts: Facts) -> None:
+def test_stacks_profiles_and_sources(facts: Facts) -> None:
     (stacks,) = facts.take(line("stacks", step=3, looks=5, frames=[["other", "a.py", 3, "f", None, 4]]))
     assert isinstance(stacks, StacksEvent) and stacks.frames == [["other", "a.py", 3, "f", 4, 1]]
     functions = [["a.py", 1, "f", 2, 8, 7, "g", "other"]]
@@ -124,8 +236,8 @@ def test_stacks_profiles_sources_and_stalls(facts: Facts) -> None:
     assert isinstance(found, FunctionsEvent) and found.functions == functions and found.phases == {"other": 8}
     (source,) = facts.take(line("source", file="a.py", line=3, function="\x1b[31mf", timed=False))
     assert isinstance(source, MarkEvent) and "\x1b" not in source.text and "cannot be timed" in source.text
-    (stall,) = facts.take(line("stalled", step=3, seconds=12.0, phase="data_wait", place=["a.py", 7, "g"]))
-    assert isinstance(stall, MarkEvent) and stall.kind == "warning" and "a.py:7 in g" in stall.text
+    (unseen,) = facts.take(line("unseen", functions=["save"]))
+    assert isinstance(unseen, MarkEvent) and "save" in unseen.text
 
 
 @pytest.mark.parametrize("bad", [line("window"), window("x"), line("stacks", step=1, looks=1, frames=[[1]])])  # type: ignore[arg-type]

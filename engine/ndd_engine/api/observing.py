@@ -18,7 +18,7 @@ from ndd_engine.files import write_text
 from ndd_engine.record.rundir import RunDir, new_run_dir
 from ndd_engine.script.command import Command
 from ndd_engine.script.following import CLOSED
-from ndd_engine.script.silence import readable_by
+from ndd_engine.script.stalls import readable_by
 
 from .sources import PathLike, root_of
 
@@ -137,19 +137,12 @@ def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Obser
     import torch  # noqa: F401  the observer hooks it
 
     install = import_module("ndd_watch.install")
-    install.install(_when_imported if frameworks else lambda _name, _then: None)
+    observer = install.install(frameworks)
     follower = subprocess.Popen(
         [sys.executable, "-m", "ndd_engine.script.following", str(directory.path), str(os.getpid())],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         env={key: value for key, value in os.environ.items() if key != "NDD_WATCH"},
     )  # fmt: skip
     os.environ.update(readable_by(follower.pid))
-    _running.append(install.observer)
-    return Observation(install.observer, directory.path, follower)
-
-
-def _when_imported(name: str, then: Any) -> None:
-    """Call then(module) if the module has been imported: a framework that comes later has its callback."""
-    if (module := sys.modules.get(name)) is not None:
-        with contextlib.suppress(Exception):
-            then(module)
+    _running.append(observer)
+    return Observation(observer, directory.path, follower)

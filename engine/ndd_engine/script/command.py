@@ -138,6 +138,8 @@ def environment(records: Path, site: Path, base: dict[str, str] | None = None) -
 def _was_given(name: bytes) -> bool:
     """Whether a variable was in the environment of this process when it began."""
     try:
-        return any(item.partition(b"=")[0] == name for item in Path("/proc/self/environ").read_bytes().split(b"\0"))
+        return any(
+            item.partition(b"=")[0] == name for item in Path("/proc/self/environ").read_bytes().split(b"\0")
+        )
     except OSError:
         return True

@@ -26,6 +26,8 @@ from .records import Line
 
 # Section of a run's configuration that only scripts have.
 SECTION = "script"
+# Of so few steps, the first ones are not seen whole.
+FEW_STEPS = 3
 _LOADER = ("workers", "pin_memory", "prefetch", "persistent")
 
 
@@ -56,7 +58,7 @@ class Facts:
     _items: int = 0
     _told: bool = False
     _skipped: int = 0
-    _last_loss: float | None = None
+    _phases: set[str] = field(default_factory=set)
 
     def take(self, line: Line) -> Iterator[Event]:
         """The events of a line. Raises KeyError, TypeError or ValueError for a line of another format."""
@@ -119,6 +121,22 @@ class Facts:
         return str(self._process.get("host") or "")
 
     @property
+    def not_seen(self) -> list[str]:
+        """What could not be observed of the steps, in words."""
+        if self.step <= FEW_STEPS:
+            return []
+        lacking = [phase for phase in ("forward", "backward") if phase not in self._phases]
+        found = []
+        if lacking:
+            found.append(
+                f"not seen: {' and '.join(lacking)} (compiled, scripted, or without modules of torch); "
+                f"{'its' if len(lacking) == 1 else 'their'} time is part of other phases"
+            )
+        if not self._items:
+            found.append("items are not counted: no tensor with a size was seen in the input of the model")
+        return found
+
+    @property
     def shares(self) -> bool:
         """Whether it trains together with others: a step of all of them is one step."""
         return self._ranks > 1
@@ -158,6 +176,7 @@ class Facts:
             for name, body in line["phases"].items()
             if str(name).partition("/")[0] in PHASES
         }
+        self._phases |= phases.keys()
         yield WindowEvent(
             step=step, epoch=self._epoch, epoch_step=max(step - self._epoch_begin, 0), steps=steps,
             micro_steps=micro_steps, items=items, tokens=0,

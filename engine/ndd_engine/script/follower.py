@@ -49,26 +49,39 @@ class Follower:
     @property
     def step(self) -> int:
         """Optimizer steps so far: of one of the ranks that train together, and of all other processes and threads."""
-        return self._together + self.apart + self.elsewhere
+        return self._together + self._apart + self._elsewhere
 
     @property
     def _together(self) -> int:
         return max((facts.step for facts in self._facts.values() if facts.shares), default=0)
 
     @property
-    def apart(self) -> int:
+    def _apart(self) -> int:
         """Steps of processes that train by themselves."""
         return sum(facts.step for facts in self._facts.values() if not facts.shares)
 
     @property
-    def elsewhere(self) -> int:
+    def _elsewhere(self) -> int:
         """Steps of threads whose phases are not timed."""
         return sum(process.elsewhere for process in self._records.processes)
 
     @property
-    def trainings(self) -> int:
-        """Processes that train by themselves."""
-        return sum(not facts.shares and facts.step > 0 for facts in self._facts.values())
+    def not_shown(self) -> list[str]:
+        """What the figures of the run leave out, in words."""
+        found = []
+        if (steps := self._elsewhere) > 0:
+            found.append(f"{counted(steps, 'step')} of other threads are counted, but not timed")
+        trained = [name for name, facts in self._facts.items() if not facts.shares and facts.step]
+        if len(trained) > 1:
+            leading = min(trained, key=_leading)
+            steps = sum(self._facts[name].step for name in trained if name != leading)
+            others = counted(len(trained) - 1, "other process")
+            found.append(
+                f"{counted(steps, 'step')} of {others} are counted; times are those of the first one"
+            )
+        if self._facts:
+            found += self._facts[min(self._facts, key=_leading)].not_seen
+        return found
 
     @property
     def ended(self) -> tuple[str, str] | None:

@@ -26,6 +26,7 @@ from ndd_engine.text import counted
 
 from .control import ScriptControl
 from .follower import Follower
+from .records import Room
 from .trial import command_of
 
 POLL_S = 0.2
@@ -54,12 +55,15 @@ def follow(directory: RunDir, pid: int) -> None:
     try:
         server.start()
         recorder.put(StageEvent("prepare", "waiting for the first step"))
+        room = Room(directory.ranks, shared=False)
         follower = Follower(directory, command_of(directory), detect(use_torch=False), recorder.put)
         closed = directory.ranks / CLOSED
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and not closed.exists():
             follower.poll()
+            room.fill()
             time.sleep(POLL_S)
         follower.finish()
+        room.close()
         recorder.put(_end(directory, recorder, follower, control, closed.exists()))
         recorder.flush()
     finally:
@@ -76,6 +80,7 @@ def _end(
         "run": directory.name,
         "dropped_events": recorder.dropped,
         "figures": figures(recorder.snapshot()),
+        "not_shown": follower.not_shown,
     }
     steps = f"after {counted(follower.step, 'step')}"
     if control.stop_status is not None:

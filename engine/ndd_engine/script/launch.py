@@ -47,10 +47,10 @@ def inherited_descriptors() -> list[int]:
     """Open descriptors that were passed to this program; its own ones are not passed on."""
     found = []
     with contextlib.suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):
+        for entry in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):
-                if int(name) > 2 and os.get_inheritable(int(name)):
-                    found.append(int(name))
+                if int(entry.name) > 2 and os.get_inheritable(int(entry.name)):
+                    found.append(int(entry.name))
     return found
 
 

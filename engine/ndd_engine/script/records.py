@@ -1,7 +1,7 @@
 """Reads what observed processes share: one memory per process (see `ndd_watch.mapped`), as lines in their order.
 
 A process writes rows and lengths of its steps, and a line where a window of them ends. Here they are joined to a line
-with the figures of the window. What a process had not told when it was gone is still in its memory, up to its last step.
+with the figures of the window. What a process had not told when it was gone is in its memory, up to its last step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST = 1 << 20
 SPARES = 2
 # Memory of the system in which the files lie, where it has so much space: nothing that is stored there ever waits for a
 # disk. Loaders need it, too.
-SHARED = Path("/dev/shm")  # noqa: S108
+SHARED = Path("/dev/shm")
 LEAST_FREE = 256 << 20
 _PREFIX = "ndd-"
 _OWNER = "owner"
@@ -38,13 +38,14 @@ Line = dict[str, Any]
 
 
 class Room:
-    """The folder for the memories of a run's processes. fallback: where the system has no memory to spare.
+    """The folder for the memories of a run's processes.
 
-    Raises OSError if it cannot be made.
+    fallback: where the system has no memory to spare; shared: whether to ask for that. Raises OSError if it cannot be
+    made.
     """
 
-    def __init__(self, fallback: Path) -> None:
-        self._temporary = _shared_folder()
+    def __init__(self, fallback: Path, shared: bool = True) -> None:
+        self._temporary = _shared_folder() if shared else None
         self.folder = self._temporary if self._temporary is not None else fallback
         self.folder.mkdir(parents=True, exist_ok=True)
         self.fill()
@@ -194,7 +195,13 @@ class Process:
             known = sum(map(sum, timed)) + sum(wholes) + sum(rest)
             # Steps that were overwritten before they were read.
             rest[OTHER] += int(line["wall_ns"]) - known
-            found = {**line, "type": "window", "step": shown, "steps": shown - self._shown, "timed_steps": len(rows)}
+            found = {
+                **line,
+                "type": "window",
+                "step": shown,
+                "steps": shown - self._shown,
+                "timed_steps": len(rows),
+            }
             found.update(figures(timed, wholes, rest))
             if "cpu_ns" in line:
                 numbers = [row[0] for row in rows]

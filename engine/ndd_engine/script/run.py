@@ -206,8 +206,12 @@ class ScriptRun:
     def _ended(self, status: str, reason: str, exit_status: int) -> EndEvent:
         self.recorder.settle()  # the figures include everything that was measured
         found = figures(self.recorder.snapshot())
-        data = {"run": self.directory.name, "dropped_events": self.recorder.dropped, "figures": found}
-        step = self._follower.step if self._follower is not None else 0
+        follower = self._follower
+        data = {
+            "run": self.directory.name, "dropped_events": self.recorder.dropped, "figures": found,
+            "not_shown": [] if follower is None else follower.not_shown,
+        }  # fmt: skip
+        step = follower.step if follower is not None else 0
         return EndEvent(status, reason, step, exit_status, None, data)
 
 
@@ -223,8 +227,8 @@ def last_line(path: Path) -> str:
 
 
 UNSEEN = (
-    "no process of it called backward with torch, or none could be observed (python -I, -E and -S and a changed "
-    "PYTHONPATH keep the observer out)"
+    "no process of it called backward or stepped an optimizer of torch, or none could be observed (python -I, -E and "
+    "-S and a changed PYTHONPATH keep the observer out)"
 )
 
 

@@ -1,8 +1,8 @@
 """Becomes the command: `python -I -S shim.py PARENT TERMINAL IGNORED COMMAND…`. Standard library only.
 
-PARENT: id of the process that must be alive, or the command ends; 0 for whichever starts it. TERMINAL: "terminal" makes standard input the
-controlling terminal, so that Ctrl-C reaches the command; "streams" does not. IGNORED: numbers of the signals that the
-command ignores, separated by commas; all others have their default.
+PARENT: id of the process that must be alive, or the command ends; 0 for whichever starts it. TERMINAL: "terminal" makes
+standard input the controlling terminal, so that Ctrl-C reaches the command; "streams" does not. IGNORED: numbers of the
+signals that the command ignores, separated by commas; all others have their default.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ def main() -> None:
         except (OSError, ValueError):
             pass
     try:
-        os.execvpe(command[0], command, environment)  # noqa: S606
+        os.execvpe(command[0], command, environment)
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
@@ -45,7 +45,7 @@ def main() -> None:
 def given() -> "dict[bytes, bytes]":
     """The environment as this process got it: Python may have set LC_CTYPE since."""
     try:
-        with open("/proc/self/environ", "rb") as file:
+        with open("/proc/self/environ", "rb") as file:  # noqa: PTH123  it starts faster without pathlib
             pairs = [item.partition(b"=") for item in file.read().split(b"\0") if item]
     except OSError:
         return dict(os.environb)

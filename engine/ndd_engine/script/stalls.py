@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import threading
 import time
 from collections import Counter
@@ -68,11 +67,16 @@ class _Watched:
 
 
 class _Look(threading.Thread):
-    """Asks py-spy where a process is. stack: frames of the thread that trains, innermost first; None if not readable."""
+    """Asks py-spy where a process is. stack: frames of the thread that trains, innermost first; None if unknown."""
 
     def __init__(self, spy: str, process: Process, silent_s: float) -> None:
         super().__init__(name="ndd-spy", daemon=True)
-        self.name_of, self.pid, self.thread, self.phase = process.name, process.pid, process.thread, process.phase
+        self.name_of, self.pid, self.thread, self.phase = (
+            process.name,
+            process.pid,
+            process.thread,
+            process.phase,
+        )
         self.silent_s, self._spy = silent_s, spy
         self.stack: list[dict[str, Any]] | None = None
         self.holds_lock = False

@@ -237,8 +237,12 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     reason = printable(end.reason) if end else "the run continues"
     lines = [reason if reason.startswith(status) else f"{status}: {reason}"]
     run = snapshot.run
-    if run is not None and snapshot.step:
-        done = f"{number(snapshot.step)} optimizer steps, {number(snapshot.items)} {item_name(snapshot)}"
+    lines += [printable(str(text)) for text in (end.data or {}).get("not_shown", ())] if end else []
+    # Of a script, also the steps of threads and processes that the figures leave out.
+    steps = max(snapshot.step, end.step if end else 0)
+    if run is not None and steps:
+        items = f", {number(snapshot.items)} {item_name(snapshot)}" if snapshot.items else ""
+        done = f"{counted(steps, 'optimizer step')}{items}"
         lines.append(f"{done} in {duration(snapshot.elapsed_s)}; last loss {number(snapshot.loss, 4)}")
         aside = ("evaluate", "checkpoint")
         phases = [phase for phase in snapshot.phases if "/" not in phase.name and phase.name not in aside]

@@ -1,0 +1,118 @@
+"""Processes that can tell nothing: a call holds the interpreter lock, or they are stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ndd_engine.record.events import MarkEvent, parse
+from ndd_engine.script import records, stalls
+from ndd_watch import mapped
+
+SUBJECT = Path(__file__).parents[1] / "observe" / "subjects" / "locks.py"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+def started(folder: Path, seconds: int, **more: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ndd_console", "run", "--headless", "--run", "it", "--", sys.executable, str(SUBJECT),
+         str(seconds)],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "NDD_WATCH_WINDOW_S": "0.1", "NDD_WATCH_STALLED_S": "1", "NO_COLOR": "1", **more},
+    )  # fmt: skip
+
+
+def warnings(folder: Path) -> list[str]:
+    path = folder / "runs" / "it" / "events.jsonl"
+    found = [parse(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    events = [item[1] for item in found if item is not None]
+    return [event.text for event in events if isinstance(event, MarkEvent) and event.kind == "warning"]
+
+
+def test_a_call_that_keeps_the_interpreter_lock(tmp_path: Path) -> None:
+    running = started(tmp_path, 15)
+    out, _ = running.communicate(timeout=120)
+    assert running.returncode == 0, out.decode()
+    (first, *_) = [text for text in warnings(tmp_path) if text.startswith("no progress for ")]
+    assert "locks.py:12 in stuck, which holds Python's interpreter lock" in first
+
+
+def test_a_stopped_process_is_named_as_such_and_goes_on(tmp_path: Path) -> None:
+    running = started(tmp_path, 1)
+    deadline = time.monotonic() + 60
+    pid = 0
+    while not pid and time.monotonic() < deadline:
+        time.sleep(0.01)
+        trains = [
+            one
+            for one in psutil.Process(running.pid).children(recursive=True)
+            if "locks.py" in one.cmdline()[-2:][0]
+        ]
+        pid = trains[0].pid if trains else 0
+
+    def named() -> bool:
+        return any(f"{stalls.STOPPED} (process {pid})" in text for text in warnings(tmp_path))
+
+    while not any(path.exists() for path in (tmp_path / "runs").glob("it/events.jsonl")):
+        time.sleep(0.01)
+    time.sleep(3)  # until it trains
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        while not named() and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 0, out.decode()
+    assert named(), warnings(tmp_path)
+
+
+def process(folder: Path, pid: int) -> records.Process:
+    memory = mapped.Memory()
+    memory.attach(str(folder), "pid-1")
+    memory.values[mapped.PID], memory.values[mapped.TRAINER] = pid, 1
+    found = records.Records(folder)
+    assert not list(found.new())
+    return found.processes[0]
+
+
+def test_nothing_is_said_of_a_process_that_is_gone(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        watched, looks = [process(tmp_path, child.pid)], stalls.Stalls(after_s=0.0, spy="")
+        assert list(looks.look(watched, 3)) == []
+        time.sleep(0.01)
+    finally:
+        child.kill()
+        child.wait()
+    assert list(looks.look(watched, 3)) == []
+    assert not psutil.pid_exists(child.pid)
+
+
+def frame(name: str, file: str, line: int = 1) -> dict[str, object]:
+    return {"name": name, "filename": file, "short_filename": file, "line": line, "locals": None}
+
+
+def test_the_line_in_a_stack_is_that_of_the_script() -> None:
+    library, own = frame("search", "/usr/lib/python3.11/re.py", 4), frame("clean", "/home/me/data.py", 7)
+    assert stalls.place_of([library, own]) == ("/home/me/data.py", 7, "clean")
+    assert stalls.place_of([library]) == ("/usr/lib/python3.11/re.py", 4, "search")
+    assert stalls.place_of([]) is None
+
+
+def test_the_phase_of_a_stack_is_that_of_the_outermost_function_that_has_one() -> None:
+    torch = "/x/lib/python3.11/site-packages/torch"
+    loop, item = frame("<module>", "/home/me/train.py"), frame("__getitem__", "/home/me/data.py")
+    call = frame("_wrapped_call_impl", f"{torch}/nn/modules/module.py")
+    loader = frame("__next__", f"{torch}/utils/data/dataloader.py")
+    assert stalls.phase_of([call, item, loader, loop], set()) == "data_wait"
+    assert stalls.phase_of([item, call, loop], set()) == "forward"
+    assert stalls.phase_of([item, loop], set()) == "other"
+    assert stalls.phase_of([call, item, loop], {("/home/me/data.py", "__getitem__")}) == "data_wait"
