@@ -13,12 +13,15 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ndd_engine.script.records import Records
+from ndd_engine.script.run import POLL_S
 from ndd_watch import FOLDER, SITE
 
 from . import whole_runs
@@ -50,7 +53,7 @@ def measure(options: Options) -> list[Table]:
     table.note("95 % intervals of medians")
     table.note("by phase: how often the observer times a step so; in full: a step timed by phase")
     table.note(
-        "besides: ends of windows and the observer's own thread, which are part of the average and of the wall time"
+        "besides: ends of windows and closer looks, which are part of the average and of the wall time"
     )
     table.note("one step in 30 s runs under a profiler; what that slows it down is in none of the figures")
     tables = [table, _closing(QUICK_S if options.quick else CLOSING_S)]
@@ -151,16 +154,17 @@ def _observed(*words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What the loop prints with these arguments, and the windows of the observer. Raises RuntimeError without any."""
     with tempfile.TemporaryDirectory(prefix="ndd-observe-") as folder:
         more = {FOLDER: folder, "PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, str(_LOOP), *words], env={**os.environ, **more}, capture_output=True, text=True, check=True
-        )  # fmt: skip
-        windows = [
-            line
-            for path in Path(folder).glob("*.jsonl")
-            for line in map(json.loads, path.read_text().splitlines())
-            if line["type"] == "window"
-        ]
-    if not windows:
+        records, lines = Records(Path(folder)), []
+        with subprocess.Popen(
+            [sys.executable, str(_LOOP), *words], env={**os.environ, **more}, stdout=subprocess.PIPE, text=True
+        ) as running:  # fmt: skip
+            while running.poll() is None:
+                time.sleep(POLL_S)
+                lines += records.new()
+            out = running.stdout.read() if running.stdout is not None else ""
+        lines += records.new(final=True)
+    windows = [line for _, line in lines if line["type"] == "window"]
+    if running.returncode or not windows:
         raise RuntimeError("nothing was observed")
-    body: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    body: dict[str, Any] = json.loads(out.splitlines()[-1])
     return body, windows

@@ -12,13 +12,11 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from threading import enumerate as enumerate_threads
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
 
 # How a step is observed: not at all, without hooks; as a whole; by phase; and again not at all, which shows what such a
@@ -93,64 +91,34 @@ def main() -> None:
     if what == "ends":
         body["ends"] = _ends(loop, observer, count)
     else:
-        kinds = list(observer.modules.hooked)
         body["every"] = observer.steps.every
         generator = random.Random(0)
-        hooks, every = Switch(loop), observer.steps.every
+        hooks, every = Switch(observer), observer.steps.every
         body["steps"] = [_steps(loop, observer, hooks, every, generator) for _ in range(int(count))]
-        hooks.put(True)
-        body["besides"] = _besides(loop, observer, kinds)
+        hooks.put(True, True)
+        body["besides"] = _besides(loop, observer)
     print(json.dumps(body))
 
 
 class Switch:
-    """Takes the observer's hooks out for a step and puts them back, without a change to any class.
+    """Takes the observer's probes out of torch's functions for a step, and puts them back.
 
-    A changed class costs method caches, and the steps after it. Here objects become those of a subclass that has the
-    original methods.
+    Raises RuntimeError if there are none: nothing would be measured.
     """
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._backward = torch.autograd.backward
-        model, optimizer, iterator = type(loop.model), type(loop.optimizer), type(loop.iterator)
-        _check(model.__call__)
-        self._kinds = tuple(
-            (kind, type(kind.__name__, (kind,), {name: original}))
-            for kind, name, original in (
-                (model, "__call__", nn.Module.__call__),
-                (optimizer, "zero_grad", _original(optimizer.zero_grad)),
-                (iterator, "__next__", _original(iterator.__next__)),
-            )
-        )
-        self._optimizer_hooks = [
-            (hooks, dict(hooks))
-            for hooks in (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
-        ]
+    def __init__(self, observer: Any) -> None:
+        self._probes = observer.hooks.probes
+        if not self._probes._changed:
+            raise RuntimeError("nothing is hooked")
 
-    def put(self, on: bool) -> None:
-        """Put the hooks in place, or take them out."""
-        loop = self._loop
-        # The same assignments on both sides.
-        for item, kinds in zip((loop.model, loop.optimizer, loop.iterator), self._kinds, strict=True):
-            item.__class__ = kinds[not on]
-        torch.autograd.backward = self._backward if on else _original(self._backward)
-        for hooks, usual in self._optimizer_hooks:
-            hooks.clear()
-            if on:
-                hooks.update(usual)
+    def put(self, on: bool, timed: bool = False) -> None:
+        """Put the probes in place, or take them out; the same assignments on both sides.
 
-
-def _original(hook: Any) -> Any:
-    """What a hook calls."""
-    _check(hook)
-    return hook.__wrapped__
-
-
-def _check(hook: Any) -> None:
-    """Raises RuntimeError if it is no hook: nothing would be measured."""
-    if "ndd_watch" not in hook.__code__.co_filename:
-        raise RuntimeError(f"{hook.__qualname__} is not hooked")
+        timed: also those that a step needs that is timed by phase.
+        """
+        resting = () if timed else [function for function, _, _ in self._probes._resting]
+        for function, before, ours in self._probes._changed:
+            function.__code__ = ours if on and function not in resting else before
 
 
 def _steps(
@@ -162,7 +130,7 @@ def _steps(
     """
     found = {}
     for kind in generator.sample(KINDS, len(KINDS)):
-        hooks.put(_observe(observer, kind, every))
+        hooks.put(_observe(observer, kind, every), kind == "timed")
         begin, used = time.perf_counter_ns(), time.thread_time_ns()
         loop.train(1)
         found[kind] = time.perf_counter_ns() - begin, time.thread_time_ns() - used
@@ -182,18 +150,14 @@ def _observe(observer: Any, kind: str, every: int) -> bool:
     return observed
 
 
-def _start(observer: Any, kinds: list[type]) -> None:
-    observer.stop()
-    observer.start(lambda name, then: None)  # this loop imports nothing later
-    for kind in kinds:
-        observer.modules.hook(kind)
-
-
-def _besides(loop: Loop, observer: Any, kinds: list[type]) -> float:
-    """The share of the time that ends of windows and the observer's own thread take, as a user has them."""
+def _besides(loop: Loop, observer: Any) -> float:
+    """The share of the time that ends of windows and closer looks take, as a user has them."""
     clock: Any = sys.modules["_ndd_watch.clock"]
-    _start(observer, kinds)
-    clock.S[clock.TRAINER] = clock.S[clock.TIMED] = 0
+    state, me = clock.S, get_ident()
+    state[clock.LAST], state[clock.CURRENT] = clock.now(), clock.OTHER
+    state[clock.TRAINER] = state[clock.TIMED] = me
+    observer.steps.skip = 0
+    observer.recorder.resume()
     sometimes, spent = observer.steps._sometimes, [0]
 
     def timed(t: int) -> None:
@@ -202,13 +166,10 @@ def _besides(loop: Loop, observer: Any, kinds: list[type]) -> float:
         spent[0] += time.thread_time_ns() - begin
 
     observer.steps._sometimes = timed
-    thread = next(one for one in enumerate_threads() if one.name == "ndd-watch" and one.ident)
-    its_clock = time.pthread_getcpuclockid(thread.ident or 0)
-    begin, used = time.perf_counter_ns(), time.clock_gettime_ns(its_clock)
+    begin = time.perf_counter_ns()
     while time.perf_counter_ns() - begin < USUAL_S * 1e9:
         loop.train(1)
-    used = time.clock_gettime_ns(its_clock) - used
-    return (spent[0] + used) / (time.perf_counter_ns() - begin)
+    return spent[0] / (time.perf_counter_ns() - begin)
 
 
 def _ends(loop: Loop, observer: Any, seconds: float) -> dict[int, float]:

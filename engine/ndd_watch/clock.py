@@ -67,7 +67,7 @@ def enter(phase: int) -> None:
     S[CURRENT] = phase
 
 
-def begin(thread: int, native: int) -> None:
+def begin(thread: int) -> None:
     """The training begins, on this thread."""
     t = now()
     S[LAST] = S[BEGUN] = t

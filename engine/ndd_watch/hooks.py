@@ -71,6 +71,7 @@ class Hooks:
         # How what is no probe is undone.
         self._undo: list[Callable[[], Any]] = []
         self.waits = Waits(steps, modules)
+        steps.rest = self.probes.rest
         # The iterator that the training reads.
         self._iterator = 0
         self.places = Places(own)
@@ -103,14 +104,16 @@ class Hooks:
         from torch.utils.data import dataloader
 
         iterator = dataloader._BaseDataLoaderIter
-        self._put(iterator.__next__, *self._next_hooks(), True, phase=DATA_WAIT)
-        self._put(dataloader.DataLoader.__iter__, *self.timed(DATA_WAIT), True)
-        self._put(torch.nn.Module.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False)
-        self._put(optimizers.Optimizer.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False)
+        self._put(iterator.__next__, *self._next_hooks(), True, phase=DATA_WAIT, rests=True)
+        self._put(dataloader.DataLoader.__iter__, *self.timed(DATA_WAIT), True, rests=True)
+        self._put(torch.nn.Module.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, rests=True)
+        self._put(
+            optimizers.Optimizer.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, rests=True
+        )
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False)
+            self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False, rests=True)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-        self._put(scaler.unscale_, *self.timed(CLIP), True)
+        self._put(scaler.unscale_, *self.timed(CLIP), True, rests=True)
         self._put(scaler.step, *self._scaler_hooks(), False)
         self._put(torch.save, self._saves(), self._leaves(TRAINER), True)
         self.modules.install(torch, self.probes)
@@ -127,8 +130,16 @@ class Hooks:
         self.probes.remove()
         self.modules.unwrap()
 
-    def _put(self, function: Any, begins: Any, ends: Any, always: bool, phase: int | None = None) -> None:
-        if not self.probes.put(function, begins, ends, always):
+    def _put(
+        self,
+        function: Any,
+        begins: Any,
+        ends: Any,
+        always: bool,
+        phase: int | None = None,
+        rests: bool = False,
+    ) -> None:
+        if not self.probes.put(function, begins, ends, always, rests):
             self.missing.append(getattr(function, "__qualname__", repr(function)))
         elif phase is not None:
             self.roots[function.__code__] = NAMES[phase]
@@ -488,7 +499,7 @@ def _takes_closure(optimizer: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     while function is not None:  # torch's own wrapper, and perhaps `torch.no_grad()`
         names = getattr(getattr(function, "__code__", None), "co_varnames", ())
         function = getattr(function, "__wrapped__", None)
-    return names[1:2] == (_CLOSURE,)
+    return bool(names[1:2] == (_CLOSURE,))
 
 
 def _subclasses(kind: type) -> list[type]:

@@ -130,7 +130,7 @@ class Observer:
                 recorder.put("unseen", functions=self.hooks.missing)
         self.recorder.resume()
         self._try()
-        clock.begin(get_ident(), threading.get_native_id())
+        clock.begin(get_ident())
         return True
 
     def _try(self) -> None:
@@ -150,9 +150,10 @@ class Observer:
         if (not self.steps.heard and not S[DONE]) or silent:
             # The first backward pass was somebody else's, or that thread does not train any more.
             S[ELSEWHERE] += self.steps.ends.stepped(id(optimizer))[0]
-            clock.begin(me, threading.get_native_id())
+            clock.begin(me)
             S[NATIVE] = threading.get_native_id()
             self.steps.skip = self.steps.stepping = 0
+            self.steps.time(me)
             del self.steps.phases[:]
             return
         ended, missed = self._others.setdefault(me, Ends()).stepped(id(optimizer))
@@ -277,8 +278,9 @@ class Observer:
         del steps.phases[:]
         self.modules.reset()
         # The hooks hold these two.
-        fresh = {**vars(Steps()), "phases": steps.phases, "has_optimizer": steps.has_optimizer}
-        vars(steps).update(fresh)
+        kept = {"phases": steps.phases, "has_optimizer": steps.has_optimizer, "rest": steps.rest}
+        vars(steps).update({**vars(Steps()), **kept})
+        steps.rest(False)
         self._wire()
 
 

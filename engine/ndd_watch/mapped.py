@@ -30,7 +30,7 @@ COLUMNS = 24
 # Indices of 64-bit integers. LAST: time of the last phase change. CURRENT: the current phase. TIMED: id of the thread
 # whose phases are timed; 0 in steps that are timed as a whole, -1 during an evaluation. BASE: the phase outside all
 # hooks. TRAINER: id of the thread that trains, and NATIVE its id in the system; 0 before the first backward pass. DONE:
-# steps that have ended; CORRECTION: to be added to them, as where a step ends may become clear later; ELSEWHERE: steps of
+# steps that have ended; CORRECTION: to be added to them, as it may become clear later where a step ends; ELSEWHERE: of
 # other threads. MICRO: micro-steps; SKIPPED: updates that a gradient scaler skipped. BEGUN: when the window began.
 # ROWS: rows so far; LINES: bytes of lines so far; DROPPED: lines that were too long.
 (

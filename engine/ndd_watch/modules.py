@@ -49,6 +49,8 @@ class Modules:
         # In a step that looks at a class for the first time: its id, and the length of its input.
         self._root: tuple[int, int | None] | None = None
         self._codes: set[int] = set()
+        # Hear calls of modules, or do not.
+        self._listen: Callable[[bool], None] = lambda on: None
         # Called with the first tensor that a model receives.
         self.received: Callable[[Any], None] | None = None
         # DistributedDataParallel, if this process exchanges data, and its modules.
@@ -63,15 +65,18 @@ class Modules:
         """Put the probes in place."""
         base = torch.nn.Module
         self._codes = probes.codes
-        probes.put(base.__call__, *self._call_hooks(), False)
+        if probes.put(base.__call__, *self._call_hooks(), False, True):
+            self._listen = probes.switch(base.__call__)
         probes.put(base.train, self._mode_hook(), None, False)
 
     def reset(self) -> None:
         """No module is being called: calls that ended with an exception were not heard."""
-        self._depth[0] = 0
+        if self._depth[0]:
+            self._depth[0] = 0
+            self._listen(True)
 
     def _call_hooks(self) -> tuple[Any, Any]:
-        steps, depth, grad_enabled = self._steps, self._depth, self._grad_enabled
+        steps, depth = self._steps, self._depth
 
         def begins(_probe: Any, zero: int) -> int:
             if S[TRAINER] != get_ident():
@@ -82,12 +87,12 @@ class Modules:
                     self._inner(sys._getframe(1))
                 return zero
             depth[0] = 1
-            if not S[TIMED] and grad_enabled():
-                return zero  # all that most of the short steps cost
             frame = sys._getframe(1)
             try:
                 if id(frame.f_code) in self._codes:
                     self._outermost(frame)
+                    if self._root is None:
+                        self._listen(False)  # calls within this one
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
             return zero
@@ -100,6 +105,8 @@ class Modules:
                 depth[0] = inside
                 return zero
             depth[0] = 0
+            if S[TIMED]:
+                self._listen(True)
             if FORWARD <= S[CURRENT] % WAITING <= LOSS and S[TIMED] > 0:
                 t = now()
                 row[S[CURRENT]] += t - S[LAST]
@@ -214,7 +221,7 @@ class Modules:
     def evaluation(self, on: bool) -> None:
         """The script begins or ends an evaluation; all of it belongs to one phase."""
         S[BASE] = EVALUATE if on else OTHER
-        S[TIMED] = -1 if on else S[TRAINER] * (not self._steps.skip)
+        self._steps.time(-1 if on else S[TRAINER] * (not self._steps.skip))
         enter(S[BASE])
 
     # In a trial.

@@ -39,17 +39,21 @@ class Probes:
     """The probes of this process."""
 
     def __init__(self) -> None:
+        # Those that are out in steps that are timed as a whole: see `rest`.
+        self._resting: list[tuple[Any, Any, Any]] = []
         # Functions, their code before, and ours.
         self._changed: list[tuple[Any, Any, Any]] = []
         # Ids of our code. While a compiler traces a function, a probe is called from the compiler's own code instead.
         self.codes: set[int] = set()
         self._kinds: list[type] = []
 
-    def put(self, function: Any, begins: Hook | None, ends: Hook | None, always: bool) -> bool:
+    def put(
+        self, function: Any, begins: Hook | None, ends: Hook | None, always: bool, rests: bool = False
+    ) -> bool:
         """Have begins and ends called in a function. Returns False if its source is not there, or is another one.
 
         always: ends is called also when the function raises an exception. A compiler of torch cannot trace all of such
-        code, so that this is for functions that it does not trace.
+        code, so that this is for functions that it does not trace. rests: see `rest`.
         """
         before = getattr(function, "__code__", None)
         if not isinstance(function, types.FunctionType) or before is None or before.co_flags & _GENERATORS:
@@ -60,20 +64,40 @@ class Probes:
         if made is None:
             return False
         self._changed.append((function, before, made))
+        if rests:
+            self._resting.append((function, before, made))
         self.codes.add(id(made))
         function.__code__ = made
         return True
 
     def has(self, function: Any) -> bool:
         """Whether a function has probes."""
-        return any(one is function and one.__code__ is ours for one, _, ours in self._changed)
+        return any(one is function for one, _, _ in self._changed)
 
     def remove(self) -> None:
         """Give all functions their code back, except those that somebody else has changed since."""
+        self._resting = []
         while self._changed:
             function, before, ours = self._changed.pop()
             if function.__code__ is ours:
                 function.__code__ = before
+
+    def rest(self, on: bool) -> None:
+        """Take the probes out that steps do not need that are timed as a whole, or put them back."""
+        for function, before, ours in self._resting:
+            now, then = (ours, before) if on else (before, ours)
+            if function.__code__ is now:
+                function.__code__ = then
+
+    def switch(self, function: Any) -> Callable[[bool], None]:
+        """Returns what takes the probes of this function out, or puts them back."""
+        before, ours = next(codes for one, *codes in self._changed if one is function)
+
+        def put(on: bool) -> None:
+            if function.__code__ is (before if on else ours):
+                function.__code__ = ours if on else before
+
+        return put
 
     def _probe(self, hook: Hook | None) -> Probe | None:
         if hook is None:

@@ -93,6 +93,8 @@ class Steps:
         # module looked like an evaluation.
         self.own_evaluation = False
         self._evaluated = -2
+        # Set by the hooks: takes those out that steps without phases do not need, or puts them back.
+        self.rest: Callable[[bool], None] = lambda on: None
         # Set by `install`: ends a window; learns from a step; called at the end of each step by a trial; called with
         # our own errors.
         self.window: Callable[[], None] = lambda: None
@@ -200,7 +202,7 @@ class Steps:
             if self.every > 1 and self.ends.only:
                 self.skip, self.usual_backwards = untimed(done + 1, self.every), self.backwards
                 if self.skip:
-                    S[TIMED] = 0
+                    self.time(0)
         row[:] = ZEROS
         S[DONE] = done + 1
         # Of several optimizers, each has backward passes of its own on the same batch.
@@ -227,7 +229,12 @@ class Steps:
     def _time_next(self) -> None:
         """The next step is timed by phase."""
         self.skip = 0
-        S[TIMED] = S[TRAINER]
+        self.time(S[TRAINER])
+
+    def time(self, thread: int) -> None:
+        """Time the phases of a thread; of none for 0, and as an evaluation for -1."""
+        S[TIMED] = thread
+        self.rest(not thread)
 
     def _sometimes(self, t: int) -> None:
         """What happens after some steps only."""
