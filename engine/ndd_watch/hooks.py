@@ -199,6 +199,9 @@ class Hooks:
         steps, waits, outer, codes = self.steps, self.waits, self._outer, self.probes.codes
 
         def begins(_probe: Any, zero: int) -> int:
+            if not S[TIMED] and S[BASE] == OTHER and S[TRAINER] == get_ident():
+                steps.backwards += 1  # all that most of the short steps cost
+                return zero
             frame = sys._getframe(1)
             if id(frame.f_code) not in codes:
                 return zero
@@ -357,6 +360,8 @@ class Hooks:
         steps, faking, codes = self.steps, self._looks.faking, self.probes.codes
 
         def begins(_probe: Any, zero: int) -> int:
+            if steps.skip > 1 and not S[TIMED] and S[BASE] == OTHER:
+                return zero
             frame = sys._getframe(1)
             if id(frame.f_code) not in codes:
                 return zero
@@ -402,12 +407,10 @@ class Hooks:
                     if S[TRAINER] and not faking():
                         self._elsewhere(optimizer)
                     return zero
-                if steps.stepping != key:
-                    return zero
-                steps.stepping = 0
                 if (
                     steps.skip > 1
                     and steps.ends.only == key
+                    and not steps.stepping
                     and S[CURRENT] == OTHER
                     and not (row[EVALUATE] or row[CHECKPOINT])
                 ):
@@ -421,6 +424,10 @@ class Hooks:
                     steps.skip -= 1
                     S[DONE] = done + 1
                     return zero
+                # In steps that are timed as a whole, the begin was not noted.
+                if steps.stepping != key and (steps.stepping or S[TIMED] or faking()):
+                    return zero
+                steps.stepping = 0
                 if S[BASE] == EVALUATE:
                     self.modules.evaluation(False)
                 t = now()
