@@ -29,6 +29,22 @@ def skip_ours() -> None:
                     skip(code)
 
 
+@contextlib.contextmanager
+def without_compiler() -> Iterator[None]:
+    """Have torch's compiler leave functions of Python's library alone that ours call meanwhile."""
+    frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
+    before: Any = None
+    switched = False
+    with contextlib.suppress(Exception):
+        before = frames.set_eval_frame(None)
+        switched = True
+    try:
+        yield
+    finally:
+        if switched:
+            frames.set_eval_frame(before)
+
+
 def _skip() -> Any:
     """torch's function that has a code object skipped; None if this torch has none."""
     with contextlib.suppress(Exception):
@@ -49,6 +65,7 @@ def _codes(values: dict[str, Any], module: str) -> Iterator[Any]:
             value = value.__func__
         if isinstance(value, property):
             value = value.fget
+        value = getattr(value, "__wrapped__", value) if module else value
         if isinstance(value, type):
             if value.__module__ == module:
                 yield from _codes(dict(vars(value)), module)

@@ -10,6 +10,7 @@ import sys
 from threading import get_ident
 from typing import Any, Callable
 
+from . import monitor
 from .clock import (
     BACKWARD,
     BASE,
@@ -87,7 +88,7 @@ class Hooks:
     # In and out.
 
     def install(self, torch: Any) -> None:
-        """Hook what is needed before the first backward pass."""
+        """Hook torch. Most probes rest until this process trains."""
         from torch.optim import optimizer as optimizers
         from torch.utils.data import dataloader
 
@@ -97,9 +98,10 @@ class Hooks:
         self._step_hooks = self._optimizer_hooks()
         for kind in _subclasses(optimizers.Optimizer):
             self._hook_steps(kind)
+        self._install_rest(torch)
+        self.probes.rest(True)
 
-    def install_rest(self, torch: Any) -> None:
-        """Hook the rest, once this process trains."""
+    def _install_rest(self, torch: Any) -> None:
         from torch.optim import optimizer as optimizers
         from torch.utils.data import dataloader
 
@@ -182,7 +184,10 @@ class Hooks:
                 row[S[CURRENT]] += t - S[LAST]
                 S[LAST] = t
                 # In a closure, what is neither of these is the script's own code.
-                last = outer.pop()
+                try:
+                    last = outer.pop()
+                except IndexError:  # a signal handler of the script has ended a step meanwhile
+                    last = OTHER
                 S[CURRENT] = OTHER if last == OPTIMIZER and steps.closure else last
                 if after is not None:
                     try:
@@ -235,7 +240,10 @@ class Hooks:
         def ends(_probe: Any, zero: int) -> int:
             if S[TIMED] != get_ident() or not outer or S[CURRENT] % WAITING != BACKWARD:
                 return zero
-            last = outer.pop()
+            try:
+                last = outer.pop()
+            except IndexError:  # as above
+                last = OTHER
             if last == BACKWARD:
                 return zero
             t = now()
@@ -375,7 +383,8 @@ class Hooks:
                 if S[BASE] == EVALUATE and not faking():
                     self.modules.evaluation(False)
                 if steps.stepping:
-                    if steps.stepping != id(optimizer):  # one optimizer may call another
+                    # One optimizer may call another.
+                    if steps.stepping != id(optimizer) and self._within_step(frame.f_back):
                         return zero
                     if S[TIMED]:  # its last step failed, and the script went on
                         enter(steps.outer)
@@ -451,6 +460,14 @@ class Hooks:
 
         return begins, ended
 
+    def _within_step(self, frame: Any) -> bool:
+        """Whether a frame is called by a step of an optimizer, however indirectly."""
+        while frame is not None:
+            if frame.f_code.co_name == "wrapper" and id(frame.f_code) in self.probes.codes:
+                return True
+            frame = frame.f_back
+        return False
+
     def _scaler_hooks(self) -> tuple[Any, Any]:
         steps, codes, before = self.steps, self.probes.codes, [0]
 
@@ -477,22 +494,20 @@ class Hooks:
     def promote(self, code: Any, names: dict[str, Any]) -> bool:
         """Count a function that makes batches as waiting for data; returns whether that is possible.
 
-        names: its globals. A generator that exists can be timed from Python 3.12 on.
+        names: its globals. From Python 3.12 on nothing is changed for that; before, its code, but not of a generator.
         """
+        end = monitor.watch(code)
+        if end is not None:
+            self._undo.append(end)
+            self.roots[code] = NAMES[DATA_WAIT]
+            return True
         function: Any = names.get(code.co_name)
         if getattr(function, "__code__", None) is code and self.probes.put(
             function, *self.timed(DATA_WAIT), True
         ):
             self.roots[function.__code__] = NAMES[DATA_WAIT]
             return True
-        from . import monitor
-
-        end = monitor.watch(code)
-        if end is None:
-            return False
-        self._undo.append(end)
-        self.roots[code] = NAMES[DATA_WAIT]
-        return True
+        return False
 
 
 def _takes_closure(optimizer: Any, args: Any, kwargs: dict[str, Any]) -> bool:

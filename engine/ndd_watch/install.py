@@ -11,7 +11,7 @@ from typing import Any
 
 from . import clock, trying
 from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
-from .compilers import skip_ours
+from .compilers import skip_ours, without_compiler
 from .ends import Ends
 from .events import make_way
 from .frameworks import Frameworks
@@ -107,10 +107,13 @@ class Observer:
         """This process trains on this thread. Returns False if it cannot be observed."""
         if self._stopped:
             return False
+        with without_compiler():
+            return self._begin()
+
+    def _begin(self) -> bool:
         here = place(self._torch)
         if not self._armed:
             self._armed = True
-            self.hooks.install_rest(self._torch)
             if here["exchanges"]:
                 self.hooks.install_waits(self._torch)
             skip_ours()
@@ -131,6 +134,7 @@ class Observer:
         self.recorder.resume()
         self._try()
         clock.begin(get_ident())
+        self.steps.time(get_ident())
         return True
 
     def _try(self) -> None:
@@ -280,7 +284,6 @@ class Observer:
         # The hooks hold these two.
         kept = {"phases": steps.phases, "has_optimizer": steps.has_optimizer, "rest": steps.rest}
         vars(steps).update({**vars(Steps()), **kept})
-        steps.rest(False)
         self._wire()
 
 

@@ -20,14 +20,16 @@ def watch(code: Any) -> Callable[[], None] | None:
 
     def entered(_code: Any, _offset: int) -> None:
         nonlocal outer
-        if S[TIMED] == get_ident() and outer < 0:
+        # If it ended with an exception, that was not heard.
+        if S[TIMED] == get_ident() and (outer < 0 or S[CURRENT] != DATA_WAIT):
             outer = S[CURRENT]
             enter(DATA_WAIT)
 
     def left(_code: Any, _offset: int, _value: Any) -> None:
         nonlocal outer
-        if outer >= 0:
-            enter(outer)
+        if outer >= 0 and S[TIMED] == get_ident():
+            if S[CURRENT] == DATA_WAIT:
+                enter(outer)
             outer = -1
 
     events = monitoring.events

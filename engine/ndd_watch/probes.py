@@ -16,9 +16,11 @@ import inspect
 import sys
 import tokenize
 import types
+import weakref
 from collections.abc import Iterator
-from textwrap import dedent
 from typing import Any, Callable
+
+from .events import profiled
 
 Hook = Callable[[Any, int], int]
 _BEGIN, _END = "ndd: begins", "ndd: ends"
@@ -40,9 +42,9 @@ class Probes:
 
     def __init__(self) -> None:
         # Those that are out in steps that are timed as a whole: see `rest`.
-        self._resting: list[tuple[Any, Any, Any]] = []
+        self._resting: list[tuple[weakref.ref[Any], Any, Any]] = []
         # Functions, their code before, and ours.
-        self._changed: list[tuple[Any, Any, Any]] = []
+        self._changed: list[tuple[weakref.ref[Any], Any, Any]] = []
         # Ids of our code. While a compiler traces a function, a probe is called from the compiler's own code instead.
         self.codes: set[int] = set()
         self._kinds: list[type] = []
@@ -63,37 +65,47 @@ class Probes:
         made = _with_probes(before, qualified, imported, self._probe(begins), self._probe(ends), always)
         if made is None:
             return False
-        self._changed.append((function, before, made))
+        known = weakref.ref(function), before, made
+        self._changed.append(known)
         if rests:
-            self._resting.append((function, before, made))
+            self._resting.append(known)
         self.codes.add(id(made))
         function.__code__ = made
         return True
 
     def has(self, function: Any) -> bool:
         """Whether a function has probes."""
-        return any(one is function for one, _, _ in self._changed)
+        return any(one() is function for one, _, _ in self._changed)
 
     def remove(self) -> None:
         """Give all functions their code back, except those that somebody else has changed since."""
         self._resting = []
         while self._changed:
-            function, before, ours = self._changed.pop()
-            if function.__code__ is ours:
+            known, before, ours = self._changed.pop()
+            function = known()
+            if function is not None and function.__code__ is ours:
                 function.__code__ = before
 
     def rest(self, on: bool) -> None:
-        """Take the probes out that steps do not need that are timed as a whole, or put them back."""
-        for function, before, ours in self._resting:
+        """Take the probes out that steps do not need that are timed as a whole, or put them back.
+
+        A profiler of the script would count the two forms of a function apart, so nothing changes under one.
+        """
+        if on and profiled():
+            return
+        for known, before, ours in self._resting:
             now, then = (ours, before) if on else (before, ours)
-            if function.__code__ is now:
+            function = known()
+            if function is not None and function.__code__ is now:
                 function.__code__ = then
 
     def switch(self, function: Any) -> Callable[[bool], None]:
         """Returns what takes the probes of this function out, or puts them back."""
-        before, ours = next(codes for one, *codes in self._changed if one is function)
+        before, ours = next(codes for one, *codes in self._changed if one() is function)
 
         def put(on: bool) -> None:
+            if not on and profiled():
+                return
             if function.__code__ is (before if on else ours):
                 function.__code__ = ours if on else before
 
@@ -157,7 +169,13 @@ def _compiled(code: Any, qualified: str, imported: list[str], begins: bool, ends
     """The code compiled anew from its source. Raises OSError, SyntaxError, ValueError or LookupError."""
     with tokenize.open(code.co_filename) as file:
         lines = file.readlines()[code.co_firstlineno - 1 :]
-    tree = ast.parse(dedent("".join(inspect.getblock(lines))))
+    block = inspect.getblock(lines)
+    # Inside another block, so that columns stay: tracebacks show them.
+    inside = block[0][:1].isspace()
+    tree: Any = ast.parse("".join([*["if 1:\n"] * inside, *block]))
+    if inside:
+        ast.increment_lineno(tree, -1)
+        tree = ast.Module(tree.body[0].body, [])
     function: Any = tree.body[0]
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or len(tree.body) != 1:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import socket
 import sys
 import threading
@@ -58,9 +59,15 @@ class Recorder:
         memory.put(kind, body)
 
     def resume(self) -> None:
-        """Observe garbage collections."""
+        """Observe garbage collections, unless the script has a handler of signals.
+
+        An exception that a handler raises while a callback of the collector runs is lost.
+        """
         self.paused = False
-        if self._collected not in gc.callbacks:
+        if _handles_signals():
+            if self._collected in gc.callbacks:
+                gc.callbacks.remove(self._collected)
+        elif self._collected not in gc.callbacks:
             gc.callbacks.append(self._collected)
 
     def pause(self) -> None:
@@ -75,6 +82,7 @@ class Recorder:
         if not self._described and steps.device is not None:
             self._described = True
             self._describe()
+        self.resume()
         wall, rest = clock.take()
         loss, steps.loss = steps.loss, None
         shape, steps.shape = steps.shape, None
@@ -123,6 +131,7 @@ class Recorder:
             if not self.paused and S[TRAINER] == threading.get_ident():
                 self._steps.finish()
                 self.window()
+            self.pause()
             self.put("end", step=S[DONE] + S[CORRECTION], status=self._status[0], reason=self._status[1])
 
     def fail(self, reason: str) -> None:
@@ -151,6 +160,12 @@ class Recorder:
             spent, self._gc_began = time.perf_counter_ns() - self._gc_began, 0
             total, count, longest = self._pauses
             self._pauses = [total + spent, count + 1, max(longest, spent)]
+
+
+def _handles_signals() -> bool:
+    """Whether functions of Python handle signals; the usual one for Ctrl-C is none of them."""
+    usual = signal.Handlers, type(signal.default_int_handler), type(None)
+    return any(not isinstance(signal.getsignal(number), usual) for number in signal.valid_signals())
 
 
 def reason_of(error: Any) -> str:

@@ -83,6 +83,7 @@ class Steps:
         # Phases around the current one, and steps of optimizers that were heard.
         self.phases: list[int] = []
         self.heard = self._silent = 0
+        self._heard_zeroed = 0
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.every, self.skip, self.usual_backwards = 1, 0, 1
         # Backward passes happen within others, as of checkpointed activations. Only steps that are timed by phase tell
@@ -133,30 +134,38 @@ class Steps:
         """An exception in a hook: it ends the observation if it is ours, and goes on if it is the script's."""
         if not ours(error):
             raise error
-        self.give_up(error)
+        # Near a limit of the script, such an error is no defect: it costs one figure.
+        if not isinstance(error, (RecursionError, MemoryError)):
+            self.give_up(error)
 
     def ended_backward(self) -> None:
         """A backward pass has ended, and nothing else is known to end the steps."""
         self._all_backwards += 1
-        if self.has_optimizer and self._all_backwards < SILENT_BACKWARDS:
-            return
-        if self._all_backwards > FEW_BACKWARDS:
+        few = SILENT_BACKWARDS if self.has_optimizer else FEW_BACKWARDS
+        if self._all_backwards == few + 1:
+            S[CORRECTION] += few
+        if self._all_backwards > few:
             self.end(now())
 
     def zeroed(self) -> None:
         """Gradients were zeroed. Where no optimizer is heard, as there is none or it is compiled, this ends a step."""
-        if self.heard or self.stepping or not self.backwards:
+        heard = self.heard + S[DONE]
+        if self.stepping or not self.backwards:
             return
-        if not self.has_optimizer or self._silent >= FEW_ZEROED:
+        if not self.has_optimizer or (self._silent >= FEW_ZEROED and heard == self._heard_zeroed):
             self.ends_known = True
             self.end(now())
+            self._heard_zeroed = self.heard + S[DONE]
             return
+        if heard != self._heard_zeroed:  # an optimizer was heard since
+            self._heard_zeroed, self._silent = heard, 0
         self._silent += 1
         self.backwards = 0
         if self._silent == FEW_ZEROED:  # it is no part of a first step that an optimizer ends
             self.ends_known = True
             S[CORRECTION] += FEW_ZEROED - 1
             self.end(now())
+            self._heard_zeroed = self.heard + S[DONE]
 
     def stepped(self, key: int, t: int) -> None:
         """An optimizer has stepped, or skipped a step because of infinite gradients. t: when, on the clock."""
@@ -169,10 +178,12 @@ class Steps:
 
     def finish(self) -> None:
         """Training has ended: without an optimizer, nothing else ends the last step."""
-        if self.backwards and not self.heard:
-            self.end(now())
         if not self.heard and self._silent < FEW_ZEROED:
             S[CORRECTION] += self._silent
+        if not self.heard and not self.ends_known and self._all_backwards <= FEW_BACKWARDS:
+            S[CORRECTION] += max(self._all_backwards - self._silent, 0)
+        elif self.backwards and not self.heard:
+            self.end(now())
         S[CORRECTION] += self.ends.finished()
 
     def end(self, t: int) -> None:

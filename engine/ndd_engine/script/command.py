@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
+from ndd_engine.inherited import was_given
 from ndd_engine.text import printable
 
 PYTHON = re.compile(r"python[0-9.]*(\.exe)?")
@@ -25,6 +26,8 @@ KEEPS_OUT = {
     "S": "Python does not import sitecustomize with -S",
 }
 _UNFIT = re.compile(r"[^A-Za-z0-9._]+")
+# Variables that Python or this program set for themselves.
+OWN = ("LC_CTYPE", "TEXTUAL_FPS", "ESCDELAY")
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed"})
 
 
@@ -127,19 +130,10 @@ def title_of(words: Sequence[str]) -> str:
 def environment(records: Path, site: Path, base: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of the command. records: folder of the observer's records; site: its way in."""
     found = dict(os.environ if base is None else base)
-    if "LC_CTYPE" in found and not _was_given(b"LC_CTYPE"):  # Python has set it
-        del found["LC_CTYPE"]
+    for name in OWN:
+        if name in found and not was_given(name):
+            del found[name]
     before = found.get("PYTHONPATH")
     found["PYTHONPATH"] = f"{site}{os.pathsep}{before}" if before else str(site)
     found["NDD_WATCH"] = str(records)
     return found
-
-
-def _was_given(name: bytes) -> bool:
-    """Whether a variable was in the environment of this process when it began."""
-    try:
-        return any(
-            item.partition(b"=")[0] == name for item in Path("/proc/self/environ").read_bytes().split(b"\0")
-        )
-    except OSError:
-        return True

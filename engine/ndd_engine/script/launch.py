@@ -20,6 +20,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ndd_engine import inherited
+
 from .command import Command
 
 _SHIM = str(Path(__file__).with_name("shim.py"))
@@ -29,17 +31,9 @@ CHUNK = 1 << 16
 LAST_WORDS_S = 1.0
 
 
-# Signals that this program ignored when it began, as under nohup: so does what it starts. Python ignores others itself.
-_IGNORED = tuple(
-    int(number)
-    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
-    if signal.getsignal(number) == signal.SIG_IGN
-)
-
-
 def becoming(words: Sequence[str], parent: int, terminal: str = "streams") -> list[str]:
     """A command that becomes another one as a shell would start it. parent, terminal: see `shim`."""
-    ignored = ",".join(map(str, _IGNORED))
+    ignored = ",".join(map(str, inherited.ignored()))
     return [sys.executable, "-I", "-S", _SHIM, str(parent), terminal, ignored, *words]
 
 

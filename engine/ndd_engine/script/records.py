@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from operator import add
 from pathlib import Path
@@ -104,6 +103,8 @@ class Process:
         self._step = self._shown = self._micro = self._began_ns = 0
         self.damaged = 0
         self._over = False
+        # Unix time of the last line.
+        self._t = 0.0
 
     @property
     def steps(self) -> int:
@@ -146,7 +147,9 @@ class Process:
             line = decoded(text)
             if line is None:
                 self.damaged += 1
-            elif line["type"] != "steps":
+                continue
+            self._t = float(line["t"])
+            if line["type"] != "steps":
                 if line["type"] == "end":
                     yield from self._rest()
                     self._over = True
@@ -171,7 +174,7 @@ class Process:
             lengths = reader.lengths(self._step, done)
             wall = sum(length >> 1 for length in lengths)
             line = {
-                "v": VERSION, "type": "steps", "t": time.time(), "step": done, "correction": correction,
+                "v": VERSION, "type": "steps", "t": self._t, "step": done, "correction": correction,
                 "micro_steps": max(reader.value(mapped.MICRO) - self._micro, 0), "wall_ns": wall,
                 "rest": [0] * len(NAMES), "loss": None, "lr": None, "shape": None, "gc_ns": None, "gc_count": None,
                 "gc_max_ns": None, "skipped_updates": reader.value(mapped.SKIPPED),

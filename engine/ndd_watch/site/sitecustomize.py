@@ -74,7 +74,7 @@ def _load(here, torch):
     from importlib.util import module_from_spec, spec_from_file_location
 
     # Somebody's own file may have the name.
-    if not (hasattr(torch, "_C") and hasattr(torch, "autograd") and hasattr(torch, "__path__")):
+    if not {"_C", "autograd", "__path__"} <= set(vars(torch)):
         return
     folder = os.path.dirname(here)
     name = "_ndd_watch"

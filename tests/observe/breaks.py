@@ -1,0 +1,139 @@
+"""Makes each function of the observer fail that a hook can reach, in a fork of an observed process, and trains there.
+
+Prints one JSON object a line: the function, whether it was reached, the loss, the number of steps and the output. It
+finds the functions by itself, so that a new one is tried as well. Arguments: from which call on they fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+# Of trials, and functions that hold the guard themselves: what they raise has nobody to go to but the script.
+ELSEWHERE = ("trying", "changes", "caching", "guard")
+ENTRIES = {
+    "Observer.heard",
+    "Observer.forked",
+    "Observer.ended",
+    "Observer.give_up",
+    "Steps.failed",
+    "Recorder._collected",
+}
+RAISE = """
+def {name}(*args, **kwargs):
+    _planted.append(1)
+    if len(_planted) < {call}:
+        return _original(*args, **kwargs)
+    raise RuntimeError("planted")
+"""
+
+
+def get_batch(x: Any, y: Any, step: int) -> Any:
+    return x[step % 8 :: 8], y[step % 8 :: 8]
+
+
+def train() -> tuple[str, int]:
+    """A loop that reaches most hooks: own batches, then a loader, an evaluation, clipping, a scaler, and saving."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu")
+    x = torch.randn(64, 8)
+    y = x.sum(1, keepdim=True)
+    count = 0
+
+    def step(a: Any, b: Any) -> Any:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(a), b)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    for number in range(20):
+        loss = step(*get_batch(x, y, number))
+        count += 1
+    for a, b in DataLoader(TensorDataset(x, y), batch_size=8):
+        loss = step(a, b)
+        count += 1
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    model.train()
+    optimizer.zero_grad()
+    scaler.scale(nn.functional.mse_loss(model(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    count += 1
+    torch.save(model.state_dict(), io.BytesIO())
+    return float(loss.detach()).hex(), count
+
+
+def functions() -> Iterator[tuple[str, Any]]:
+    """All functions of the observer, by name."""
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("_ndd_watch.") and name.rpartition(".")[2] not in ELSEWHERE:
+            for value in list(vars(module).values()):
+                if isinstance(value, type) and value.__module__ == name:
+                    for inner in vars(value).values():
+                        inner = getattr(inner, "__func__", getattr(inner, "fget", inner))
+                        if isinstance(inner, types.FunctionType) and inner.__module__ == name:
+                            yield f"{name}:{inner.__qualname__}", inner
+                elif isinstance(value, types.FunctionType) and value.__module__ == name:
+                    yield f"{name}:{value.__qualname__}", value
+
+
+def plant(function: Any, call: int) -> list[int]:
+    """Have a function raise from this call on; the list grows with each call."""
+    names, planted = function.__globals__, []
+    code = function.__code__
+    original = types.FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
+    original.__kwdefaults__ = function.__kwdefaults__
+    made: dict[str, Any] = {}
+    exec(compile(RAISE.format(name="raises", call=call), code.co_filename, "exec"), made)
+    names["_planted"], names["_original"] = planted, original
+    function.__code__ = made["raises"].__code__.replace(co_freevars=code.co_freevars)
+    function.__defaults__ = function.__kwdefaults__ = None
+    return planted
+
+
+def main() -> None:
+    for name, function in [("", None), *functions()]:
+        if name.partition(":")[2] in ENTRIES:
+            continue
+        for call in map(int, sys.argv[1:]) if function is not None else (0,):
+            read, write = os.pipe()
+            if not os.fork():
+                os.close(read)
+                planted = plant(function, call) if function is not None else []
+                with contextlib.redirect_stderr(io.StringIO()) as errors:
+                    try:
+                        loss, steps = train()
+                    except BaseException as error:  # noqa: BLE001
+                        loss, steps = f"{type(error).__name__}: {error}", -1
+                told = {
+                    "function": name, "call": call, "hit": len(planted) >= call > 0, "loss": loss, "steps": steps,
+                    "errors": errors.getvalue(),
+                }  # fmt: skip
+                os.write(write, json.dumps(told).encode())
+                os._exit(0)
+            os.close(write)
+            with os.fdopen(read) as file:
+                print(file.read() or json.dumps({"function": name, "died": True}), flush=True)
+            os.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""`python -m tests.same [NAME…]`: run cases bare and observed, and tell whether they are the same."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.same.cases import Case, differences, lacks, parse, run_case
+
+
+def chosen(cases: list[Case], names: list[str]) -> list[Case]:
+    """The cases of these names or kinds; all without one. Raises ValueError."""
+    known = {word for case in cases for word in (case.name, case.kind, str(case))}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"there is no case {', '.join(unknown)}")
+    return [case for case in cases if not names or {case.name, case.kind, str(case)} & set(names)]
+
+
+def main() -> int:
+    """Returns 0 if all are the same, 1 otherwise."""
+    parser = argparse.ArgumentParser(prog="python -m tests.same", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="cases or kinds (default: all)")
+    parser.add_argument("--python", default=sys.executable, help="of the scripts (default: this one)")
+    parser.add_argument(
+        "--bare", action="store_true", help="compare two bare runs: is the case itself the same?"
+    )
+    parser.add_argument("--folder", type=Path, help="where the cases are (default: this folder)")
+    given = parser.parse_args()
+    given.python = os.path.abspath(given.python)  # noqa: PTH100  a link to another Python stays one
+    cases = parse(given.folder) if given.folder else parse()
+    try:
+        cases = chosen(cases, given.names)
+    except ValueError as error:
+        parser.error(str(error))
+    same = skipped = 0
+    for case in cases:
+        if reason := lacks(case, given.python):
+            print("skipped  ", case, f"({reason})", flush=True)
+            skipped += 1
+            continue
+        with tempfile.TemporaryDirectory(prefix="same-") as folder:
+            bare = run_case(case, False, Path(folder), given.python)
+            other = run_case(case, not given.bare, Path(folder), given.python)
+        found = differences(case, bare, other)
+        if given.bare:
+            found = [line for line in found if not line.startswith("steps: ")]
+        same += not found
+        indented = (f"\n            {line}" for line in found)
+        print("DIFFERENT" if found else "same     ", f"{case}{''.join(indented)}", flush=True)
+    print(f"{same} of {len(cases) - skipped} are the same" + (f", {skipped} skipped" if skipped else ""))
+    return int(same + skipped < len(cases))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Each case does the same whether it is observed or not. One of each kind runs by default, the others are slow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.same.cases import Case, Result, differences, lacks, parse, run_case, split, told
+
+CASES = parse()
+# By default, besides the first case of each kind.
+OFTEN = {"two_optimizers_late", "closures_of_lbfgs", "becomes_itself_again"}
+
+
+def _marked(cases: list[Case]) -> list[object]:
+    found: list[object] = []
+    kinds: set[str] = set()
+    for case in cases:
+        often = case.kind not in kinds or case.name in OFTEN
+        kinds.add(case.kind)
+        found.append(pytest.param(case, id=str(case), marks=() if often else (pytest.mark.slow,)))
+    return found
+
+
+@pytest.mark.parametrize("case", _marked(CASES))
+def test_it_is_the_same(case: Case, tmp_path: Path) -> None:
+    if reason := lacks(case):
+        pytest.skip(reason)
+    bare, observed = (run_case(case, one, tmp_path) for one in (False, True))
+    assert differences(case, bare, observed) == []
+
+
+def test_there_are_enough_cases_of_each_kind() -> None:
+    kinds = [case.kind for case in CASES]
+    assert len(set(kinds)) == 12
+    assert len(kinds) >= 125
+    assert min(map(kinds.count, kinds)) >= 9
+
+
+def test_the_lines_of_the_console_are_told_from_those_of_the_script() -> None:
+    errors = (
+        "done: mine\nwarning\nfailed: status 1\n1,200 optimizer steps in 2 s; last loss 3\nrecord: /r/a\n"
+    )
+    theirs, ours = split(errors, Path("/r"))
+    assert theirs == ["done: mine", "warning"]
+    assert told(ours) == 1200
+
+
+def test_every_difference_is_found() -> None:
+    case = Case("kind", "name", "RUN python train.py", {})
+    bare = Result(0, "STEPS 5\n", ["warning"], {"a": "1"})
+    assert (
+        differences(case, bare, Result(0, "STEPS 5\n", ["warning"], {"a": "1"}, ["done: after 5 steps"]))
+        == []
+    )
+    other = Result(1, "STEPS 6\n", ["error"], {"b": "1"}, ["done: the command ended after 6 steps"])
+    assert [line.partition(":")[0] for line in differences(case, bare, other)] == [
+        "exit status",
+        "output",
+        "standard error has also",
+        "standard error lacks",
+        "files",
+        "steps",
+    ]
