@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._dynamo  # once, instead of in each fork
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

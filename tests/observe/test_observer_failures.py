@@ -38,31 +38,6 @@ def test_an_error_in_any_function_that_a_hook_reaches_never_reaches_the_script(
     assert not wrong
 
 
-@pytest.mark.parametrize("moment", range(1, 12))
-def test_a_timeout_of_the_script_during_a_hook_is_not_lost(tmp_path: Path, moment: int) -> None:
-    code = """
-import signal, sys
-from common import *
-class Timeout(Exception): pass
-def handler(number, frame): raise Timeout
-signal.signal(signal.SIGALRM, handler)
-def get_batch(): return torch.randn(4, 8)
-model = net()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-caught = 0
-for step in range(300):
-    try:
-        signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]) * 1e-5)
-        while True:
-            optimizer.zero_grad(); model(get_batch()).sum().backward(); optimizer.step()
-    except Timeout:
-        caught += 1
-print("CAUGHT", caught)
-"""
-    ran = run(tmp_path, "-c", code, str(moment * 7), NDD_WATCH_PROFILE_S="0.001")
-    assert ran.status == 0 and ran.word("CAUGHT") == "300", ran.errors
-
-
 COUNTS = """
 import os, sys
 from common import *
