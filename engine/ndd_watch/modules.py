@@ -84,7 +84,10 @@ class Modules:
             if depth[0]:
                 depth[0] += 1
                 if self._root is not None:
-                    self._inner(sys._getframe(1))
+                    try:
+                        self._inner(sys._getframe(1))
+                    except Exception as error:  # noqa: BLE001
+                        steps.failed(error)
                 return zero
             depth[0] = 1
             frame = sys._getframe(1)
