@@ -22,7 +22,7 @@ PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
 # Both ends of the range in pyproject.toml.
 TEXTUAL_RANGE ?= 6.0.0 8.2.8
 
-.PHONY: run test test-slow test-textual test-extras lint docs dist bench faults gpu hostile screenshots clean
+.PHONY: run test test-all test-slow test-textual test-extras lint docs dist bench faults gpu hostile screenshots clean
 
 # In the background, so that a SIGTERM that only make receives reaches the program; a signal ends wait, not the program.
 run: $(VENV)/.run
@@ -34,6 +34,8 @@ run: $(VENV)/.run
 
 test: lint docs
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-all: test test-slow
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 1800

@@ -3,24 +3,30 @@
 Standard library and the script's own torch only; Python 3.9 and later, torch 2.1 and later. `site/sitecustomize.py`
 loads this folder by its path as the package `_ndd_watch`, so that nothing of ours is on the script's `sys.path`.
 
-    site      the way in: found through PYTHONPATH
-    install   hooks torch once it is imported; a process is watched from its first backward pass on
-    clock     the phase clock
-    steps     finds where a step ends
-    hooks     the hooks on torch
-    waits     where a rank waits for others, and what it tells of its steps
-    monitor   times generators, on Python 3.12 and later
-    places    where in the script loaders and optimizers are made
-    modules   hooks of the modules that the script calls
-    own       which code is the script's own
-    census    learns what a step calls
-    profiler  profiles one step; the engine's own runs use it, too
+    site        the way in: found through PYTHONPATH
+    install     hooks torch once it is imported; a process is watched from its first backward pass on
+    mapped      the memory that others read: counters, rows of steps, lines
+    phases      the phases of a step, by index
+    clock       the phase clock
+    probes      operations of ours inside functions of torch
+    compilers   keeps torch's compiler out of our functions
+    hooks       the hooks on torch
+    modules     calls of modules: forward passes and evaluations
+    waits       where a rank waits for others
+    steps       counts steps; ends: which step of an optimizer ends one
+    looks       looks at tensors without running code of the script
+    guard       tells our exceptions from the script's
+    places      where in the script loaders and optimizers are made
+    own         which code is the script's own
+    learning    learns where batches come from; events: what functions return
+    profiler    profiles one step; the engine's own runs use it, too; calls: how from Python 3.12 on
+    monitor     times a function without a change to it, from Python 3.12 on
     frameworks  what Hugging Face's Trainer and Lightning know of a run
-    changes   what a trial can change from outside
-    trying    a process of a trial
-    outside   what the script writes outside its working directory
-    process   what Linux knows of the process
-    record    writes one JSON file per process
+    changes     what a trial can change from outside; caching: one of them
+    trying      a process of a trial
+    outside     what the script writes outside its working directory
+    process     what Linux knows of the process
+    record      what is told
 """
 
 from pathlib import Path
