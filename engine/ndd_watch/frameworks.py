@@ -12,7 +12,7 @@ import sys
 from functools import wraps
 from typing import Any, Callable
 
-from .guard import ours
+from .guard import Dropped, ours
 from .probes import Probes
 
 Put = Callable[..., None]
@@ -21,6 +21,8 @@ _TRANSFORMERS = "transformers.trainer_callback"
 _LIGHTNING = ("lightning.pytorch.trainer.call", "pytorch_lightning.trainer.call")
 # As many epochs mean that the steps end the training.
 _ENDLESS = 1 << 31
+# Packages whose tensors and numbers are read.
+_NUMBERS = ("torch", "numpy")
 # Speeds and counters that Hugging Face's Trainer adds to metrics.
 _NOT_METRICS = ("_runtime", "_per_second", "_preparation_time", "_jit_compilation_time")
 
@@ -73,7 +75,7 @@ def _safe(hook: Callable[..., None]) -> Hook:
 
     @wraps(hook)
     def call(*given: Any, **more: Any) -> None:
-        with contextlib.suppress(Exception):
+        with Dropped():
             hook(*given, **more)
 
     return call
@@ -83,7 +85,9 @@ def numbers(found: Any) -> dict[str, float]:
     """The values that are finite numbers, by name."""
     values: dict[str, float] = {}
     for name, value in dict(found or {}).items():
-        with contextlib.suppress(Exception):
+        if not isinstance(value, (int, float)) and type(value).__module__.partition(".")[0] not in _NUMBERS:
+            continue  # its conversion could be code of the script
+        with Dropped():
             number = float(value)
             if number == number and abs(number) != float("inf"):
                 values[str(name)] = number

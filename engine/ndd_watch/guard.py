@@ -34,3 +34,13 @@ def ours(error: BaseException) -> bool:
     if name.startswith((_OURS, "<frozen ")):
         return True
     return "-packages" + _CALLED[0] in name or (name.startswith(_CALLED[1]) and "-packages" not in name)
+
+
+class Dropped:
+    """A context that drops our own errors, and lets those of the script go on."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        return error is not None and ours(error)

@@ -15,7 +15,7 @@ from .compilers import skip_ours, without_compiler
 from .ends import Ends
 from .events import make_way
 from .frameworks import Frameworks
-from .guard import ours
+from .guard import Dropped, ours
 from .hooks import Hooks
 from .learning import Learning
 from .looks import Looks
@@ -98,7 +98,7 @@ class Observer:
         if study == "learn":
             self.learning.deaf()
         elif study == "profile":
-            with contextlib.suppress(Exception):
+            with Dropped():
                 self.profiler.end()
         if self.recorder is not None:
             self.recorder.pause()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 
+from .guard import Dropped
+
 _PR_SET_PTRACER = 0x59616D61
 
 
@@ -13,7 +15,7 @@ def let_read(tracer: str) -> None:
 
     It is set where the console has found py-spy. It replaces another choice of the script, which cannot be read.
     """
-    with contextlib.suppress(Exception):
+    with Dropped():
         with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
             if file.read().strip() != "1" or not tracer.isdigit():
                 return

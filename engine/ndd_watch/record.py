@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
@@ -14,6 +13,7 @@ from typing import Any, Callable
 
 from . import clock
 from .clock import DONE, TRAINER, S, memory
+from .guard import Dropped
 from .looks import Looks
 from .mapped import CORRECTION, MICRO, NATIVE, SKIPPED
 from .places import Places
@@ -127,7 +127,7 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(Exception):
+        with Dropped():
             if not self.paused and S[TRAINER] == threading.get_ident():
                 self._steps.finish()
                 self.window()

@@ -154,11 +154,10 @@ def test_a_signal_reaches_the_script_and_ends_the_run(tmp_path: Path, number: si
         [*CONSOLE, "run", "--", sys.executable, "slow.py"], cwd=tmp_path, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True,
     )  # fmt: skip
-    record = tmp_path / "runs" / "slow-001" / "ranks"
+    record = tmp_path / "runs" / "slow-001" / "events.jsonl"
     deadline = time.monotonic() + 60
-    while not list(record.glob("*.jsonl")) and time.monotonic() < deadline:
+    while not (record.exists() and b'"window"' in record.read_bytes()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    time.sleep(1)
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 128 + number
