@@ -206,6 +206,8 @@ class Hooks:
         def begins(_probe: Any, zero: int) -> int:
             if not S[TIMED] and S[BASE] == OTHER and S[TRAINER] == get_ident():
                 steps.backwards += 1  # all that most of the short steps cost
+                if steps.backwards > steps.usual_backwards and not steps.nested:
+                    steps.look_again()
                 return zero
             frame = sys._getframe(1)
             if id(frame.f_code) not in codes:

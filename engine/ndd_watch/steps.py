@@ -182,7 +182,7 @@ class Steps:
             S[CORRECTION] += self._silent
         if not self.heard and not self.ends_known and self._all_backwards <= FEW_BACKWARDS:
             S[CORRECTION] += max(self._all_backwards - self._silent, 0)
-        elif self.backwards and not self.heard:
+        elif self.backwards and (not self.heard or self._silent >= FEW_ZEROED):
             self.end(now())
         S[CORRECTION] += self.ends.finished()
 
@@ -241,6 +241,11 @@ class Steps:
         """The next step is timed by phase."""
         self.skip = 0
         self.time(S[TRAINER])
+
+    def look_again(self) -> None:
+        """The current step goes on for longer than usual: perhaps it ends in another way from now on."""
+        self.skip = 1
+        self.rest(False)
 
     def time(self, thread: int) -> None:
         """Time the phases of a thread; of none for 0, and as an evaluation for -1."""

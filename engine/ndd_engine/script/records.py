@@ -235,8 +235,10 @@ class Records:
     def new(self, final: bool = False) -> Iterator[tuple[str, Line]]:
         """(process, line) of everything since the last call, in order for each process. final: all have ended."""
         self._look()
+        newest = {process.name: process for process in self.processes}
         for process in self.processes:
-            gone = final or not psutil.pid_exists(process.pid)
+            # After a restart or `exec`, the same name belongs to another one.
+            gone = final or newest[process.name] is not process or not psutil.pid_exists(process.pid)
             for line in process.new(gone):
                 yield process.name, line
 
