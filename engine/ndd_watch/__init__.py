@@ -13,16 +13,20 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     hooks       the hooks on torch
     modules     calls of modules: forward passes and evaluations
     waits       where a rank waits for others
-    steps       counts steps; ends: which step of an optimizer ends one
+    steps       counts steps, and decides which of them are timed by phase
+    ends        which step of an optimizer ends a step of the training
     looks       looks at tensors without running code of the script
-    guard       tells our exceptions from the script's
+    exceptions  tells our exceptions from the script's
     places      where in the script loaders and optimizers are made
     own         which code is the script's own
-    learning    learns where batches come from; events: what functions return
-    profiler    profiles one step; the engine's own runs use it, too; calls: how from Python 3.12 on
+    learning    learns where batches come from
+    listening   hears what functions return
+    profiler    profiles one step; the engine's own runs use it, too
+    timed_calls how it does so from Python 3.12 on
     monitor     times a function without a change to it, from Python 3.12 on
     frameworks  what Hugging Face's Trainer and Lightning know of a run
-    changes     what a trial can change from outside; caching: one of them
+    changes     what a trial can change from outside
+    caching     one of these changes
     trying      a process of a trial
     outside     what the script writes outside its working directory
     process     what Linux knows of the process

@@ -12,7 +12,7 @@ import sys
 from functools import wraps
 from typing import Any, Callable
 
-from .guard import Dropped, ours
+from .exceptions import Dropped, ours
 from .probes import Probes
 
 Put = Callable[..., None]

@@ -43,7 +43,6 @@ from .probes import Probes
 from .steps import LOSS_NS, Steps
 from .waits import Waits
 
-Function = Callable[..., Any]
 # Functions with this argument first take a closure that computes the loss.
 _CLOSURE = "closure"
 
@@ -93,33 +92,31 @@ class Hooks:
         from torch.utils.data import dataloader
 
         self._put(torch.autograd.backward, *self._backward_hooks(), True, phase=BACKWARD)
-        self._put(dataloader.DataLoader.__init__, self._loader_made(), None, False)
-        self._put(optimizers.Optimizer.__init__, None, self._optimizer_made(), False)
+        self._put(dataloader.DataLoader.__init__, self._seen(self._loader_made), None, False)
+        self._put(optimizers.Optimizer.__init__, None, self._seen(self._optimizer_made), False)
         self._step_hooks = self._optimizer_hooks()
         for kind in _subclasses(optimizers.Optimizer):
             self._hook_steps(kind)
-        self._install_rest(torch)
+        self._install_phases(torch, optimizers.Optimizer, dataloader)
+        self.modules.install(torch, self.probes)
+        self.roots[torch.nn.Module.__call__.__code__] = NAMES[FORWARD]
         self.probes.rest(True)
 
-    def _install_rest(self, torch: Any) -> None:
-        from torch.optim import optimizer as optimizers
-        from torch.utils.data import dataloader
-
+    def _install_phases(self, torch: Any, optimizer: Any, dataloader: Any) -> None:
+        """Hook functions whose time is a phase."""
         iterator = dataloader._BaseDataLoaderIter
-        self._put(iterator.__next__, *self._next_hooks(), True, phase=DATA_WAIT, rests=True)
+        self._put(
+            iterator.__next__, self._seen(self._reads), self._leaves(TIMED), True, phase=DATA_WAIT, rests=True
+        )
         self._put(dataloader.DataLoader.__iter__, *self.timed(DATA_WAIT), True, rests=True)
         self._put(torch.nn.Module.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, rests=True)
-        self._put(
-            optimizers.Optimizer.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, rests=True
-        )
+        self._put(optimizer.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, rests=True)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False, rests=True)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
         self._put(scaler.unscale_, *self.timed(CLIP), True, rests=True)
         self._put(scaler.step, *self._scaler_hooks(), False)
-        self._put(torch.save, self._saves(), self._leaves(TRAINER), True)
-        self.modules.install(torch, self.probes)
-        self.roots[torch.nn.Module.__call__.__code__] = NAMES[FORWARD]
+        self._put(torch.save, self._seen(self._saves), self._leaves(TRAINER), True)
 
     def install_waits(self, torch: Any) -> None:
         """Hook what waits for other ranks."""
@@ -293,70 +290,52 @@ class Hooks:
             return False
         return True
 
-    def _next_hooks(self) -> tuple[Any, Any]:
-        def begins(_probe: Any, zero: int) -> int:
-            me, frame = get_ident(), sys._getframe(1)
-            if S[TRAINER] != me or id(frame.f_code) not in self.probes.codes:
-                return zero
-            try:
-                iterator = frame.f_locals["self"]
-                if S[TIMED] != me:
-                    if S[BASE] != EVALUATE or id(iterator) != self._iterator:
-                        return zero
-                    self.modules.evaluation(False)  # the training reads its own loader again
-                elif self._iterator != id(iterator):
-                    self._iterator = id(iterator)
-                    self.loader_read(*self.places.loader_of(iterator))
-                if S[TIMED] == me:
-                    self._enter(DATA_WAIT)
-            except Exception as error:  # noqa: BLE001
-                self.steps.failed(error)
-            return zero
+    def _reads(self, frame: Any) -> None:
+        """The iterator of a loader begins to make a batch."""
+        me = get_ident()
+        if S[TRAINER] != me:
+            return
+        iterator = frame.f_locals["self"]
+        if S[TIMED] != me:
+            if S[BASE] != EVALUATE or id(iterator) != self._iterator:
+                return
+            self.modules.evaluation(False)  # the training reads its own loader again
+        elif self._iterator != id(iterator):
+            self._iterator = id(iterator)
+            self.loader_read(*self.places.loader_of(iterator))
+        if S[TIMED] == me:
+            self._enter(DATA_WAIT)
 
-        return begins, self._leaves(TIMED)
+    def _seen(self, look: Callable[[Any], None]) -> Any:
+        """A hook that only looks at the frame of its function."""
+        steps, codes = self.steps, self.probes.codes
 
-    def _saves(self) -> Any:
-        def begins(_probe: Any, zero: int) -> int:
-            frame = sys._getframe(1)
-            if id(frame.f_code) in self.probes.codes:
-                try:
-                    self._writes(frame.f_locals["f"])  # torch opens it without Python
-                    if S[TRAINER] == get_ident():
-                        self._enter(CHECKPOINT)
-                except Exception as error:  # noqa: BLE001
-                    self.steps.failed(error)
-            return zero
-
-        return begins
-
-    def _loader_made(self) -> Any:
-        def begins(_probe: Any, zero: int) -> int:
+        def hook(_probe: Any, zero: int) -> int:
             frame = sys._getframe(1)
             try:
-                if id(frame.f_code) in self.probes.codes:
-                    self.places.remember(frame.f_locals["dataset"], frame.f_back)
+                if id(frame.f_code) in codes:
+                    look(frame)
             except Exception as error:  # noqa: BLE001
-                self.steps.failed(error)
+                steps.failed(error)
             return zero
 
-        return begins
+        return hook
 
-    def _optimizer_made(self) -> Any:
-        def ends(_probe: Any, zero: int) -> int:
-            frame = sys._getframe(1)
-            if id(frame.f_code) not in self.probes.codes:
-                return zero
-            self.steps.has_optimizer = True
-            try:
-                optimizer = frame.f_locals["self"]
-                self.places.remember(optimizer, frame.f_back)
-                self._hook_steps(type(optimizer))
-                self.optimizer_made()
-            except Exception as error:  # noqa: BLE001
-                self.steps.failed(error)
-            return zero
+    def _saves(self, frame: Any) -> None:
+        """`torch.save` begins."""
+        self._writes(frame.f_locals["f"])  # torch opens it without Python
+        if S[TRAINER] == get_ident():
+            self._enter(CHECKPOINT)
 
-        return ends
+    def _loader_made(self, frame: Any) -> None:
+        self.places.remember(frame.f_locals["dataset"], frame.f_back)
+
+    def _optimizer_made(self, frame: Any) -> None:
+        self.steps.has_optimizer = True
+        optimizer = frame.f_locals["self"]
+        self.places.remember(optimizer, frame.f_back)
+        self._hook_steps(type(optimizer))
+        self.optimizer_made()
 
     def _hook_steps(self, kind: type) -> None:
         """Hook `step` of a class of optimizers, which torch has wrapped when the first one was made."""
@@ -471,27 +450,19 @@ class Hooks:
         return False
 
     def _scaler_hooks(self) -> tuple[Any, Any]:
-        steps, codes, before = self.steps, self.probes.codes, [0]
+        """Of a scaler's `step`, which leaves the optimizer's out where gradients are infinite."""
+        steps, before = self.steps, [0]
 
         def begins(_probe: Any, zero: int) -> int:
             before[0] = steps.heard + S[DONE]
             return zero
 
-        def ends(_probe: Any, zero: int) -> int:
-            frame = sys._getframe(1)
-            try:
-                if (
-                    S[TRAINER] == get_ident()
-                    and steps.heard + S[DONE] == before[0]
-                    and id(frame.f_code) in codes
-                ):
-                    S[SKIPPED] += 1  # infinite gradients
-                    steps.stepped(id(frame.f_locals["optimizer"]), now())
-            except Exception as error:  # noqa: BLE001
-                steps.failed(error)
-            return zero
+        def ended(frame: Any) -> None:
+            if S[TRAINER] == get_ident() and steps.heard + S[DONE] == before[0]:
+                S[SKIPPED] += 1
+                steps.stepped(id(frame.f_locals["optimizer"]), now())
 
-        return begins, ends
+        return begins, self._seen(ended)
 
     def promote(self, code: Any, names: dict[str, Any]) -> bool:
         """Count a function that makes batches as waiting for data; returns whether that is possible.

@@ -13,11 +13,11 @@ from . import clock, trying
 from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
 from .compilers import skip_ours, without_compiler
 from .ends import Ends
-from .events import make_way
+from .exceptions import Dropped, ours
 from .frameworks import Frameworks
-from .guard import Dropped, ours
 from .hooks import Hooks
 from .learning import Learning
+from .listening import make_way
 from .looks import Looks
 from .mapped import ELSEWHERE, NATIVE
 from .modules import Modules

@@ -10,8 +10,8 @@ import weakref
 from typing import Any
 
 from .clock import now
-from .events import Listening
-from .guard import ours
+from .exceptions import ours
+from .listening import Listening
 from .looks import Looks
 
 # Learning ends after so many usual steps, and nanoseconds.
@@ -61,7 +61,7 @@ class Learning:
                 return
             if not self._looks.allowed():
                 return
-            for tensor in self._tensors(value):
+            for tensor in self._looks.tensors(value):
                 known = self._returned.get(id(tensor))
                 if known is None or known[0]() is not tensor:
                     # Its first returner made it; later ones pass it on.
@@ -70,12 +70,3 @@ class Learning:
             self.deaf()
             if not ours(error):
                 raise
-
-    def _tensors(self, value: Any, depth: int = 3) -> list[Any]:
-        kind = type(value)
-        if self._looks.is_tensor(value):
-            return [value]
-        if not depth or (kind is not tuple and kind is not list and kind is not dict):
-            return []
-        inside = value.values() if kind is dict else value
-        return [tensor for item in inside for tensor in self._tensors(item, depth - 1)]

@@ -7,6 +7,7 @@ script is active, or torch traces, even an ordinary tensor does not stay unnotic
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, Callable
 
 # Containers within containers that are looked into.
@@ -45,18 +46,18 @@ class Looks:
         """Whether this is a tensor, and nothing that only behaves like one."""
         return type(value) is self._tensor or type(value) is self._parameter
 
-    def first_tensor(self, value: Any, depth: int = DEPTH) -> Any:
-        """The first tensor in tuples, lists and dictionaries; None without one."""
+    def tensors(self, value: Any, depth: int = DEPTH) -> Iterator[Any]:
+        """The tensors in tuples, lists and dictionaries."""
         kind = type(value)
         if self.is_tensor(value):
-            return value
-        if not depth or (kind is not tuple and kind is not list and kind is not dict):
-            return None
-        for item in value.values() if kind is dict else value:
-            found = self.first_tensor(item, depth - 1)
-            if found is not None:
-                return found
-        return None
+            yield value
+        elif depth and (kind is tuple or kind is list or kind is dict):
+            for item in value.values() if kind is dict else value:
+                yield from self.tensors(item, depth - 1)
+
+    def first_tensor(self, value: Any, depth: int = DEPTH) -> Any:
+        """The first of them; None without one."""
+        return next(self.tensors(value, depth), None)
 
     def shape(self, tensor: Any) -> tuple[int, ...] | None:
         """The sizes of a tensor; None if they are no numbers, as of a nested or symbolic one."""

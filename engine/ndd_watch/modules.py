@@ -39,8 +39,6 @@ class Modules:
 
     def __init__(self, steps: Steps, looks: Looks, grad_enabled: Callable[[], bool]) -> None:
         self._steps, self._looks, self._grad_enabled = steps, looks, grad_enabled
-        # Whether an outermost call was ever timed as a forward pass.
-        self.seen = False
         # Modules, by their ids, that were called outermost while they trained, and their classes.
         self._trained: set[int] = set()
         self._kinds: set[int] = set()
@@ -148,7 +146,6 @@ class Modules:
             return
         loss = "modules.loss" in kind.__module__
         if trains and not loss:
-            self.seen = True
             self._trained.add(id(module))
             self._kinds.add(id(kind))
             if self.replica is not None and isinstance(module, self.replica):

@@ -7,7 +7,7 @@ from threading import get_ident
 from typing import Any, Callable
 
 from .clock import CURRENT, DATA_WAIT, TIMED, S, enter
-from .events import tool_id
+from .listening import tool_id
 
 
 def watch(code: Any) -> Callable[[], None] | None:

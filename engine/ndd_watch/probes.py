@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from .events import profiled
+from .listening import profiled
 
 Hook = Callable[[Any, int], int]
 _BEGIN, _END = "ndd: begins", "ndd: ends"

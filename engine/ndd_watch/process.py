@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from .guard import Dropped
+from .exceptions import Dropped
 
 _PR_SET_PTRACER = 0x59616D61
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any, Callable
 
 from .clock import NAMES, OTHER, now
-from .events import profiled
+from .listening import profiled
 
 # Functions of the user's own code, and waits for the device, that a profiled step names.
 MOST_FUNCTIONS = 12
@@ -170,7 +170,7 @@ def _profiler() -> Any:
     """The class of profilers; None if this Python has none."""
     try:
         if _MONITORING:
-            from .calls import Calls
+            from .timed_calls import Calls
 
             return Calls
         from _lsprof import Profiler

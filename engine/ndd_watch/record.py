@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from . import clock
 from .clock import DONE, TRAINER, S, memory
-from .guard import Dropped
+from .exceptions import Dropped
 from .looks import Looks
 from .mapped import CORRECTION, MICRO, NATIVE, SKIPPED
 from .places import Places

@@ -35,7 +35,7 @@ from .clock import (
     row,
 )
 from .ends import Ends
-from .guard import ours
+from .exceptions import ours
 from .mapped import BEGUN, CORRECTION, LENGTHS_AT, MICRO, MOST_LENGTHS
 
 WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
@@ -49,7 +49,7 @@ SHARE = float(os.environ.get("NDD_WATCH_SHARE", "0.0025"))
 MOST_SKIPPED = 64
 # Backward passes without an optimizer or zero_grad, after which each of them is a step.
 FEW_BACKWARDS = 8
-# The same where an optimizer exists but is never heard of: torch 2.1 and 2.2 take its hooks out in torch.compile.
+# The same where an optimizer exists but is never heard of, as one whose step is compiled, and nothing is zeroed.
 SILENT_BACKWARDS = 100
 # Gradients that were zeroed after backward passes without a step of an optimizer, after which that ends steps.
 FEW_ZEROED = 3

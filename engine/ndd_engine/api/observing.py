@@ -18,7 +18,7 @@ from ndd_engine.files import write_text
 from ndd_engine.record.rundir import RunDir, new_run_dir
 from ndd_engine.script.command import Command
 from ndd_engine.script.following import CLOSED
-from ndd_engine.script.stalls import readable_by
+from ndd_engine.script.progress import readable_by
 
 from .sources import PathLike, root_of
 

@@ -14,9 +14,9 @@ from ndd_engine.text import counted, printable
 
 from .command import Command
 from .facts import Facts
+from .progress import Stalls
 from .ranks import ScriptRanks
 from .records import Line, Records
-from .stalls import Stalls
 
 # Lines of the other ranks that become marks of the run.
 _TOLD = ("unobserved", "unseen")

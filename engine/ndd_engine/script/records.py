@@ -100,7 +100,7 @@ class Process:
     def __init__(self, name: str, reader: mapped.Reader) -> None:
         self.name, self._reader = name, reader
         self.pid = reader.value(mapped.PID)
-        self._step = self._shown = self._micro = self._began_ns = 0
+        self._step = self._shown = self._micro = 0
         self.damaged = 0
         self._over = False
         # Unix time of the last line.

@@ -39,8 +39,8 @@ from .control import ScriptControl
 from .follower import Follower
 from .launch import Launched
 from .output import OutputLog
+from .progress import readable_by
 from .records import Room
-from .stalls import readable_by
 
 POLL_S = 0.2
 # From the request to stop to SIGTERM, if the script goes on.

@@ -8,7 +8,7 @@ from threading import get_ident
 from time import perf_counter_ns as now
 from typing import Any
 
-from .events import tool_id
+from .listening import tool_id
 
 
 @dataclass

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from ndd_engine.record.events import MarkEvent, parse
-from ndd_engine.script import records, stalls
+from ndd_engine.script import progress, records
 from ndd_watch import mapped
 
 SUBJECT = Path(__file__).parents[1] / "observe" / "subjects" / "locks.py"
@@ -58,7 +58,7 @@ def test_a_stopped_process_is_named_as_such_and_goes_on(tmp_path: Path) -> None:
         pid = trains[0].pid if trains else 0
 
     def named() -> bool:
-        return any(f"{stalls.STOPPED} (process {pid})" in text for text in warnings(tmp_path))
+        return any(f"{progress.STOPPED} (process {pid})" in text for text in warnings(tmp_path))
 
     while not any(path.exists() for path in (tmp_path / "runs").glob("it/events.jsonl")):
         time.sleep(0.01)
@@ -86,7 +86,7 @@ def process(folder: Path, pid: int) -> records.Process:
 def test_nothing_is_said_of_a_process_that_is_gone(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        watched, looks = [process(tmp_path, child.pid)], stalls.Stalls(after_s=0.0, spy="")
+        watched, looks = [process(tmp_path, child.pid)], progress.Stalls(after_s=0.0, spy="")
         assert list(looks.look(watched, 3)) == []
         time.sleep(0.01)
     finally:
@@ -102,9 +102,9 @@ def frame(name: str, file: str, line: int = 1) -> dict[str, object]:
 
 def test_the_line_in_a_stack_is_that_of_the_script() -> None:
     library, own = frame("search", "/usr/lib/python3.11/re.py", 4), frame("clean", "/home/me/data.py", 7)
-    assert stalls.place_of([library, own]) == ("/home/me/data.py", 7, "clean")
-    assert stalls.place_of([library]) == ("/usr/lib/python3.11/re.py", 4, "search")
-    assert stalls.place_of([]) is None
+    assert progress.place_of([library, own]) == ("/home/me/data.py", 7, "clean")
+    assert progress.place_of([library]) == ("/usr/lib/python3.11/re.py", 4, "search")
+    assert progress.place_of([]) is None
 
 
 def test_the_phase_of_a_stack_is_that_of_the_outermost_function_that_has_one() -> None:
@@ -112,7 +112,7 @@ def test_the_phase_of_a_stack_is_that_of_the_outermost_function_that_has_one() -
     loop, item = frame("<module>", "/home/me/train.py"), frame("__getitem__", "/home/me/data.py")
     call = frame("_wrapped_call_impl", f"{torch}/nn/modules/module.py")
     loader = frame("__next__", f"{torch}/utils/data/dataloader.py")
-    assert stalls.phase_of([call, item, loader, loop], set()) == "data_wait"
-    assert stalls.phase_of([item, call, loop], set()) == "forward"
-    assert stalls.phase_of([item, loop], set()) == "other"
-    assert stalls.phase_of([call, item, loop], {("/home/me/data.py", "__getitem__")}) == "data_wait"
+    assert progress.phase_of([call, item, loader, loop], set()) == "data_wait"
+    assert progress.phase_of([item, call, loop], set()) == "forward"
+    assert progress.phase_of([item, loop], set()) == "other"
+    assert progress.phase_of([call, item, loop], {("/home/me/data.py", "__getitem__")}) == "data_wait"
