@@ -121,8 +121,7 @@ class Memory:
 
 
 def _claimed(folder: str, name: str) -> int:
-    """An open file of the right size under a name that nobody has."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    """An open file of the right size under a name that nobody has. The reader makes the folder, and removes it."""
     for number in range(_NAMES):
         path = os.path.join(folder, f"{name}~{number}{SUFFIX}" if number else name + SUFFIX)
         if not os.path.lexists(path):

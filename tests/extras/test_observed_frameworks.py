@@ -178,6 +178,7 @@ def test_an_error_of_a_callback_never_reaches_the_script(
     breaker = tmp_path / "breaker.py"
     breaker.write_text(BREAK)
     script = SUBJECTS / f"{name}.py"
+    (tmp_path / "records").mkdir()
     more = {"PYTHONPATH": str(SITE), FOLDER: str(tmp_path / "records")}
     said = words(execute(tmp_path, theirs, breaker, broken, script, **more))
     assert said == bare(tmp_path, theirs, name)

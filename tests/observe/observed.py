@@ -60,6 +60,8 @@ def run(
     # The observer must not need our packages.
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     for _ in range(4):
+        if observed and not records.exists():
+            records.mkdir(parents=True)
         done = subprocess.run(
             [*program, *command], cwd=SUBJECTS, env={**inherited, **more, **environment}, capture_output=True,
             text=True, timeout=150, preexec_fn=before, input=stdin,

@@ -52,6 +52,7 @@ def ready(
     """(what a process of a trial says when it is ready, None if it ended before that; its errors)."""
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{short}/s")
+        Path(f"{short}/ranks").mkdir()
         server.listen(1)
         server.settimeout(60)
         sides = [{key.replace("__", "."): value for key, value in changes.items()}]

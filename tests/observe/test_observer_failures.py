@@ -54,6 +54,7 @@ def test_a_kill_costs_at_most_one_step(tmp_path: Path, times: int) -> None:
     moments = random.Random(0)
     for number in range(times):
         records = tmp_path / str(number)
+        records.mkdir()
         with subprocess.Popen(
             [sys.executable, "-c", COUNTS], cwd=SUBJECTS, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env={**os.environ, FOLDER: str(records), "PYTHONPATH": str(SITE), "NDD_WATCH_WINDOW_S": "0.05"},
@@ -92,6 +93,7 @@ def test_a_process_that_may_write_no_file_takes_one_that_was_made_before(tmp_pat
 def test_a_signal_ends_the_script_as_without_us(tmp_path: Path, number: signal.Signals) -> None:
     loop = "for x in range(10**9):\n    l = net()(torch.randn(4, 8)).sum(); l.backward()\n    print(x, flush=True)"
     code = f"from common import *\n{loop}"
+    (tmp_path / "records").mkdir()
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=SUBJECTS, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         env={**os.environ, FOLDER: str(tmp_path / "records"), "PYTHONPATH": str(SITE)},

@@ -133,6 +133,7 @@ def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Obser
         root_of(runs).absolute(), name, re.sub(r"[^A-Za-z0-9._]+", "-", command.run_name) or "script"
     )
     write_text(directory.command, json.dumps(command.to_dict(), indent=2) + "\n")
+    directory.ranks.mkdir()
     os.environ["NDD_WATCH"] = str(directory.ranks)
     import torch  # noqa: F401  the observer hooks it
 

@@ -56,6 +56,7 @@ class ScriptProcess(SideProcess):
         try:
             work = self.folder / "work"
             work.mkdir()
+            (self.folder / "ranks").mkdir()
             copy(command.folder, work, but)
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(address)
