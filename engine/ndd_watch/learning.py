@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 from .clock import now
-from .exceptions import ours
+from .exceptions import Dropped, ours
 from .listening import Listening
 from .looks import Looks
 
@@ -67,6 +67,7 @@ class Learning:
                     # Its first returner made it; later ones pass it on.
                     self._returned[id(tensor)] = weakref.ref(tensor), frame.f_code, frame.f_globals
         except Exception as error:
-            self.deaf()
+            with Dropped():
+                self.deaf()
             if not ours(error):
                 raise
