@@ -155,16 +155,18 @@ def _observed(*words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     with tempfile.TemporaryDirectory(prefix="ndd-observe-") as folder:
         more = {FOLDER: folder, "PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1"}
         records, lines = Records(Path(folder)), []
-        with subprocess.Popen(
-            [sys.executable, str(_LOOP), *words], env={**os.environ, **more}, stdout=subprocess.PIPE, text=True
-        ) as running:  # fmt: skip
+        with tempfile.TemporaryFile("w+") as out:
+            running = subprocess.Popen(
+                [sys.executable, str(_LOOP), *words], env={**os.environ, **more}, stdout=out
+            )
             while running.poll() is None:
                 time.sleep(POLL_S)
                 lines += records.new()
-            out = running.stdout.read() if running.stdout is not None else ""
-        lines += records.new(final=True)
+            lines += records.new(final=True)
+            out.seek(0)
+            printed = out.read().splitlines()
     windows = [line for _, line in lines if line["type"] == "window"]
     if running.returncode or not windows:
         raise RuntimeError("nothing was observed")
-    body: dict[str, Any] = json.loads(out.splitlines()[-1])
+    body: dict[str, Any] = json.loads(printed[-1])
     return body, windows

@@ -116,9 +116,9 @@ class Switch:
 
         timed: also those that a step needs that is timed by phase.
         """
-        resting = () if timed else [function for function, _, _ in self._probes._resting]
-        for function, before, ours in self._probes._changed:
-            function.__code__ = ours if on and function not in resting else before
+        for one in self._probes._changed:
+            function: Any = one.function()
+            function.__code__ = one.before if not on else one.ours if timed else one.resting
 
 
 def _steps(

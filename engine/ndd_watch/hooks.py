@@ -34,12 +34,12 @@ from .clock import (
     now,
     row,
 )
-from .looks import Looks
+from .looks import Looks, key_of
 from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, SKIPPED
 from .modules import Modules
 from .own import own_frame
 from .places import Places
-from .probes import Probes
+from .probes import Look, Probes, Rests
 from .steps import LOSS_NS, Steps
 from .waits import Waits
 
@@ -91,9 +91,9 @@ class Hooks:
         from torch.optim import optimizer as optimizers
         from torch.utils.data import dataloader
 
-        self._put(torch.autograd.backward, *self._backward_hooks(), True, phase=BACKWARD)
         self._put(dataloader.DataLoader.__init__, self._seen(self._loader_made), None, False)
         self._put(optimizers.Optimizer.__init__, None, self._seen(self._optimizer_made), False)
+        self._put(optimizers.Optimizer.__setstate__, self._seen(self._optimizer_copied), None, False)
         self._step_hooks = self._optimizer_hooks()
         for kind in _subclasses(optimizers.Optimizer):
             self._hook_steps(kind)
@@ -101,20 +101,20 @@ class Hooks:
         self.modules.install(torch, self.probes)
         self.roots[torch.nn.Module.__call__.__code__] = NAMES[FORWARD]
         self.probes.rest(True)
+        # The first backward pass begins the training, and its end has to be heard.
+        self._put(torch.autograd.backward, *self._backward_hooks(), True, phase=BACKWARD, rests="end")
 
     def _install_phases(self, torch: Any, optimizer: Any, dataloader: Any) -> None:
         """Hook functions whose time is a phase."""
         iterator = dataloader._BaseDataLoaderIter
-        self._put(
-            iterator.__next__, self._seen(self._reads), self._leaves(TIMED), True, phase=DATA_WAIT, rests=True
-        )
-        self._put(dataloader.DataLoader.__iter__, *self.timed(DATA_WAIT), True, rests=True)
-        self._put(torch.nn.Module.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, rests=True)
-        self._put(optimizer.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, rests=True)
+        self._put(iterator.__next__, self._reads(), self._leaves(TIMED), True, phase=DATA_WAIT, rests="all")
+        self._put(dataloader.DataLoader.__iter__, *self.timed(DATA_WAIT), True)
+        self._put(torch.nn.Module.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False)
+        self._put(optimizer.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, rests="all")
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False, rests=True)
+            self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-        self._put(scaler.unscale_, *self.timed(CLIP), True, rests=True)
+        self._put(scaler.unscale_, *self.timed(CLIP), True)
         self._put(scaler.step, *self._scaler_hooks(), False)
         self._put(torch.save, self._seen(self._saves), self._leaves(TRAINER), True)
 
@@ -136,7 +136,7 @@ class Hooks:
         ends: Any,
         always: bool,
         phase: int | None = None,
-        rests: bool = False,
+        rests: Rests = "",
     ) -> None:
         if not self.probes.put(function, begins, ends, always, rests):
             self.missing.append(getattr(function, "__qualname__", repr(function)))
@@ -150,10 +150,10 @@ class Hooks:
         return self._enters(phase), self._leaves(TIMED, after)
 
     def _enters(self, phase: int) -> Any:
-        outer, codes = self._outer, self.probes.codes
+        outer, traced = self._outer, self._looks.traced
 
         def begins(_probe: Any, zero: int) -> int:
-            if S[TIMED] == get_ident() and id(sys._getframe(1).f_code) in codes:
+            if S[TIMED] == get_ident() and not traced():
                 t = now()
                 outer.append(S[CURRENT])
                 row[S[CURRENT]] += t - S[LAST]
@@ -173,10 +173,10 @@ class Hooks:
         return self.steps.phases
 
     def _leaves(self, who: int, after: Callable[[], Any] | None = None) -> Any:
-        outer, codes, steps = self._outer, self.probes.codes, self.steps
+        outer, traced, steps = self._outer, self._looks.traced, self.steps
 
         def ends(_probe: Any, zero: int) -> int:
-            if S[who] == get_ident() and outer and id(sys._getframe(1).f_code) in codes:
+            if S[who] == get_ident() and outer and not traced():
                 t = now()
                 row[S[CURRENT]] += t - S[LAST]
                 S[LAST] = t
@@ -197,8 +197,8 @@ class Hooks:
 
     # The hooks.
 
-    def _backward_hooks(self) -> tuple[Any, Any]:
-        steps, waits, outer, codes = self.steps, self.waits, self._outer, self.probes.codes
+    def _backward_hooks(self) -> tuple[Look, Any]:
+        steps, waits, outer, traced = self.steps, self.waits, self._outer, self._looks.traced
 
         def begins(_probe: Any, zero: int) -> int:
             if not S[TIMED] and S[BASE] == OTHER and S[TRAINER] == get_ident():
@@ -206,12 +206,15 @@ class Hooks:
                 if steps.backwards > steps.usual_backwards and not steps.nested:
                     steps.look_again()
                 return zero
-            frame = sys._getframe(1)
-            if id(frame.f_code) not in codes:
+            if traced():
                 return zero
             try:
-                if S[TIMED] != get_ident() and not self._begins_training():
-                    return zero
+                if S[TIMED] != get_ident():
+                    if not self._begins_training():
+                        return zero
+                    if not self.probes.whole(sys._getframe(1).f_code):  # in a process that was forked
+                        steps.backwards += 1
+                        return zero
                 current = S[CURRENT]
                 if current % WAITING == BACKWARD:
                     steps.nested = True
@@ -223,10 +226,10 @@ class Hooks:
                     steps.backwards += 1
                 if steps.caller is None:
                     # The innermost function of the script: it contains the loop.
-                    found = own_frame(frame.f_back, self._own)
+                    found = own_frame(sys._getframe(2), self._own)
                     steps.caller = found.f_code if found is not None else None
                 if steps.ranks or steps.gate is not None or S[LAST] >= steps.loss_due:
-                    self._look(frame)
+                    return 1
                 t = now()
                 outer.append(current)
                 row[current] += t - S[LAST]
@@ -235,6 +238,14 @@ class Hooks:
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
             return zero
+
+        def begun(_probe: Any, given: Any) -> int:
+            try:
+                self._look(given)
+                self._enter(BACKWARD)
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            return 0
 
         def ends(_probe: Any, zero: int) -> int:
             if S[TIMED] != get_ident() or not outer or S[CURRENT] % WAITING != BACKWARD:
@@ -259,15 +270,15 @@ class Hooks:
                 steps.failed(error)
             return zero
 
-        return begins, ends
+        return Look(begins, begun, ("tensors",)), ends
 
-    def _look(self, frame: Any) -> None:
+    def _look(self, tensors: Any) -> None:
         """Look at the loss."""
         steps, looks = self.steps, self._looks
         steps.loss_due = S[LAST] + LOSS_NS
         if not looks.allowed():
             return
-        loss = looks.first_tensor(frame.f_locals["tensors"], 1)
+        loss = looks.first_tensor(tensors, 2)
         if loss is None:
             return
         if steps.device is None:
@@ -290,31 +301,45 @@ class Hooks:
             return False
         return True
 
-    def _reads(self, frame: Any) -> None:
-        """The iterator of a loader begins to make a batch."""
-        me = get_ident()
-        if S[TRAINER] != me:
-            return
-        iterator = frame.f_locals["self"]
-        if S[TIMED] != me:
-            if S[BASE] != EVALUATE or id(iterator) != self._iterator:
-                return
-            self.modules.evaluation(False)  # the training reads its own loader again
-        elif self._iterator != id(iterator):
-            self._iterator = id(iterator)
-            self.loader_read(*self.places.loader_of(iterator))
-        if S[TIMED] == me:
-            self._enter(DATA_WAIT)
+    def _reads(self) -> Look:
+        """A hook: the iterator of a loader begins to make a batch."""
+        steps, outer, traced = self.steps, self._outer, self._looks.traced
+
+        def begins(_probe: Any, zero: int) -> int:
+            me = get_ident()
+            return zero if (S[TIMED] != me and (S[TRAINER] != me or S[BASE] != EVALUATE)) or traced() else 1
+
+        def begun(_probe: Any, given: Any) -> int:
+            try:
+                (iterator,) = given
+                if S[BASE] == EVALUATE:
+                    if key_of(iterator) != self._iterator:
+                        return 0
+                    self.modules.evaluation(False)  # the training reads its own loader again
+                    if S[TIMED] <= 0:
+                        return 0
+                elif self._iterator != key_of(iterator):
+                    self._iterator = key_of(iterator)
+                    self.loader_read(*self.places.loader_of(iterator))
+                t = now()
+                outer.append(S[CURRENT])
+                row[S[CURRENT]] += t - S[LAST]
+                S[LAST] = t
+                S[CURRENT] = DATA_WAIT
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            return 0
+
+        return Look(begins, begun, ("self",))
 
     def _seen(self, look: Callable[[Any], None]) -> Any:
         """A hook that only looks at the frame of its function."""
-        steps, codes = self.steps, self.probes.codes
+        steps, traced = self.steps, self._looks.traced
 
         def hook(_probe: Any, zero: int) -> int:
-            frame = sys._getframe(1)
             try:
-                if id(frame.f_code) in codes:
-                    look(frame)
+                if not traced():
+                    look(sys._getframe(1))
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
             return zero
@@ -331,11 +356,14 @@ class Hooks:
         self.places.remember(frame.f_locals["dataset"], frame.f_back)
 
     def _optimizer_made(self, frame: Any) -> None:
-        self.steps.has_optimizer = True
         optimizer = frame.f_locals["self"]
+        self.steps.made(optimizer)
         self.places.remember(optimizer, frame.f_back)
         self._hook_steps(type(optimizer))
         self.optimizer_made()
+
+    def _optimizer_copied(self, frame: Any) -> None:
+        self.steps.made(frame.f_locals["self"])
 
     def _hook_steps(self, kind: type) -> None:
         """Hook `step` of a class of optimizers, which torch has wrapped when the first one was made."""
@@ -344,36 +372,33 @@ class Hooks:
             if getattr(step, "hooked", False) is True and not self.probes.has(step):
                 self.probes.put(step, *self._step_hooks, False)
 
-    def _optimizer_hooks(self) -> tuple[Any, Any]:
+    def _optimizer_hooks(self) -> tuple[Look, Look]:
         """Of the function that torch wraps around each `step` of an optimizer."""
-        steps, faking, codes = self.steps, self._looks.faking, self.probes.codes
+        steps, faking, traced = self.steps, self._looks.faking, self._looks.traced
 
         def begins(_probe: Any, zero: int) -> int:
-            if steps.skip > 1 and not S[TIMED] and S[BASE] == OTHER:
-                return zero
-            frame = sys._getframe(1)
-            if id(frame.f_code) not in codes:
-                return zero
+            # In steps that are timed as a whole, the begin is not noted.
+            return zero if (steps.skip > 1 and not S[TIMED] and S[BASE] == OTHER) or traced() else 1
+
+        def begun(_probe: Any, given: Any) -> int:
+            args, kwargs = given
             try:
-                me = get_ident()
-                if S[TRAINER] != me and (S[TRAINER] or faking() or not self._arm()):
-                    return zero
-                given = frame.f_locals
-                args, kwargs = given["args"], given["kwargs"]
+                if S[TRAINER] != get_ident() and (S[TRAINER] or faking() or not self._arm()):
+                    return 0
                 optimizer = args[0]
                 if S[BASE] == EVALUATE and not faking():
                     self.modules.evaluation(False)
                 if steps.stepping:
                     # One optimizer may call another.
-                    if steps.stepping != id(optimizer) and self._within_step(frame.f_back):
-                        return zero
+                    if steps.stepping != key_of(optimizer) and self._within_step(sys._getframe(2)):
+                        return 0
                     if S[TIMED]:  # its last step failed, and the script went on
                         enter(steps.outer)
                 if faking():
-                    return zero
-                steps.stepping = id(optimizer)
+                    return 0
+                steps.stepping = key_of(optimizer)
                 if not S[TIMED]:
-                    return zero
+                    return 0
                 t = now()
                 steps.outer = current = S[CURRENT]
                 row[current] += t - S[LAST]
@@ -384,39 +409,39 @@ class Hooks:
                 S[CURRENT] = OTHER if steps.closure else OPTIMIZER
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
-            return zero
+            return 0
 
-        def ended(_probe: Any, zero: int) -> int:
-            frame = sys._getframe(1)
-            if id(frame.f_code) not in codes:
+        def ends(_probe: Any, zero: int) -> int:
+            if steps.skip > 1 and steps.only == steps.sole and S[TRAINER] == get_ident() and plain():
                 return zero
+            return zero if traced() else 1
+
+        def plain() -> bool:
+            """End a step of the only optimizer that is timed as a whole: all that most of the short steps cost."""
+            if steps.stepping or S[CURRENT] != OTHER or row[EVALUATE] or row[CHECKPOINT] or traced():
+                return False
+            t, done = now(), S[DONE]
+            S[LENGTHS_AT + done % MOST_LENGTHS] = (row[OTHER] + t - S[LAST]) << 1
+            row[OTHER] = 0
+            S[LAST] = t
+            S[MICRO] += steps.usual_backwards if steps.nested else steps.backwards
+            steps.backwards = 0
+            steps.skip -= 1
+            S[DONE] = done + 1
+            return True
+
+        def ended(_probe: Any, given: Any) -> int:
             try:
-                optimizer = frame.f_locals["args"][0]
-                key = id(optimizer)
+                optimizer = given[0][0]
+                key = key_of(optimizer)
                 if S[TRAINER] != get_ident():
                     if S[TRAINER] and not faking():
                         self._elsewhere(optimizer)
-                    return zero
-                if (
-                    steps.skip > 1
-                    and steps.ends.only == key
-                    and not steps.stepping
-                    and S[CURRENT] == OTHER
-                    and not (row[EVALUATE] or row[CHECKPOINT])
-                ):
-                    # All that most of the short steps cost.
-                    t, done = now(), S[DONE]
-                    S[LENGTHS_AT + done % MOST_LENGTHS] = (row[OTHER] + t - S[LAST]) << 1
-                    row[OTHER] = 0
-                    S[LAST] = t
-                    S[MICRO] += steps.usual_backwards if steps.nested else steps.backwards
-                    steps.backwards = 0
-                    steps.skip -= 1
-                    S[DONE] = done + 1
-                    return zero
-                # In steps that are timed as a whole, the begin was not noted.
+                    return 0
+                if steps.skip > 1 and steps.only == key and plain():
+                    return 0
                 if steps.stepping != key and (steps.stepping or S[TIMED] or faking()):
-                    return zero
+                    return 0
                 steps.stepping = 0
                 if S[BASE] == EVALUATE:
                     self.modules.evaluation(False)
@@ -437,9 +462,9 @@ class Hooks:
                 steps.stepped(key, t)
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
-            return zero
+            return 0
 
-        return begins, ended
+        return Look(begins, begun, ("args", "kwargs")), Look(ends, ended, ("args",))
 
     def _within_step(self, frame: Any) -> bool:
         """Whether a frame is called by a step of an optimizer, however indirectly."""
@@ -460,7 +485,7 @@ class Hooks:
         def ended(frame: Any) -> None:
             if S[TRAINER] == get_ident() and steps.heard + S[DONE] == before[0]:
                 S[SKIPPED] += 1
-                steps.stepped(id(frame.f_locals["optimizer"]), now())
+                steps.stepped(key_of(frame.f_locals["optimizer"]), now())
 
         return begins, self._seen(ended)
 

@@ -18,7 +18,7 @@ from .frameworks import Frameworks
 from .hooks import Hooks
 from .learning import Learning
 from .listening import make_way
-from .looks import Looks
+from .looks import Looks, key_of
 from .mapped import ELSEWHERE, NATIVE
 from .modules import Modules
 from .outside import Outside
@@ -114,6 +114,7 @@ class Observer:
         here = place(self._torch)
         if not self._armed:
             self._armed = True
+            self.looks.prepare()
             if here["exchanges"]:
                 self.hooks.install_waits(self._torch)
             skip_ours()
@@ -153,14 +154,14 @@ class Observer:
         silent = clock.now() - S[clock.LAST] > SILENT_NS
         if (not self.steps.heard and not S[DONE]) or silent:
             # The first backward pass was somebody else's, or that thread does not train any more.
-            S[ELSEWHERE] += self.steps.ends.stepped(id(optimizer))[0]
+            S[ELSEWHERE] += self.steps.ends.stepped(key_of(optimizer))[0]
             clock.begin(me)
             S[NATIVE] = threading.get_native_id()
             self.steps.skip = self.steps.stepping = 0
             self.steps.time(me)
             del self.steps.phases[:]
             return
-        ended, missed = self._others.setdefault(me, Ends()).stepped(id(optimizer))
+        ended, missed = self._others.setdefault(me, Ends()).stepped(key_of(optimizer))
         S[ELSEWHERE] += ended + missed
 
     def put(self, kind: str, /, **body: Any) -> None:
@@ -175,9 +176,7 @@ class Observer:
         self.put(kind, done=S[DONE], **body)
 
     def heard(self, event: str, given: tuple[Any, ...]) -> None:
-        """An audit hook: Python tells what it does."""
-        if event in _UNHEARD:
-            return
+        """Python tells an audit hook what it does."""
         try:
             if event == "sys.setprofile":
                 make_way()
@@ -301,7 +300,12 @@ def install(frameworks: bool = True) -> Observer:
     observer = made = Observer(sys.modules["torch"], frameworks)
     trying.before_start(made)
     made.start()
-    sys.addaudithook(made.heard)
+
+    def heard(event: str, given: tuple[Any, ...]) -> None:
+        if event not in _UNHEARD:
+            made.heard(event, given)
+
+    sys.addaudithook(heard)
     threading._register_atexit(made.ended)  # type: ignore[attr-defined]
     os.register_at_fork(after_in_child=made.forked)
     return made

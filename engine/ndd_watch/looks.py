@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Callable
 
+# Tells objects apart while they exist. Unlike `id`, Python does not report it to audit hooks, which would take about a
+# microsecond in a step.
+key_of: Callable[[Any], int] = object.__hash__
 # Containers within containers that are looked into.
 DEPTH = 3
 
@@ -22,6 +26,10 @@ class Looks:
         self.compiling: Callable[[], bool] = (
             getattr(torch.compiler, "is_dynamo_compiling", None) or torch._dynamo.is_compiling
         )
+        # What torch's compiler knows of the function that it traces on this thread; None while it traces none. It
+        # computes with constants of that function, and our probes are some.
+        self._of_thread = torch._guards._TLS
+        self.traced: Callable[[], Any] = partial(getattr, self._of_thread, "tracing_context", None)
         self._tensor, self._parameter = torch.Tensor, torch.nn.Parameter
         self._tracing = core._get_tracing_state
         self._modes: Callable[[], int] = getattr(core, "_len_torch_dispatch_stack", lambda: 0)
@@ -29,12 +37,16 @@ class Looks:
         self._keys = getattr(core, "_TorchDispatchModeKey", None)
         self._silent = core.DisableTorchFunction
 
+    def prepare(self) -> None:
+        """Have `traced` find something on this thread: where it finds nothing, Python makes an exception first."""
+        self._of_thread.tracing_context = self.traced()
+
     def faking(self) -> bool:
         """Whether tensors have no values at present, as in FakeTensorMode and while torch traces."""
         if self._tracing() is not None:
             return True
         mode, keys = self._mode, self._keys
-        if mode is None or keys is None:
+        if mode is None or keys is None or not self._modes():
             return False
         return mode(keys.FAKE) is not None or mode(keys.PROXY) is not None
 

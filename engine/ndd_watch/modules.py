@@ -5,7 +5,6 @@ All modules share `nn.Module.__call__`, so one probe sees them all. Calls within
 
 from __future__ import annotations
 
-import sys
 import weakref
 from threading import get_ident
 from typing import Any, Callable
@@ -27,10 +26,13 @@ from .clock import (
     now,
     row,
 )
-from .looks import Looks
-from .probes import Probes
+from .looks import Looks, key_of
+from .probes import Look, Probes
 from .steps import Steps
 
+# Calls of modules within another one, up to which hearing them costs less than taking the probes out and putting them
+# back.
+FEW_CALLS = 16
 _RECURRENT = "torch.nn.modules.rnn"
 
 
@@ -39,14 +41,13 @@ class Modules:
 
     def __init__(self, steps: Steps, looks: Looks, grad_enabled: Callable[[], bool]) -> None:
         self._steps, self._looks, self._grad_enabled = steps, looks, grad_enabled
-        # Modules, by their ids, that were called outermost while they trained, and their classes.
+        # Keys of modules that were called outermost while they trained, and their classes.
         self._trained: set[int] = set()
         self._kinds: set[int] = set()
-        # By id of such a class, whether its input is (time, batch, …).
+        # By key of such a class, whether its input is (time, batch, …).
         self._time_first: dict[int, bool] = {}
-        # In a step that looks at a class for the first time: its id, and the length of its input.
+        # In a step that looks at a class for the first time: its key, and the length of its input.
         self._root: tuple[int, int | None] | None = None
-        self._codes: set[int] = set()
         # Hear calls of modules, or do not.
         self._listen: Callable[[bool], None] = lambda on: None
         # Called with the first tensor that a model receives.
@@ -55,6 +56,9 @@ class Modules:
         self.replica: type | None = None
         self.replicas: list[weakref.ref[Any]] = []
         self._depth = [0]
+        # Calls within outermost ones, and whether those within the present one are not heard.
+        self._calls = [0]
+        self._deaf = False
         # In a trial: what wraps the call of an outermost module, the innermost one first; and the changed classes.
         self.around: list[Callable[..., Any]] = []
         self._wrapped: dict[type, Any] = {}
@@ -62,8 +66,7 @@ class Modules:
     def install(self, torch: Any, probes: Probes) -> None:
         """Put the probes in place."""
         base = torch.nn.Module
-        self._codes = probes.codes
-        if probes.put(base.__call__, *self._call_hooks(), False, True):
+        if probes.put(base.__call__, *self._call_hooks(), False, "all"):
             self._listen = probes.switch(base.__call__)
         probes.put(base.train, self._mode_hook(), None, False)
 
@@ -71,32 +74,36 @@ class Modules:
         """No module is being called: calls that ended with an exception were not heard."""
         if self._depth[0]:
             self._depth[0] = 0
+            self._deaf = False
             self._listen(True)
 
     def _call_hooks(self) -> tuple[Any, Any]:
-        steps, depth = self._steps, self._depth
+        steps, depth, calls, traced = self._steps, self._depth, self._calls, self._looks.traced
 
         def begins(_probe: Any, zero: int) -> int:
             if S[TRAINER] != get_ident():
                 return zero
             if depth[0]:
                 depth[0] += 1
-                if self._root is not None:
-                    try:
-                        self._inner(sys._getframe(1))
-                    except Exception as error:  # noqa: BLE001
-                        steps.failed(error)
-                return zero
+                calls[0] += 1
+                return zero if self._root is None or traced() else 1
             depth[0] = 1
-            frame = sys._getframe(1)
+            return zero if traced() else 1
+
+        def begun(_probe: Any, given: Any) -> int:
             try:
-                if id(frame.f_code) in self._codes:
-                    self._outermost(frame)
-                    if self._root is None:
-                        self._listen(False)  # calls within this one
+                if depth[0] > 1:
+                    self._inner(*given)
+                    return 0
+                self._outermost(*given)
+                if calls[0] <= FEW_CALLS:
+                    calls[0] = 0
+                elif self._root is None:
+                    self._deaf = True
+                    self._listen(False)  # calls within this one
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
-            return zero
+            return 0
 
         def ends(_probe: Any, zero: int) -> int:
             if S[TRAINER] != get_ident():
@@ -106,7 +113,8 @@ class Modules:
                 depth[0] = inside
                 return zero
             depth[0] = 0
-            if S[TIMED]:
+            if self._deaf and S[TIMED]:
+                self._deaf = False
                 self._listen(True)
             if FORWARD <= S[CURRENT] % WAITING <= LOSS and S[TIMED] > 0:
                 t = now()
@@ -118,12 +126,10 @@ class Modules:
                 self._root = None
             return zero
 
-        return begins, ends
+        return Look(begins, begun, ("self", "args", "kwargs")), ends
 
-    def _outermost(self, frame: Any) -> None:
+    def _outermost(self, module: Any, args: Any, kwargs: Any) -> None:
         """A module is called from outside other modules."""
-        given = frame.f_locals
-        module = given["self"]
         # A module of TorchScript does not keep it here.
         training, grad = module.__dict__.get("training"), self._grad_enabled()
         if training is None:
@@ -131,7 +137,7 @@ class Modules:
         if S[BASE] == EVALUATE:
             if not (training and grad):
                 enter(S[CURRENT])  # it makes progress
-                self._steps.own_evaluation |= id(module) in self._trained
+                self._steps.own_evaluation |= key_of(module) in self._trained
                 return
             self.evaluation(False)
         current, kind = S[CURRENT], type(module)
@@ -140,18 +146,18 @@ class Modules:
             return
         trains = training or grad
         # Others that only compute, such as a teacher or an encoder that is frozen, are part of the step.
-        if not trains and id(kind) in self._kinds:
+        if not trains and key_of(kind) in self._kinds:
             self.evaluation(True)
-            self._steps.own_evaluation |= id(module) in self._trained
+            self._steps.own_evaluation |= key_of(module) in self._trained
             return
         loss = "modules.loss" in kind.__module__
         if trains and not loss:
-            self._trained.add(id(module))
-            self._kinds.add(id(kind))
+            self._trained.add(key_of(module))
+            self._kinds.add(key_of(kind))
             if self.replica is not None and isinstance(module, self.replica):
                 self._replicate(module)
             if self.received is not None or self._steps.shape is None:
-                self._look(kind, given)
+                self._look(kind, (args, kwargs))
             if self.around and kind not in self._wrapped:
                 self._wrap(kind)
         if S[TIMED] <= 0:
@@ -167,11 +173,11 @@ class Modules:
         if all(one() is not module for one in alive):
             self.replicas = [*alive, weakref.ref(module)]
 
-    def _look(self, kind: type, given: dict[str, Any]) -> None:
+    def _look(self, kind: type, given: Any) -> None:
         """Look at the input of a model."""
         if not self._looks.allowed():
             return
-        tensor = self._looks.first_tensor((given.get("args", ()), given.get("kwargs", {})))
+        tensor = self._looks.first_tensor(given)
         if tensor is None:
             return
         if self.received is not None:
@@ -179,44 +185,43 @@ class Modules:
         shape = self._looks.shape(tensor)
         if shape is None:
             return
-        known = self._time_first.get(id(kind))
+        known = self._time_first.get(key_of(kind))
         if known is None:
-            self._root = id(kind), shape[0] if shape else None
+            self._root = key_of(kind), shape[0] if shape else None
         elif known and len(shape) > 1:
             shape = (shape[1], shape[0], *shape[2:])
         if known is not None:
             self._steps.shape = shape
 
-    def _inner(self, frame: Any) -> None:
+    def _inner(self, module: Any, args: Any, _kwargs: Any) -> None:
         """A module within one whose class is looked at for the first time: a recurrent one tells the order."""
-        module = frame.f_locals["self"]
         if type(module).__module__ == _RECURRENT and module.__dict__.get("batch_first") is False:
-            tensor = self._looks.first_tensor((frame.f_locals.get("args", ()),))
+            tensor = self._looks.first_tensor(args)
             shape = None if tensor is None else self._looks.shape(tensor)
             root, length = self._root or (0, None)
             self._time_first[root] = bool(shape) and shape[0] == length  # type: ignore[index]
 
-    def _mode_hook(self) -> Any:
+    def _mode_hook(self) -> Look:
         """Of `train`, which `eval` calls: all between `eval` of what trains and the next training is an evaluation."""
-        steps = self._steps
+        steps, traced = self._steps, self._looks.traced
 
         def begins(_probe: Any, zero: int) -> int:
-            if S[TRAINER] != get_ident():
-                return zero
-            frame = sys._getframe(1)
+            return zero if S[TRAINER] != get_ident() or traced() else 1
+
+        def begun(_probe: Any, given: Any) -> int:
+            module, mode = given
             try:
-                given = frame.f_locals
-                if id(frame.f_code) in self._codes and id(type(given["self"])) in self._kinds:
-                    if given["mode"] is False and S[BASE] == OTHER == S[CURRENT] and not self._depth[0]:
+                if key_of(type(module)) in self._kinds:
+                    if mode is False and S[BASE] == OTHER == S[CURRENT] and not self._depth[0]:
                         self.evaluation(True)
-                        steps.own_evaluation |= id(given["self"]) in self._trained
-                    elif given["mode"] is True and S[BASE] == EVALUATE:
+                        steps.own_evaluation |= key_of(module) in self._trained
+                    elif mode is True and S[BASE] == EVALUATE:
                         self.evaluation(False)
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
-            return zero
+            return 0
 
-        return begins
+        return Look(begins, begun, ("self", "mode"))
 
     def evaluation(self, on: bool) -> None:
         """The script begins or ends an evaluation; all of it belongs to one phase."""

@@ -4,26 +4,33 @@ The code of the function is replaced by the same code with an operation at its b
 
     PROBE + 0
 
-where PROBE is a constant with an `__add__` of ours. So identity, pickling by name, attributes, signature, flags, source
-lines, stack depth and `stacklevel` stay as they are. Pickled by value, for example by cloudpickle, a probe becomes 0.
-Compilers of torch, which read the code, add constants while they trace: nothing of it is left in a graph.
+where PROBE is a constant with an `__add__` of ours. Where a hook looks at variables of the function, it is
+
+    PROBE + 0 and LOOK + (variable,)
+
+so that a compiler, for which PROBE + 0 is 0, never meets the second part.
+
+Identity, pickling by name, attributes, signature, flags, source lines, stack depth and `stacklevel` stay as they are.
+Pickled by value, for example by cloudpickle, a probe becomes 0. Compilers of torch, which read the code, add constants
+while they trace: nothing of it is left in a graph.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import sys
 import tokenize
 import types
 import weakref
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any, Callable, Literal, NamedTuple
 
 from .listening import profiled
 
 Hook = Callable[[Any, int], int]
-_BEGIN, _END = "ndd: begins", "ndd: ends"
+_BEGIN, _END, _BEGIN_LOOK, _END_LOOK = "ndd: begins", "ndd: ends", "ndd: looks at begin", "ndd: looks at end"
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _FUTURES = 0x1FF0000  # flags of "from __future__ import"
 
@@ -37,54 +44,94 @@ class Probe:
         return int, (0,)
 
 
+class Look(NamedTuple):
+    """A hook that looks at variables of its function: `look` gets their values where `due` returns 1."""
+
+    due: Hook
+    look: Callable[[Any, Any], int]
+    names: tuple[str, ...]
+
+
+class _Operation(NamedTuple):
+    """A hook as constants of a code."""
+
+    probe: Probe
+    look: Probe | None = None
+    names: tuple[str, ...] = ()
+
+
+Rests = Literal["", "all", "end"]
+
+
+class _Changed(NamedTuple):
+    """A function with probes: its code before, with all probes, and in steps that are timed as a whole."""
+
+    function: weakref.ref[Any]
+    before: Any
+    ours: Any
+    resting: Any
+
+
 class Probes:
     """The probes of this process."""
 
     def __init__(self) -> None:
-        # Those that are out in steps that are timed as a whole: see `rest`.
-        self._resting: list[tuple[weakref.ref[Any], Any, Any]] = []
-        # Functions, their code before, and ours.
-        self._changed: list[tuple[weakref.ref[Any], Any, Any]] = []
-        # Ids of our code. While a compiler traces a function, a probe is called from the compiler's own code instead.
+        self._changed: list[_Changed] = []
+        # Ids of our code.
         self.codes: set[int] = set()
         self._kinds: list[type] = []
 
     def put(
-        self, function: Any, begins: Hook | None, ends: Hook | None, always: bool, rests: bool = False
+        self,
+        function: Any,
+        begins: Hook | Look | None,
+        ends: Hook | Look | None,
+        always: bool,
+        rests: Rests = "",
     ) -> bool:
         """Have begins and ends called in a function. Returns False if its source is not there, or is another one.
 
         always: ends is called also when the function raises an exception. A compiler of torch cannot trace all of such
-        code, so that this is for functions that it does not trace. rests: see `rest`.
+        code, so that this is for functions that it does not trace. rests: which probes are out in steps that are timed
+        as a whole, see `rest`.
         """
         before = getattr(function, "__code__", None)
         if not isinstance(function, types.FunctionType) or before is None or before.co_flags & _GENERATORS:
             return False
+        looked = [name for one in (begins, ends) if isinstance(one, Look) for name in one.names]
+        if not set(looked) <= set(before.co_varnames):
+            return False
         imported = _imported(function, before.co_names)
         qualified = getattr(before, "co_qualname", function.__qualname__)
-        made = _with_probes(before, qualified, imported, self._probe(begins), self._probe(ends), always)
+        first, last = self._operation(begins), self._operation(ends)
+        made = _with_probes(before, qualified, imported, first, last, always)
         if made is None:
             return False
-        known = weakref.ref(function), before, made
-        self._changed.append(known)
-        if rests:
-            self._resting.append(known)
-        self.codes.add(id(made))
+        resting = made
+        if rests == "all":
+            resting = before
+        elif rests == "end":
+            resting = _with_probes(before, qualified, imported, first, None, always)
+        self._changed.append(_Changed(weakref.ref(function), before, made, resting))
+        self.codes.update((id(made), id(resting)))
         function.__code__ = made
         return True
 
     def has(self, function: Any) -> bool:
         """Whether a function has probes."""
-        return any(one() is function for one, _, _ in self._changed)
+        return any(one.function() is function for one in self._changed)
+
+    def whole(self, code: Any) -> bool:
+        """Whether a code has all of its probes."""
+        return any(one.ours is code for one in self._changed)
 
     def remove(self) -> None:
         """Give all functions their code back, except those that somebody else has changed since."""
-        self._resting = []
         while self._changed:
-            known, before, ours = self._changed.pop()
-            function = known()
-            if function is not None and function.__code__ is ours:
-                function.__code__ = before
+            one = self._changed.pop()
+            function = one.function()
+            if function is not None and function.__code__ in (one.ours, one.resting):
+                function.__code__ = one.before
 
     def rest(self, on: bool) -> None:
         """Take the probes out that steps do not need that are timed as a whole, or put them back.
@@ -93,27 +140,37 @@ class Probes:
         """
         if on and profiled():
             return
-        for known, before, ours in self._resting:
-            now, then = (ours, before) if on else (before, ours)
-            function = known()
+        for one in self._changed:
+            if one.resting is one.ours:
+                continue
+            now, then = (one.ours, one.resting) if on else (one.resting, one.ours)
+            function = one.function()
             if function is not None and function.__code__ is now:
                 function.__code__ = then
 
     def switch(self, function: Any) -> Callable[[bool], None]:
         """Returns what takes the probes of this function out, or puts them back."""
-        before, ours = next(codes for one, *codes in self._changed if one() is function)
+        known = next(one for one in self._changed if one.function() is function)
+        before, ours, out = known.before, known.ours, False
 
         def put(on: bool) -> None:
-            if not on and profiled():
-                return
-            if function.__code__ is (before if on else ours):
-                function.__code__ = ours if on else before
+            # Python reports each look at the code and each change to audit hooks.
+            nonlocal out
+            if on and out:
+                function.__code__, out = ours, False
+            elif not on and function.__code__ is ours and not profiled():
+                function.__code__, out = before, True
 
         return put
 
-    def _probe(self, hook: Hook | None) -> Probe | None:
+    def _operation(self, hook: Hook | Look | None) -> _Operation | None:
         if hook is None:
             return None
+        if isinstance(hook, Look):
+            return _Operation(self._probe(hook.due), self._probe(hook.look), hook.names)
+        return _Operation(self._probe(hook))
+
+    def _probe(self, hook: Hook) -> Probe:
         kind = type("Probe", (Probe,), {"__slots__": (), "__add__": hook})
         self._kinds.append(kind)
         self._known(kind)
@@ -145,16 +202,29 @@ def _imported(function: Any, names: tuple[str, ...]) -> list[str]:
     return found
 
 
-def _with_probes(code: Any, qualified: str, imported: list[str], begins: Any, ends: Any, always: bool) -> Any:
+def _with_probes(
+    code: Any,
+    qualified: str,
+    imported: list[str],
+    begins: _Operation | None,
+    ends: _Operation | None,
+    always: bool,
+) -> Any:
     """The code with probes; None if it cannot be made."""
     try:
-        plain = _compiled(code, qualified, imported, False, False, False)
+        plain = _compiled(code, qualified, imported, None, None, False)
         if plain is None or any(getattr(plain, name) != getattr(code, name) for name in _SAME):
             return None
-        made = _compiled(code, qualified, imported, begins is not None, ends is not None, always)
+        made = _compiled(
+            code, qualified, imported, _expression(_BEGIN, _BEGIN_LOOK, begins), _expression(_END, _END_LOOK, ends),
+            always,
+        )  # fmt: skip
     except (OSError, SyntaxError, ValueError, LookupError, UnicodeError):
         return None
-    constants = {_BEGIN: begins, _END: ends}
+    constants: dict[str, Any] = {}
+    for one, probe, look in ((begins, _BEGIN, _BEGIN_LOOK), (ends, _END, _END_LOOK)):
+        if one is not None:
+            constants |= {probe: one.probe, look: one.look}
     return made.replace(
         co_consts=tuple(
             constants.get(item, item) if isinstance(item, str) else item for item in made.co_consts
@@ -165,7 +235,7 @@ def _with_probes(code: Any, qualified: str, imported: list[str], begins: Any, en
 _SAME = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags", "co_argcount")
 
 
-def _compiled(code: Any, qualified: str, imported: list[str], begins: bool, ends: bool, always: bool) -> Any:
+def _compiled(code: Any, qualified: str, imported: list[str], begins: Any, ends: Any, always: bool) -> Any:
     """The code compiled anew from its source. Raises OSError, SyntaxError, ValueError or LookupError."""
     with tokenize.open(code.co_filename) as file:
         lines = file.readlines()[code.co_firstlineno - 1 :]
@@ -204,30 +274,40 @@ def _compiled(code: Any, qualified: str, imported: list[str], begins: bool, ends
     return made.replace(co_firstlineno=code.co_firstlineno, co_flags=code.co_flags, **more)
 
 
-def _change(function: Any, begins: bool, ends: bool, always: bool) -> None:
-    """Put probes into the function."""
+def _change(function: Any, begins: Any, ends: Any, always: bool) -> None:
+    """Put these expressions at the begin and the ends of the function."""
     body: list[Any] = function.body
     first = body[0]
     documented = isinstance(first, ast.Expr) and isinstance(getattr(first, "value", None), ast.Constant)
     head, rest = body[:documented], body[documented:] or [ast.copy_location(ast.Pass(), first)]
     if ends and always:
-        rest = [ast.copy_location(ast.Try(rest, [], [], [ast.Expr(_operation(_END))]), rest[0])]
+        rest = [ast.copy_location(ast.Try(rest, [], [], [ast.Expr(ends)]), rest[0])]
     elif ends:
-        rest = [_Returns().visit(one) for one in rest] + [ast.Expr(_operation(_END))]
+        rest = [_Returns(ends).visit(one) for one in rest] + [ast.Expr(ends)]
     if begins:
-        rest = [ast.copy_location(ast.Expr(_operation(_BEGIN)), rest[0]), *rest]
+        rest = [ast.copy_location(ast.Expr(begins), rest[0]), *rest]
     function.body = [*head, *rest]
 
 
-def _operation(name: str) -> Any:
-    return ast.BinOp(ast.Constant(name), ast.Add(), ast.Constant(0))
+def _expression(probe: str, look: str, operation: _Operation | None) -> Any:
+    """An operation, with strings in the place of its constants; None without one."""
+    if operation is None:
+        return None
+    first = ast.BinOp(ast.Constant(probe), ast.Add(), ast.Constant(0))
+    if operation.look is None:
+        return first
+    values = ast.Tuple([ast.Name(name, ast.Load()) for name in operation.names], ast.Load())
+    return ast.BoolOp(ast.And(), [first, ast.BinOp(ast.Constant(look), ast.Add(), values)])
 
 
 class _Returns(ast.NodeTransformer):
-    """`return x` becomes `return (x, PROBE + 0)[0]`."""
+    """`return x` becomes `return (x, PROBE + 0)[0]`. ends: the expression in the place of the probe."""
+
+    def __init__(self, ends: Any) -> None:
+        self._ends = ends
 
     def visit_Return(self, node: Any) -> Any:
-        values = ast.Tuple([node.value or ast.Constant(None), _operation(_END)], ast.Load())
+        values = ast.Tuple([node.value or ast.Constant(None), copy.deepcopy(self._ends)], ast.Load())
         return ast.copy_location(ast.Return(ast.Subscript(values, ast.Constant(0), ast.Load())), node)
 
     def _leave(self, node: Any) -> Any:

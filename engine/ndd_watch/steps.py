@@ -36,6 +36,7 @@ from .clock import (
 )
 from .ends import Ends
 from .exceptions import ours
+from .looks import key_of
 from .mapped import BEGUN, CORRECTION, LENGTHS_AT, MICRO, MOST_LENGTHS
 
 WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
@@ -69,6 +70,9 @@ class Steps:
     def __init__(self) -> None:
         self.backwards = 0
         self.has_optimizer = self.ends_known = False
+        # The optimizers that were made, and the key of the only one that is left of them; 0 where there are others.
+        self._made: list[weakref.ref[Any]] = []
+        self.sole = 0
         self.loss: float | None = None
         # The device of the first loss.
         self.device: Any = None
@@ -76,8 +80,8 @@ class Steps:
         self.shape: tuple[int, ...] | None = None
         self.caller: Any = None
         self.ends = Ends()
-        # The id of the optimizer that steps at present, the phase around it, whether it got a closure, and the backward
-        # passes before that.
+        # The key of the optimizer that steps at present, the phase around it, whether it got a closure, and the
+        # backward passes before that.
         self.stepping = self.outer = self.before_closure = 0
         self.closure = False
         # Phases around the current one, and steps of optimizers that were heard.
@@ -86,6 +90,8 @@ class Steps:
         self._heard_zeroed = 0
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.every, self.skip, self.usual_backwards = 1, 0, 1
+        # The key of the only optimizer, where steps are timed as a whole.
+        self.only = 0
         # Backward passes happen within others, as of checkpointed activations. Only steps that are timed by phase tell
         # them apart.
         self.nested = False
@@ -118,16 +124,26 @@ class Steps:
         """Steps so far."""
         return int(S[DONE])
 
+    def made(self, optimizer: Any) -> None:
+        """An optimizer is made, or copied."""
+        self.has_optimizer = True
+        self._made.append(weakref.ref(optimizer))
+        self._find_sole()
+
+    def _find_sole(self) -> None:
+        self._made = [one for one in self._made if one() is not None]
+        self.sole = key_of(self._made[0]()) if len(self._made) == 1 else 0
+
     def remember(self, optimizer: Any) -> None:
         """This optimizer has stepped."""
-        known = self._optimizers.get(id(optimizer))
+        known = self._optimizers.get(key_of(optimizer))
         if known is None or known() is not optimizer:
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+            self._optimizers[key_of(optimizer)] = weakref.ref(optimizer)
 
     def optimizers(self) -> list[Any]:
         """The optimizers that have stepped and still exist."""
         found = [one for one in (known() for known in self._optimizers.values()) if one is not None]
-        self._optimizers = {id(one): weakref.ref(one) for one in found}
+        self._optimizers = {key_of(one): weakref.ref(one) for one in found}
         return found
 
     def failed(self, error: BaseException) -> None:
@@ -212,6 +228,7 @@ class Steps:
             S[place] = sum(row) << 1 | 1
             if self.every > 1 and self.ends.only:
                 self.skip, self.usual_backwards = untimed(done + 1, self.every), self.backwards
+                self.only = self.ends.only
                 if self.skip:
                     self.time(0)
         row[:] = ZEROS
@@ -270,6 +287,7 @@ class Steps:
             step_ns = lengths[len(lengths) // 2] if lengths else 0
             self.every = min(int(COST_NS / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
             self._window_begin, self._window_end = S[DONE], 0
+            self._find_sole()
             self.window()
         if self.collect_every and not S[DONE] % self.collect_every:
             gc.collect()

@@ -35,7 +35,7 @@ def test_an_error_in_any_function_that_a_hook_reaches_never_reaches_the_script(
         told for told in broken
         if told.get("died") or (told["loss"], told["steps"], told["errors"]) != (bare["loss"], bare["steps"], "")
     ]  # fmt: skip
-    assert not wrong
+    assert not wrong, [(told["function"], told["loss"], told["steps"], bare["loss"]) for told in wrong]
 
 
 COUNTS = """
