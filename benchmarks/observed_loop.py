@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from statistics import median
 from threading import get_ident
 from typing import Any
 
@@ -95,6 +96,7 @@ def main() -> None:
         generator = random.Random(0)
         hooks, every = Switch(observer), observer.steps.every
         body["steps"] = [_steps(loop, observer, hooks, every, generator) for _ in range(int(count))]
+        body["step_s"] = median(each["without"][0] for each in body["steps"]) / 1e9
         hooks.put(True, True)
         body["besides"] = _besides(loop, observer)
     print(json.dumps(body))

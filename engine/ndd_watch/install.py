@@ -67,6 +67,7 @@ class Observer:
     def _wire(self) -> None:
         steps = self.steps
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
+        self.modules.first_shape = lambda shape: self.put("input", shape=shape)
         self.hooks.loader_read = self._loader_read
         if self.frameworks is not None:
             self.hooks.optimizer_made = self.frameworks.look
@@ -152,9 +153,10 @@ class Observer:
         """Another thread than the one that trains steps an optimizer."""
         me = get_ident()
         silent = clock.now() - S[clock.LAST] > SILENT_NS
-        if (not self.steps.heard and not S[DONE]) or silent:
+        if not (self.steps.heard or S[DONE] or S[ELSEWHERE]) or silent:
             # The first backward pass was somebody else's, or that thread does not train any more.
-            S[ELSEWHERE] += self.steps.ends.stepped(key_of(optimizer))[0]
+            self._others[S[TRAINER]], self.steps.ends = self.steps.ends, self._others.pop(me, None) or Ends()
+            S[ELSEWHERE] += sum(self.steps.ends.stepped(key_of(optimizer)))
             clock.begin(me)
             S[NATIVE] = threading.get_native_id()
             self.steps.skip = self.steps.stepping = 0

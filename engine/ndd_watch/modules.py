@@ -52,6 +52,8 @@ class Modules:
         self._listen: Callable[[bool], None] = lambda on: None
         # Called with the first tensor that a model receives.
         self.received: Callable[[Any], None] | None = None
+        # Called once with the shape of a model's input.
+        self.first_shape: Callable[[tuple[int, ...]], None] | None = None
         # DistributedDataParallel, if this process exchanges data, and its modules.
         self.replica: type | None = None
         self.replicas: list[weakref.ref[Any]] = []
@@ -192,6 +194,9 @@ class Modules:
             shape = (shape[1], shape[0], *shape[2:])
         if known is not None:
             self._steps.shape = shape
+            first, self.first_shape = self.first_shape, None
+            if first is not None:
+                first(shape)
 
     def _inner(self, module: Any, args: Any, _kwargs: Any) -> None:
         """A module within one whose class is looked at for the first time: a recurrent one tells the order."""

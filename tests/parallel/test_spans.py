@@ -53,7 +53,7 @@ class Event:
         self._machine = machine
         self._at = 0.0
 
-    def record(self) -> None:
+    def record(self, _stream: object = None) -> None:
         self._at = max(self._machine.host_ms, self._machine.device_ms)
 
     def query(self) -> bool:

@@ -60,10 +60,11 @@ def test_a_stopped_process_is_named_as_such_and_goes_on(tmp_path: Path) -> None:
     def named() -> bool:
         return any(f"{progress.STOPPED} (process {pid})" in text for text in warnings(tmp_path))
 
-    while not any(path.exists() for path in (tmp_path / "runs").glob("it/events.jsonl")):
-        time.sleep(0.01)
-    time.sleep(3)  # until it trains
+    events = tmp_path / "runs" / "it" / "events.jsonl"
+    while not (events.exists() and '"window"' in events.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
     os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 60
     try:
         while not named() and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -7,24 +7,16 @@ Exactly one phase is current at any time, so the phases of a window add up to it
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ndd_engine.record.events import PHASES, Json
-
-if TYPE_CHECKING:
-    from torch.cuda import Event as TimingEvent
+from ndd_watch.device import SAMPLE_NS, DeviceClock
 
 DATA_WAIT, TO_DEVICE, FORWARD, LOSS, BACKWARD, CLIP = range(6)
 OPTIMIZER, ZERO_GRAD, LOG, EVALUATE, CHECKPOINT, OTHER = range(6, len(PHASES))
-
-# Only this many steps a second carry device events: each event costs 2-4 microseconds of host time.
-DEVICE_STEPS_PER_SECOND = 10
-_MAX_PENDING = 16
 
 
 @dataclass
@@ -83,7 +75,12 @@ def _quantiles(values: Iterable[int]) -> tuple[int | None, int | None, int | Non
 
 
 class PhaseClock:
-    """The host clock. `now` returns nanoseconds of a monotonic clock; tests pass their own."""
+    """The host clock. `now` returns nanoseconds of a monotonic clock; tests pass their own.
+
+    failed: the first error of a GPU's clock; "" without one.
+    """
+
+    failed = ""
 
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
         self.now = now
@@ -173,25 +170,23 @@ class PhaseClock:
 
 
 class DevicePhaseClock(PhaseClock):
-    """The host clock plus, on some steps, the device clock. make_event: creates an event that times.
+    """The host clock plus, on some steps, the clock of the GPU, see `ndd_watch.device`.
 
-    Each phase change records an event on the current stream. Events are read some steps later, after a non-blocking
-    query shows that the step's last one is done: nothing here ever synchronises. The clock chooses the steps with
-    events by itself, unless `choose` leaves that to the caller.
+    make_event: creates an event that times. current_stream: of this thread. The clock chooses the steps with events by
+    itself, unless `choose` leaves that to the caller.
     """
 
     def __init__(
-        self, make_event: Callable[[], TimingEvent], now: Callable[[], int] = time.perf_counter_ns
+        self,
+        make_event: Callable[[], Any],
+        now: Callable[[], int] = time.perf_counter_ns,
+        current_stream: Callable[[], Any] = lambda: None,
     ) -> None:
         super().__init__(now)
-        self._make_event = make_event
-        self._pool: list[TimingEvent] = []
-        self._marks: list[tuple[int, TimingEvent]] | None = None
-        self._pending: deque[tuple[int, list[tuple[int, TimingEvent]]]] = deque()
+        self._device = DeviceClock()
+        self._device.prepare(make_event, current_stream)
         self._device_rows: list[list[float | None]] = []
-        self._next_sample = 0
         self._chosen: Callable[[int, list[float | None]], None] | None = None
-        self._key = 0
 
     def choose(self, measured: Callable[[int, list[float | None]], None]) -> None:
         """Only steps that `sample` chooses carry events.
@@ -202,10 +197,7 @@ class DevicePhaseClock(PhaseClock):
 
     def sample(self, key: int) -> None:
         """The step that begins now carries events. Between steps."""
-        if self._marks is None and len(self._pending) < _MAX_PENDING:
-            self._key = key
-            self._marks = []
-            self._mark(self._current)
+        self._device.begin(self._current, key)
 
     def enter(self, phase: int) -> None:
         now = self.now()
@@ -214,23 +206,25 @@ class DevicePhaseClock(PhaseClock):
         self._current = phase
         if self.listener is not None:
             self.listener(now, phase)
-        if self._marks is not None:
+        if self._device.marks:
             if phase in (EVALUATE, CHECKPOINT):
                 # Not part of a step, and rare: in one of ten sampled steps they would count as if in every step.
-                self._pool.extend(event for _, event in self._marks)
-                self._marks = None
+                self._device.drop()
             else:
-                self._mark(phase)
+                self._device.mark(phase)
 
     def end_step(self) -> int:
         now = super().end_step()
-        if self._marks is not None:
-            self._pending.append((self._key, self._marks))
-            self._marks = None
-        while self._pending and self._pending[0][1][-1][1].query():  # type: ignore[no-untyped-call]
-            self._read(*self._pending.popleft())
-        if self._chosen is None and now >= self._next_sample:
-            self._next_sample = now + 1_000_000_000 // DEVICE_STEPS_PER_SECOND
+        self._device.end()
+        read = self._device.read()
+        self.failed = self._device.failed
+        for key, times in read:
+            row = [times.get(index) for index in range(len(self.names))]
+            self._device_rows.append(row)
+            if self._chosen is not None:
+                self._chosen(key, row)
+        if self._chosen is None and now >= self._device.due:
+            self._device.due = now + SAMPLE_NS
             self.sample(0)
         return now
 
@@ -242,22 +236,7 @@ class DevicePhaseClock(PhaseClock):
 
     def skip(self) -> None:
         super().skip()
-        self._marks = None
-
-    def _mark(self, phase: int) -> None:
-        assert self._marks is not None
-        event = self._pool.pop() if self._pool else self._make_event()
-        event.record()
-        self._marks.append((phase, event))
-
-    def _read(self, key: int, marks: list[tuple[int, TimingEvent]]) -> None:
-        row: list[float | None] = [None] * len(self.names)
-        for (phase, begin), (_, end) in pairwise(marks):
-            row[phase] = (row[phase] or 0.0) + begin.elapsed_time(end) * 1e6  # milliseconds
-        self._device_rows.append(row)
-        self._pool.extend(event for _, event in marks)
-        if self._chosen is not None:
-            self._chosen(key, row)
+        self._device.drop()
 
 
 def no_phase(_phase: int) -> None:

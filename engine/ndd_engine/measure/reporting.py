@@ -76,6 +76,7 @@ class Reporter:
         self._graphs = 0  # compiled so far
         self._made = 0  # items at the end of the last window
         self._has_gpu = losses.device.type == "cuda"
+        self._told_failure = False
 
     def begin(self, step: Callable[[], int], paused: Callable[[], bool]) -> None:
         """Training begins on this thread; what was measured and compiled earlier belongs to no window.
@@ -161,6 +162,10 @@ class Reporter:
             text = f"recompiled: {more} more graph{'' if more == 1 else 's'} by step {step}"
             self.put(MarkEvent("recompile", step, text, {"graphs": more}))
             self._graphs = graphs
+        if self.clock.failed and not self._told_failure:
+            self._told_failure = True
+            text = f"steps are not timed on the GPU: {printable(self.clock.failed)}"
+            self.put(MarkEvent("warning", step, text))
         if self._has_gpu:
             try:
                 self.put(memory_event(self.losses.device))

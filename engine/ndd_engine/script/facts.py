@@ -99,6 +99,8 @@ class Facts:
             yield from self._of_framework(kind, line)
         elif kind == "source":
             yield self._source(line)
+        elif kind == "input":  # a process that is killed may tell no window
+            self._micro = int(line["shape"][0]) if line["shape"] else self._micro
         elif kind == "outside":
             self._outside = {key: list(map(str, line[key])) for key in ("places", "hosts")}
             if self._told:
@@ -129,11 +131,13 @@ class Facts:
         found = []
         if lacking:
             found.append(
-                f"not seen: {' and '.join(lacking)} (compiled, scripted, or without modules of torch); "
-                f"{'its' if len(lacking) == 1 else 'their'} time is part of other phases"
+                f"not seen in the optimizer steps: {' and '.join(lacking)} (compiled, scripted, or without modules of "
+                f"torch); {'its' if len(lacking) == 1 else 'their'} time is part of other phases"
             )
         if not self._items:
-            found.append("items are not counted: no tensor with a size was seen in the input of the model")
+            found.append(
+                "items/s: not counted, since no tensor with a size was seen in the input of the model"
+            )
         return found
 
     @property

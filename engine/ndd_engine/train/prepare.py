@@ -113,7 +113,10 @@ def prepare_run(run: OpenRun) -> Prepared:
     stepper = Stepper(workload, config, device, total, strategy)
     clock = PhaseClock()
     if device.type == "cuda":
-        clock = DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        clock = DevicePhaseClock(
+            lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+            current_stream=torch.cuda.current_stream,
+        )
     settle: Callable[[Callable[[], Any]], None] | None = None
     if world is None:
         loop = Loop(run, stepper, batches, evaluation, clock)

@@ -1,0 +1,165 @@
+"""Reads a GPU without waiting for it: the phases of some steps by its own clock, and values that it has computed.
+
+A GPU runs behind the host. So a timing event is recorded at each phase change of a step, and read some steps later,
+when a query shows that the GPU has passed the last one. Values are copied to pinned memory and read in the same way.
+Nothing here ever synchronises, and nothing happens while the script captures a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import pairwise
+from typing import Any, Callable
+
+from .exceptions import ours
+
+# Only some steps a second carry events: each costs 2 to 4 microseconds of host time.
+SAMPLE_NS = 10**8
+# Steps whose events, and values whose copies, have not been read yet.
+MOST_PENDING = 16
+NEVER = 1 << 62
+# Errors after which nothing more is timed.
+MOST_ERRORS = 3
+
+
+class DeviceClock:
+    """The clock of the GPU that a thread trains on.
+
+    marks: (phase that begins, event) of the present step; empty if it is not timed here. failed: the first error, ""
+    without one.
+    """
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[int, Any]] = []
+        self.failed, self._errors = "", 0
+        # On the clock of the host: when the next step is to carry events.
+        self.due = NEVER
+        self._make: Callable[[], Any] | None = None
+        self._current: Callable[[], Any] = lambda: None
+        self._capturing: Callable[[], bool] = lambda: False
+        self._stream: Any = None
+        self._key = 0
+        self._pool: list[Any] = []
+        self._pending: deque[tuple[int, list[tuple[int, Any]]]] = deque()
+
+    def prepare(
+        self,
+        make_event: Callable[[], Any],
+        current_stream: Callable[[], Any],
+        capturing: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Begin to time. make_event: creates an event that times. capturing: whether the stream captures a graph."""
+        self._make, self._current, self._capturing = make_event, current_stream, capturing
+        self.due = 0
+
+    def begin(self, phase: int, key: int = 0) -> None:
+        """The step that begins now in this phase carries events. All are recorded on the stream that is current now."""
+        if self._make is None or self.marks or len(self._pending) >= MOST_PENDING:
+            return
+        self._key = key
+        try:
+            self._stream = self._current()
+            self._record(phase)
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+
+    def mark(self, phase: int) -> None:
+        """A phase begins, in a step with marks."""
+        try:
+            if self._capturing():
+                self.drop()
+            else:
+                self._record(phase)
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+
+    def rename(self, phase: int) -> None:
+        """The phase that was marked last is another one."""
+        if self.marks:
+            self.marks[-1] = phase, self.marks[-1][1]
+
+    def drop(self) -> None:
+        """Do not time this step."""
+        self._pool.extend(event for _, event in self.marks)
+        self.marks.clear()
+
+    def end(self) -> None:
+        """The step has ended; the last mark tells when."""
+        if self.marks:
+            self._pending.append((self._key, self.marks[:]))
+            self.marks.clear()
+
+    def read(self) -> list[tuple[int, dict[int, float]]]:
+        """(key, nanoseconds of each phase) of the steps that the GPU has finished since the last call."""
+        found: list[tuple[int, dict[int, float]]] = []
+        if not self._pending:
+            return found
+        try:
+            if self._capturing():  # a query would make the capture fail
+                return found
+            while self._pending and self._pending[0][1][-1][1].query():
+                key, marks = self._pending.popleft()
+                row: dict[int, float] = {}
+                for (phase, begin), (_, end) in pairwise(marks):
+                    row[phase] = row.get(phase, 0.0) + begin.elapsed_time(end) * 1e6  # milliseconds
+                self._pool.extend(event for _, event in marks)
+                found.append((key, row))
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+        return found
+
+    def _record(self, phase: int) -> None:
+        assert self._make is not None
+        event = self._pool.pop() if self._pool else self._make()
+        event.record(self._stream)
+        self.marks.append((phase, event))
+
+    def _fail(self, error: Exception) -> None:
+        """Drop what is not read yet. An error of the GPU reaches the training by itself, in its own next call."""
+        if not ours(error):
+            raise error
+        self.failed = self.failed or str(error).partition("\n")[0] or type(error).__name__
+        self._errors += 1
+        if self._errors == MOST_ERRORS:
+            self.due, self._make = NEVER, None
+        self.marks.clear()
+        self._pending.clear()
+        self._pool = []
+
+
+class DeviceValues:
+    """Values of tensors with one element on a GPU, some steps late."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._host: Any = None
+        self._pending: deque[tuple[int, int, Any]] = deque()
+        self._next = 0
+
+    def send(self, key: int, tensor: Any) -> None:
+        """Queue a copy to the host. Raises what torch raises."""
+        torch = self._torch
+        if len(self._pending) >= MOST_PENDING or torch.cuda.is_current_stream_capturing():
+            return
+        if self._host is None:
+            self._host = torch.empty(MOST_PENDING, dtype=torch.float32, pin_memory=True)
+        place = self._next
+        self._host[place].copy_(tensor.detach().reshape(()), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(tensor.device))
+        self._pending.append((key, place, event))
+        self._next = (place + 1) % MOST_PENDING
+
+    def arrived(self) -> list[tuple[int, float]]:
+        """(key, value) of those that have arrived and are finite."""
+        found: list[tuple[int, float]] = []
+        while self._pending and not self._torch.cuda.is_current_stream_capturing():
+            key, place, event = self._pending[0]
+            if not event.query():
+                break
+            self._pending.popleft()
+            value = float(self._host[place].item())
+            if math.isfinite(value):
+                found.append((key, value))
+        return found
