@@ -1,7 +1,7 @@
 """The clock of a watched process. Exactly one phase is current at any time, so the phases add up to the wall time.
 
-The state is in memory that others can read, see `mapped`, and what is called in every step repeats the four lines of
-`enter` instead of calling it: between the operations of a step, each Python function costs about a microsecond.
+The state is in memory that others can read, see `mapped`, and what is called in every step repeats the lines of `enter`
+instead of calling it: between the operations of a step, each Python function costs about a microsecond.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 
+from .device import DeviceClock
 from .mapped import (
     BASE,
     BEGUN,
@@ -57,6 +58,9 @@ memory = Memory()
 S = memory.values
 row, rest = S[ROW : ROW + COLUMNS], S[REST : REST + COLUMNS]
 ZEROS = memoryview(array("q", [0] * COLUMNS))
+# The clock of the GPU that the thread trains on. Where a phase changes, `mark` is called if the step has marks.
+gpu = DeviceClock()
+marks, mark = gpu.marks, gpu.mark
 
 
 def enter(phase: int) -> None:
@@ -65,6 +69,8 @@ def enter(phase: int) -> None:
     row[S[CURRENT]] += t - S[LAST]
     S[LAST] = t
     S[CURRENT] = phase
+    if marks:
+        mark(phase)
 
 
 def begin(thread: int) -> None:

@@ -74,10 +74,9 @@ class DeviceClock:
         except Exception as error:  # noqa: BLE001
             self._fail(error)
 
-    def rename(self, phase: int) -> None:
-        """The phase that was marked last is another one."""
-        if self.marks:
-            self.marks[-1] = phase, self.marks[-1][1]
+    def rename(self, old: int, new: int) -> None:
+        """A phase of the present step is another one."""
+        self.marks[:] = [(new if phase == old else phase, event) for phase, event in self.marks]
 
     def drop(self) -> None:
         """Do not time this step."""
@@ -109,6 +108,13 @@ class DeviceClock:
             self._fail(error)
         return found
 
+    def forget(self) -> None:
+        """Time nothing more, and drop what is not read yet."""
+        self.due, self._make = NEVER, None
+        self.marks.clear()
+        self._pending.clear()
+        self._pool = []
+
     def _record(self, phase: int) -> None:
         assert self._make is not None
         event = self._pool.pop() if self._pool else self._make()
@@ -121,11 +127,10 @@ class DeviceClock:
             raise error
         self.failed = self.failed or str(error).partition("\n")[0] or type(error).__name__
         self._errors += 1
-        if self._errors == MOST_ERRORS:
-            self.due, self._make = NEVER, None
-        self.marks.clear()
-        self._pending.clear()
-        self._pool = []
+        make, due = self._make, self.due
+        self.forget()
+        if self._errors < MOST_ERRORS:
+            self._make, self.due = make, due
 
 
 class DeviceValues:

@@ -31,6 +31,8 @@ from .clock import (
     ZERO_GRAD,
     S,
     enter,
+    mark,
+    marks,
     now,
     row,
 )
@@ -81,6 +83,8 @@ class Hooks:
         # optimizer is made.
         self.loader_read: Callable[[dict[str, Any], Any], None] = lambda settings, place: None
         self.optimizer_made: Callable[[], None] = lambda: None
+        # Set by `install`: called with the device of the first loss.
+        self.device_found: Callable[[Any], None] = lambda device: None
         # Functions that have no probe, since their source is not there.
         self.missing: list[str] = []
 
@@ -115,6 +119,7 @@ class Hooks:
             self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
         self._put(scaler.unscale_, *self.timed(CLIP), True)
+        self._put(scaler.scale, self._scales(), None, False)
         self._put(scaler.step, *self._scaler_hooks(), False)
         self._put(torch.save, self._seen(self._saves), self._leaves(TRAINER), True)
 
@@ -159,6 +164,8 @@ class Hooks:
                 row[S[CURRENT]] += t - S[LAST]
                 S[LAST] = t
                 S[CURRENT] = phase
+                if marks:
+                    mark(phase)
             return zero
 
         return begins
@@ -186,6 +193,8 @@ class Hooks:
                 except IndexError:  # a signal handler of the script has ended a step meanwhile
                     last = OTHER
                 S[CURRENT] = OTHER if last == OPTIMIZER and steps.closure else last
+                if marks:
+                    mark(S[CURRENT])
                 if after is not None:
                     try:
                         after()
@@ -235,6 +244,8 @@ class Hooks:
                 row[current] += t - S[LAST]
                 S[LAST] = t
                 S[CURRENT] = BACKWARD
+                if marks:
+                    mark(BACKWARD)
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
             return zero
@@ -261,6 +272,8 @@ class Hooks:
             S[LAST] = t
             # After the backward pass of a closure, the optimizer computes.
             S[CURRENT] = OPTIMIZER if steps.closure else last
+            if marks:
+                mark(S[CURRENT])
             try:
                 if steps.ranks:
                     waits.after_backward()
@@ -283,9 +296,40 @@ class Hooks:
             return
         if steps.device is None:
             steps.device = looks.device(loss)
-        steps.loss = looks.on_host(loss)
+            self.device_found(steps.device)
+        if not steps.scaled:
+            self._read(loss)
         if steps.ranks:
             self.waits.before_backward(loss)
+
+    def _read(self, loss: Any) -> None:
+        """Read a loss: at once on the CPU, and some steps later on a GPU."""
+        steps = self.steps
+        if (value := self._looks.on_host(loss)) is not None:
+            steps.loss = S[DONE], value
+        elif steps.values is not None and self._looks.has_one_element(loss):
+            steps.values.send(S[DONE], loss)
+
+    def _scales(self) -> Look:
+        """Of a gradient scaler's `scale`: what it receives is the loss itself."""
+        steps, looks, traced = self.steps, self._looks, self._looks.traced
+
+        def begins(_probe: Any, zero: int) -> int:
+            return zero if S[TRAINER] != get_ident() or traced() else 1
+
+        def begun(_probe: Any, given: Any) -> int:
+            scaler, losses = given
+            try:
+                if scaler.__dict__.get("_enabled") is True and looks.allowed():
+                    steps.scaled = True
+                    loss = looks.first_tensor(losses, 2)
+                    if loss is not None and (steps.gate is not None or S[LAST] >= steps.loss_due):
+                        self._read(loss)
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            return 0
+
+        return Look(begins, begun, ("self", "outputs"))
 
     def _begins_training(self) -> bool:
         """Whether a backward pass outside the timed thread is to be timed; counts one that ends an evaluation."""
@@ -326,6 +370,8 @@ class Hooks:
                 row[S[CURRENT]] += t - S[LAST]
                 S[LAST] = t
                 S[CURRENT] = DATA_WAIT
+                if marks:
+                    mark(DATA_WAIT)
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
             return 0
@@ -407,6 +453,8 @@ class Hooks:
                 steps.closure = bool(len(args) > 1 or kwargs) and _takes_closure(optimizer, args, kwargs)
                 steps.before_closure = steps.backwards
                 S[CURRENT] = OTHER if steps.closure else OPTIMIZER
+                if marks:
+                    mark(S[CURRENT])
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
             return 0
@@ -451,9 +499,13 @@ class Hooks:
                     S[LAST] = t
                     if steps.outer % WAITING == BACKWARD:
                         S[CURRENT] = steps.outer  # an optimizer that steps within the backward pass
+                        if marks:
+                            mark(S[CURRENT])
                     else:
                         # Calls that ended with an exception were not all heard.
                         S[CURRENT] = OTHER
+                        if marks:
+                            mark(OTHER)
                         del steps.phases[:]
                         self.modules.reset()
                 steps.closure = False

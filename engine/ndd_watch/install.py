@@ -12,6 +12,7 @@ from typing import Any
 from . import clock, trying
 from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
 from .compilers import skip_ours, without_compiler
+from .device import DeviceValues
 from .ends import Ends
 from .exceptions import Dropped, ours
 from .frameworks import Frameworks
@@ -69,6 +70,7 @@ class Observer:
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
         self.modules.first_shape = lambda shape: self.put("input", shape=shape)
         self.hooks.loader_read = self._loader_read
+        self.hooks.device_found = self._device_found
         if self.frameworks is not None:
             self.hooks.optimizer_made = self.frameworks.look
 
@@ -96,6 +98,7 @@ class Observer:
         self.steps.studying, self.steps.skip = False, 0
         self.hooks.remove()
         self._armed = False
+        clock.gpu.forget()
         if study == "learn":
             self.learning.deaf()
         elif study == "profile":
@@ -155,7 +158,8 @@ class Observer:
         silent = clock.now() - S[clock.LAST] > SILENT_NS
         if not (self.steps.heard or S[DONE] or S[ELSEWHERE]) or silent:
             # The first backward pass was somebody else's, or that thread does not train any more.
-            self._others[S[TRAINER]], self.steps.ends = self.steps.ends, self._others.pop(me, None) or Ends()
+            mine = self._others.pop(me) if me in self._others else Ends()
+            self._others[S[TRAINER]], self.steps.ends = self.steps.ends, mine
             S[ELSEWHERE] += sum(self.steps.ends.stepped(key_of(optimizer)))
             clock.begin(me)
             S[NATIVE] = threading.get_native_id()
@@ -165,6 +169,17 @@ class Observer:
             return
         ended, missed = self._others.setdefault(me, Ends()).stepped(key_of(optimizer))
         S[ELSEWHERE] += ended + missed
+
+    def _device_found(self, device: Any) -> None:
+        """The device of the training is known."""
+        if device.type == "cuda":
+            cuda: Any = self._torch.cuda
+            clock.gpu.prepare(
+                lambda: cuda.Event(enable_timing=True),
+                lambda: cuda.current_stream(device),
+                cuda.is_current_stream_capturing,
+            )
+            self.steps.values = DeviceValues(self._torch)
 
     def put(self, kind: str, /, **body: Any) -> None:
         """Record something; kept until the process trains."""
@@ -276,6 +291,7 @@ class Observer:
     def forked(self) -> None:
         """In a child process: most likely a worker of a loader. It is observed anew if it trains."""
         memory.detach()
+        clock.gpu.forget()
         if self.recorder is not None:
             self.recorder.pause()
         self.recorder, self._study, self._others = None, "", {}

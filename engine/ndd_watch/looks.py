@@ -92,6 +92,11 @@ class Looks:
             value = float(tensor.item())
         return value if value == value and abs(value) != float("inf") else None
 
+    def has_one_element(self, tensor: Any) -> bool:
+        """Whether a tensor is a plain one with a single real value."""
+        with self._silent():
+            return not tensor.is_nested and tensor.numel() == 1 and not tensor.is_complex()
+
     def number(self, value: Any) -> float | None:
         """A number, or the value of such a tensor; None for anything else."""
         if type(value) in (int, float, bool):

@@ -23,6 +23,8 @@ from .clock import (
     WAITING,
     S,
     enter,
+    mark,
+    marks,
     now,
     row,
 )
@@ -123,6 +125,8 @@ class Modules:
                 row[S[CURRENT]] += t - S[LAST]
                 S[LAST] = t
                 S[CURRENT] = OTHER
+                if marks:
+                    mark(OTHER)
             if self._root is not None:
                 self._time_first.setdefault(self._root[0], False)
                 self._root = None
@@ -168,6 +172,8 @@ class Modules:
         row[current] += t - S[LAST]
         S[LAST] = t
         S[CURRENT] = LOSS if loss else FORWARD
+        if marks:
+            mark(S[CURRENT])
 
     def _replicate(self, module: Any) -> None:
         """Remember a DistributedDataParallel."""

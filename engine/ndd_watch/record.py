@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable
 
 from . import clock
-from .clock import DONE, TRAINER, S, memory
+from .clock import DONE, NAMES, TRAINER, S, memory
 from .exceptions import Dropped
 from .looks import Looks
 from .mapped import CORRECTION, MICRO, NATIVE, SKIPPED
@@ -35,7 +35,7 @@ class Recorder:
         self._main = getattr(sys.modules.get("__main__"), "__file__", None)
         self._status = ("done", "")
         self._described = self._closed = False
-        self.paused = False
+        self.paused = self._told_failure = False
 
     def open(self, early: list[tuple[str, dict[str, Any]]], place: dict[str, Any]) -> None:
         """Begin. early: what was observed before. place: see `waits.place`. Raises OSError."""
@@ -84,7 +84,14 @@ class Recorder:
             self._describe()
         self.resume()
         wall, rest = clock.take()
-        loss, steps.loss = steps.loss, None
+        if steps.values is not None and steps.gate is None:
+            for loss in steps.values.arrived():
+                steps.loss = loss
+        steps.device_rows += clock.gpu.read()
+        newest = steps.loss
+        if steps.gate is None:  # a trial compares all of them
+            steps.loss = None
+        device, steps.device_rows = steps.device_rows, []
         shape, steps.shape = steps.shape, None
         (gc_ns, gc_count, gc_max_ns), self._pauses = self._pauses, [0, 0, 0]
         cpu = time.process_time_ns()
@@ -93,8 +100,13 @@ class Recorder:
             more = {"cpu_ns": cpu - self._cpu, "rss_bytes": resident()}
         self._cpu = cpu
         micro, self._micro = S[MICRO] - self._micro, S[MICRO]
+        if clock.gpu.failed and not self._told_failure:
+            self._told_failure = True
+            self.put("untimed", reason=clock.gpu.failed)
         self.put(
-            "steps", step=S[DONE], correction=S[CORRECTION], micro_steps=micro, wall_ns=wall, rest=rest, loss=loss,
+            "steps", step=S[DONE], correction=S[CORRECTION], micro_steps=micro, wall_ns=wall, rest=rest,
+            loss=None if newest is None else newest[1], loss_step=None if newest is None else newest[0] + 1,
+            device=[{NAMES[phase]: round(spent) for phase, spent in found.items()} for _, found in device],
             lr=self._rate(), shape=shape, gc_ns=gc_ns, gc_count=gc_count, gc_max_ns=gc_max_ns,
             skipped_updates=S[SKIPPED], **more,
         )  # fmt: skip
@@ -143,14 +155,18 @@ class Recorder:
         device = self._steps.device
         if device is None or device.type != "cuda":
             return
-        found = sys.modules["torch"].cuda.memory_stats(device.index)
+        cuda: Any = sys.modules["torch"].cuda
+        found = cuda.memory_stats(device.index)
+        free, total = cuda.mem_get_info(device.index)
+        allocated, peak = (
+            found.get("allocated_bytes.all.current", 0),
+            found.get("allocated_bytes.all.peak", 0),
+        )
         self.put(
-            "memory", allocated_bytes=found.get("allocated_bytes.all.current", 0),
-            reserved_bytes=found.get("reserved_bytes.all.current", 0),
-            peak_allocated_bytes=found.get("allocated_bytes.all.peak", 0),
-            peak_reserved_bytes=found.get("reserved_bytes.all.peak", 0), growth_bytes=None,
-            retries=found.get("num_alloc_retries", 0), ooms=found.get("num_ooms", 0), free_bytes=None, total_bytes=None,
-            others_bytes=None,
+            "memory", allocated_bytes=allocated, reserved_bytes=found.get("reserved_bytes.all.current", 0),
+            peak_allocated_bytes=peak, peak_reserved_bytes=found.get("reserved_bytes.all.peak", 0),
+            growth_bytes=peak - allocated, retries=found.get("num_alloc_retries", 0), ooms=found.get("num_ooms", 0),
+            free_bytes=free, total_bytes=total, others_bytes=None,
         )  # fmt: skip
 
     def _collected(self, moment: str, _info: Any) -> None:

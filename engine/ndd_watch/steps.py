@@ -30,10 +30,14 @@ from .clock import (
     TRAINER,
     ZEROS,
     S,
+    gpu,
+    mark,
+    marks,
     now,
     rest,
     row,
 )
+from .device import SAMPLE_NS, DeviceValues
 from .ends import Ends
 from .exceptions import ours
 from .looks import key_of
@@ -73,9 +77,15 @@ class Steps:
         # The optimizers that were made, and the key of the only one that is left of them; 0 where there are others.
         self._made: list[weakref.ref[Any]] = []
         self.sole = 0
-        self.loss: float | None = None
-        # The device of the first loss.
+        # (the steps before it, its value).
+        self.loss: tuple[int, float] | None = None
+        # A gradient scaler multiplies the losses: their own values are seen before that.
+        self.scaled = False
+        # The device of the first loss, what reads values there if it is a GPU, and what its clock has measured: (steps
+        # before, nanoseconds by phase).
         self.device: Any = None
+        self.values: DeviceValues | None = None
+        self.device_rows: list[tuple[int, dict[int, float]]] = []
         self.loss_due = 0
         self.shape: tuple[int, ...] | None = None
         self.caller: Any = None
@@ -208,6 +218,9 @@ class Steps:
         S[LAST] = t
         if row[EVALUATE] or row[CHECKPOINT]:
             self._set_aside()
+        if marks:
+            mark(S[CURRENT])
+            gpu.end()
         done = S[DONE]
         place = LENGTHS_AT + done % MOST_LENGTHS
         if self.studying or t > self.next_study:
@@ -236,6 +249,10 @@ class Steps:
         # Of several optimizers, each has backward passes of its own on the same batch.
         S[MICRO] += 1 if len(self.ends.counts) > 1 else self.backwards
         self.backwards = 0
+        if t > gpu.due and not self.skip:
+            gpu.due = t + SAMPLE_NS
+            self.device_rows += gpu.read()
+            gpu.begin(S[CURRENT], done + 1)
         if self.studying or t > self.next_study or t - S[BEGUN] >= WINDOW_NS or self.gate is not None:
             self._sometimes(t)
 
@@ -250,7 +267,10 @@ class Steps:
             if each:
                 row[FORWARD] += row[EVALUATE]
                 row[EVALUATE] = 0
+                gpu.rename(EVALUATE, FORWARD)
         for phase in (EVALUATE, CHECKPOINT):
+            if row[phase]:
+                gpu.drop()
             rest[phase] += row[phase]
             row[phase] = 0
 

@@ -67,7 +67,6 @@ class Trying:
 
     def __call__(self, done: int) -> None:
         """At the end of each step."""
-        t = time.perf_counter_ns()
         steps = self._observer.steps
         if steps.shape is not None:
             self._items = int(steps.shape[0]) if steps.shape else 0
@@ -77,7 +76,7 @@ class Trying:
             self._settle(done)
             return
         if done == self._first:
-            self._begin, self._aside = t, _aside()
+            self._begin, self._aside = self._now(), _aside()
         over = (
             self._until is not None
             and done - self._first >= self._least
@@ -85,27 +84,44 @@ class Trying:
         )
         if done < self._last and not over:
             return
-        spent = t - self._begin - (_aside() - self._aside)
+        spent = self._now() - self._begin - (_aside() - self._aside)
         self._read_back()
         self._answer({"seconds": spent / 1e9, "steps": done - self._first})
         self._wait(done)
 
     def _settle(self, done: int) -> None:
         """The first steps: their losses are compared, and the observer learns what the script calls."""
-        loss = self._observer.steps.loss
-        if len(self._losses) < LOSSES and loss is not None:
-            self._losses.append(loss)
+        self._keep_losses()
         if done == 1:
             self._first_step = time.perf_counter()
             # Of the process: its imports and its preparation.
             self._started_s = max(time.time() - spawned(), 0.0)
         if done < SETTLE and time.perf_counter() - self._first_step < SETTLE_S:
             return
+        self._now()
+        self._keep_losses()
         self._ready = time.perf_counter()
         self._warmed = done
         self._read_back()
         self._answer({"ready": self._facts()})
         self._wait(done)
+
+    def _now(self) -> int:
+        """Nanoseconds, when the GPU has done what was queued: a run is as long as its work, not as its launches."""
+        cuda: Any = sys.modules["torch"].cuda
+        device = self._observer.steps.device
+        if cuda.is_initialized():
+            cuda.synchronize(device if device is not None and device.type == "cuda" else None)
+        return time.perf_counter_ns()
+
+    def _keep_losses(self) -> None:
+        """Those of the first steps; from a GPU they arrive some steps late."""
+        steps = self._observer.steps
+        found = [] if steps.loss is None else [steps.loss]
+        steps.loss = None
+        if steps.values is not None:
+            found += steps.values.arrived()
+        self._losses += [value for _, value in found][: LOSSES - len(self._losses)]
 
     def _facts(self) -> dict[str, Any]:
         """The fields of SideFacts that this process knows, for each of its sides."""
@@ -146,7 +162,7 @@ class Trying:
         seconds = command["until_s"]
         self._until = None if seconds is None else time.perf_counter() + seconds
         if not command["lead"]:
-            self._begin, self._aside = time.perf_counter_ns(), _aside()
+            self._begin, self._aside = self._now(), _aside()
         clock.clear()
 
     def _on(self, index: int) -> None:

@@ -14,7 +14,7 @@ from functools import wraps
 from threading import get_ident
 from typing import Any, Callable
 
-from .clock import BACKWARD, CURRENT, LAST, TIMED, WAITING, S, now, row
+from .clock import BACKWARD, CURRENT, LAST, TIMED, WAITING, S, mark, marks, now, row
 from .modules import Modules
 from .probes import Probes
 from .steps import Steps
@@ -72,6 +72,8 @@ class Waits:
                     row[S[CURRENT]] += t - S[LAST]
                     S[LAST] = t
                     S[CURRENT] += WAITING
+                    if marks:
+                        mark(S[CURRENT])
             return zero
 
         def ends(_probe: Any, zero: int) -> int:
@@ -82,6 +84,8 @@ class Waits:
                     row[S[CURRENT]] += t - S[LAST]
                     S[LAST] = t
                     S[CURRENT] -= WAITING
+                    if marks:
+                        mark(S[CURRENT])
             return zero
 
         return begins, ends
@@ -140,6 +144,8 @@ class Waits:
             row[BACKWARD] += t - S[LAST]
             S[LAST] = t
             S[CURRENT] = BACKWARD + WAITING
+            if marks:
+                mark(S[CURRENT])
 
 
 def place(torch: Any) -> dict[str, Any]:

@@ -97,6 +97,9 @@ class Facts:
             yield MemoryEvent(**counters)
         elif kind in ("totals", "epoch", "scalars", "evaluation"):
             yield from self._of_framework(kind, line)
+        elif kind == "untimed":
+            reason = printable(str(line["reason"]))
+            yield MarkEvent("warning", self.step, f"steps are not timed on the GPU: {reason}")
         elif kind == "source":
             yield self._source(line)
         elif kind == "input":  # a process that is killed may tell no window
@@ -174,7 +177,7 @@ class Facts:
             self._told = True
             yield replace(self._run(), resumed_step=self.earlier or None)
         self.step = step = self._step(line)
-        loss = line.get("loss")
+        loss, at = line.get("loss"), self.earlier + int(line.get("loss_step") or line["step"])
         phases = {
             str(name): _phase(body)
             for name, body in line["phases"].items()
@@ -186,7 +189,8 @@ class Facts:
             micro_steps=micro_steps, items=items, tokens=0,
             wall_ns=int(line["wall_ns"]), step_p50_ns=line["step_p50_ns"], step_p95_ns=line["step_p95_ns"],
             step_max_ns=line["step_max_ns"], phases=phases, loss=loss,
-            last_loss=None if loss is None else (step, float(loss)), lr=line.get("lr"), gc_ns=line.get("gc_ns"),
+            last_loss=None if loss is None else (at, float(loss)),
+            device_steps=int(line.get("device_steps") or 0), lr=line.get("lr"), gc_ns=line.get("gc_ns"),
             gc_count=line.get("gc_count"), gc_max_ns=line.get("gc_max_ns"),
         )  # fmt: skip
         skipped = int(line.get("skipped_updates") or 0)

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -176,8 +176,8 @@ class Process:
             line = {
                 "v": VERSION, "type": "steps", "t": self._t, "step": done, "correction": correction,
                 "micro_steps": max(reader.value(mapped.MICRO) - self._micro, 0), "wall_ns": wall,
-                "rest": [0] * len(NAMES), "loss": None, "lr": None, "shape": None, "gc_ns": None, "gc_count": None,
-                "gc_max_ns": None, "skipped_updates": reader.value(mapped.SKIPPED),
+                "rest": [0] * len(NAMES), "loss": None, "loss_step": None, "lr": None, "shape": None, "gc_ns": None,
+                "gc_count": None, "gc_max_ns": None, "skipped_updates": reader.value(mapped.SKIPPED),
             }  # fmt: skip
             joined = self._joined(line)
             if joined is not None:
@@ -188,6 +188,9 @@ class Process:
         try:
             begin, end = self._step, int(line["step"])
             rest = [int(value) for value in line.pop("rest")]
+            device = [
+                {str(name): float(spent) for name, spent in row.items()} for row in line.pop("device", ())
+            ]
             rows = [row for row in self._reader.rows(end) if row[0] >= begin]
             lengths = self._reader.lengths(begin, end)
             shown = max(end + int(line.pop("correction")), self._shown)
@@ -204,8 +207,9 @@ class Process:
                 "step": shown,
                 "steps": shown - self._shown,
                 "timed_steps": len(rows),
+                "device_steps": len(device),
             }
-            found.update(figures(timed, wholes, rest))
+            found.update(figures(timed, wholes, rest, device))
             if "cpu_ns" in line:
                 numbers = [row[0] for row in rows]
                 found["ranks"] = {
@@ -301,11 +305,18 @@ def _rank(name: str) -> tuple[int, int, str]:
     return (0 if kind == "rank" else 1, int(number) if number.isdecimal() else 0, name)
 
 
-def figures(rows: Sequence[Sequence[int]], wholes: Sequence[int], rest: Sequence[int]) -> dict[str, Any]:
+def figures(
+    rows: Sequence[Sequence[int]],
+    wholes: Sequence[int],
+    rest: Sequence[int],
+    device: Sequence[Mapping[str, float]] = (),
+) -> dict[str, Any]:
     """The phases of a window and the quantiles of its steps, in nanoseconds. Phases add up to the wall time.
 
     The time of steps that were timed as a whole is shared out like that of the others; `other` takes the rounding.
+    device: of the steps that the GPU's clock has timed, nanoseconds by phase.
     """
+    on_device = _means(device)
     phases: dict[str, Any] = {}
     columns = list(zip(*rows, strict=True)) or [()] * len(NAMES)
     lengths, whole_ns = [*map(sum, rows)], sum(wholes)
@@ -327,12 +338,15 @@ def figures(rows: Sequence[Sequence[int]], wholes: Sequence[int], rest: Sequence
         if total:
             phases[name] = {
                 "host_ns": total, "p50_ns": _at(values, 0.5), "p95_ns": _at(values, 0.95),
-                "max_ns": values[-1] if values else None, "device_ns": None,
+                "max_ns": values[-1] if values else None, "device_ns": on_device.get(name),
             }  # fmt: skip
         if wholes and timed:
             waits += round(whole_ns * waits / timed)
         if waits := waits + rest[index + WAITING]:
-            phases[NAMES[index + WAITING]] = {"host_ns": waits, "device_ns": None}
+            phases[NAMES[index + WAITING]] = {
+                "host_ns": waits,
+                "device_ns": on_device.get(NAMES[index + WAITING]),
+            }
     whole = sorted([*lengths, *wholes])
     last = whole[-1] if whole else None
     return {
@@ -341,6 +355,16 @@ def figures(rows: Sequence[Sequence[int]], wholes: Sequence[int], rest: Sequence
         "step_p95_ns": _at(whole, 0.95),
         "step_max_ns": last,
     }
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
+    """Nanoseconds of each phase in a step, by the GPU's clock. Waiting for other ranks is part of its phase."""
+    sums: dict[str, float] = {}
+    for row in rows:
+        for name, spent in row.items():
+            for key in {name, name.partition("/")[0]}:
+                sums[key] = sums.get(key, 0.0) + spent
+    return {name: round(spent / len(rows)) for name, spent in sums.items()}
 
 
 def _at(ordered: Sequence[int], share: float) -> int | None:
