@@ -119,7 +119,8 @@ class CudnnBenchmark(Change):
 class Implementation(Change):
     """fused, foreach or loop, by the flags of the parameter groups, which every step reads anew.
 
-    A fused optimizer on a GPU needs its step counters there: `FusedAtStart`.
+    A fused kernel reads the counter of steps where its parameter is, and would follow a pointer of the host on a GPU
+    (`_init_group` of torch.optim.Adam creates it by the flags). So counters move there and back with the flag.
     """
 
     def __init__(self, value: Any, observer: Any) -> None:
@@ -136,6 +137,18 @@ class Implementation(Change):
                 group["foreach"] = self.value == "foreach" if on else foreach
                 if "fused" in group:
                     group["fused"] = self.value == "fused" if on else fused
+                    self._place_counters(optimizer, group)
+
+    def _place_counters(self, optimizer: Any, group: dict[str, Any]) -> None:
+        """Move the counters of steps to where the optimizer would create them."""
+        beside = bool(group.get("fused") or group.get("capturable"))
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            counter = state.get("step")
+            if isinstance(counter, self.torch.Tensor):
+                device = parameter.device if beside else self.torch.device("cpu")
+                if counter.device != device:
+                    state["step"] = counter.to(device)
 
     def applied(self) -> tuple[str, bool | None, str]:
         if not self._flags:

@@ -41,6 +41,7 @@ from .phases import (
     OPTIMIZER,
     OTHER,
     PHASES,
+    TO_DEVICE,
     WAITING,
     ZERO_GRAD,
 )
@@ -48,7 +49,7 @@ from .phases import (
 # What the hooks need of all this comes from here.
 __all__ = [
     "BACKWARD", "BASE", "CHECKPOINT", "CLIP", "CURRENT", "DATA_WAIT", "DONE", "EVALUATE", "FORWARD", "LAST", "LOSS",
-    "NAMES", "OPTIMIZER", "OTHER", "PHASES", "TIMED", "TRAINER", "WAITING", "ZERO_GRAD",
+    "NAMES", "OPTIMIZER", "OTHER", "PHASES", "TIMED", "TO_DEVICE", "TRAINER", "WAITING", "ZERO_GRAD",
 ]  # fmt: skip
 
 now = time.perf_counter_ns

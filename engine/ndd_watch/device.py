@@ -59,8 +59,9 @@ class DeviceClock:
             return
         self._key = key
         try:
-            self._stream = self._current()
-            self._record(phase)
+            if not self._capturing():
+                self._stream = self._current()
+                self._record(phase)
         except Exception as error:  # noqa: BLE001
             self._fail(error)
 
@@ -77,6 +78,11 @@ class DeviceClock:
     def rename(self, old: int, new: int) -> None:
         """A phase of the present step is another one."""
         self.marks[:] = [(new if phase == old else phase, event) for phase, event in self.marks]
+
+    def take_back(self, phase: int) -> None:
+        """The phase that was marked last was another one."""
+        if self.marks:
+            self.marks[-1] = phase, self.marks[-1][1]
 
     def drop(self) -> None:
         """Do not time this step."""
@@ -134,37 +140,50 @@ class DeviceClock:
 
 
 class DeviceValues:
-    """Values of tensors with one element on a GPU, some steps late."""
+    """Values of tensors with one element on a GPU, some steps late. An error ends this; it reaches nobody."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._host: Any = None
+        # Key, place in the memory of the host, and an event that follows the copy.
         self._pending: deque[tuple[int, int, Any]] = deque()
         self._next = 0
+        self._failed = False
 
     def send(self, key: int, tensor: Any) -> None:
-        """Queue a copy to the host. Raises what torch raises."""
+        """Queue a copy to the host."""
         torch = self._torch
-        if len(self._pending) >= MOST_PENDING or torch.cuda.is_current_stream_capturing():
+        if self._failed or len(self._pending) >= MOST_PENDING or torch.cuda.is_current_stream_capturing():
             return
-        if self._host is None:
-            self._host = torch.empty(MOST_PENDING, dtype=torch.float32, pin_memory=True)
-        place = self._next
-        self._host[place].copy_(tensor.detach().reshape(()), non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(tensor.device))
-        self._pending.append((key, place, event))
-        self._next = (place + 1) % MOST_PENDING
+        try:
+            if self._host is None:
+                self._host = torch.empty(MOST_PENDING, dtype=torch.float32, pin_memory=True)
+            place = self._next
+            self._host[place].copy_(tensor.detach().reshape(()), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(tensor.device))
+            self._pending.append((key, place, event))
+            self._next = (place + 1) % MOST_PENDING
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
 
     def arrived(self) -> list[tuple[int, float]]:
-        """(key, value) of those that have arrived and are finite."""
+        """(key, value) of those that have arrived since the last call and are finite."""
         found: list[tuple[int, float]] = []
-        while self._pending and not self._torch.cuda.is_current_stream_capturing():
-            key, place, event = self._pending[0]
-            if not event.query():
-                break
-            self._pending.popleft()
-            value = float(self._host[place].item())
-            if math.isfinite(value):
-                found.append((key, value))
+        if not self._pending or self._torch.cuda.is_current_stream_capturing():
+            return found
+        try:
+            while self._pending and self._pending[0][2].query():
+                key, place, _ = self._pending.popleft()
+                value = float(self._host[place].item())
+                if math.isfinite(value):
+                    found.append((key, value))
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
         return found
+
+    def _fail(self, error: Exception) -> None:
+        if not ours(error):
+            raise error
+        self._failed = True
+        self._pending.clear()

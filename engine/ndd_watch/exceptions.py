@@ -23,7 +23,8 @@ _CALLED = (os.sep + "torch" + os.sep, os.path.join(os.path.dirname(os.__file__),
 
 def ours(error: BaseException) -> bool:
     """Whether an exception that our code has caught can be its own."""
-    if type(error) not in _RAISED:
+    # Classes of torch, as AcceleratorError, are errors of its own code.
+    if type(error) not in _RAISED and type(error).__module__ != "torch":
         return False
     trace: Any = error.__traceback__
     if trace is None:

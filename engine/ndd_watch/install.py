@@ -12,6 +12,7 @@ from typing import Any
 from . import clock, trying
 from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
 from .compilers import skip_ours, without_compiler
+from .copies import Copies
 from .device import DeviceValues
 from .ends import Ends
 from .exceptions import Dropped, ours
@@ -50,6 +51,7 @@ class Observer:
         self.hooks = Hooks(
             self.steps, self.modules, self.looks, self._arm, own, self.outside.writes, self._elsewhere
         )
+        self.copies = Copies(torch, self.looks, self.steps.failed)
         self.learning = Learning(self.looks)
         self.profiler = StepProfiler(own)
         self.frameworks = Frameworks(self.told, self.hooks.probes) if frameworks else None
@@ -99,6 +101,7 @@ class Observer:
         self.hooks.remove()
         self._armed = False
         clock.gpu.forget()
+        self.copies.remove()
         if study == "learn":
             self.learning.deaf()
         elif study == "profile":
@@ -180,6 +183,7 @@ class Observer:
                 cuda.is_current_stream_capturing,
             )
             self.steps.values = DeviceValues(self._torch)
+            self.copies.put()
 
     def put(self, kind: str, /, **body: Any) -> None:
         """Record something; kept until the process trains."""

@@ -97,6 +97,13 @@ class Looks:
         with self._silent():
             return not tensor.is_nested and tensor.numel() == 1 and not tensor.is_complex()
 
+    def copied(self, tensor: Any, found: Any) -> bool:
+        """Whether a tensor was copied from the host to a device."""
+        if not (self.is_tensor(found) and self.allowed()):
+            return False
+        with self._silent():
+            return bool(tensor.device.type == "cpu" and found.device.type != "cpu")
+
     def number(self, value: Any) -> float | None:
         """A number, or the value of such a tensor; None for anything else."""
         if type(value) in (int, float, bool):

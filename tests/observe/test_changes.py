@@ -9,11 +9,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ndd_watch import FOLDER, SITE
+from ndd_watch.changes import make
 
 IMAGES = """
 import random
@@ -115,3 +118,32 @@ def test_a_trial_does_not_write_into_the_original_folder(tmp_path: Path, allowed
     assert (side is not None) == allowed == (original / "weights.txt").exists()
     if not allowed:
         assert f"the script writes to {original / 'weights.txt'}, outside its folder" in errors
+
+
+def fused(parameter: Any) -> tuple[Any, Any]:
+    """The change, and an optimizer whose step counter is on the host, as Adam creates it without the flag."""
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    optimizer.state[parameter] = {
+        "step": torch.tensor(3.0), "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter),
+    }  # fmt: skip
+    observer: Any = SimpleNamespace(steps=SimpleNamespace(optimizers=lambda: [optimizer]))
+    return make("optimizer.implementation", "fused", observer), optimizer
+
+
+def test_a_fused_step_finds_its_counter_on_the_device_of_its_parameter() -> None:
+    # In torch.optim.adam, `_init_group` creates `step` beside the parameter only for the flags fused and capturable,
+    # and the fused kernel takes the raw pointer of what is there. The meta device stands for a GPU.
+    parameter = torch.nn.Parameter(torch.ones(4, device="meta"))
+    change, optimizer = fused(parameter)
+    change.switch(True)
+    assert optimizer.state[parameter]["step"].device == parameter.device
+
+
+def test_the_counter_of_a_fused_step_keeps_its_value_when_the_flag_changes() -> None:
+    parameter = torch.nn.Parameter(torch.ones(4))
+    parameter.grad = torch.ones(4)
+    change, optimizer = fused(parameter)
+    for on in (True, False, True):
+        change.switch(on)
+        optimizer.step()
+    assert float(optimizer.state[parameter]["step"]) == 6.0

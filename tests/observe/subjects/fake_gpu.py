@@ -1,0 +1,97 @@
+"""A GPU that only its clock exists of: work is queued, and done one after the other while the host goes on.
+
+`Gpu.install` has torch and the observer of this process take it for the device of the training. Timing events, queries
+and streams behave as `torch.cuda.Event` and `torch.cuda.Stream` are documented to.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+
+
+class Gpu:
+    def __init__(self) -> None:
+        self.free_at = 0
+        self.stream: Any = "first"
+        self.capturing = False
+        self.waits = 0
+
+    @property
+    def now(self) -> int:
+        return time.perf_counter_ns()
+
+    def run(self, ms: float) -> None:
+        """Queue a kernel. A queue of 100 ms is full: the host waits."""
+        while self.free_at - self.now > 100e6:
+            time.sleep(0.001)
+        self.free_at = max(self.free_at, self.now) + int(ms * 1e6)
+
+    def wait(self, *_: Any) -> None:
+        """Synchronise."""
+        self.waits += 1
+        while self.free_at > self.now:
+            time.sleep(0.0005)
+
+    def install(self) -> None:
+        gpu = self
+
+        class Event:
+            def __init__(self, enable_timing: bool = False) -> None:
+                self.timing, self.at, self.stream = enable_timing, 0, None
+
+            def record(self, stream: Any = None) -> None:
+                if gpu.capturing:
+                    raise RuntimeError("recorded while a graph is captured")
+                self.stream = gpu.stream if stream is None else stream
+                self.at = max(gpu.free_at, gpu.now)
+
+            def query(self) -> bool:
+                if gpu.capturing:
+                    raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+                return gpu.now >= self.at
+
+            def synchronize(self) -> None:
+                raise AssertionError("the observer waits")
+
+            def elapsed_time(self, end: Any) -> float:
+                if not (self.timing and end.timing and self.stream == end.stream):
+                    raise RuntimeError("CUDA error: invalid resource handle")
+                assert end.query()
+                return float(end.at - self.at) / 1e6
+
+        cuda: Any = torch.cuda
+        cuda.Event = Event
+        cuda.current_stream = lambda device=None: gpu.stream
+        cuda.is_current_stream_capturing = lambda: gpu.capturing
+        cuda.synchronize, cuda.is_initialized = gpu.wait, lambda: True
+        cuda.memory_stats = lambda device=None: {
+            "allocated_bytes.all.current": 100,
+            "allocated_bytes.all.peak": 300,
+        }
+        cuda.mem_get_info = lambda device=None: (700, 1000)
+        empty = torch.empty
+        torch.empty = lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs)  # type: ignore[assignment]
+        observer: Any = sys.modules["_ndd_watch.install"].observer  # type: ignore[attr-defined]
+        observer.looks.device = lambda tensor: torch.device("cuda", 0)
+        observer.looks.on_host = lambda tensor: None
+        # All tensors are on the CPU here: what `copy=True` makes stands for a copy to the GPU.
+        observer.looks.copied = lambda tensor, found: found is not tensor and found.dtype == tensor.dtype
+
+
+class Work(torch.autograd.Function):
+    """A kernel in the forward pass, and one in the backward pass."""
+
+    @staticmethod
+    def forward(context: Any, x: Any, gpu: Gpu, forward_ms: float, backward_ms: float) -> Any:
+        context.gpu, context.ms = gpu, backward_ms
+        gpu.run(forward_ms)
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        context.gpu.run(context.ms)
+        return gradients[0], None, None, None

@@ -1,0 +1,59 @@
+"""Trains on a fake GPU. Arguments: seconds, milliseconds of forward and backward kernels, of the host, and words."""
+
+import sys
+import time
+
+import torch
+from fake_gpu import Gpu, Work
+from torch import nn
+
+seconds, forward_ms, backward_ms, host_ms = map(float, sys.argv[1:5])
+words = sys.argv[5:]
+gpu = Gpu()
+gpu.install()
+if "broken" in words:
+    torch.cuda.Event.query = None
+torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+
+    def forward(self, x):
+        if "inside" in words:
+            large.to("cpu", copy=True)
+        return Work.apply(self.inner(x), gpu, forward_ms, backward_ms)
+
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled="scaled" in words)
+x, large = torch.ones(8, 4), torch.ones(1 << 22)
+begin, steps, value = time.monotonic(), 0, 0.0
+while time.monotonic() - begin < seconds:
+    time.sleep(host_ms / 1e3)
+    if "copies" in words:
+        large.to("cpu", copy=True)
+    if "casts" in words:
+        large.to(torch.float64)
+    optimizer.zero_grad()
+    if "streams" in words:
+        gpu.stream = "second"
+    loss = (model(x) - 1.0).square().mean()
+    gpu.stream = "first"
+    gpu.capturing = "captures" in words and steps % 5 == 4
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    gpu.capturing = False
+    if "evaluates" in words and steps % 3 == 0:
+        model.eval()
+        with torch.no_grad():
+            model(x)
+        model.train()
+    value = loss.item()
+    steps += 1
+waits = gpu.waits
+print("steps", steps, "loss", value, "waits", waits)

@@ -1,0 +1,107 @@
+"""Scripts on a GPU, which is a fake one here: its clock, losses that arrive late, and nothing that waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from observed import Ran, run
+
+MS = 1e6
+
+
+def on_gpu(folder: Path, forward_ms: float, backward_ms: float, host_ms: float, *words: str) -> Ran:
+    """Trains for two seconds; the observer times every step by phase."""
+    ran = run(
+        folder, "on_gpu.py", "2", str(forward_ms), str(backward_ms), str(host_ms), *words, NDD_WATCH_SHARE="10",
+        NDD_WATCH_PROFILE_S="0",
+    )  # fmt: skip
+    assert ran.status == 0, ran.errors
+    return ran
+
+
+def device_ns(ran: Ran) -> dict[str, float]:
+    """Of each phase in a step, over all windows."""
+    windows: list[dict[str, Any]] = [one for one in ran.of("window") if one["device_steps"]]
+    count = sum(one["device_steps"] for one in windows)
+    assert count >= 5
+    sums: dict[str, float] = {}
+    for window in windows:
+        for name, body in window["phases"].items():
+            sums[name] = sums.get(name, 0.0) + (body["device_ns"] or 0.0) * window["device_steps"] / count
+    return sums
+
+
+def test_a_phase_takes_as_long_as_its_kernels_though_the_host_is_faster(tmp_path: Path) -> None:
+    ran = on_gpu(tmp_path, 4.0, 8.0, 0.0)
+    found = device_ns(ran)
+    # Marks lie between the launches, so that a phase on the device is the sum of its kernels, and no host time.
+    assert found["forward"] == pytest.approx(4.0 * MS, rel=0.02)
+    assert found["backward"] == pytest.approx(8.0 * MS, rel=0.02)
+    assert ran.word("waits") == "0"
+
+
+def test_where_the_host_is_slower_the_device_waits_in_the_phase_of_the_host(tmp_path: Path) -> None:
+    found = device_ns(on_gpu(tmp_path, 0.1, 0.1, 20.0))
+    assert found["other"] > 19 * MS  # between the steps
+    assert found["forward"] + found["backward"] < found["other"] / 2
+
+
+def test_losses_arrive_without_waiting_and_belong_to_their_step(tmp_path: Path) -> None:
+    ran = on_gpu(tmp_path, 1.0, 1.0, 1.0)
+    losses = [(one["loss_step"], one["loss"]) for one in ran.of("window") if one["loss"] is not None]
+    assert len(losses) >= 3
+    assert all(loss == pytest.approx(float(ran.word("loss"))) for _, loss in losses)
+    assert [step for step, _ in losses] == sorted({step for step, _ in losses})
+    assert losses[-1][0] <= int(ran.word("steps"))
+    assert ran.word("waits") == "0"
+
+
+def test_a_scaled_loss_is_shown_unscaled(tmp_path: Path) -> None:
+    ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, "scaled")
+    losses = [one["loss"] for one in ran.of("window") if one["loss"] is not None]
+    assert losses and losses[-1] == pytest.approx(float(ran.word("loss")))
+
+
+def test_a_phase_that_begins_on_another_stream_is_timed(tmp_path: Path) -> None:
+    ran = on_gpu(tmp_path, 2.0, 2.0, 1.0, "streams")
+    assert device_ns(ran)["backward"] == pytest.approx(2.0 * MS, rel=0.1)
+    assert not ran.of("untimed")
+
+
+def test_nothing_is_recorded_or_read_while_the_script_captures_a_graph(tmp_path: Path) -> None:
+    ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, "captures")
+    assert not ran.of("untimed") and not ran.of("unobserved")
+    assert int(ran.word("steps")) == sum(one["steps"] for one in ran.of("window"))
+
+
+def test_an_evaluation_is_in_no_device_time_of_a_step(tmp_path: Path) -> None:
+    ran = on_gpu(tmp_path, 3.0, 1.0, 0.0, "evaluates")
+    assert device_ns(ran)["forward"] == pytest.approx(3.0 * MS, rel=0.1)
+
+
+def test_an_error_of_the_clock_costs_the_device_times_only(tmp_path: Path) -> None:
+    ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, "broken")
+    (told,) = ran.of("untimed")
+    assert "not callable" in told["reason"]
+    assert int(ran.word("steps")) == sum(one["steps"] for one in ran.of("window"))
+    assert not ran.of("unobserved")
+
+
+def test_the_memory_says_how_much_is_left(tmp_path: Path) -> None:
+    memory = on_gpu(tmp_path, 1.0, 1.0, 1.0).of("memory")[-1]
+    assert (memory["free_bytes"], memory["total_bytes"], memory["growth_bytes"]) == (700, 1000, 200)
+
+
+def test_copies_to_the_gpu_are_timed(tmp_path: Path) -> None:
+    ran = on_gpu(tmp_path, 0.1, 0.1, 0.0, "copies")
+    assert ran.phases()["to_device"] > 0.3 * sum(ran.phases().values())
+    assert device_ns(ran)["to_device"] > 0
+
+
+@pytest.mark.parametrize("word", ["casts", "inside"])
+def test_casts_and_copies_within_the_forward_pass_are_no_copies_to_the_gpu(tmp_path: Path, word: str) -> None:
+    ran = on_gpu(tmp_path, 0.1, 0.1, 0.0, word)
+    assert "to_device" not in ran.phases()
+    assert not device_ns(ran).get("to_device")
