@@ -26,6 +26,22 @@ def tensors(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in leaves(tree) if isinstance(leaf, Tensor))
 
 
+def same_constants(one: Any, other: Any) -> bool:
+    """Whether two trees have the same leaves beside their tensors. What cannot be compared is not the same."""
+    pairs = [[leaf for leaf in leaves(tree) if not isinstance(leaf, Tensor)] for tree in (one, other)]
+    if len(pairs[0]) != len(pairs[1]):
+        return False
+    return all(a is b or (type(a) is type(b) and _equal(a, b)) for a, b in zip(*pairs, strict=True))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        found = a == b
+        return bool(found.all()) if hasattr(found, "all") else bool(found)
+    except Exception:  # noqa: BLE001  objects of the user may compare as they like
+        return False
+
+
 def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same tree with `change` applied to every tensor; other leaves are kept."""
     if isinstance(tree, Tensor):

@@ -7,18 +7,28 @@ tests/gpu has the tests on a GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ndd_engine.batches import same_constants
 from ndd_engine.config import Config, read
+from ndd_engine.errors import TrainingError
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.train.data.loader import Batches
-from ndd_engine.train.step.graph import WARM_UP_STEPS, CudaRecorder, Replay, StepGraph, Work, why_not
+from ndd_engine.train.step.graph import (
+    MANY_OTHERS,
+    WARM_UP_STEPS,
+    CudaRecorder,
+    Replay,
+    StepGraph,
+    Work,
+    why_not,
+)
 from ndd_engine.train.step.optim import make_optimizer
 from ndd_engine.train.step.precision import make_precision
 from ndd_engine.train.step.stepper import Stepper
@@ -35,8 +45,18 @@ class StandIn(CudaRecorder):
     """Runs the work where a GPU would replay it."""
 
     def __init__(self, stepper: Stepper, error: str | None = None) -> None:
+        super().__init__()
         self.stepper, self.error = stepper, error
         self.warmed = self.replays = 0
+        self.is_strict = False
+
+    @contextmanager
+    def strict(self) -> Iterator[None]:
+        self.is_strict = True
+        try:
+            yield
+        finally:
+            self.is_strict = False
 
     @contextmanager
     def warm_up(self) -> Iterator[None]:
@@ -45,7 +65,10 @@ class StandIn(CudaRecorder):
 
     def record(self, work: Work) -> tuple[Tensor, Replay]:
         if self.error is not None:
-            raise RuntimeError(self.error)
+            try:
+                raise RuntimeError(self.error)
+            finally:  # as torch.cuda.graph.__exit__ does, whose capture_end raises its own error
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
         loss = torch.zeros(())
 
         def replay() -> None:
@@ -199,22 +222,88 @@ def test_a_step_with_a_micro_batch_without_weight_runs_eagerly() -> None:
     assert recorder.replays == 9 - WARM_UP_STEPS - 1
 
 
-def test_memory_that_runs_out_while_capturing_is_no_reason_to_run_eagerly() -> None:
-    stepper, batches, _ = made(error="CUDA error: out of memory")
-    with pytest.raises(RuntimeError, match="out of memory"):
-        losses(stepper, batches.epoch(0), 8)
+class Waits(torch.nn.Module):
+    """Waits for the GPU: under `set_sync_debug_mode("error")` torch raises this at `.item()` (CUDAFunctions.h)."""
+
+    def __init__(self, inner: torch.nn.Module, recorder: Any) -> None:
+        super().__init__()
+        self.inner, self.recorder = inner, recorder
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, *given: Any) -> Any:
+        self.calls += 1
+        if self.recorder.is_strict:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return self.inner(*given)
 
 
-def test_a_step_that_cannot_be_recorded_trains_all_the_same() -> None:
-    stepper, batches, _ = made(error="operation not permitted when stream is capturing\nmore")
+def test_a_step_that_waits_for_the_gpu_is_found_before_it_is_captured() -> None:
+    stepper, batches, _ = made(error="the capture must not begin")
     plain, plain_batches, _ = made(graphed=False)
+    recorder: Any = stepper.graph._recorder  # type: ignore[union-attr]
+    stepper.compute = waits = Waits(stepper.compute, recorder)  # type: ignore[arg-type]
+    stepper.model.add_module("waits", waits)
     assert losses(stepper, batches.epoch(0), 8) == pytest.approx(
         losses(plain, plain_batches.epoch(0), 8), rel=1e-5
     )
     (report,) = stepper.reports
     assert isinstance(report, SettingEvent)
     assert report.in_effect is False
-    assert report.verified == "capturing failed: operation not permitted when stream is capturing"
+    assert report.verified.startswith("a step waits for the GPU")
+    assert float(waits.calls) == 16  # the rehearsal leaves no trace in buffers
+
+
+def test_a_batch_whose_numbers_differ_from_the_captured_ones_is_not_replayed() -> None:
+    batch = [torch.ones(2), 3, {"flag": True}]
+    assert same_constants(batch, [torch.zeros(2), 3, {"flag": True}])
+    assert not same_constants(batch, [torch.ones(2), 4, {"flag": True}])
+    assert not same_constants(batch, [torch.ones(2), 3, {"flag": False}])
+    assert not same_constants(batch, [torch.ones(2), 3.0, {"flag": True}])
+
+    stepper, batches, config = made()
+    losses(stepper, batches.epoch(0), 5)
+    graph, count = stepper.graph, config.batch.accumulation
+    assert graph is not None
+    inputs = [one for one, _ in zip(batches.epoch(0), range(count), strict=False)]
+    graph._static = [(*one, 8) for one in inputs]
+    assert graph._fits([(*one, 8) for one in inputs])
+    for _ in range(MANY_OTHERS):
+        assert graph.failed is None
+        assert not graph._fits([(*one, 7) for one in inputs])
+    assert graph.failed == "values in the batches that are not tensors change: make tensors of them"
+
+
+def test_warm_up_steps_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The caching allocator keeps the blocks of each stream apart (CUDACachingAllocator.cpp, `BlockPool`).
+    streams: list[Any] = []
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None: ...
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: streams.append(Stream()) or streams[-1])
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    recorder = CudaRecorder()
+    for _ in range(WARM_UP_STEPS):
+        with recorder.warm_up():
+            pass
+    assert len(streams) == 1
+
+
+def test_memory_that_runs_out_while_capturing_is_no_reason_to_run_eagerly() -> None:
+    stepper, batches, _ = made(error="CUDA error: out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        losses(stepper, batches.epoch(0), 8)
+
+
+def test_a_capture_that_fails_ends_the_run_with_its_cause() -> None:
+    # capture_end raises within `torch.cuda.graph.__exit__` before the pool, the random state and the stream are given
+    # back, so this process cannot train on; the error of the operation is the context of that one.
+    stepper, batches, _ = made(error="operation not permitted when stream is capturing\nmore")
+    with pytest.raises(TrainingError) as raised:
+        losses(stepper, batches.epoch(0), 8)
+    told = "the CUDA graph cannot be captured: operation not permitted when stream is capturing"
+    assert str(raised.value).startswith(told)
 
 
 def test_what_cannot_be_recorded_is_known_before() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from ndd_engine.config import Config, read
 from ndd_engine.config.schema import OptimizerSection, ScheduleSection
 from ndd_engine.train.step.optim import learning_rate, make_optimizer
 from ndd_engine.train.step.optimizers import Optimizers
-from ndd_engine.train.step.precision import make_precision, set_tf32
+from ndd_engine.train.step.precision import make_precision
 from ndd_engine.workloads.training import TrainingParts
 
 CPU = torch.device("cpu")
@@ -181,7 +179,7 @@ def test_clipping_records_the_norm_and_limits_the_step(trainer: Trainer) -> None
 SWITCHES = """
 import sys, torch
 from ndd_engine.config import read
-from ndd_engine.train.step.precision import make_precision, set_tf32
+from ndd_engine.train.step.precision import make_precision
 torch.cuda.get_device_capability = lambda device: (9, 0)
 for sets in sys.argv[1:]:
     config = read(None, ["run.epochs=1", "precision.amp=off", *sets.split()]).resolve()
@@ -189,45 +187,24 @@ for sets in sys.argv[1:]:
     backends = torch.backends
     places = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
     newer = [getattr(place, "fp32_precision", None) for place in places]
-    try:
-        older = torch.get_float32_matmul_precision(), backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32
-    except RuntimeError as error:
-        older = "mix of the legacy and new APIs" in str(error)
-    print(newer, older, flush=True)
+    with backends.cudnn.flags(enabled=False):
+        pass
+    print(newer, torch.get_float32_matmul_precision(), backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32)
 """
 
 
-def switches(*sets: str) -> list[str]:
-    """The two APIs' switches after each configuration, in a process of its own: they are global."""
-    done = subprocess.run([sys.executable, "-c", SWITCHES, *sets], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
-
-
-@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9")
-def test_tf32_is_set_through_one_api_of_torch() -> None:
-    on, off = switches("precision.tf32=true", "precision.tf32=false")
-    assert (
-        on == "['tf32', 'tf32', 'tf32'] True"
-    )  # the older ones were not touched: torch refuses to read them
-    assert off.startswith("['ieee', 'ieee', 'ieee']")
-
-
-@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9")
-def test_a_run_that_compiles_can_read_the_older_switches() -> None:
-    on, off, again = switches(
-        "precision.tf32=true speed.compile=default", "precision.tf32=false speed.compile=default",
-        "precision.tf32=true speed.compile=max-autotune",
-    )  # fmt: skip
-    assert on == again and on.endswith("('high', True, True)") and on.startswith("['tf32'")
-    assert off.endswith("('highest', False, False)")
-
-
-def test_an_older_torch_gets_its_older_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[str, Any] = {}
-    matmul, cudnn = SimpleNamespace(), SimpleNamespace(allow_tf32=None)
-    monkeypatch.setattr(torch, "backends", SimpleNamespace(cuda=SimpleNamespace(matmul=matmul), cudnn=cudnn))
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda value: found.update(matmul=value))
-    set_tf32(True, compiles=False)
-    assert found == {"matmul": "high"} and cudnn.allow_tf32 is True
-    set_tf32(False, compiles=False)
-    assert found == {"matmul": "highest"} and cudnn.allow_tf32 is False
+@pytest.mark.parametrize("more", ["", " speed.compile=max-autotune"])
+def test_both_apis_of_torch_can_read_the_tf32_switches(more: str) -> None:
+    # torch.backends.cuda.matmul.allow_tf32 and `cudnn.flags` raise "mix of the legacy and new APIs" where only
+    # `fp32_precision` was set. The switches are global, so this runs in a process of its own.
+    sets = [f"precision.tf32={on}{more}" for on in ("true", "false", "true")]
+    done = subprocess.run(
+        [sys.executable, "-c", SWITCHES, *sets], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    on, off, again = done.stdout.splitlines()
+    assert on == again and on.endswith(" high True True")
+    assert off.endswith(" highest False False")
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        assert on.startswith("['tf32', 'tf32', 'tf32']")
+        assert "tf32" not in off

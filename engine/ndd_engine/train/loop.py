@@ -138,6 +138,8 @@ class Loop:
                 self.boundary = False
                 if began >= functions.due_ns and self.step < captures.next:
                     functions.begin(self.step)
+                if stepper.graph is not None and stepper.graph.records_next and self.step:
+                    self.save()  # if the capture fails, this process cannot train on
                 loss = stepper.step(iterator, clock, self.step)
                 if loss is None and own is not None:
                     self._end_pass(own)

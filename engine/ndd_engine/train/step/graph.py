@@ -3,6 +3,10 @@
 The graph covers forward and backward of every micro-batch, clipping and the optimizer. The learning rate is a tensor on
 the device. The first steps run eagerly on a side stream, so that libraries initialise and the optimizer creates its
 state; capturing itself computes nothing.
+
+A capture that fails cannot be taken back: `torch.cuda.graph.__exit__` calls `CUDAGraph.capture_end`, which raises
+before it gives back the memory pool and the random state, and before the stream is left. So a step is rehearsed first
+with an error at everything that waits for the GPU, which is what most steps fail at.
 """
 
 from __future__ import annotations
@@ -15,24 +19,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ndd_engine.batches import map_tensors, tensors
+from ndd_engine.batches import map_tensors, same_constants, tensors
 from ndd_engine.config.schema import Config
-from ndd_engine.errors import message_of
+from ndd_engine.errors import TrainingError, message_of
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock, no_phase
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import SettingEvent
+from ndd_engine.train.random_state import kept_random
 from ndd_engine.workloads.base import Batch
+from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.training import TrainingParts
 
+from .kept import kept_buffers
 from .precision import Precision
 
 if TYPE_CHECKING:
     from .stepper import Stepper
 
 WARM_UP_STEPS = 3
-# After this many batches of other shapes than the captured one, the graph is dropped.
-MANY_OTHER_SHAPES = 3
+# After this many batches that differ from the captured one in what cannot be copied into place, the graph is dropped.
+MANY_OTHERS = 3
+
+# What torch says of them under `set_sync_debug_mode("error")`, see `c10/cuda/CUDAFunctions.h`.
+_SYNCHRONIZES = "called a synchronizing CUDA operation"
 
 Work = Callable[[], Tensor]
 Replay = Callable[[], None]
@@ -58,10 +68,26 @@ def why_not(
 class CudaRecorder:
     """Captures and replays with torch; tests pass their own."""
 
+    def __init__(self) -> None:
+        # One for all steps: the allocator keeps the memory of a step for the stream that it ran on.
+        self._side: torch.cuda.Stream | None = None
+
+    @contextmanager
+    def strict(self) -> Iterator[None]:
+        """In the body, an operation that waits for the GPU raises RuntimeError."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
     @contextmanager
     def warm_up(self) -> Iterator[None]:
         """Run the body on a side stream, in order with the current stream."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if self._side is None:
+            self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = self._side
         current = torch.cuda.current_stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):
@@ -86,7 +112,7 @@ class StepGraph:
         self._stepper = stepper
         self._recorder = recorder or CudaRecorder()
         self._warmed = 0
-        self._other_shapes = 0
+        self._others = 0
         self._static: list[Batch] = []
         self._loss: Tensor | None = None
         self._extras: dict[str, Tensor] = {}
@@ -98,6 +124,11 @@ class StepGraph:
         """Whether the graph has been captured or given up."""
         return self.failed is not None or self._replay is not None
 
+    @property
+    def records_next(self) -> bool:
+        """Whether the next step is captured."""
+        return self.failed is None and self._replay is None and self._warmed >= WARM_UP_STEPS
+
     def step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
         """Like Stepper.step. The replay counts as "forward/graph" because it cannot be split into phases."""
         stepper = self._stepper
@@ -105,7 +136,7 @@ class StepGraph:
         micro = list(islice(batches, stepper.config.batch.accumulation))
         if len(micro) < stepper.config.batch.accumulation:
             return None
-        if self.failed is None and self._replay is None and self._warmed >= WARM_UP_STEPS:
+        if self.records_next:
             clock.enter(phase.FORWARD)
             self._record(micro)
         if self._replay is None or not self._fits(micro):
@@ -118,8 +149,8 @@ class StepGraph:
                 return self._eager(micro, clock, step)  # which skips them; the mean over nothing is NaN
         clock.enter(phase.TO_DEVICE)
         for static, batch in zip(self._static, micro, strict=True):
-            for place, tensor in zip(tensors(static), tensors(batch), strict=True):
-                place.copy_(tensor, non_blocking=stepper.config.loader.non_blocking)
+            for there, tensor in zip(tensors(static), tensors(batch), strict=True):
+                there.copy_(tensor, non_blocking=stepper.config.loader.non_blocking)
         if self._shares is not None:
             self._shares.copy_(_stacked(shares), non_blocking=True)
         clock.enter(phase.OPTIMIZER)
@@ -154,6 +185,9 @@ class StepGraph:
             # Computed outside of the graph: a number would be captured as it is now.
             self._shares = _stacked(stepper.shares(micro)).to(stepper.device)
         stepper.optimizer.zero_grad(set_to_none=True)
+        if (why := self._waits()) is not None:
+            self._give_up(why)
+            return
 
         def work() -> Tensor:
             total: Tensor | None = None
@@ -168,13 +202,34 @@ class StepGraph:
         try:
             self._loss, self._replay = self._recorder.record(work)
         except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
-            self._give_up(f"capturing failed: {message_of(error)}")
-            return
+            # What torch raises at the end of the capture hides the operation that ended it.
+            cause = error.__context__ or error
+            if is_out_of_memory(cause):
+                raise cause from None
+            raise TrainingError(
+                f"the CUDA graph cannot be captured: {message_of(cause)}{_where(cause)}"
+            ) from error
         self._extras = dict(stepper.extras)  # each replay overwrites these tensors
         text = f"captured after {WARM_UP_STEPS} steps, then replayed"
         stepper.reports.append(SettingEvent("speed.cuda_graph", "true", "the whole step", True, text))
+
+    def _waits(self) -> str | None:
+        """Why a step cannot be captured, as it waits for the GPU. It computes gradients once and leaves no trace."""
+        stepper = self._stepper
+        carried, extras = stepper.carry.value, dict(stepper.extras)
+        try:
+            with kept_random(stepper.device), kept_buffers(stepper.model), self._recorder.strict():
+                for index, batch in enumerate(self._static):
+                    share = None if self._shares is None else self._shares[index]
+                    stepper.forward_backward(batch, no_phase, share)
+        except RuntimeError as error:
+            if _SYNCHRONIZES not in str(error):
+                raise
+            return f"a step waits for the GPU{_where(error)}"
+        finally:
+            stepper.carry.value, stepper.extras = carried, extras
+            stepper.optimizer.zero_grad(set_to_none=True)
+        return None
 
     def _give_up(self, why: str) -> None:
         self.failed, self._replay, self._static = why, None, []
@@ -182,17 +237,25 @@ class StepGraph:
         self._stepper.reports.append(SettingEvent("speed.cuda_graph", "true", "off", False, why))
 
     def _fits(self, micro: list[Batch]) -> bool:
-        """Whether the batches have the captured shapes; gives up after too many that do not."""
-        same = all(
-            place.shape == tensor.shape and place.dtype == tensor.dtype
+        """Whether the batches can take the place of the captured ones; gives up after too many that cannot."""
+        shapes = all(
+            there.shape == tensor.shape and there.dtype == tensor.dtype
             for static, batch in zip(self._static, micro, strict=True)
-            for place, tensor in zip(tensors(static), tensors(batch), strict=True)
+            for there, tensor in zip(tensors(static), tensors(batch), strict=True)
         )
+        # Numbers, words and flags were captured as they were then: a replay would compute with those.
+        same = shapes and all(map(same_constants, self._static, micro))
         if not same:
-            self._other_shapes += 1
-            if self._other_shapes == MANY_OTHER_SHAPES:
-                self._give_up("batch shapes change: pad all batches to one shape")
+            self._others += 1
+            if self._others == MANY_OTHERS:
+                why = "values in the batches that are not tensors change: make tensors of them"
+                self._give_up(why if shapes else "batch shapes change: pad all batches to one shape")
         return same
+
+
+def _where(error: BaseException) -> str:
+    found = place(error)
+    return f" ({found})" if found else ""
 
 
 def _stacked(shares: Sequence[Tensor | float]) -> Tensor:

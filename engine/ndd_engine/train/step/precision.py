@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -19,20 +18,14 @@ class Precision:
     scaler: torch.amp.GradScaler | None
 
 
-def set_tf32(on: bool, compiles: bool) -> None:
-    """Turn TF32 on or off in cuBLAS and cuDNN, through one of torch's two APIs.
+def set_tf32(on: bool) -> None:
+    """Turn TF32 on or off in cuBLAS and cuDNN, through the older of torch's two APIs.
 
-    `fp32_precision` where torch has it (2.9), otherwise the older switches. torch raises an error when the older
-    ones are read after only the newer ones were set, and torch.compile reads them (pytorch issue 166387). Runs that
-    compile therefore set the older switches, which set the newer ones as well.
+    It sets the newer switches (`fp32_precision`, torch 2.9) as well. The other way round, torch raises an error where
+    anything reads the older ones: `torch.backends.cudnn.flags`, torch.compile (pytorch issue 166387), the workload.
     """
-    backends: Any = torch.backends
-    if compiles or not hasattr(backends.cuda.matmul, "fp32_precision"):
-        torch.set_float32_matmul_precision("high" if on else "highest")
-        backends.cudnn.allow_tf32 = on
-        return
-    for operation in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
-        operation.fp32_precision = "tf32" if on else "ieee"
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
 
 
 def make_precision(config: Config, device: torch.device) -> Precision:
@@ -44,7 +37,7 @@ def make_precision(config: Config, device: torch.device) -> Precision:
         # bf16 is emulated below compute capability 8.0; fp16 with loss scaling is faster there.
         amp = "bf16" if recent else "fp16" if gpu else "off"
     if gpu:
-        set_tf32(tf32, compiles=config.speed.compile != "off")
+        set_tf32(tf32)
     if amp == "off":
         return Precision("tf32" if tf32 and recent else "fp32", None, None)
     dtype = torch.bfloat16 if amp == "bf16" else torch.float16

@@ -129,7 +129,7 @@ class Stepper:
         """Continue with another configuration that needs no other model, optimizer, compiled code or CUDA graph."""
         self.config, self.precision, self.attention = config, precision, attention_of(config)
         if self.device.type == "cuda":
-            set_tf32(config.precision.tf32, compiles=config.speed.compile != "off")
+            set_tf32(config.precision.tf32)
 
     def step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
         """One optimizer step from the next `batch.accumulation` micro-batches.
