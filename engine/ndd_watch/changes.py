@@ -91,16 +91,37 @@ def _upcast(torch: Any, found: Any, dtype: Any) -> Any:
 
 
 class Tf32(Change):
-    """Matrix products in TF32 on a GPU."""
+    """Matrix products in TF32 on a GPU.
+
+    They are switched through the older of torch's two APIs, which sets the newer one (`fp32_precision`, torch 2.9) as
+    well. A script that used the newer one cannot read the older one: torch raises an error.
+    """
 
     def switch(self, on: bool) -> None:
         if not self.done:
-            self.before, self.done = self.torch.get_float32_matmul_precision(), 1
+            self.before, self.done = self._older(), 1
+            self._newer = [(place, place.fp32_precision) for place in self._places()]
         self.torch.set_float32_matmul_precision(("high" if self.value else "highest") if on else self.before)
+        if not on:
+            for place, before in self._newer:
+                place.fp32_precision = before
 
     def applied(self) -> tuple[str, bool | None, str]:
-        found = self.torch.get_float32_matmul_precision() != "highest"
+        places = self._places()
+        found = places[0].fp32_precision == "tf32" if places else self._older() != "highest"
         return str(found).lower(), found == self.value, "read back from torch"
+
+    def _older(self) -> str:
+        try:
+            return str(self.torch.get_float32_matmul_precision())
+        except RuntimeError:  # the newer API turned TF32 on, and nothing the older one
+            return "highest"
+
+    def _places(self) -> list[Any]:
+        """What `set_float32_matmul_precision` sets in the newer API; [] where torch lacks it."""
+        backends = self.torch.backends
+        places = (backends.cuda.matmul, getattr(backends.mkldnn, "matmul", None))
+        return [place for place in places if hasattr(place, "fp32_precision")]
 
 
 class CudnnBenchmark(Change):

@@ -112,14 +112,9 @@ class Calls:
             self._pop(t)
 
     def _called(self, _code: Any, _offset: int, function: Any, _first: Any) -> None:
-        if (
-            get_ident() == self._thread
-            and not hasattr(function, "__code__")
-            and not isinstance(function, type)
-        ):
-            name = _name(function)
-            if name:
-                self._push(name)
+        # By its type alone: attributes of an object that is called could be code of the script.
+        if get_ident() == self._thread and (name := _name(function)):
+            self._push(name)
 
     def _returned(self, _code: Any, _offset: int, function: Any, _first: Any) -> None:
         t = now()

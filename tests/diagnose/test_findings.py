@@ -62,7 +62,8 @@ def test_the_largest_ceiling_comes_first() -> None:
 
 @pytest.mark.parametrize("pair", HAZARDS, ids=lambda pair: pair.id)
 def test_what_ends_the_run_comes_before_what_slows_it(pair: Pair) -> None:
-    slow = replace(pair.guilty, phases={**pair.guilty.phases, "data_wait": 40.0})
+    device = None if pair.guilty.device is None else {**pair.guilty.device, "data_wait": 40.0}
+    slow = replace(pair.guilty, phases={**pair.guilty.phases, "data_wait": 40.0}, device=device)
     found = slow.found()
     assert found[0].cause == pair.cause
     assert len(found) > 1

@@ -115,7 +115,7 @@ class FakeNvml:
         return 1000 if counter else 500
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, card: FakeCard) -> list[SimpleNamespace]:
-        return []
+        return [SimpleNamespace(pid=999_999, usedGpuMemory=1 << 20)]  # a desktop
 
     def nvmlDeviceGetComputeRunningProcesses(self, card: FakeCard) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in card.processes]

@@ -11,6 +11,7 @@ from ndd_engine.errors import MachineError, UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.nvml import Nvml
+from ndd_engine.hardware.torch_gpus import with_free_memory
 
 L4, H200 = "GPU-aaaaaaaa-0000-0000-0000-000000000001", "GPU-bbbbbbbb-0000-0000-0000-000000000002"
 MIG_A, MIG_B = "MIG-cccccccc-0000-0000-0000-00000000000a", "MIG-cccccccc-0000-0000-0000-00000000000b"
@@ -167,6 +168,29 @@ def test_card_that_only_torch_sees(pair: Any, fakes: Any) -> None:
     machine = look(library, torch=fakes.torch(pair[1]))
     assert machine.device == "cuda:0" and machine.chosen is not None
     assert machine.chosen.nvml_index is None and "NVML" in machine.chosen.reasons["nvml"]
+
+
+@pytest.mark.parametrize("absent", ["memory", "all of NVML"])
+def test_free_memory_that_nvml_does_not_report_is_that_of_cuda(pair: Any, fakes: Any, absent: str) -> None:
+    library, torch = fakes.nvml(*pair), fakes.torch(*pair)
+    library.failing.add("nvmlDeviceGetMemoryInfo" if absent == "memory" else "nvmlInit")
+    torch.cuda.mem_get_info = lambda index: ((9 - index) << 30, 20 << 30)  # torch.cuda.mem_get_info(device)
+    machine = look(library, "cuda:1", torch)
+    assert machine.free_bytes is None
+    found = with_free_memory(machine, torch)
+    assert found.free_bytes == 8 << 30 and found.chosen in found.cards and found.chosen is not None
+    assert found.chosen.reasons["memory"] == "by CUDA; NVML does not report it"
+
+    def fail(index: int) -> None:
+        raise RuntimeError("CUDA error: operation not supported")
+
+    torch.cuda.mem_get_info = fail
+    assert with_free_memory(machine, torch).free_bytes is None
+
+
+def test_free_memory_that_nvml_reports_needs_no_context(pair: Any, fakes: Any) -> None:
+    machine = look(fakes.nvml(*pair), torch=fakes.torch(*pair))
+    assert with_free_memory(machine, None) is machine
 
 
 @pytest.mark.parametrize("survives", range(0, 36, 3))

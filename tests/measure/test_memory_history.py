@@ -89,6 +89,18 @@ def test_the_history_is_recorded_for_the_first_steps_only(memory: Memory, tmp_pa
     assert "largest owners" in message(FULL) and "--set log.memory_history=always" in message(FULL)
 
 
+def test_what_is_measured_undisturbed_runs_without_stacks(memory: Memory, tmp_path: Path) -> None:
+    memory_history.start(GPU, "start", tmp_path)
+    with memory_history.paused():
+        assert memory.calls[-1][0] is None
+    assert memory.calls[-1][0] == "all"
+    memory_history.stop()
+    memory.calls.clear()
+    with memory_history.paused():
+        pass
+    assert not memory.calls
+
+
 def test_it_can_be_recorded_always_or_not_at_all(memory: Memory, tmp_path: Path) -> None:
     memory_history.start(GPU, "off", tmp_path)
     memory_history.start(CPU, "always", tmp_path)

@@ -15,6 +15,7 @@ import torch
 
 from ndd_engine.child import decoded
 from ndd_engine.config import Config, read
+from ndd_engine.predict import probing
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.fakes import traced
 from ndd_engine.predict.linearity import UNCHECKED, alike
@@ -327,3 +328,16 @@ def test_an_lstm_is_one_call() -> None:
     labels = traced(config, found, 2)[0].labels
     longer, wider = made("eeg", "workload.size=lstm", "batch.sequence=192")
     assert abs(len(labels) - len(traced(longer, wider, 2)[0].labels)) < 20
+
+
+def test_the_cuda_context_counts_in_every_prediction_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It exists from the first use of the GPU on, so that the free memory before a second prediction lacks it already.
+    free = [80_000]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free[0], 100_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 0)
+    monkeypatch.setattr(probing, "_contexts", {})
+    gpu = torch.device("cuda", 0)
+    before, free[0] = free[0], 79_500
+    assert probing.context_bytes(gpu, before) == 500
+    assert probing.context_bytes(gpu, free[0]) == 500
+    assert probing.context_bytes(torch.device("cuda", 1), free[0]) == 0

@@ -17,6 +17,7 @@ from torch import Tensor
 from ndd_engine.batches import same_constants
 from ndd_engine.config import Config, read
 from ndd_engine.errors import TrainingError
+from ndd_engine.graphs import why_no_graph
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.train.data.loader import Batches
@@ -27,7 +28,6 @@ from ndd_engine.train.step.graph import (
     Replay,
     StepGraph,
     Work,
-    why_not,
 )
 from ndd_engine.train.step.optim import make_optimizer
 from ndd_engine.train.step.precision import make_precision
@@ -309,7 +309,8 @@ def test_a_capture_that_fails_ends_the_run_with_its_cause() -> None:
 def test_what_cannot_be_recorded_is_known_before() -> None:
     def reason(device: str, *sets: str) -> str | None:
         config = read(None, [*SETS, *sets], "eeg").resolve()
-        return why_not(config, torch.device(device), make_precision(config, CPU))
+        scales = make_precision(config, CPU).scaler is not None
+        return why_no_graph(device == "cuda", config.parallel.ranks, scales, config.optimizer.name)
 
     assert reason("cpu") == "there is no CUDA GPU"
     assert reason("cuda") is None

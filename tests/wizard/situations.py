@@ -19,7 +19,7 @@ MODEL = Model("tiny", 64, "off")
 OPENED = Opened(
     device="cpu", device_name="Test CPU", chosen_threads=None, item="window", token="character", tokens_per_item=64.0,
     train_items=1600, parameters=1000, model="a model", data="some text", size="tiny", memory_gb=None, sequence=64,
-    process_bytes=0, context_bytes=0, items=Items(KEPT, gathers=True), setup_s=3.0, lengths=[],
+    process_bytes=0, context_bytes=0, free_bytes=None, items=Items(KEPT, gathers=True), setup_s=3.0, lengths=[],
 )  # fmt: skip
 HOST = Host("h", "Test CPU", 2, 2, None, None)
 

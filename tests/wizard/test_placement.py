@@ -85,7 +85,7 @@ def test_bf16_is_probed_if_the_cpu_supports_it() -> None:
     def amps(units: tuple[str, ...]) -> tuple[str, ...]:
         machine = Machine((), None, "cpu", {}, replace(HOST, bf16_units=units))
         planner = Planner(Answers(workload="chartext"), lambda *_: None, threading.Event())
-        return planner._amps(None, machine, situation(gpu=None).config)[0]
+        return planner._amps(None, machine, situation(gpu=None).config, OPENED)[0]
 
     assert amps(()) == ("off",)
     assert amps(("amx_bf16",)) == ("off", "bf16")
@@ -94,9 +94,13 @@ def test_bf16_is_probed_if_the_cpu_supports_it() -> None:
 @pytest.mark.parametrize(("name", "found"), [("T4", ("off", "fp16")), ("H200", ("off", "bf16"))])
 def test_a_gpu_is_probed_with_the_dtypes_it_supports(name: str, found: tuple[str, ...]) -> None:
     planner = Planner(Answers(workload="chartext"), lambda *_: None, threading.Event())
-    amps, notes = planner._amps(gpu_named(name), Machine((), None, "cpu", {}, HOST), situation().config)
+    machine = Machine((), None, "cpu", {}, HOST)
+    amps, notes = planner._amps(gpu_named(name), machine, situation().config, OPENED)
     assert amps == found
     assert bool(notes) == (found[1] == "fp16")
+    # NVML does not list it, torch trains on it.
+    there = replace(OPENED, device="cuda:0", device_name=f"NVIDIA {name}")
+    assert planner._amps(None, machine, situation().config, there)[0] == found
 
 
 def test_for_another_gpu_nothing_of_this_host_is_written() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import tomli
+from situations import OPENED
 
 from ndd_engine.config import read
-from ndd_engine.errors import NddError, UsageError
+from ndd_engine.errors import MachineError, NddError, UsageError
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.planner import Planner, WizardStoppedError
 from ndd_engine.wizard.session import best_measured, configuration, propose, to_verify, written, written_into
@@ -132,6 +134,23 @@ def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyP
     answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD))
     with Planner(answers, tell, threading.Event()) as planner:
         assert planner.open().free_bytes == pytest.approx(0.92 * (3 << 30), rel=0.01)
+
+
+@pytest.mark.parametrize("free", [5 << 30, None])
+def test_the_memory_of_a_gpu_is_what_the_probes_find(
+    monkeypatch: pytest.MonkeyPatch, free: int | None
+) -> None:
+    """NVML may not list the GPU, nor report its memory: the process of the probes asks CUDA."""
+    opened = replace(OPENED, device="cuda:0", device_name="GRID vGPU", free_bytes=free)
+    monkeypatch.setattr(Planner, "_start", lambda self: None)
+    monkeypatch.setattr(Planner, "_ask", lambda self, command: {"opened": asdict(opened)})
+    answers = Answers(workload="chartext", sets=("workload.size=tiny", "run.device=auto"))
+    with Planner(answers, tell, threading.Event()) as planner:
+        if free is None:
+            with pytest.raises(MachineError, match="name the GPU with --gpu"):
+                planner.open()
+            return
+        assert planner.open().free_bytes == pytest.approx(0.92 * free, rel=0.01)
 
 
 def test_an_effective_batch_larger_than_the_data_is_rejected() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ndd_engine.graphs import why_no_graph
 from ndd_engine.text import percent, span
 
 from .finding import Change, Finding
@@ -20,6 +21,8 @@ LAUNCH_GAPS = 0.1
 # Clocks below this part of their maximum count as lowered.
 LOWERED = 0.85
 WORDS = ("power cap", "hw slowdown", "thermal", "hw thermal", "power brake")
+# Those that are not usual: heat, and a brake of the hardware.
+FORCED = ("hw slowdown", "thermal", "hw thermal", "power brake")
 
 
 def transfer(view: View) -> Finding | None:
@@ -68,7 +71,8 @@ def launch_bound(view: View) -> Finding | None:
     # max-autotune has CUDA graphs of its own.
     needs = ("speed.compile=default",) if compiled == "max-autotune" else ()
     text = "capture the step in a CUDA graph and replay it" + (", with compile mode default" if needs else "")
-    if (view.whole("parallel.ranks") or 1) == 1:  # ranks exchange gradients during backward
+    ranks, named = view.whole("parallel.ranks") or 1, str(view.get("optimizer.name") or "")
+    if why_no_graph(view.gpu, ranks, view.precision == "fp16", named) is None:
         draft.change(text, "speed.cuda_graph=true", *needs)
     if compiled == "off":
         draft.change("fuse small kernels with torch.compile", "speed.compile=default")
@@ -141,16 +145,25 @@ def neighbour_gpu(view: View) -> Finding | None:
 
 
 def throttling(view: View) -> Finding | None:
-    """The GPU lowers its clocks."""
-    gpu = view.snapshot.card or {}
-    words = ", ".join(word for word in gpu.get("throttle") or () if word in WORDS)
+    """The GPU lowers its clocks: it is too hot, its power supply brakes it, or it is slower than it was in this run.
+
+    At its power limit it computes as fast as that limit allows, which is usual: that alone is no finding.
+    """
+    gpu, usual = view.snapshot.card or {}, view.snapshot.usual_clock_mhz
+    reasons = [word for word in gpu.get("throttle") or () if word in WORDS]
     clock, most, util = gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz"), gpu.get("util_percent")
-    if not words or not clock or not most or clock > LOWERED * most or util is None or util < 50:
+    if not clock or util is None or util < 50:
         return None
-    lost = 1 - clock / most
-    title = f"the GPU is throttled ({words}): {clock} of {most} MHz"
-    draft = Draft("throttling", title, view.part(lost))
-    draft.saw(f"SM clock {clock} of {most} MHz; reasons: {words}", NVML)
+    forced = [word for word in reasons if word in FORCED]
+    of = most if forced else usual
+    if not of or clock > LOWERED * of:
+        return None
+    words = ", ".join(forced or reasons) or "no reason given"
+    what = f"{clock} of {of} MHz" if forced else f"{clock} MHz instead of {of} MHz earlier in this run"
+    draft = Draft("throttling", f"the GPU is throttled ({words}): {what}", view.part(1 - clock / of))
+    draft.saw(f"SM clock {clock} MHz, at most {most} MHz; reasons: {words}", NVML)
+    if gpu.get("power_limit_w") and gpu.get("power_w"):
+        draft.saw(f"{gpu['power_w']:.0f} W of a limit of {gpu['power_limit_w']:.0f} W", NVML)
     if gpu.get("temperature_c") is not None:
         draft.saw(f"{gpu['temperature_c']} °C", NVML)
     draft.change("not fixable in software: improve cooling or raise the power limit (needs an administrator)")

@@ -33,6 +33,8 @@ DISTORTED = 1.3
 
 MODEL = ("forward", "loss", "backward")
 COMPUTING = (*MODEL, "clip", "optimizer", "zero_grad")
+# Phases in which a GPU can wait for the host, or has little to do.
+BESIDE = ("data_wait", "to_device", "clip", "optimizer", "zero_grad", "log", "other")
 CLOCK = "host clock"
 BASELINE = "measured before training"
 CONFIG = "configuration"
@@ -140,14 +142,32 @@ class View:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def cost(self, *names: str) -> Cost:
-        """Total cost of phases over the recent windows."""
+        """Total cost of phases over the recent windows.
+
+        A GPU runs behind the host, and a full queue makes any phase of the host look long. So what a phase beside the
+        model costs there is the time that it takes on the device, waiting included, and never more than on the host.
+        """
         found = [self.phases[name] for name in names if name in self.phases]
         if not found or self.step_ns <= 0:
             return NOTHING
-        errors = [phase.share_error for phase in found]
+        errors: list[float | None] = []
+        ns = wall = 0.0
+        for phase in found:
+            cost = self._cost_ns(phase)
+            part = cost / phase.host_ns if phase.host_ns else 0.0
+            ns, wall = ns + cost, wall + phase.share * part
+            errors.append(None if phase.share_error is None else phase.share_error * part)
         error = None if None in errors else hypot(*(value for value in errors if value is not None))
-        ns = sum(phase.host_ns for phase in found)
-        return Cost(ns, min(ns / self.step_ns, 1.0), error, sum(phase.share for phase in found))
+        return Cost(ns, min(ns / self.step_ns, 1.0), error, wall)
+
+    def _cost_ns(self, phase: PhaseShare) -> float:
+        if not self.gpu or phase.name not in BESIDE:
+            return phase.host_ns
+        if phase.device_ns is not None:
+            return min(phase.host_ns, phase.device_ns)
+        util = (self.snapshot.card or {}).get("util_percent")
+        # Without its clock, the GPU's idle time is an upper bound.
+        return phase.host_ns if util is None else min(phase.host_ns, (1 - float(util) / 100) * self.step_ns)
 
     def part(self, share: float) -> Cost:
         """Cost of a share of the step time; its error is unknown."""

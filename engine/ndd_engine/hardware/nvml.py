@@ -166,13 +166,15 @@ class Nvml:
         return None if bits is None else [word for bit, word in THROTTLE if bits & bit]
 
     def processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
-        """All compute and graphics processes on the GPU, each once; None if the driver does not report them."""
-        drawing = self._ask("processes", "nvmlDeviceGetGraphicsRunningProcesses", handle)
+        """The processes that compute on the GPU, each once; None if the driver does not report them.
+
+        Those that only draw, as a desktop does, are left out: they take memory, which NVML counts as used, and no time.
+        """
         computing = self._ask("processes", "nvmlDeviceGetComputeRunningProcesses", handle)
         if computing is None:
             return None
         found: dict[int, int | None] = {}
-        for entry in [*(drawing or ()), *computing]:
+        for entry in computing:
             known = [used for used in (entry.usedGpuMemory, found.get(entry.pid)) if used is not None]
             found[entry.pid] = max(known, default=None)
         return tuple(GpuProcess(pid, used) for pid, used in sorted(found.items()))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from .gpu import Gpu, VisibleGpus, names
+from .gpu import Gpu, Machine, VisibleGpus, names
 from .profiles import match
 from .visible import VARIABLE
 
@@ -41,6 +42,26 @@ def ask_torch(gpus: tuple[Gpu, ...], environ: Mapping[str, str], torch: Any = No
         reason = f"{VARIABLE}={environ[VARIABLE]} hides every GPU from torch"
         return _none(gpus, reason, warn=False)
     return _none(gpus, f"torch {version} sees no GPU" + "".join(f": {text}" for text in said[:1]))
+
+
+def with_free_memory(machine: Machine, torch: Any = None) -> Machine:
+    """The machine with the free memory of the chosen GPU from CUDA, if NVML does not report it. Never raises.
+
+    NVML may not report it of virtual GPUs and MIG instances, and may be missing. CUDA's answer creates a context on the
+    GPU in this process, whose memory is not free then.
+    """
+    gpu = machine.chosen
+    if gpu is None or gpu.free_bytes is not None:
+        return machine
+    try:
+        free, total = (torch or import_module("torch")).cuda.mem_get_info(int(machine.device.partition(":")[2]))
+    except Exception as error:  # noqa: BLE001 - a broken driver fails in many ways
+        found = gpu.because("memory", f"CUDA does not report it either: {error}")
+    else:
+        known = {"free_bytes": free, "used_bytes": total - free, "memory_total_bytes": total}
+        found = gpu.because("memory", "by CUDA; NVML does not report it", **known)
+    cards = tuple(found if card is gpu else card for card in machine.cards)
+    return replace(machine, cards=cards, chosen=found)
 
 
 def _numbered(

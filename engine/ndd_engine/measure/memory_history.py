@@ -11,7 +11,8 @@ hide the error that ends it.
 from __future__ import annotations
 
 import pickle
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +38,24 @@ _recording = False
 
 def start(device: torch.device, mode: str, folder: Path) -> None:
     """Start recording on a GPU. mode: "start" (the first steps), "always" or "off". folder: for the snapshot."""
-    global _folder, _lasting, _recording
+    global _folder, _lasting
     if device.type != "cuda" or mode == "off":
         return
     _folder, _lasting = folder, mode == "always"
-    with suppress(Exception):
-        _memory()._record_memory_history("all", context="alloc", stacks="python", max_entries=ENTRIES)
-        _recording = True
+    _begin()
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Record nothing in the body, which is measured: a stack for each allocation would slow it down."""
+    was = _recording
+    if was:
+        _end()
+    try:
+        yield
+    finally:
+        if was:
+            _begin()
 
 
 def settle(steps: int) -> None:
@@ -102,6 +114,13 @@ def _live(body: dict[str, Any]) -> list[tuple[Any, int]]:
         for block in blocks
         if block["state"] != "inactive"
     ]
+
+
+def _begin() -> None:
+    global _recording
+    with suppress(Exception):
+        _memory()._record_memory_history("all", context="alloc", stacks="python", max_entries=ENTRIES)
+        _recording = True
 
 
 def _end() -> None:

@@ -13,6 +13,7 @@ from ndd_engine.errors import MachineError, NddError, TrainingError, said
 from ndd_engine.hardware.detect import detect, equal_gpus
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import usable_threads
+from ndd_engine.hardware.torch_gpus import with_free_memory
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.train.failures import smaller_batch
 from ndd_engine.train.prepare import seed
@@ -39,7 +40,7 @@ def predict(draft: Draft, progress: Callable[[str], None]) -> Prediction:
     Raises MachineError out of memory, and TrainingError for an exception in the user's own workload.
     """
     asked = draft.resolve()
-    machine = detect(asked.run.device)
+    machine = with_free_memory(detect(asked.run.device))
     device = torch.device(machine.device)
     ranks = asked.parallel.ranks
     # As each of several ranks will have.

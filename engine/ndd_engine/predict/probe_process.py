@@ -34,9 +34,10 @@ class Opened:
 
     device: torch device name. chosen_threads: intra-op threads if they were chosen by measurement, else None. size,
     sequence: of the model. memory_gb: memory of the GPU if the size was chosen for it. process_bytes: resident bytes
-    after a step, without the model. context_bytes: GPU memory outside the allocator. setup_s: seconds to prepare the
-    data. train_items: None if the number is unknown. lengths: tokens per sampled item, ascending, if they vary.
-    not_shared: why several ranks cannot train it, or "".
+    after a step, without the model. context_bytes: GPU memory outside the allocator. free_bytes: of the GPU before this
+    process took its share, None if unknown or without a GPU. setup_s: seconds to prepare the data. train_items: None if
+    the number is unknown. lengths: tokens per sampled item, ascending, if they vary. not_shared: why several ranks
+    cannot train it, or "".
     """
 
     device: str
@@ -54,6 +55,7 @@ class Opened:
     sequence: int
     process_bytes: int
     context_bytes: int
+    free_bytes: int | None
     items: Items
     setup_s: float
     lengths: list[int]
@@ -86,6 +88,7 @@ class Probes(ChildServer):
         import torch
 
         from ndd_engine.hardware.detect import detect
+        from ndd_engine.hardware.torch_gpus import with_free_memory
         from ndd_engine.train.parallel.strategy import why_not
         from ndd_engine.train.prepare import seed
         from ndd_engine.train.probes.autosize import decide
@@ -99,12 +102,13 @@ class Probes(ChildServer):
 
         self._spec = command
         draft = draft_of(command)
-        machine = detect(draft.resolve().run.device)
+        machine = with_free_memory(detect(draft.resolve().run.device))
         device = torch.device(machine.device)
         config, choice = decide(draft, machine, self.pipe.tell)
         product = torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)  # loads the libraries
         del product
-        context = context_bytes(device, machine.chosen.free_bytes if machine.chosen else None)
+        free = machine.chosen.free_bytes if machine.chosen is not None else None
+        context = context_bytes(device, free)
         self.pipe.tell("reading the data")
         seed(config.run.seed)
         begin = time.monotonic()
@@ -129,6 +133,7 @@ class Probes(ChildServer):
             sequence=config.batch.sequence,
             process_bytes=max(process, 0),
             context_bytes=context,
+            free_bytes=free,
             items=items_of(workload),
             setup_s=setup_s,
             lengths=lengths(workload),

@@ -349,15 +349,22 @@ def _longest_first(workload: Workload, config: Config, micro: int, first: Sequen
         yield from gathered(source, iter([torch.tensor(indices)]), False)
 
 
+# The largest context that was seen on each GPU, in bytes: it lasts as long as the process.
+_contexts: dict[int, int] = {}
+
+
 def context_bytes(device: torch.device, free_before: int | None) -> int:
     """GPU memory of this process outside the allocator: the CUDA context and libraries. 0 on the CPU.
 
-    Computed from the free memory before and now, so it includes changes by other processes.
+    Computed from the free memory before and now, so it includes changes by other processes. Only the first measurement
+    of a process sees the context: later ones find it there before.
     """
     if device.type != "cuda" or free_before is None:
         return 0
     taken = free_before - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
-    return max(int(taken), 0)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    _contexts[index] = max(int(taken), _contexts.get(index, 0))
+    return _contexts[index]
 
 
 def resident() -> int:

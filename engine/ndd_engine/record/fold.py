@@ -84,6 +84,7 @@ class _Later(TypedDict, total=False):
     texts: TextsEvent
     functions: FunctionsEvent
     recent_ranks: list[RanksEvent]
+    first_clocks: list[int]
 
 
 class _State(_Plain, _Later):
@@ -137,6 +138,8 @@ def to_event(state: RunState) -> FoldEvent:
     for name in _SEVERAL_LATER:
         if events := getattr(state, name):
             body[name] = [_body(event) for event in events]
+    if state.first_clocks:
+        body["first_clocks"] = list(state.first_clocks)
     return FoldEvent(body)
 
 

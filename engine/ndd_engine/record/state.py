@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from .across import across, brief
 from .derive import (
@@ -56,6 +58,8 @@ KEPT_SETTINGS = 80
 KEPT_TRIALS = 20
 KEPT_SCALARS = 12
 RECENT_SAMPLES = 12
+# Samples of a busy GPU that show its usual clock: about the first two minutes.
+FIRST_CLOCKS = 60
 
 
 class RunState:
@@ -89,6 +93,8 @@ class RunState:
         self.kernels: KernelsEvent | None = None
         self.stacks: StacksEvent | None = None
         self.samples: deque[SampleEvent] = deque(maxlen=RECENT_SAMPLES)
+        # SM clocks in MHz of the first samples in which the GPU was busy.
+        self.first_clocks: list[int] = []
         self.totals = asdict(Totals())
         self.trials: deque[TrialEvent] = deque(maxlen=KEPT_TRIALS)
         self.losses = Trend()
@@ -112,6 +118,7 @@ class RunState:
         elif isinstance(event, SampleEvent):
             self.sample = event
             self.samples.append(event)
+            self._clock(event.card or {})
             self._memory(memory_bytes(self.run, event))
         elif isinstance(event, MemoryEvent):
             self.memory = event
@@ -145,6 +152,7 @@ class RunState:
                 self.functions = None
                 self.totals = asdict(Totals())
                 self.samples.clear()
+                self.first_clocks.clear()
         elif isinstance(event, RunEvent):
             self._run(t, event)
         elif isinstance(event, EndEvent):
@@ -245,6 +253,11 @@ class RunState:
             if name in self.scalars or len(self.scalars) < KEPT_SCALARS:
                 self.scalars.setdefault(name, Trend()).add(event.step, value)
 
+    def _clock(self, card: Mapping[str, Any]) -> None:
+        clock, util = card.get("sm_clock_mhz"), card.get("util_percent")
+        if clock and util is not None and util >= 50 and len(self.first_clocks) < FIRST_CLOCKS:
+            self.first_clocks.append(int(clock))
+
     def _memory(self, used: int | None) -> None:
         # Allocations during preparation are not growth.
         if used is not None and self.step > 0 and self.end is None:
@@ -342,11 +355,17 @@ class RunState:
             "micro_steps": micro / steps if steps else None,
             "totals": Totals(**{**self.totals, "phases": dict(self.totals["phases"])}),
             "cores": core_use(run, self.samples),
+            "usual_clock_mhz": usual_clock_mhz(self.first_clocks),
             "trials": tuple(self.trials),
             "dropped_events": dropped_events,
             "ranks": ranks,
         }
         return Snapshot(**kept | derived)
+
+
+def usual_clock_mhz(first: Sequence[int]) -> int | None:
+    """The SM clock of the first minutes; None before it is known."""
+    return sorted(first)[len(first) // 2] if len(first) >= FIRST_CLOCKS // 4 else None
 
 
 def _joined(first: WindowEvent, second: WindowEvent) -> WindowEvent:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import OWN, kind
+from ndd_engine.graphs import why_no_graph
 from ndd_engine.hardware.gpu import Machine
 
 # Workloads whose batches are gathered from tensors in memory, without encoding.
@@ -151,7 +152,8 @@ def candidates(config: Config, place: Place) -> tuple[Candidate, ...]:
     add("compile", "torch.compile", "speed.compile=default", group="compile", missing=why)
     title, sets = "torch.compile, reduce-overhead", "speed.compile=reduce-overhead"
     add("reduce-overhead", title, sets, group="compile", missing=no_gpu)
-    why = no_gpu or ("ranks exchange gradients during backward" if ranks > 1 else "")
+    scales = amp == "fp16" or (amp == "auto" and old)  # as `make_precision` chooses
+    why = no_gpu or why_no_graph(place.gpu, ranks, scales, config.optimizer.name) or ""
     add("cuda-graph", "whole step as one CUDA graph", "speed.cuda_graph=true", missing=why)
     return tuple(found)
 

@@ -139,13 +139,12 @@ class SwitchingBlocks(Blocks):
         return 0
 
     def _switch(self, index: int) -> None:
-        """Continue with the other configuration."""
-        if index != self._current:
-            self._current = index
-            side = self._sides[index]
-            if torch.get_num_threads() != side.threads:
-                torch.set_num_threads(side.threads)
-            self._loop.switch(side.config, side.precision)
+        """Continue with this configuration, also if it is the current one: making the other one's precision set TF32."""
+        self._current = index
+        side = self._sides[index]
+        if torch.get_num_threads() != side.threads:
+            torch.set_num_threads(side.threads)
+        self._loop.switch(side.config, side.precision)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 

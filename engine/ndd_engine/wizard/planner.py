@@ -15,7 +15,7 @@ from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, 
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import free_memory
-from ndd_engine.hardware.profiles import GpuProfile
+from ndd_engine.hardware.profiles import GpuProfile, match
 from ndd_engine.predict.memory import Memory
 from ndd_engine.predict.probe_process import Opened, Probed
 from ndd_engine.predict.steptime import StepTime, spread
@@ -127,8 +127,7 @@ class Planner:
         if gpu is not None and draft.size == "auto":
             sets = (*sets, f"workload.size={draft.auto['card_size']}")
         machine = detect(device, use_torch=False)
-        # Read before the probe process takes its share.
-        free, free_on_host = machine.free_bytes, free_memory()
+        free = free_memory()  # before the probe process takes its share
         self._spec = spec_of(answers.config, answers.workload, sets)
         opened = decoded(Opened, self._ask({"do": "open", **self._spec})["opened"])
         if draft.size == "auto":  # the batch depends on the GPU as well
@@ -145,12 +144,11 @@ class Planner:
                 f"{opened.train_items}; set a smaller one with --effective-batch N"
             )
         sizes = answers.sizes or ((opened.size,) if opened.size is not None else ())
-        amps, notes = self._amps(gpu, machine, config)
+        amps, notes = self._amps(gpu, machine, config, opened)
         if gpu is not None:
-            free = usable_bytes(gpu)
-        elif opened.device == "cpu":
-            free = free_on_host
-        usable = self._usable(free)
+            usable = self._usable(usable_bytes(gpu))
+        else:
+            usable = self._usable(free if opened.device == "cpu" else opened.free_bytes)
         ranks = ranks_to_propose(answers, config, machine, gpu, opened)
         each = usable // ranks.count if opened.device == "cpu" and gpu is None else usable
         if ranks.free_bytes is not None and gpu is None:
@@ -241,19 +239,20 @@ class Planner:
             raise
 
     def _amps(
-        self, gpu: GpuProfile | None, machine: Machine, config: Config
+        self, gpu: GpuProfile | None, machine: Machine, config: Config, opened: Opened
     ) -> tuple[tuple[str, ...], list[str]]:
         """The precisions to probe, the default first, and notes about them."""
         if self.answers.goal == "reproducible":
             return ("off",), ["reproducible: fp32 and deterministic algorithms"]
         if config.precision.amp != "auto":
             return (config.precision.amp,), []
-        if gpu is None and machine.chosen is None:
+        if gpu is None and opened.device == "cpu":
             units = machine.host.bf16_units
             if not units:
                 return ("off",), ["bf16 is not probed: this CPU has no bf16 instructions"]
             return ("off", "bf16"), [f"bf16 is probed: this CPU has bf16 instructions ({units[0]})"]
-        profile = gpu or (machine.chosen.profile if machine.chosen else None)
+        # NVML may not list a GPU that torch sees.
+        profile = gpu or (machine.chosen.profile if machine.chosen else match(opened.device_name, None))
         if profile is None or profile.peak_tflops("bf16"):
             return ("off", "bf16"), []
         half = ("fp16",) if profile.peak_tflops("fp16") else ()

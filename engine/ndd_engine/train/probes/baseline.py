@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ndd_engine.measure import memory_history
 from ndd_engine.measure.clock import no_phase
 from ndd_engine.measure.timing import fastest
 from ndd_engine.record.events import BaselineEvent
@@ -45,7 +46,7 @@ class Baseline:
         """
         deadline = time.perf_counter_ns() + BASELINE_NS
         micro, threads = stepper.config.batch.micro, torch.get_num_threads()
-        with kept_random(stepper.device):
+        with kept_random(stepper.device), memory_history.paused():
             limits = (MOST_RUNS, BASELINE_NS / 2, SLOW_NS)
             measured = _guarded(stepper, lambda: time_micro(stepper, batch, *limits))
             if measured is None:

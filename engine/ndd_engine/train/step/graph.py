@@ -22,6 +22,7 @@ from torch import Tensor
 from ndd_engine.batches import map_tensors, same_constants, tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError, message_of
+from ndd_engine.graphs import why_no_graph
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock, no_phase
 from ndd_engine.measure.memory import is_out_of_memory
@@ -32,7 +33,6 @@ from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.training import TrainingParts
 
 from .kept import kept_buffers
-from .precision import Precision
 
 if TYPE_CHECKING:
     from .stepper import Stepper
@@ -48,21 +48,11 @@ Work = Callable[[], Tensor]
 Replay = Callable[[], None]
 
 
-def why_not(
-    config: Config, device: torch.device, precision: Precision, parts: TrainingParts | None = None
-) -> str | None:
+def why_not(config: Config, gpu: bool, scales: bool, parts: TrainingParts) -> str | None:
     """Why a step of this configuration cannot be captured, or None. parts: what a factory replaces of the step."""
-    if device.type != "cuda":
-        return "there is no CUDA GPU"
-    if config.parallel.ranks > 1:
-        return "several ranks exchange gradients during backward"
-    if precision.scaler is not None:
-        return 'fp16 loss scaling checks the gradients on the host: use precision.amp "bf16"'
-    if parts is not None and (parts.step or parts.state or parts.optimizers is not None or parts.lr):
+    if parts.step or parts.state or parts.optimizers is not None or parts.lr:
         return "the factory has its own step, state, optimizer or lr, which cannot be captured"
-    if config.optimizer.name == "sgd":
-        return "torch's SGD reads the learning rate on the host"
-    return None
+    return why_no_graph(gpu, config.parallel.ranks, scales, config.optimizer.name)
 
 
 class CudaRecorder:

@@ -80,7 +80,9 @@ class Stepper:
         self.model.train()
         self.precision: Precision = make_precision(config, device)
         self.workload_parts: TrainingParts = training_of(workload)
-        self.no_graph = why_not(config, device, self.precision, self.workload_parts)
+        self.no_graph = why_not(
+            config, device.type == "cuda", self.precision.scaler is not None, self.workload_parts
+        )
         graphed = config.speed.cuda_graph and self.no_graph is None
         compiles = config.speed.compile != "off"
         self.optimizer = Optimizers(self.workload_parts, config, self.model, device, total_steps, graphed)

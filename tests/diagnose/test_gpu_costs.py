@@ -1,0 +1,93 @@
+"""On a GPU, a cost is the time in which the device waits for it, and never more than the host measured.
+
+The host runs ahead of the device until a queue is full, and then waits in whichever call comes next. So the same host
+times are a fault where the device waits, and none where it computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pairs import CARD_STEP, card
+from planted_runs import NVML, healthy
+
+from ndd_engine.record.events import SampleEvent
+
+# The host waits 20 ms in one phase of a step; the device computes meanwhile, or waits for it.
+WAITS, COMPUTES = 20.0, 0.05
+
+
+def waiting(phase: str, device_ms: float, **more: object):  # type: ignore[no-untyped-def]
+    return card(
+        phases=healthy(to_device=0.1, **{phase: WAITS}), device={**CARD_STEP, phase: device_ms}, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"), [("data_wait", "data-wait"), ("optimizer", "optimizer"), ("log", "sync")]
+)
+def test_a_phase_of_the_host_is_blamed_only_if_the_device_waits_for_it(phase: str, cause: str) -> None:
+    sets = ("precision.amp=bf16", "log.every_steps=1", "optimizer.implementation=foreach")
+    assert cause in waiting(phase, WAITS, sets=sets).causes()
+    assert cause not in waiting(phase, COMPUTES, sets=sets).causes()
+
+
+def test_a_loader_is_blamed_for_no_more_than_the_gap_that_the_device_sees() -> None:
+    found = waiting("data_wait", 6.0).named("data-wait")
+    step = sum(healthy(to_device=0.1, data_wait=WAITS).values())
+    assert found.ceiling == pytest.approx(step / (step - 6.0), rel=0.01)
+
+
+def test_a_device_cost_is_never_more_than_the_host_measured() -> None:
+    found = card(phases=healthy(to_device=0.1, optimizer=4.0), device={**CARD_STEP, "optimizer": 400.0},
+                 sets=("precision.amp=bf16", "optimizer.implementation=foreach")).named("optimizer")  # fmt: skip
+    step = sum(healthy(to_device=0.1, optimizer=4.0).values())
+    assert found.ceiling == pytest.approx(step / (step - 4.1), rel=0.02)
+
+
+def test_a_script_whose_gpu_is_always_busy_spends_nothing_outside_the_model() -> None:
+    script = {"script": {"command": ["train.py"]}}
+    busy = waiting("other", COMPUTES)
+    event = busy.run_event()
+    observed = replace(busy, run={**busy.run, "config": {**event.config, **script}}, baseline=None)
+    assert "user-code" not in observed.causes()
+    starved = replace(observed, device={**CARD_STEP, "other": WAITS})
+    assert "user-code" in starved.causes()
+
+
+def test_without_a_device_clock_the_idle_time_bounds_what_a_phase_costs() -> None:
+    unknown = dict.fromkeys(CARD_STEP)
+    busy = card(
+        phases=healthy(to_device=0.1, data_wait=WAITS), device=unknown, card={**NVML, "util_percent": 99}
+    )
+    assert "data-wait" not in busy.causes()
+    assert "data-wait" in replace(busy, card={**NVML, "util_percent": 40}).causes()
+
+
+def test_a_gpu_at_its_power_limit_is_not_throttled() -> None:
+    # NVML's "SW power cap" (0x4) is set whenever the limit is what ends the boost, as on any GPU under full load.
+    limited = {**NVML, "throttle": ["power cap"], "sm_clock_mhz": 1300, "power_w": 699.0}
+    assert "throttling" not in card(card=limited).causes()
+    found = card(card={**limited, "throttle": ["hw thermal", "power cap"]}).named("throttling")
+    assert "hw thermal" in found.title and "power cap" not in found.title
+    assert any("699 W of a limit of 700 W" in item.text for item in found.evidence)
+
+
+def test_a_clock_well_below_that_of_the_first_minutes_is_throttling() -> None:
+    fast = SampleEvent({**NVML, "sm_clock_mhz": 1900}, {})
+    later = card(card={**NVML, "throttle": ["power cap"], "sm_clock_mhz": 1300}, after={0: [fast] * 20})
+    assert "1300 MHz instead of 1900 MHz earlier in this run" in later.named("throttling").title
+    slow = SampleEvent({**NVML, "sm_clock_mhz": 1310}, {})
+    assert "throttling" not in replace(later, after={0: [slow] * 20}).causes()
+
+
+def test_a_cuda_graph_is_proposed_only_where_a_step_can_be_captured() -> None:
+    starved = {**NVML, "util_percent": 45, "power_w": 200.0}
+    usual = card(card=starved).named("launch-bound")
+    assert "speed.cuda_graph=true" in usual.changes[0].sets
+    scaled = card(card=starved, run={"usable_cores": 16.0, "threads": 16, "precision": "fp16"})
+    plain = card(card=starved, sets=("precision.amp=bf16", "optimizer.name=sgd"))
+    for refused in (scaled, plain):
+        changes = refused.named("launch-bound").changes
+        assert all("speed.cuda_graph=true" not in change.sets for change in changes)
