@@ -53,8 +53,9 @@ def with_free_memory(machine: Machine, torch: Any = None) -> Machine:
     gpu = machine.chosen
     if gpu is None or gpu.free_bytes is not None:
         return machine
+    index = int(machine.device.partition(":")[2])
     try:
-        free, total = (torch or import_module("torch")).cuda.mem_get_info(int(machine.device.partition(":")[2]))
+        free, total = (torch or import_module("torch")).cuda.mem_get_info(index)
     except Exception as error:  # noqa: BLE001 - a broken driver fails in many ways
         found = gpu.because("memory", f"CUDA does not report it either: {error}")
     else:
