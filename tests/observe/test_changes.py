@@ -147,3 +147,46 @@ def test_the_counter_of_a_fused_step_keeps_its_value_when_the_flag_changes() -> 
         change.switch(on)
         optimizer.step()
     assert float(optimizer.state[parameter]["step"]) == 6.0
+
+
+TF32 = """
+import sys
+
+import torch
+
+from ndd_watch.changes import make
+
+matmul = torch.backends.cuda.matmul
+if sys.argv[1] == "newer":
+    matmul.fp32_precision = "tf32"
+wanted = sys.argv[2] == "on"
+change = make("precision.tf32", wanted, None)
+change.switch(True)
+with torch.backends.cudnn.flags(enabled=False):
+    print(matmul.allow_tf32, *change.applied()[:2])
+change.switch(False)
+print(getattr(matmul, "fp32_precision", None), change.applied()[0])
+"""
+NEWER = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+
+
+@pytest.mark.parametrize(
+    "api, wanted, switched, after",
+    [
+        ("older", "on", "True true True", f"{'none' if NEWER else None} false"),
+        pytest.param(
+            "newer", "off", "False false True", "tf32 true",
+            marks=pytest.mark.skipif(not NEWER, reason="torch before 2.9"),
+        ),
+    ],
+)  # fmt: skip
+def test_tf32_is_switched_in_scripts_that_use_either_api_of_torch(
+    api: str, wanted: str, switched: str, after: str
+) -> None:
+    # `get_float32_matmul_precision` raises where only `fp32_precision` was set (Context.cpp). The switches are global,
+    # so this runs in a process of its own.
+    done = subprocess.run(
+        [sys.executable, "-c", TF32, api, wanted], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [switched, after]
