@@ -18,7 +18,7 @@ from benchmarks.faults.catalogue import all_cases
 from benchmarks.faults.on_gpu import GPU_CASES
 from benchmarks.faults.outcome import Measured, Outcome
 from benchmarks.faults.plants import write_module
-from benchmarks.gpu import capped, claims, faults, memory, overhead, screen
+from benchmarks.gpu import capped, claims, faults, memory, overhead, runs, screen
 from benchmarks.gpu.figures import FAIL, PASS, SKIPPED, Figure, Task, read
 from benchmarks.gpu.machine import facts as facts_of
 
@@ -69,6 +69,19 @@ def test_a_prediction_that_is_silently_too_low_fails(tmp_path: Path) -> None:
     assert found["more than 2 % too low without a warning"] == Figure(
         "more than 2 % too low without a warning", "1", "0", FAIL
     )
+
+
+def windows(*known: tuple[int, float] | None) -> list[runs.Json]:
+    return [{"type": "window", "last_loss": None if item is None else list(item)} for item in known]
+
+
+def test_losses_that_arrive_late_are_compared_by_step() -> None:
+    eager = runs.losses(windows((1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5)))
+    late = runs.losses(windows(None, (1, 4.0), (1, 4.0), (3, 1.0)))
+    assert runs.difference(eager, late) == (0.0, 2), "the loss of step 2 was overtaken"
+    other = runs.losses(windows((1, 4.0), (2, 2.1), (4, 0.5)))
+    assert runs.difference(eager, other) == (pytest.approx(0.05), 3)
+    assert runs.difference(eager, {}) == (0.0, 0), "nothing is compared, so the number is part of a verdict"
 
 
 class Linear:

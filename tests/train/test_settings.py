@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.config import read
@@ -16,6 +17,7 @@ from ndd_engine.record.events import SettingEvent, WorkEvent
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.probes.rehearsal import rehearse
 from ndd_engine.train.random_state import random_state
+from ndd_engine.train.settings import rounds_to_tf32
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.eeg import Eeg
 from ndd_engine.workloads.registry import prepare
@@ -230,3 +232,22 @@ def test_a_model_that_fails_in_the_trial_step_is_told_before_anything_is_trained
     assert end is not None
     assert (end.status, end.exit_status, end.step) == ("failed", 1, 0)
     assert end.reason.startswith("ValueError while running a test step: labels and outputs differ in length")
+
+
+class LargeInTf32(TorchDispatchMode):
+    """Products as on a GPU whose cuBLAS uses TF32, which keeps 10 bits of a fraction, for large ones only."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.mm.default and min(*args[0].shape, *args[1].shape) >= 512:
+            kept = [torch.round(part * 2**10) / 2**10 for part in args]
+            return func(*kept, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def test_tf32_is_read_from_a_product_that_is_large_enough_for_it() -> None:
+    """As documented, `torch.set_float32_matmul_precision("high")` uses TF32 only where an algorithm for it is available."""
+    assert not rounds_to_tf32(CPU)
+    with LargeInTf32():
+        assert rounds_to_tf32(CPU)

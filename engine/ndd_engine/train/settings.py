@@ -20,6 +20,8 @@ from ndd_engine.train.step.stepper import Stepper
 from .due import Due
 
 NO_GPU = "there is no CUDA GPU"
+# Rows and columns. TF32 is allowed, not forced: for small products cuBLAS may have no faster algorithm that uses it.
+_ROUNDED = 512
 
 
 class VerifiedSettings:
@@ -229,8 +231,8 @@ class VerifiedSettings:
 
 def rounds_to_tf32(device: torch.device) -> bool:
     """Whether fp32 matrix products on the GPU use TF32: 1 + 2^-12 survives in fp32 but not in TF32."""
-    fine = torch.full((64, 64), 1 + 2**-12, device=device)
-    return bool((fine @ torch.eye(64, device=device))[0, 0] == 1)
+    fine = torch.full((_ROUNDED, _ROUNDED), 1 + 2**-12, device=device)
+    return bool((fine @ torch.eye(_ROUNDED, device=device))[0, 0] == 1)
 
 
 def _text(value: object) -> str:
