@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+import torch
 from trial_help import measured, planted
 
+from ndd_engine.config import Config, read
+from ndd_engine.train.prepare import prepare_run
+from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.train.step.precision import Precision, make_precision, set_tf32
+from ndd_engine.trial import switching
 from ndd_engine.trial.request import Base
+from ndd_engine.trial.side import SideFacts
+from ndd_engine.trial.switching import SwitchingBlocks
 from ndd_engine.trial.toggles import METHOD
 
 
@@ -55,6 +65,55 @@ def test_the_precision_is_switched_and_verified() -> None:
     assert event.loss == "close", event.loss_text
     # What one side needs cannot be told from what the other one did.
     assert event.base["peak_bytes"] is None and event.change["peak_bytes"] is None
+
+
+def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # TF32 is a switch of the process (`set_float32_matmul_precision`), and preparing the candidate sets it. On the CPU
+    # nothing sets it: the two functions that do so on a GPU do it here, too.
+    def made(config: Config, device: torch.device) -> Precision:
+        set_tf32(config.precision.tf32)
+        return make_precision(config, device)
+
+    base = planted(tmp_path)
+    draft = read(base.config, ["precision.tf32=true"], None)
+    run = Run.open(RunRequest(draft, tmp_path / "runs", probes=False))
+    try:
+        prepared = prepare_run(run)
+        prepared.sampler.stop()
+        loop, switch = prepared.loop, prepared.loop.switch
+
+        def switched(config: Config, precision: Precision) -> None:
+            set_tf32(config.precision.tf32)
+            switch(config, precision)
+
+        monkeypatch.setattr(loop, "switch", switched)
+        monkeypatch.setattr(switching, "make_precision", made)
+        side: Any = SimpleNamespace(
+            facts=SideFacts(), workers=(), hear=lambda *_: None, pipe=SimpleNamespace(tell=lambda _: None)
+        )
+        command: dict[str, Any] = {
+            "config": base.config, "sets": [], "workload": None, "overrides": None, "warmup_s": 1.0,
+            "change": {"sets": ["precision.tf32=false"]},
+        }  # fmt: skip
+        set_tf32(True)  # as the preparation of the baseline leaves it
+        blocks = SwitchingBlocks(side, run, prepared, 0.0, command)
+        seen: list[tuple[int, str]] = []
+        step = blocks._step
+
+        def noted(*given: Any) -> Any:
+            seen.append((blocks._current, torch.get_float32_matmul_precision()))
+            return step(*given)
+
+        monkeypatch.setattr(blocks, "_step", noted)
+        blocks._before(0.0)
+        before = [list(one.facts.losses) for one in blocks._sides]
+        blocks._before(0.0)  # from the same state, after the other side has trained
+    finally:
+        run.close()
+        set_tf32(False)
+        torch.backends.cudnn.allow_tf32 = True  # torch's default
+    assert set(seen) == {(0, "high"), (1, "highest")}
+    assert [one.facts.losses for one in blocks._sides] == before
 
 
 def test_a_side_that_fails_is_named_by_processes_of_its_own(tmp_path: Path) -> None:
