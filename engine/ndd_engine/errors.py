@@ -55,6 +55,10 @@ class TrainingError(NddError):
     """Training cannot continue; the message gives the step, the reason and the saved checkpoint."""
 
 
+class CaptureError(TrainingError):
+    """A step cannot be captured in a CUDA graph, and the process cannot train on."""
+
+
 class OutOfMemoryError(TrainingError):
     """An allocation failed; the message gives the memory in use and a micro-batch that would fit."""
 

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from train_help import Trainer
 
 from ndd_engine.batches import same_constants
 from ndd_engine.config import Config, read
-from ndd_engine.errors import TrainingError
+from ndd_engine.errors import CaptureError
 from ndd_engine.graphs import why_no_graph
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import SettingEvent
+from ndd_engine.train import prepare as prepare_module
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.step.graph import (
     MANY_OTHERS,
@@ -48,10 +50,11 @@ class StandIn(CudaRecorder):
         super().__init__()
         self.stepper, self.error = stepper, error
         self.warmed = self.replays = 0
-        self.is_strict = False
+        self.is_strict = self.beside = False
 
     @contextmanager
     def strict(self) -> Iterator[None]:
+        assert self.beside, "a rehearsal on another stream keeps the memory of a step there"
         self.is_strict = True
         try:
             yield
@@ -61,7 +64,11 @@ class StandIn(CudaRecorder):
     @contextmanager
     def warm_up(self) -> Iterator[None]:
         self.warmed += 1
-        yield
+        self.beside = True
+        try:
+            yield
+        finally:
+            self.beside = False
 
     def record(self, work: Work) -> tuple[Tensor, Replay]:
         if self.error is not None:
@@ -127,7 +134,8 @@ def test_replayed_steps_are_the_steps() -> None:
     )
     assert stepper.graph is not None
     recorder: Any = stepper.graph._recorder
-    assert (recorder.warmed, recorder.replays) == (WARM_UP_STEPS, 9 - WARM_UP_STEPS)
+    # The rehearsal is a further step of the warm-up.
+    assert (recorder.warmed, recorder.replays) == (WARM_UP_STEPS + 1, 9 - WARM_UP_STEPS)
     assert stepper.lr == plain.lr  # the rate went down along the cosine, inside the recorded optimizer
     assert float(stepper.optimizer.param_groups[0]["lr"]) == pytest.approx(plain.lr)
     (report,) = stepper.reports
@@ -278,16 +286,24 @@ def test_warm_up_steps_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None
     streams: list[Any] = []
 
     class Stream:
-        def wait_stream(self, other: Any) -> None: ...
+        def __init__(self) -> None:
+            self.waits = 0
 
+        def wait_stream(self, other: Any) -> None:
+            self.waits += 1
+
+    current = Stream()
     monkeypatch.setattr(torch.cuda, "Stream", lambda: streams.append(Stream()) or streams[-1])
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     recorder = CudaRecorder()
     for _ in range(WARM_UP_STEPS):
         with recorder.warm_up():
             pass
-    assert len(streams) == 1
+    # A rehearsal that fails has launched work, too; what follows must not overtake it.
+    with pytest.raises(RuntimeError), recorder.warm_up():
+        raise RuntimeError("called a synchronizing CUDA operation")
+    assert len(streams) == 1 and streams[0].waits == current.waits == WARM_UP_STEPS + 1
 
 
 def test_memory_that_runs_out_while_capturing_is_no_reason_to_run_eagerly() -> None:
@@ -300,10 +316,31 @@ def test_a_capture_that_fails_ends_the_run_with_its_cause() -> None:
     # capture_end raises within `torch.cuda.graph.__exit__` before the pool, the random state and the stream are given
     # back, so this process cannot train on; the error of the operation is the context of that one.
     stepper, batches, _ = made(error="operation not permitted when stream is capturing\nmore")
-    with pytest.raises(TrainingError) as raised:
+    with pytest.raises(CaptureError) as raised:
         losses(stepper, batches.epoch(0), 8)
     told = "the CUDA graph cannot be captured: operation not permitted when stream is capturing"
     assert str(raised.value).startswith(told)
+
+
+def test_a_run_whose_capture_fails_goes_on_from_the_step_before_it(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Graphed(Stepper):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            if self.config.speed.cuda_graph:
+                self.graph = StepGraph(self, StandIn(self, "operation not permitted"))
+
+    monkeypatch.setattr(prepare_module, "Stepper", Graphed)
+    sets = (*trainer.ndd, "run.max_steps=6", "speed.cuda_graph=true", "checkpoint.every_epochs=0")
+    failed = trainer.train(*sets)
+    assert failed.end.status == "failed" and failed.end.step == WARM_UP_STEPS
+    command = f"ndd-console train --resume {failed.directory.name} --set speed.cuda_graph=false"
+    told = f"the last checkpoint is step {WARM_UP_STEPS}; resume with: {command}"
+    assert "cannot be captured: operation not permitted" in failed.end.reason
+    assert failed.end.reason.endswith(told)
+    resumed = trainer.train("speed.cuda_graph=false", resume=failed)
+    assert (resumed.end.status, resumed.end.step) == ("done", 6)
 
 
 def test_what_cannot_be_recorded_is_known_before() -> None:

@@ -21,6 +21,7 @@ from ndd_engine.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
+    CaptureError,
     NddError,
     TrainingError,
     message_of,
@@ -191,6 +192,8 @@ class Run:
             if error.__cause__ is not None:  # raised by the user's own code
                 append(self.directory.console_log, _traceback(error.__cause__))
                 reason += _traced(None)
+            if isinstance(error, CaptureError):
+                reason += self._resumable(" --set speed.cuda_graph=false")
             return self._ended("failed", reason, error.exit_status)
         except BaseException as error:  # noqa: BLE001  every kind of end is reported, even sys.exit in a dataset
             try:
@@ -278,8 +281,8 @@ class Run:
         more = self._resumable() if cause.status == "failed" else ""
         return self._ended(cause.status, cause.text + more, cause.exit_status)
 
-    def _resumable(self) -> str:
-        """Which checkpoint a failed run can go on from."""
+    def _resumable(self, options: str = "") -> str:
+        """Which checkpoint a failed run can go on from. options: of the command that resumes it."""
         if self._prepared is None:
             return ""
         if (saved := self._prepared.loop.saved) is None:
@@ -287,7 +290,7 @@ class Run:
         text = f"; the last checkpoint is step {saved.step}"
         if self._restart is not None:
             return text  # nobody has to resume
-        return f"{text}; resume with: ndd-console train --resume {self.directory.name}"
+        return f"{text}; resume with: ndd-console train --resume {self.directory.name}{options}"
 
     def _tell(self, cause: Cause) -> None:
         """Tell the other ranks, if there are some, why this one ends."""

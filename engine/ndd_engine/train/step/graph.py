@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ndd_engine.batches import map_tensors, same_constants, tensors
 from ndd_engine.config.schema import Config
-from ndd_engine.errors import TrainingError, message_of
+from ndd_engine.errors import CaptureError, message_of
 from ndd_engine.graphs import why_no_graph
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock, no_phase
@@ -80,9 +80,11 @@ class CudaRecorder:
         side = self._side
         current = torch.cuda.current_stream()
         side.wait_stream(current)
-        with torch.cuda.stream(side):
-            yield
-        current.wait_stream(side)
+        try:
+            with torch.cuda.stream(side):
+                yield
+        finally:
+            current.wait_stream(side)
 
     def record(self, work: Work) -> tuple[Tensor, Replay]:
         """(the result of `work`, overwritten by each replay; the replay function)."""
@@ -196,9 +198,8 @@ class StepGraph:
             cause = error.__context__ or error
             if is_out_of_memory(cause):
                 raise cause from None
-            raise TrainingError(
-                f"the CUDA graph cannot be captured: {message_of(cause)}{_where(cause)}"
-            ) from error
+            text = f"the CUDA graph cannot be captured: {message_of(cause)}{_where(cause)}"
+            raise CaptureError(text) from error
         self._extras = dict(stepper.extras)  # each replay overwrites these tensors
         text = f"captured after {WARM_UP_STEPS} steps, then replayed"
         stepper.reports.append(SettingEvent("speed.cuda_graph", "true", "the whole step", True, text))
@@ -208,7 +209,13 @@ class StepGraph:
         stepper = self._stepper
         carried, extras = stepper.carry.value, dict(stepper.extras)
         try:
-            with kept_random(stepper.device), kept_buffers(stepper.model), self._recorder.strict():
+            # On the stream of the warm-up: the allocator has the memory of a step there already.
+            with (
+                kept_random(stepper.device),
+                kept_buffers(stepper.model),
+                self._recorder.warm_up(),
+                self._recorder.strict(),
+            ):
                 for index, batch in enumerate(self._static):
                     share = None if self._shares is None else self._shares[index]
                     stepper.forward_backward(batch, no_phase, share)
