@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import Any
 
 from . import clock, trying
+from .allocations import Allocations
 from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
 from .compilers import skip_ours, without_compiler
 from .copies import Copies
@@ -51,6 +52,7 @@ class Observer:
         self.hooks = Hooks(
             self.steps, self.modules, self.looks, self._arm, own, self.outside.writes, self._elsewhere
         )
+        self.allocations = Allocations(torch)
         self.copies = Copies(torch, self.looks, self.steps.failed)
         self.learning = Learning(self.looks)
         self.profiler = StepProfiler(own)
@@ -80,6 +82,7 @@ class Observer:
         """Hook torch."""
         self._stopped = False
         self.hooks.install(self._torch)
+        self.allocations.begin(self.hooks.probes)
         skip_ours()
 
     def give_up(self, error: BaseException) -> None:
@@ -203,6 +206,7 @@ class Observer:
                 make_way()
                 self.profiler.make_way()
             elif event == "sys.excepthook":
+                self.allocations.failed(given[2])
                 if self.recorder is not None and S[TRAINER] == get_ident():
                     self.recorder.fail(reason_of(given[2]))
             elif event == "exec":

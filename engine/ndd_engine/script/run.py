@@ -6,6 +6,7 @@ process of its own, and the events come from the observer's records.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -21,18 +22,23 @@ from ndd_engine.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
+    NddError,
 )
 from ndd_engine.files import open_regular, write_text
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.sampler import Sampler
+from ndd_engine.measure.memory_owners import owners
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, Event, StageEvent
 from ndd_engine.record.opening import opening
 from ndd_engine.record.recorder import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
-from ndd_engine.text import counted, printable
+from ndd_engine.recordings.snapshot_file import read_snapshot
+from ndd_engine.text import counted, printable, size
 from ndd_watch import SITE
+from ndd_watch.allocations import NAME as SNAPSHOT
+from ndd_watch.allocations import VARIABLE as MEMORY
 
 from .command import Command, environment
 from .control import ScriptControl
@@ -45,6 +51,8 @@ from .records import Room
 POLL_S = 0.2
 # From the request to stop to SIGTERM, if the script goes on.
 PATIENCE_S = 20.0
+# Lines that are named when the GPU's memory has run out.
+OWNERS = 3
 # Bytes at the end of the output in which its last line is looked for.
 LONGEST_LINE = 500
 EXIT_OF = {"stopped": EXIT_DONE, "interrupted": EXIT_INTERRUPTED, "terminated": EXIT_TERMINATED}
@@ -55,7 +63,7 @@ class ScriptRequest:
     """root: the folder of all runs. name: of the run; None for the next free one of the script.
 
     screen: a screen occupies the terminal; the output of the command goes to the log only. folder: where the command
-    runs instead of its own folder, such as a scratch copy.
+    runs instead of its own folder, such as a scratch copy. memory_history: record which lines allocate GPU memory.
     """
 
     command: Command
@@ -63,6 +71,7 @@ class ScriptRequest:
     name: str | None = None
     screen: bool = False
     folder: Path | None = None
+    memory_history: bool = False
 
 
 class ScriptRun:
@@ -138,7 +147,7 @@ class ScriptRun:
         try:
             self.launched = launched = Launched(
                 command if folder is None else replace(command, folder=folder),
-                {**environment(room.folder.absolute(), SITE), **readable_by(os.getpid())},
+                {**environment(room.folder.absolute(), SITE), **readable_by(os.getpid()), **self._history()},
                 self._output.write, self.request.screen, (size.columns, size.lines),
             )  # fmt: skip
         except OSError as error:
@@ -165,6 +174,9 @@ class ScriptRun:
     def _asked(self, action: str, holder: int | None) -> None:
         """Handle a request from the control socket. Raises UsageError for what a script cannot do."""
         self.control.request(action, "stopped from another terminal", holder=holder)
+
+    def _history(self) -> dict[str, str]:
+        return {MEMORY: str(self.directory.path.absolute())} if self.request.memory_history else {}
 
     def _obey(self, launched: Launched) -> None:
         """Pass a requested stop on: Ctrl-C first, SIGTERM if that has no effect, and SIGKILL for an immediate stop."""
@@ -198,6 +210,8 @@ class ScriptRun:
             hint = "" if follower.trained else f": {UNSEEN}"
             return "done", f"the command ended {steps}{hint}"
         how = killed_by(status) or f"the command ended with status {status}"
+        if snapshots := sorted(self.directory.path.glob(f"{SNAPSHOT}*.pickle")):
+            steps += f"; {filled(snapshots[0])}"
         if follower.ended is not None and follower.ended[1]:
             return "failed", f"{how} {steps}: {follower.ended[1]}"
         line = "" if killed_by(status) else last_line(self.directory.console_log)
@@ -224,6 +238,22 @@ def last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((printable(line.strip()) for line in reversed(lines) if line.strip()), "")
+
+
+def filled(snapshot: Path) -> str:
+    """What had filled the GPU's memory, by a snapshot that the script left."""
+    named: list[str] = []
+    with contextlib.suppress(NddError, ValueError, OSError):
+        live = (
+            (block.frames, block.requested)
+            for device in read_snapshot(snapshot).devices
+            for segment in device.segments
+            for block in segment.blocks
+            if block.live
+        )
+        named = [f"{size(owner.requested_bytes)} {owner.place}" for owner in owners(live)][:OWNERS]
+    told = f"largest owners of GPU memory: {', '.join(named)}; " if named else ""
+    return f"{told}explain with: ndd-console memory {printable(str(snapshot))}"
 
 
 UNSEEN = (

@@ -21,13 +21,20 @@ from .options import command, flag
     "run -- python train.py --batch-size 64",
     "run -- torchrun --nproc-per-node 2 train.py",
     "run --headless --run baseline -- python -m my_package.train",
+    "run --memory-history -- python train.py",
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option("--run", "name", metavar="NAME", help="Name of the run (default: the script and a number).")
 @flag("--headless", help="No screen: the output of the command goes through unchanged.")
+@flag(
+    "--memory-history",
+    help="Record which lines allocate GPU memory, and write a snapshot if it runs out: about 2 us per allocation.",
+)
 @click.pass_context
-def run(ctx: click.Context, words: tuple[str, ...], name: str | None, headless: bool) -> int:
+def run(
+    ctx: click.Context, words: tuple[str, ...], name: str | None, headless: bool, memory_history: bool
+) -> int:
     """Observe a training script that was not written for this program: its steps, where their time goes, and why.
 
     COMMAND is what you call to train; it is not changed. Its Python processes are observed from their first backward
@@ -41,7 +48,7 @@ def run(ctx: click.Context, words: tuple[str, ...], name: str | None, headless: 
         )
     root = runs_root(ctx.obj["runs"])
     screen = interactive() and not headless
-    request = ScriptRequest(Command(words, Path.cwd()), root, name, screen)
+    request = ScriptRequest(Command(words, Path.cwd()), root, name, screen, memory_history=memory_history)
     request.command.check()
     if screen:
         from ndd_console.jobs.training import observe_console
