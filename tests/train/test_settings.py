@@ -247,7 +247,7 @@ class LargeInTf32(TorchDispatchMode):
 
 
 def test_tf32_is_read_from_a_product_that_is_large_enough_for_it() -> None:
-    """As documented, `torch.set_float32_matmul_precision("high")` uses TF32 only where an algorithm for it is available."""
+    """`torch.set_float32_matmul_precision` documents it: "high" uses TF32 only where an algorithm is available."""
     assert not rounds_to_tf32(CPU)
     with LargeInTf32():
         assert rounds_to_tf32(CPU)
