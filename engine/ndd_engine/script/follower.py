@@ -10,7 +10,7 @@ from pathlib import Path
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.text import counted, printable
+from ndd_engine.text import counted, number, printable
 
 from .command import Command
 from .facts import Facts
@@ -70,15 +70,13 @@ class Follower:
         """What the figures of the run leave out, in words."""
         found = []
         if (steps := self._elsewhere) > 0:
-            found.append(f"{counted(steps, 'optimizer step')} of other threads are counted, but not timed")
+            found.append(f"optimizer steps of other threads: {number(steps)}, counted but not timed")
         trained = [name for name, facts in self._facts.items() if not facts.shares and facts.step]
         if len(trained) > 1:
             leading = min(trained, key=_leading)
             steps = sum(self._facts[name].step for name in trained if name != leading)
             others = counted(len(trained) - 1, "other process")
-            found.append(
-                f"{counted(steps, 'optimizer step')} of {others} are counted; times are those of the first one"
-            )
+            found.append(f"optimizer steps of {others}: {number(steps)}; times are those of the first one")
         if self._facts:
             found += self._facts[min(self._facts, key=_leading)].not_seen
         return found
