@@ -263,7 +263,7 @@ def _compiled(code: Any, qualified: str, imported: list[str], begins: Any, ends:
         outer.body = [*names, body]
         body = outer
     tree.body = [*(ast.Import([ast.alias(name)]) for name in imported), body]
-    ast.fix_missing_locations(tree)
+    _locate(tree, (1, 0, 1, 0))
     ast.increment_lineno(tree, code.co_firstlineno - 1)
     flags = code.co_flags & _FUTURES
     whole = compile(tree, code.co_filename, "exec", flags, dont_inherit=True)
@@ -272,6 +272,20 @@ def _compiled(code: Any, qualified: str, imported: list[str], begins: Any, ends:
         return None
     more = {"co_qualname": code.co_qualname} if hasattr(code, "co_qualname") else {}
     return made.replace(co_firstlineno=code.co_firstlineno, co_flags=code.co_flags, **more)
+
+
+_LOCATION = ("lineno", "col_offset", "end_lineno", "end_col_offset")
+
+
+def _locate(node: Any, around: tuple[int, ...]) -> None:
+    """As `ast.fix_missing_locations`, which leaves a reference cycle for the garbage collector of the script."""
+    if "lineno" in node._attributes:
+        for name, value in zip(_LOCATION, around):
+            if getattr(node, name, None) is None:
+                setattr(node, name, value)
+        around = tuple(getattr(node, name) for name in _LOCATION)
+    for child in ast.iter_child_nodes(node):
+        _locate(child, around)
 
 
 def _change(function: Any, begins: Any, ends: Any, always: bool) -> None:
