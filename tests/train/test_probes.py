@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import read
+from ndd_engine.measure import memory_history
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.train.data.loader import CPU, Batches
 from ndd_engine.train.data.probe import MOST_ITEMS, probe_loader
@@ -208,6 +211,35 @@ def test_a_size_that_the_model_does_not_take_costs_nothing() -> None:
 
     event = rehearse(stepper, batches.sample(), Baseline(too_large, 1e3, 1)).baseline
     assert event is not None and event.micro_ns > 0 and event.other_ns is None
+
+
+def test_a_micro_batch_is_measured_without_stacks_of_its_allocations(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # `_record_memory_history` with stacks collects one for each allocation; None ends that (torch.cuda.memory).
+    states: list[str | None] = []
+    fake = SimpleNamespace(_record_memory_history=lambda enabled, **_: states.append(enabled))
+    monkeypatch.setattr(memory_history, "_memory", lambda: fake)
+    monkeypatch.setattr(
+        probes, "BASELINE_NS", 60_000_000_000
+    )  # everything is measured, also on a busy machine
+    stepper, batches = made()
+    during: list[str | None] = []
+    plain = Eeg.forward
+
+    def noted(self: Eeg, model: Any, batch: Any) -> Any:
+        during.append(states[-1])
+        return plain(self, model, batch)
+
+    monkeypatch.setattr(Eeg, "forward", noted)
+    memory_history.start(torch.device("cuda", 0), "start", tmp_path)
+    try:
+        event = Baseline(batches.sample, 1e3, 2).measure(stepper, stepper.moved(batches.sample()), None)
+    finally:
+        after = states[-1]
+        memory_history.stop()
+    assert event is not None and event.other_ns is not None and event.by_threads
+    assert set(during) == {None} and after == "all"
 
 
 def test_the_losses_are_the_same_with_and_without_the_probes(
