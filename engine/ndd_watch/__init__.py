@@ -22,6 +22,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     learning    learns where batches come from
     listening   hears what functions return
     profiler    profiles one step; the engine's own runs use it, too
+    blocking    times waits for a GPU that no profiler sees
     timed_calls how it does so from Python 3.12 on
     monitor     times a function without a change to it, from Python 3.12 on
     frameworks  what Hugging Face's Trainer and Lightning know of a run

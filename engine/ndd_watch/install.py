@@ -302,6 +302,7 @@ class Observer:
         clock.gpu.forget()
         if self.recorder is not None:
             self.recorder.pause()
+        self.profiler.blocking.end()
         self.recorder, self._study, self._others = None, "", {}
         steps = self.steps
         del steps.phases[:]

@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any, Callable
 
+from .blocking import Blocking
 from .clock import NAMES, OTHER, now
 from .listening import profiled
 
@@ -27,10 +28,11 @@ _OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 # From Python 3.12 on there is one profiler in a process, and starting another one raises an error: ours would be in the
 # way of one that the script starts. It listens by itself there.
 _MONITORING = sys.version_info >= (3, 12)
-# Methods of a tensor that wait for its device.
-_WAITING = frozenset(
-    f"<method '{name}' of 'torch._C.TensorBase' objects>"
-    for name in ("item", "tolist", "cpu", "numpy", "nonzero")
+# Functions of torch that wait for the device: of torch.cuda and torch.accelerator, of their streams and events, and of
+# torch.Stream and torch.Event, which are methods in C. `Blocking` knows those of tensors.
+_WAITING = frozenset({"synchronize", "empty_cache"})
+_WAITING_METHODS = frozenset(
+    f"<method 'synchronize' of 'torch.{kind}' objects>" for kind in ("Stream", "Event")
 )
 
 
@@ -41,6 +43,8 @@ class StepProfiler:
     def __init__(self, own: Callable[[Any], bool], ours: tuple[str, ...] = ()) -> None:
         self._own, self._ours = own, (_OURS, *ours)
         self._profiler: Any = None
+        self.blocking = Blocking()
+        self._loop: Any = None
         self._replaced: Any = None
         self._begun = self._aside = self._marks = 0
         # Nanoseconds that the profiler adds to a call; measured once.
@@ -69,6 +73,8 @@ class StepProfiler:
             profiler.enable()
         except ValueError:
             return ANOTHER
+        self.blocking.begin()
+        self._loop = self._own_loop()
         self._profiler = profiler
         return ""
 
@@ -77,6 +83,7 @@ class StepProfiler:
         profiler = self._profiler
         if not _MONITORING and profiler is not None and sys.getprofile() is profiler:
             self._profiler = None
+            self.blocking.end()
             profiler.disable()
 
     def mark(self, phase: str) -> None:
@@ -108,12 +115,14 @@ class StepProfiler:
 
         functions: [file, line, name, calls, ns, own ns, caller, phase]; ns with everything that the function calls,
         own ns without other functions of the user's own code and without torch; phase: in which it takes most of its
-        time, "" if that is not known. waits: [file, line, name, method, calls, ns] of methods that wait for the
-        device. phases: nanoseconds by phase. What the profiler adds to the calls is subtracted.
+        time, "" if that is not known. waits: [file, line, name, method, calls, ns] of what waits for the device: the
+        name of a method or function, or "float", "int", "bool" and "format" of a tensor; the line of the call, or that
+        of its function. phases: nanoseconds by phase. What the profiler adds to the calls is subtracted.
 
         Without marks, roots: code objects and the phase of what they call; what none of them calls is "other".
         lengths: nanoseconds by phase.
         """
+        self.blocking.end()
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return {"ns": 0, "functions": [], "waits": [], "phases": {}}
@@ -138,8 +147,7 @@ class StepProfiler:
                 if call.code is not code and (call.code in own or self._of_torch(call.code)):
                     inner += call.totaltime
                 calls += call.callcount
-                if call.code in _WAITING:
-                    method = call.code.split("'")[1]
+                if method := self._waiting(call.code):
                     waits.append([*place, method, call.callcount, round(call.totaltime * 1e9)])
             own_ns = max((entry.totaltime - inner) * 1e9 - calls * added, 0.0)
             phases = self._phases.get(id(code), {"": 0.0})
@@ -151,6 +159,13 @@ class StepProfiler:
             functions.append([
                 *place, entry.callcount, round(entry.totaltime * 1e9), round(own_ns), "" if inline else caller, phase,
             ])  # fmt: skip
+        for (code, line, name), (count, ns) in self.blocking.spent.items():
+            if self._own(code):
+                waits.append([code.co_filename, line, _name(code), name, count, ns])
+        if self._loop is not None and self._loop not in own:
+            place = [self._loop.co_filename, self._loop.co_firstlineno, _name(self._loop)]
+            waits += [[*place, *wait] for wait in self._waits_of_loop(stats)]
+        self.blocking.spent, self._loop = {}, None
         functions.sort(key=lambda item: -item[5])
         waits.sort(key=lambda item: -item[5])
         step_ns -= round(added * sum(entry.callcount for entry in stats))
@@ -159,11 +174,40 @@ class StepProfiler:
             "phases": lengths,
         }  # fmt: skip
 
+    def _waiting(self, code: Any) -> str:
+        """What waits for the device, if this function does; "" otherwise."""
+        if isinstance(code, str):
+            return "synchronize" if code in _WAITING_METHODS else ""
+        return code.co_name if code.co_name in _WAITING and self._of_torch(code) else ""
+
+    def _waits_of_loop(self, stats: Any) -> list[list[Any]]:
+        """[name, calls, ns] of waits that no function has called which began within the step: the loop has."""
+        known: dict[Any, list[float]] = {}
+        for entry in stats:
+            for call in entry.calls or ():
+                one = known.setdefault(call.code, [0, 0.0])
+                one[0] += call.callcount
+                one[1] += call.totaltime
+        found = []
+        for entry in stats:
+            if name := self._waiting(entry.code):
+                count, seconds = known.get(entry.code, (0, 0.0))
+                if entry.callcount > count:
+                    found.append([name, entry.callcount - count, round((entry.totaltime - seconds) * 1e9)])
+        return found
+
+    def _own_loop(self) -> Any:
+        """Code of the function that trains, if it is the user's own: it was called before the step."""
+        frame: Any = sys._getframe(1)
+        while frame is not None and (frame.f_code.co_filename.startswith(_OURS) or _in_torch(frame.f_code)):
+            frame = frame.f_back
+        return frame.f_code if frame is not None and self._own(frame.f_code) else None
+
     def _of_torch(self, code: Any) -> bool:
         """Whether a function belongs to torch or to the program; that of a built-in is its description."""
         if isinstance(code, str):
             return "torch" in code
-        return os.sep + "torch" + os.sep in code.co_filename or code.co_filename.startswith(self._ours)
+        return _in_torch(code) or code.co_filename.startswith(self._ours)
 
 
 def _profiler() -> Any:
@@ -178,6 +222,10 @@ def _profiler() -> Any:
         return Profiler
     except ImportError:
         return None
+
+
+def _in_torch(code: Any) -> bool:
+    return os.sep + "torch" + os.sep in code.co_filename
 
 
 def _calls_from(stats: Any) -> dict[Any, tuple[float, Any]]:

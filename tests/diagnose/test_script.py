@@ -128,6 +128,16 @@ def test_calls_that_wait_for_a_gpu_are_named() -> None:
     assert any(".item() is called 3 times" in item.text for item in found[0].evidence)
 
 
+@pytest.mark.parametrize(
+    ("what", "call"), [("float", "float(tensor)"), ("to", '.to("cpu")'), ("synchronize", ".synchronize()")]
+)
+def test_waits_without_a_call_by_name_are_told_as_they_are_written(what: str, call: str) -> None:
+    functions = FunctionsEvent(9, 20 * MS, [], [["/home/me/train.py", 40, "main", what, 1, 8 * MS]])
+    found = script(functions, device=dict(HEALTHY)).named("sync")
+    assert any(f"{call} is called 1 time in a step" in item.text for item in found.evidence), found.evidence
+    assert call in found.changes[0].text
+
+
 def test_a_script_without_a_fault_is_healthy() -> None:
     found = diagnose(script(profiled(0.4)).snapshot())
     assert [item.cause for item in found] == ["healthy"]

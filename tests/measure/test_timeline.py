@@ -110,6 +110,26 @@ def test_the_card_runs_dry_while_the_host_waits_for_it() -> None:
     assert found.idle_ns == {"launch gaps": 5, "synchronising": 15}
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("aten::_local_scalar_dense", "cudaStreamSynchronize"),  # float(t), int(t): Tensor.item on the host
+        ("aten::is_nonzero", "aten::item"),  # bool(t), if t:
+        ("aten::_to_copy", "cudaStreamSynchronize"),  # t.to("cpu"), which waits for the stream of its copy
+        ("cudaDeviceSynchronize",),  # torch.cuda.synchronize()
+        ("cudaEventSynchronize",),
+        ("hipDeviceSynchronize",),
+    ],
+    ids="-".join,
+)
+def test_every_way_of_waiting_is_synchronising(names: tuple[str, ...]) -> None:
+    waits = [host(40 + place, 60 - place, name) for place, name in enumerate(names)]
+    found = of_card(kernel(0, 50), *waits, kernel(80, 100), marks=[(0, "other")])
+    assert found.idle_ns == {"synchronising": 30}
+    found = of_card(kernel(0, 50), host(40, 60, "aten::add"), kernel(80, 100), marks=[(0, "other")])
+    assert found.idle_ns == {"other": 30}
+
+
 def test_waiting_for_data_stays_that_even_after_a_synchronisation() -> None:
     found = of_card(
         kernel(0, 50),

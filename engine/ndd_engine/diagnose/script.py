@@ -12,6 +12,11 @@ from .view import CLOCK, COMPUTING, CONFIG, FLOOR, MODEL, PROFILER, Draft, SlowF
 
 # Phases of our own runs besides the model and the loader, for which other rules name the function.
 AROUND = ("to_device", "clip", "optimizer", "zero_grad", "log", "other")
+# Reads of a tensor that are no call of a method by name.
+WAITS = {
+    "float": "float(tensor)", "int": "int(tensor)", "bool": "bool(tensor), which if and while call,",
+    "format": 'f"{tensor}"', "to": '.to("cpu")',
+}  # fmt: skip
 # Minimum part of a wait for data that a function must take to be its cause.
 MOST_OF = 0.5
 
@@ -136,10 +141,11 @@ def waits_for_device(view: View) -> Finding | None:
     file, line, name, method, calls, _ = max(functions.waits, key=lambda wait: wait[5])
     where = place(file, line, name)
     draft = Draft("sync", f"{where} waits for the GPU in every step", view.part(share), "possible")
-    draft.saw(f".{method}() is called {counted(calls, 'time')} in a step", PROFILER)
+    call = WAITS.get(method, f".{method}()")
+    draft.saw(f"{call} is called {counted(calls, 'time')} in a step", PROFILER)
     draft.saw(f"such calls take {span(spent)}; the GPU may compute meanwhile", PROFILER)
     draft.unbounded()
-    draft.change(f"call .{method}() every few steps only, or once for several values", where=where)
+    draft.change(f"call {call} every few steps only, or once for several values", where=where)
     return draft.done()
 
 

@@ -53,7 +53,7 @@ while time.monotonic() - begin < seconds:
         with torch.no_grad():
             model(x)
         model.train()
-    value = loss.item()
+    value = float(loss) if "float" in words else loss.item()
     steps += 1
 waits = gpu.waits
 print("steps", steps, "loss", value, "waits", waits)

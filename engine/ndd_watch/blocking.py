@@ -1,0 +1,98 @@
+"""Times reads of tensors on a GPU, which wait for it, in a profiled step: `loss.item()`, `if loss:`, `x.to("cpu")`.
+
+No profiler sees all of them: Python calls `__float__` and other methods of operators from C, a call of `to` does not
+tell where the copy goes, and the function with the training loop has been called before the step begins. So for that
+one step, the class torch.Tensor gets functions of these names, which call the methods.
+"""
+
+from __future__ import annotations
+
+import sys
+from threading import get_ident
+from typing import Any, Callable
+
+from .clock import now
+
+# Methods, and what they are called in a report. torch warns once where a tensor with a gradient becomes a number.
+_NUMBERS = {"__float__": "float", "__int__": "int", "__bool__": "bool", "item": "item", "tolist": "tolist"}
+_NAMES = {**_NUMBERS, "cpu": "cpu", "nonzero": "nonzero", "numpy": "numpy", "to": "to"}
+
+
+class Blocking:
+    """spent: calls and nanoseconds by (code that calls, its line, name)."""
+
+    def __init__(self) -> None:
+        self.spent: dict[tuple[Any, int, str], list[int]] = {}
+        # By name: our function, and one in the class that was there before.
+        self._put: dict[str, tuple[Any, Any]] = {}
+        self._kind: Any = None
+
+    def begin(self) -> None:
+        """Begin on this thread, if torch uses a GPU in this process."""
+        self.spent = {}
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized() or not _unseen(torch):
+            return
+        self._kind = torch.Tensor
+        for name in _NAMES:
+            before = self._kind.__dict__.get(name)
+            function = self._timed(torch, name, getattr(self._kind, name))
+            setattr(self._kind, name, function)
+            self._put[name] = function, before
+
+    def end(self) -> None:
+        """End; safe to call twice."""
+        while self._put:
+            name, (function, before) = self._put.popitem()
+            if self._kind.__dict__.get(name) is not function:
+                continue  # somebody has put another one in its place
+            if before is None:
+                delattr(self._kind, name)
+            else:
+                setattr(self._kind, name, before)
+
+    def _timed(self, torch: Any, name: str, method: Callable[..., Any]) -> Any:
+        kinds, detach = (torch.Tensor, torch.nn.Parameter), torch.Tensor.detach
+        modes, thread, spent, told = torch._C._len_torch_function_stack, get_ident(), self.spent, _NAMES[name]
+        copies, number, formats = name == "to", name in _NUMBERS, torch.Tensor.__format__.__code__
+
+        def read(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if type(self) not in kinds or get_ident() != thread or modes() or on_host(self):
+                return method(self, *args, **kwargs)
+            # torch's warning would name this line.
+            given = detach(self) if number and self.requires_grad else self
+            begin = now()
+            found = method(given, *args, **kwargs)
+            took = now() - begin
+            if not copies or on_host(found):
+                frame, what = sys._getframe(1), told
+                if frame.f_code is formats and frame.f_back is not None:
+                    frame, what = frame.f_back, "format"
+                one = spent.setdefault((frame.f_code, frame.f_lineno, what), [0, 0])
+                one[0] += 1
+                one[1] += took
+            return found
+
+        read.__name__ = name
+        read.__qualname__ = f"Tensor.{name}"
+        read.__module__, read.__doc__ = "torch", method.__doc__
+        return read
+
+
+def on_host(tensor: Any) -> bool:
+    """Whether reading this tensor waits for no device."""
+    return bool(tensor.is_cpu)
+
+
+def _unseen(torch: Any) -> bool:
+    """Whether nobody gets these methods to see: modes do, and classes of tensors that have a function for them."""
+    disabled = torch._C._disabled_torch_function_impl
+    kinds = [torch.Tensor]
+    while kinds:
+        for kind in type.__subclasses__(kinds.pop()):
+            kinds.append(kind)
+            attributes = type.__getattribute__(kind, "__dict__")
+            seen = attributes.get("__torch_function__", disabled) is not disabled
+            if seen and not str(attributes.get("__module__")).startswith("torch."):
+                return False
+    return not torch._C._len_torch_function_stack()
