@@ -139,7 +139,7 @@ class SwitchingBlocks(Blocks):
         return 0
 
     def _switch(self, index: int) -> None:
-        """Continue with this configuration, also if it is the current one: preparing the other side has set its TF32."""
+        """Continue with this configuration, also if it is the current one: preparing the other side sets its TF32."""
         self._current = index
         side = self._sides[index]
         if torch.get_num_threads() != side.threads:
