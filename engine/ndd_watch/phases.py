@@ -12,6 +12,10 @@ PHASES = (
     DATA_WAIT, TO_DEVICE, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER, ZERO_GRAD, LOG, EVALUATE, CHECKPOINT, OTHER,
 ) = range(12)  # fmt: skip
 
+# A range of torch's profiler that begins at a time which is known on our clock.
+ANCHOR = "ndd: anchor"
+# Key of what is added to a trace.
+NOTED = "ndd"
 # Added to a phase while it waits for other ranks.
 WAITING = len(PHASES)
 # By index: the phases, and their waiting for other ranks.

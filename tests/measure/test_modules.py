@@ -160,6 +160,19 @@ def test_a_real_capture_attributes_backward(recompute: bool) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
+def test_the_lines_that_call_modules_have_their_times() -> None:
+    event = captured(Net())
+    modules = rows(event.modules)
+    assert all(row[0].endswith("test_modules.py") and row[1] > 0 for row in event.lines)
+    (blocks,) = [row for row in event.lines if row[2] == "Block.forward"]
+    inside = [modules["blocks.*.up"], modules["blocks.*.down"]]
+    assert blocks[3:] == [sum(times[part] for times in inside) for part in range(3)]
+    # `head` calls both of its modules in code of torch, so they belong to the line that calls it.
+    heads = [modules[name] for name in ("head", "head.0", "head.1") if name in modules]
+    of_heads = [sum(times[part] for times in heads) for part in range(2)]
+    assert of_heads in [row[3:5] for row in event.lines if row[2] == "Net.forward"]
+
+
 def test_an_exception_in_a_module_leaves_the_rest_attributed() -> None:
     class Fragile(Net):
         def forward(self, x: Tensor) -> Tensor:

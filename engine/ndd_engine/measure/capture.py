@@ -9,7 +9,7 @@ import gzip
 import os
 import shutil
 import tempfile
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,15 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ndd_engine.files import PATIENCE_S, folder_for_parts, replacing
 from ndd_engine.record.events import KernelsEvent
+from ndd_watch.phases import ANCHOR
 
 from . import clock as phase
+from .captured import Noted, captured
 from .clock import PhaseClock
-from .intervals import Span, spans
-from .modules import ModuleMarks, ModuleWatch, module_times
-from .timeline import TraceEvent, timeline
+from .modules import ModuleWatch
+from .own_code import OwnCode
+from .timeline import TraceEvent
 
-_ANCHOR = "ndd: anchor"
 _ANCHORS = 5  # at each end; the one with the smallest delay is used
 
 
@@ -56,7 +57,8 @@ class ProfilerCapture:
         self._ranges = ranges
         self._range: Any = None
         self._running = False
-        self._modules = ModuleWatch(model, clock.now) if model is not None else None
+        self._own = OwnCode()
+        self._modules = ModuleWatch(model, clock.now, self._own) if model is not None else None
         # Kineto writes its messages straight to the terminal, where nothing can capture them.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         if graphs:
@@ -95,27 +97,15 @@ class ProfilerCapture:
         end_ns = self._marks[-1][0]
         self._anchor()
         self.stop()
-        seen = self._trace_events()
-        offset = self._offset(seen)
-        names = self._clock.names
-        marks = [(time + offset, names[index]) for time, index in self._marks]
-        found = timeline(seen, marks, self.begin_ns + offset, end_ns + offset, self.on_gpu, self._device)
-        method = "kernels" if self.on_gpu else "operators"
-        phases = spans(marks, self.begin_ns + offset, end_ns + offset)
-        modules = self._by_module(seen, phases, offset)
-        return KernelsEvent(method=method, step=step, steps=self.measured, modules=modules, **asdict(found))
-
-    def _by_module(self, seen: list[TraceEvent], phases: list[Span], offset: int) -> list[list[Any]]:
-        watch = self._modules
-        if watch is None:
-            return []
-        marks, calls = (
-            [(time + offset, index) for time, index in each] for each in (watch.marks, watch.calls)
-        )
-        thread = next(item.thread for item in seen if item.name == _ANCHOR and not item.on_gpu)
-        return module_times(
-            seen, ModuleMarks(watch.names, marks, calls, thread), phases, self.on_gpu, self._device
-        )
+        names, watch = self._clock.names, self._modules
+        noted = Noted(
+            self.begin_ns, end_ns, self._anchors, [(time, names[index]) for time, index in self._marks],
+            self._device if self.on_gpu else None,
+        )  # fmt: skip
+        if watch is not None:
+            lines = [(self._own.short(file), line, name) for file, line, name in watch.lines]
+            noted = replace(noted, names=watch.names, lines=lines, calls=watch.calls)
+        return captured(self._trace_events(), noted, step, self.measured)
 
     def stop(self) -> None:
         """Stop the profiler, and detach from the clock and the model; safe to call twice."""
@@ -160,7 +150,7 @@ class ProfilerCapture:
     def _anchor(self) -> None:
         """Record ranges at known times of our clock, to align the profiler's clock with it."""
         for _ in range(_ANCHORS):
-            anchor = record_function(_ANCHOR)
+            anchor = record_function(ANCHOR)
             self._anchors.append(self._clock.now())
             with anchor:
                 pass
@@ -184,12 +174,3 @@ class ProfilerCapture:
             )
             for event in results.events()
         ]
-
-    def _offset(self, seen: list[TraceEvent]) -> int:
-        """How far the profiler's clock is ahead of ours, in nanoseconds."""
-        begins = sorted(item.begin for item in seen if item.name == _ANCHOR and not item.on_gpu)
-        if len(begins) != len(self._anchors):
-            kept = f"{len(begins)} of {len(self._anchors)}"
-            raise RuntimeError(f"only {kept} ranges for aligning the clocks were kept")
-        # A range always begins after its clock reading, so the smallest difference is the closest.
-        return min(begin - time for begin, time in zip(begins, self._anchors, strict=True))

@@ -1,4 +1,4 @@
-"""Time of forward and backward by module, from the events of a profiler capture.
+"""Time of forward and backward by module, and by the line that calls it, from the events of a profiler capture.
 
 Hooks note when each module begins and ends, which attributes the operators of forward. An operator of forward and the
 node of backward that belongs to it have the same autograd sequence number, which attributes backward. On a GPU, a
@@ -13,14 +13,16 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from ndd_engine.text import printable
+from ndd_watch.own import own_frame
 
 from .intervals import Span
 from .timeline import RUNTIME, TraceEvent, is_transfer, on_gpu, operators
+
+if TYPE_CHECKING:
+    from torch import nn
 
 TOP = 16
 _NAME = 120  # characters kept of a module's name
@@ -30,24 +32,31 @@ _ACCUMULATES = "AccumulateGrad"
 _PASSES = frozenset({"forward", "loss", "backward"})
 # Instead of the index of a module.
 OTHER, IN_LOSS = -1, -2
+# Classes of compiled and scripted modules.
+COMPILED = frozenset({"OptimizedModule", "ScriptModule", "RecursiveScriptModule", "TopLevelTracedModule"})
 ELSEWHERE = {OTHER: "(outside of modules)", IN_LOSS: "(loss)"}
 
 Mark = tuple[int, int]  # nanoseconds, index of the module that is innermost from then on
+# Nanoseconds, index of the module that is innermost from then on, that of the line that calls it, whether it begins.
+Call = tuple[int, int, int, bool]
+Line = tuple[str, int, str]  # file, line, function
 ModuleRow = list[str | int]  # name, class, forward ns, backward ns, calls
+LineRow = list[str | int]  # file, line, function, forward ns, backward ns, calls of modules
 
 
 class ModuleWatch:
     """Notes when the modules of a model begin and end, in the thread that calls `start`.
 
-    names: (name, class) of each module. marks: in order of time, by `now` (nanoseconds).
+    own: whether a code object is the user's own. names: (name, class) of each module. calls: in order of time, by `now`
+    (nanoseconds). lines: their indices in it.
     """
 
-    def __init__(self, model: nn.Module, now: Callable[[], int]) -> None:
+    def __init__(self, model: nn.Module, now: Callable[[], int], own: Callable[[Any], bool]) -> None:
         self.names = module_names(model)
-        self.marks: list[Mark] = []
-        self.calls: list[Mark] = []
-        self._model, self._now = model, now
-        self._within: list[int] = []
+        self.calls: list[Call] = []
+        self.lines: dict[Line, int] = {}
+        self._model, self._now, self._own = model, now, own
+        self._within: list[tuple[int, int]] = []
         self._thread = 0
         self._hooks: list[Any] = []
 
@@ -68,48 +77,58 @@ class ModuleWatch:
         def enter(_module: nn.Module, _inputs: object) -> None:
             # With activation checkpointing, modules also run in threads of backward.
             if threading.get_ident() == self._thread:
-                now = self._now()
-                self._within.append(index)
-                self.marks.append((now, index))
-                self.calls.append((now, index))
+                line = self._line(sys._getframe(1))
+                self._within.append((index, line))
+                self.calls.append((self._now(), index, line, True))
 
         return enter
 
     def _after(self, index: int) -> Callable[..., None]:
         def leave(_module: nn.Module, _inputs: object, _output: object) -> None:
-            if threading.get_ident() != self._thread or index not in self._within:
+            if threading.get_ident() != self._thread or all(index != inner for inner, _ in self._within):
                 return
             # Modules that ended with an exception are still in the list.
-            while self._within.pop() != index:
+            while self._within.pop()[0] != index:
                 pass
-            self.marks.append((self._now(), self._within[-1] if self._within else OTHER))
+            self.calls.append((self._now(), *(self._within[-1] if self._within else (OTHER, OTHER)), False))
 
         return leave
 
+    def _line(self, frame: Any) -> int:
+        """The index of the innermost line of the user's own code."""
+        found = own_frame(frame, self._own)
+        if found is None:
+            return OTHER
+        place = found.f_code.co_filename, found.f_lineno, found.f_code.co_qualname
+        return self.lines.setdefault(place, len(self.lines))
+
 
 def module_names(model: nn.Module) -> list[tuple[str, str]]:
-    """(name, class) of each module in the order of `model.modules()`; the model itself has the name of its class.
+    """(name, class) of each module in the order of `model.modules()`, as `shown_names` has them."""
+    return shown_names([(name, type(module).__name__) for name, module in model.named_modules()])
+
+
+def shown_names(names: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """(name, class) of modules; the model itself, which is "", has the name of its class.
 
     Modules at the same place in equal blocks have one name: "blocks.*.attention".
     """
-    parents = {name for name, module in model.named_modules() if next(module.children(), None) is not None}
+    parents = {name.rpartition(".")[0] for name, _ in names}
     found = []
-    for name, module in model.named_modules():
+    for name, kind in names:
         parts = name.split(".") if name else []
         shown = [
             "*" if part.isdecimal() and ".".join(parts[: place + 1]) in parents else part
             for place, part in enumerate(parts)
         ]
-        kind = type(module).__name__
-        found.append((printable(".".join(shown))[:_NAME] or kind, printable(kind)[:_NAME]))
+        found.append((printable(".".join(shown))[:_NAME] or printable(kind), printable(kind)[:_NAME]))
     return found
 
 
 def runs_compiled(model: nn.Module) -> bool:
     """Whether a part of the model is compiled or scripted: hooks would compile it again, or do nothing."""
-    names = {"OptimizedModule", "ScriptModule", "RecursiveScriptModule", "TopLevelTracedModule"}
     return any(
-        type(module).__name__ in names or getattr(module, "_compiled_call_impl", None) is not None
+        type(module).__name__ in COMPILED or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
     )
 
@@ -156,6 +175,22 @@ def module_times(
         totals[name, kind] += ns
     longest = sorted(totals, key=lambda key: (-totals[key], key))[:TOP]
     return [[*key, spent[*key, False], spent[*key, True], calls[key]] for key in longest if totals[key] > 0]
+
+
+def line_times(
+    seen: Sequence[TraceEvent],
+    watched: ModuleMarks,
+    phases: Sequence[Span],
+    gpu: bool,
+    device: int | None = None,
+) -> list[LineRow]:
+    """The same by the lines that call modules, which are the names in `watched`: "file:line" and function."""
+    found: list[LineRow] = []
+    for place, function, *times in module_times(seen, watched, phases, gpu, device):
+        file, colon, line = str(place).rpartition(":")
+        if colon:
+            found.append([file, int(line), function, *times])
+    return found
 
 
 class _Nodes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from .event import Event, Json
-from .parts import Finding, Frame, Function, Kernel, ModuleTime, Side, ThreadTime, Wait
+from .parts import Finding, Frame, Function, Kernel, LineTime, ModuleTime, Side, ThreadTime, Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,9 @@ class KernelsEvent(Event):
     other kernel running. convolution_ns: total duration of the convolution kernels; null in records before 0.6.
     modules: forward and backward by module, [name, class, forward nanoseconds, backward nanoseconds, calls] each, the
     longest first: sums of kernels or top-level operators, each of its innermost module only. Modules of equal blocks
-    are one entry ("blocks.*.attention"). [] with compiled code or a CUDA graph, and in older records.
+    are one entry ("blocks.*.attention"). [] with compiled code or a CUDA graph, and in older records. lines: the same
+    by the line of the user's own code that calls a module, [file, line, function, forward nanoseconds, backward
+    nanoseconds, calls of modules] each.
     """
 
     type: ClassVar[str] = "kernels"
@@ -90,6 +92,7 @@ class KernelsEvent(Event):
     exposed_ns: int = 0
     convolution_ns: int | None = None
     modules: list[ModuleTime] = field(default_factory=list)
+    lines: list[LineTime] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ class FunctionsEvent(Event):
     statistics. functions: [file, line, name, calls, ns, own_ns, caller, phase] each, the longest first. ns: with
     everything that the function calls; own_ns: without torch and other functions of the user's own code; caller: the
     one of them that calls it, or ""; phase: the one in which it takes most of its time, "" if that is not known.
-    waits: [file, line, name, method, calls, ns] of tensor methods that wait for the device, such as item, by the
+    waits: [file, line, name, method, calls, ns] of what waits for the device, such as item and float, by the
     function that calls them. phases: nanoseconds of this step by phase. Up to Python 3.11, pure Python takes longer
     under the profiler: compare a function with its phase in this event, not with usual steps.
     """

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ndd_console.view.blocks import on_gpu
-from ndd_console.view.diagnosis import ENGINE, OWN_TIME, module_rows, unseen, workers_of
+from ndd_console.view.diagnosis import (
+    ENGINE,
+    OWN_TIME,
+    ModuleTimes,
+    line_rows,
+    module_rows,
+    unseen,
+    workers_of,
+)
 from ndd_console.view.throughput import flops, plural, rates, step_time, work_texts
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.derive import idle as idle_of
@@ -224,26 +232,36 @@ def _capture(step: int, capture: KernelsEvent) -> list[Block]:
     )
     columns = ("share", "time per step", "calls per step", "kernel or operator")
     slowest = Table(f"Slowest kernels and operators in the {at}", columns, rows, frozenset({0, 1, 2}))
-    return [bars, slowest, _modules(capture, at)]
+    return [bars, slowest, _modules(capture, at), _lines(capture, at)]
 
 
 def _modules(capture: KernelsEvent, at: str) -> Table:
     """Forward and backward by module; without rows if the capture has none."""
+    note = (
+        "Sums of the kernels or operators of each module, without those of the modules inside it. Backward is assigned "
+        "by autograd's sequence numbers. Modules of equal blocks are one row (*)."
+    )
+    return _by_owner(capture, module_rows(capture), "module", at, note)
+
+
+def _lines(capture: KernelsEvent, at: str) -> Table:
+    """The same by the line that calls a module."""
+    note = "Sums of the kernels or operators of the modules that a line of your own code calls."
+    return _by_owner(capture, line_rows(capture), "line", at, note)
+
+
+def _by_owner(capture: KernelsEvent, found: Sequence[ModuleTimes], title: str, at: str, note: str) -> Table:
     steps = max(capture.steps, 1)
     rows = tuple(
         (
             share_text(row.total_ns / capture.wall_ns), ns(row.forward_ns / steps), ns(row.backward_ns / steps),
             number(row.calls / steps), row.label,
         )
-        for row in module_rows(capture)
+        for row in found
     )  # fmt: skip
-    columns = ("share", "forward per step", "backward per step", "calls per step", "module")
-    note = (
-        "Sums of the kernels or operators of each module, without those of the modules inside it. Backward is assigned "
-        "by autograd's sequence numbers. Modules of equal blocks are one row (*)."
-    )
+    columns = ("share", "forward per step", "backward per step", "calls per step", title)
     return Table(
-        f"Forward and backward by module in the {at}", columns, rows, frozenset(range(4)), note, wide=4
+        f"Forward and backward by {title} in the {at}", columns, rows, frozenset(range(4)), note, wide=4
     )
 
 

@@ -42,6 +42,7 @@ def diagnosis_lines(
         _code(snapshot, width),
         (_capture_title(snapshot.kernels), _kernels(snapshot.kernels, width)),
         ("forward and backward by module", _modules(snapshot.kernels, width)),
+        ("forward and backward by line", _lines(snapshot.kernels, width)),
         ("forward and backward pass of one micro-batch", _baseline(snapshot.baseline, width)),
         ("data loader", _loader(snapshot.loader, width)),
     )
@@ -215,25 +216,41 @@ def _kernels(kernels: KernelsEvent | None, width: int) -> list[Row]:
 
 def _modules(kernels: KernelsEvent | None, width: int) -> list[Row]:
     """Time of each module in forward and backward in a profiler capture, longest first; [] if it has none."""
-    if kernels is None or not kernels.wall_ns or not kernels.modules:
+    found = [] if kernels is None else module_rows(kernels)[: 2 * _TOP]
+    return _by_owner(kernels, found, "module", "a module without the modules inside it", width)
+
+
+def _lines(kernels: KernelsEvent | None, width: int) -> list[Row]:
+    """The same by the line of the user's own code that calls a module."""
+    found = [] if kernels is None else line_rows(kernels)[:_TOP]
+    return _by_owner(kernels, found, "line", "a line with the modules that it calls", width)
+
+
+def _by_owner(
+    kernels: KernelsEvent | None, found: Sequence[ModuleTimes], title: str, note: str, width: int
+) -> list[Row]:
+    if kernels is None or not kernels.wall_ns or not found:
         return []
     steps = max(kernels.steps, 1)
-    rows: list[Row] = [(("share   forward  backward  module", "dim"),)]
-    for row in module_rows(kernels)[: 2 * _TOP]:
+    rows: list[Row] = [((f"share   forward  backward  {title}", "dim"),)]
+    for row in found:
         forward, backward = (
             duration(ns / steps * 1e-9) if ns else "-" for ns in (row.forward_ns, row.backward_ns)
         )
         figures = f"{percent(row.total_ns / kernels.wall_ns):>5}  {forward:>8}  {backward:>8}  "
         room = max(width - cells(figures), 1)
-        rows.append(((figures, "text"), (shorten(row.label, room), "text")))
+        label = row.label
+        if title == "line" and cells(label) > room:  # shorten a path at its start
+            label = "…" + label[len(label) - room + 1 :]
+        rows.append(((figures, "text"), (shorten(label, room), "text")))
     what = "kernels" if kernels.method == "kernels" else "operators"
-    note = f"{what} of the capture, time per step; a module without the modules inside it"
-    return [*rows, *(((line, "dim"),) for line in wrap(note, width))]
+    text = f"{what} of the capture, time per step; {note}"
+    return [*rows, *(((line, "dim"),) for line in wrap(text, width))]
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleTimes:
-    """A module of a profiler capture; calls: of forward in the capture."""
+    """A module of a profiler capture, or a line that calls modules; calls: of forward in the capture."""
 
     name: str
     kind: str
@@ -258,6 +275,17 @@ def module_rows(kernels: KernelsEvent) -> list[ModuleTimes]:
         if len(row) >= 5:
             forward, backward, calls = (finite(value) or 0.0 for value in row[2:5])
             found.append(ModuleTimes(foreign(row[0]), foreign(row[1]), forward, backward, calls))
+    return found
+
+
+def line_rows(kernels: KernelsEvent) -> list[ModuleTimes]:
+    """The lines of a capture that call modules, longest first; malformed rows of a record are left out."""
+    found = []
+    for row in kernels.lines:
+        if len(row) >= 6:
+            forward, backward, calls = (finite(value) or 0.0 for value in row[3:6])
+            place = f"{foreign(row[0])}:{foreign(row[1])} in {foreign(row[2])}"
+            found.append(ModuleTimes(place, "", forward, backward, calls))
     return found
 
 
