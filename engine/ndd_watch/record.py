@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from . import clock
 from .clock import DONE, NAMES, TRAINER, S, memory
-from .exceptions import Dropped
+from .exceptions import Dropped, ours
 from .looks import Looks
 from .mapped import CORRECTION, MICRO, NATIVE, SKIPPED
 from .places import Places
@@ -123,6 +123,7 @@ class Recorder:
         device = self._steps.device
         optimizers = self._steps.optimizers()
         groups = [group for one in optimizers for group in getattr(one, "param_groups", None) or ()]
+        torch: Any = sys.modules["torch"]
         parameters = {id(item): item for group in groups for item in group["params"]}
         self.put(
             "model", device=str(device), optimizer=type(optimizers[-1]).__name__ if optimizers else "",
@@ -130,8 +131,9 @@ class Recorder:
             parameters=sum(item.numel() for item in parameters.values() if item.requires_grad),
             places=[place for one in optimizers if (place := self._places.of(one))],
             main=self._main,
-            anomaly=bool(sys.modules["torch"].is_anomaly_enabled()),
+            anomaly=bool(torch.is_anomaly_enabled()),
             strategy=strategy_of(parameters.values(), self._replicated()) if self._steps.ranks else "",
+            gpu=_gpu(torch, device) if device.type == "cuda" else None,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -191,6 +193,22 @@ def reason_of(error: Any) -> str:
         type(one) in (str, int, float) for one in given
     )
     return f"{kind.__name__}: {error}" if plain else kind.__name__
+
+
+def _gpu(torch: Any, device: Any) -> dict[str, Any] | None:
+    """What identifies the GPU: the process may see only some of those of the machine, in another order."""
+    try:
+        found = torch.cuda.get_device_properties(device)
+        uuid = getattr(found, "uuid", None)  # from torch 2.5 on
+        return {
+            "uuid": None if uuid is None else str(uuid), "name": str(found.name),
+            "total_bytes": int(found.total_memory), "capability": [int(found.major), int(found.minor)],
+            "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        }  # fmt: skip
+    except Exception as error:
+        if not ours(error):
+            raise
+        return None
 
 
 def _texts(words: Any) -> list[str]:

@@ -164,6 +164,35 @@ def test_card_counters(library: Any) -> None:
     json.dumps(card)
 
 
+def test_another_process_of_the_run_decides_which_gpu_is_sampled(fakes: Any) -> None:
+    library = fakes.nvml(
+        fakes.card("NVIDIA L4", "GPU-a", 23 << 30), fakes.card("NVIDIA H200", "GPU-b", 141 << 30)
+    )
+    sampler = Sampler(None, ignore, nvml=Nvml(library))
+    assert sampler.read_once().card is None
+    second = list_gpus(Nvml(library))[1]
+    sampler.follow(second)
+    card = sampler.read_once().card
+    assert card is not None and card["memory_total_bytes"] == 141 << 30
+    sampler.follow(None)
+    assert sampler.read_once().card is None
+
+
+def test_a_run_in_a_container_is_not_its_own_neighbour(fakes: Any) -> None:
+    """The driver lists ids of the host; this process and the script have others."""
+    gpu = fakes.card("NVIDIA L4", "GPU-a", 23 << 30, processes=[(4_000_000, 2 << 30)])
+    library = fakes.nvml(gpu)
+    sampler = Sampler(None, ignore, nvml=Nvml(library))
+    sampler.follow(list_gpus(Nvml(library))[0])
+    card = sampler.read_once().card
+    assert card is not None and card["processes"] is None and card["memory_others_bytes"] is None
+    assert "container" in sampler.reasons["processes"]
+    # Where the ids are those of this process, the other one is a neighbour.
+    gpu.processes.append((os.getpid(), 1 << 30))
+    card = sampler.read_once().card
+    assert card is not None and card["processes"] == 1 and "processes" not in sampler.reasons
+
+
 def test_pcie_is_asked_at_every_fifth_sample_only(library: Any) -> None:
     sampler = Sampler(h200(library), ignore, nvml=Nvml(library))
     samples = [sampler.read_once().card for _ in range(6)]

@@ -94,6 +94,17 @@ def test_the_memory_says_how_much_is_left(tmp_path: Path) -> None:
     assert (memory["free_bytes"], memory["total_bytes"], memory["growth_bytes"]) == (700, 1000, 200)
 
 
+def test_the_gpu_says_which_one_of_the_machine_it_is(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path, "on_gpu.py", "0.5", "1", "1", "1", CUDA_VISIBLE_DEVICES="1", NDD_WATCH_PROFILE_S="0"
+    )  # fmt: skip
+    (model,) = ran.of("model")
+    assert model["device"] == "cuda:0" and model["gpu"] == {
+        "uuid": "aaaaaaaa-0000-0000-0000-000000000001", "name": "NVIDIA L4", "total_bytes": 1000,
+        "capability": [8, 9], "visible": "1",
+    }  # fmt: skip
+
+
 def test_copies_to_the_gpu_are_timed(tmp_path: Path) -> None:
     ran = on_gpu(tmp_path, 0.1, 0.1, 0.0, "copies")
     assert ran.phases()["to_device"] > 0.3 * sum(ran.phases().values())

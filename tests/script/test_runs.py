@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,12 @@ import pexpect
 import psutil
 import pytest
 
+from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.gpu import Gpu
+from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.events import EndEvent, RunEvent, WindowEvent, parse
+from ndd_engine.script.command import Command
+from ndd_engine.script.run import ScriptRequest, ScriptRun
 
 SUBJECTS = Path(__file__).parents[1] / "observe" / "subjects"
 CONSOLE = (sys.executable, "-m", "ndd_console")
@@ -214,3 +220,35 @@ def test_on_the_screen(tmp_path: Path) -> None:
     assert child.exitstatus == 130
     end = events(tmp_path, "slow-001")[-1]
     assert end.status == "interrupted" and end.step > 0
+
+
+def test_the_gpu_that_the_script_trains_on_is_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The console would choose the first one; "cuda:0" of the script is the second, as its UUID says."""
+    uuids = ("GPU-bbbbbbbb-0000-0000-0000-000000000002", "GPU-aaaaaaaa-0000-0000-0000-000000000001")
+    cards = tuple(Gpu(place, place, uuid, "NVIDIA L4", 1000, (8, 9)) for place, uuid in enumerate(uuids))
+    machine = replace(detect("cpu", use_torch=False), cards=cards, chosen=cards[0])
+    sampled: list[Gpu | None] = []
+
+    class Samples(Sampler):
+        def __init__(self, gpu: Gpu | None, *given: Any, **named: Any) -> None:
+            sampled.append(gpu)
+            super().__init__(gpu, *given, **named)
+
+        def follow(self, gpu: Gpu | None) -> None:
+            sampled.append(gpu)
+            super().follow(gpu)
+
+    monkeypatch.setattr("ndd_engine.script.run.detect", lambda **_: machine)
+    monkeypatch.setattr("ndd_engine.script.run.Sampler", Samples)
+    monkeypatch.setenv("NDD_WATCH_WINDOW_S", "0.2")
+    words = (sys.executable, str(SUBJECTS / "on_gpu.py"), "2", "1", "1", "1")
+    run_of_script = ScriptRun.open(ScriptRequest(Command(words, tmp_path), tmp_path / "runs", screen=True))
+    try:
+        assert run_of_script.execute().status == "done"
+    finally:
+        run_of_script.close()
+    assert [None if gpu is None else gpu.uuid for gpu in sampled] == [None, uuids[1]]
+    seen = [event for event in events(tmp_path, "on_gpu-001") if isinstance(event, RunEvent)]
+    assert seen and seen[0].card is not None and seen[0].card["uuid"] == uuids[1]

@@ -76,6 +76,8 @@ class Sampler:
         self._own_nvml = nvml is None
         self._handle: Any = None
         self._whole: Any = None
+        # Whether another process of this run uses the GPU.
+        self._used = False
         self._slow: Json = {}
         self._count = 0
         self._stopping = threading.Event()
@@ -101,6 +103,18 @@ class Sampler:
         if self._gpu is not None and self._nvml.reason:
             reasons["card"] = self._nvml.reason
         return reasons
+
+    def follow(self, gpu: Gpu | None) -> None:
+        """Sample this GPU from now on, which another process of this run uses."""
+        with self._lock:
+            self._gpu, self._used, self._handle, self._whole = gpu, gpu is not None, None, None
+            self._slow, self._count = {}, 0
+            self._guard_find()
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The GPU that is sampled."""
+        return self._gpu
 
     def start(self) -> None:
         """Start sampling; no effect if it is already running."""
@@ -208,10 +222,13 @@ class Sampler:
             return {}
         ours = {os.getpid(), *(self._counters.children if self._counters is not None else ())}
         mine = [process for process in processes if process.pid in ours]
-        if not mine and _holds_a_gpu():
-            # This process uses the GPU but is not listed: in a container the driver may report other process ids.
-            self._nvml.reasons["memory_others_bytes"] = "the driver does not list this process (container?)"
+        if not mine and (self._used or _holds_a_gpu()):
+            # A process of this run uses the GPU but is not listed: in a container the driver may report other process
+            # ids, and this run is one of those that it lists.
+            why = "the driver does not list the process of this run (container?)"
+            self._nvml.reasons.update(processes=why, memory_others_bytes=why)
             return {}
+        self._nvml.reasons.pop("processes", None)
         body: Json = {"processes": len(processes) - len(mine)}
         sizes = [process.used_bytes for process in mine]
         if memory is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -76,9 +76,11 @@ def _numbered(
     order: list[int] = []
     problems = [f"torch warns: {text}" for text in said]
     for index, properties in enumerate(seen):
-        place, why = _place(found, properties, order, environ)
+        uuid = _uuid(properties)
+        place, why = _place(found, uuid, order, environ.get(VARIABLE, ""))
         if place is None:
-            found.append(_from_torch(properties))
+            capability = int(properties.major), int(properties.minor)
+            found.append(_from_torch(str(properties.name), uuid, int(properties.total_memory), capability))
             place, why = len(found) - 1, "NVML does not list it"
         order.append(place)
         gpu = found[place]
@@ -95,11 +97,22 @@ def _numbered(
     return VisibleGpus(tuple(found), tuple(order), reason, tuple(problems))
 
 
-def _place(
-    gpus: list[Gpu], properties: Any, taken: list[int], environ: Mapping[str, str]
-) -> tuple[int | None, str]:
-    """(position in gpus of the GPU with these torch properties, the reason)."""
-    bare = _bare(str(getattr(properties, "uuid", "")))
+def trained_on(
+    gpus: Sequence[Gpu], uuid: str | None, name: str, total: int, capability: tuple[int, int], shown: str
+) -> Gpu:
+    """The GPU that another process trains on, as its torch describes it. shown: its CUDA_VISIBLE_DEVICES, or "".
+
+    One that NVML does not list gets what torch knows about it.
+    """
+    place, why = _place(gpus, uuid, [], shown)
+    if place is None:
+        return _from_torch(name, uuid, total, capability)
+    return gpus[place].because("index", f"the process trains on it: {why}")
+
+
+def _place(gpus: Sequence[Gpu], uuid: str | None, taken: Sequence[int], shown: str) -> tuple[int | None, str]:
+    """(position in gpus of the GPU with this UUID of torch, the reason). shown: CUDA_VISIBLE_DEVICES, or ""."""
+    bare = _bare(uuid)
     if not bare:
         return None, ""
     free = [place for place in range(len(gpus)) if place not in taken]
@@ -108,7 +121,7 @@ def _place(
             return place, "matched by UUID"
     # With MIG, torch may name the whole GPU: it is the visible instance then, or the first one.
     instances = [place for place in free if gpus[place].mig and _bare(gpus[place].mig_parent) == bare]
-    asked = environ.get(VARIABLE, "").split(",")[0].strip()
+    asked = shown.split(",")[0].strip()
     for place in instances:
         if asked.startswith("MIG-") and (gpus[place].uuid or "").startswith(asked):
             return place, f"the MIG instance that {VARIABLE} names"
@@ -121,16 +134,19 @@ def _bare(uuid: str | None) -> str | None:
     return None if uuid is None else uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
-def _from_torch(properties: Any) -> Gpu:
-    name, total = str(properties.name), int(properties.total_memory)
+def _uuid(properties: Any) -> str | None:
     uuid = getattr(properties, "uuid", None)
+    return None if uuid is None else str(uuid)
+
+
+def _from_torch(name: str, uuid: str | None, total: int, capability: tuple[int, int]) -> Gpu:
     return Gpu(
         index=None,
         nvml_index=None,
         uuid=None if uuid is None else f"GPU-{uuid}",
         name=name,
         memory_total_bytes=total,
-        compute_capability=(int(properties.major), int(properties.minor)),
+        compute_capability=capability,
         profile=match(name, total),
         reasons={"nvml": "NVML does not list this GPU: its counters are not available"},
     )

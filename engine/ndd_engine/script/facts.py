@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ndd_engine.hardware.gpu import Machine
+from ndd_engine.hardware.gpu import Gpu, Machine
+from ndd_engine.hardware.torch_gpus import trained_on
 from ndd_engine.record.events import (
     PHASES,
     Event,
@@ -36,7 +37,8 @@ class Facts:
     """What is known of one observed process.
 
     step: optimizer steps so far; earlier: those of earlier processes, of the same rank or as a framework says that has
-    resumed the training. ended: (status, reason) that it wrote.
+    resumed the training. ended: (status, reason) that it wrote. gpu: that it trains on; None for the CPU, and before it
+    has told.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Facts:
     step: int = 0
     ended: tuple[str, str] | None = None
     earlier: int = 0
+    gpu: Gpu | None = None
     _process: Line = field(default_factory=dict)
     _model: Line = field(default_factory=dict)
     _loader: Line = field(default_factory=dict)
@@ -68,7 +71,7 @@ class Facts:
                 self.earlier, self.ended, self._skipped = self.step, None, 0
             self._process, self.pid = line, int(line["pid"])
         elif kind == "model":
-            self._model = line
+            self.gpu, self._model = self._trained_on(line), line
         elif kind == "loader":
             self._loader = line
             if self._told:  # another loader than before
@@ -124,6 +127,18 @@ class Facts:
     def host(self) -> str:
         """The host that it runs on; "" before it has told."""
         return str(self._process.get("host") or "")
+
+    def _trained_on(self, model: Line) -> Gpu | None:
+        if not str(model["device"]).startswith("cuda"):
+            return None
+        known = model.get("gpu")
+        if known is None:  # torch did not say
+            return self.machine.cards[0] if len(self.machine.cards) == 1 else None
+        major, minor = known["capability"]
+        return trained_on(
+            self.machine.cards, known["uuid"], printable(str(known["name"])), int(known["total_bytes"]),
+            (int(major), int(minor)), str(known["visible"] or ""),
+        )  # fmt: skip
 
     @property
     def not_seen(self) -> list[str]:
@@ -204,7 +219,7 @@ class Facts:
     def _run(self) -> RunEvent:
         process, model, machine = self._process, self._model, self.machine
         device = str(model.get("device") or "cpu")
-        gpu = machine.chosen if device.startswith("cuda") else None
+        gpu = self.gpu
         versions = {"python": str(process.get("python", "")), "torch": str(process.get("torch", ""))}
         optimizer = printable(str(model.get("optimizer") or ""))
         return RunEvent(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ndd_engine.hardware.gpu import Machine
+from ndd_engine.hardware.gpu import Gpu, Machine
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import counted, number, printable
@@ -50,6 +50,12 @@ class Follower:
     def step(self) -> int:
         """Optimizer steps so far: of one of the ranks that train together, and of all other processes and threads."""
         return self._together + self._apart + self._elsewhere
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The GPU of this host that the leading process trains on; None for the CPU, and before it has told."""
+        leads = min(self._facts, key=_leading, default=None)
+        return self._facts[leads].gpu if leads is not None and self._here(leads) else None
 
     @property
     def _together(self) -> int:

@@ -142,7 +142,7 @@ class ScriptRun:
         machine = detect(use_torch=False)
         room = Room(self.directory.ranks)
         follower = self._follower = Follower(self.directory, command, machine, self.put, room.folder)
-        sampler = Sampler(machine.chosen, self.put, run_dir=self.directory.path)
+        sampler = Sampler(None, self.put, run_dir=self.directory.path)
         size = shutil.get_terminal_size()
         try:
             self.launched = launched = Launched(
@@ -159,6 +159,8 @@ class ScriptRun:
             while status is None:
                 status = launched.wait(POLL_S)
                 follower.poll()
+                if (gpu := follower.gpu) != sampler.gpu:
+                    sampler.follow(gpu)
                 room.fill()
                 self._obey(launched)
                 launched.resize(*shutil.get_terminal_size())

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+# As torch's `_CudaDeviceProperties` has it: without a prefix.
+UUID = "aaaaaaaa-0000-0000-0000-000000000001"
 
 
 class Gpu:
@@ -73,6 +77,9 @@ class Gpu:
             "allocated_bytes.all.peak": 300,
         }
         cuda.mem_get_info = lambda device=None: (700, 1000)
+        cuda.get_device_properties = lambda device=None: SimpleNamespace(
+            uuid=UUID, name="NVIDIA L4", total_memory=1000, major=8, minor=9
+        )
         empty = torch.empty
         torch.empty = lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs)  # type: ignore[assignment]
         observer: Any = sys.modules["_ndd_watch.install"].observer  # type: ignore[attr-defined]
