@@ -8,13 +8,22 @@ from typing import Any
 import pytest
 from observed import Ran, run
 
+from ndd_engine.diagnose import diagnose
+from ndd_engine.hardware.detect import detect
+from ndd_engine.record.state import RunState
+from ndd_engine.script.command import Command
+from ndd_engine.script.facts import Facts
+
 MS = 1e6
 
 
-def on_gpu(folder: Path, forward_ms: float, backward_ms: float, host_ms: float, *words: str) -> Ran:
-    """Trains for two seconds; the observer times every step by phase."""
+def on_gpu(
+    folder: Path, forward_ms: float, backward_ms: float, host_ms: float, *words: str, seconds: int = 2
+) -> Ran:
+    """Trains for some seconds; the observer times every step by phase."""
+    folder.mkdir(exist_ok=True)
     ran = run(
-        folder, "on_gpu.py", "2", str(forward_ms), str(backward_ms), str(host_ms), *words, NDD_WATCH_SHARE="10",
+        folder, "on_gpu.py", *map(str, (seconds, forward_ms, backward_ms, host_ms)), *words, NDD_WATCH_SHARE="10",
         NDD_WATCH_PROFILE_S="0",
     )  # fmt: skip
     assert ran.status == 0, ran.errors
@@ -92,6 +101,25 @@ def test_an_error_of_the_clock_costs_the_device_times_only(tmp_path: Path) -> No
 def test_the_memory_says_how_much_is_left(tmp_path: Path) -> None:
     memory = on_gpu(tmp_path, 1.0, 1.0, 1.0).of("memory")[-1]
     assert (memory["free_bytes"], memory["total_bytes"], memory["growth_bytes"]) == (700, 1000, 200)
+
+
+def causes(ran: Ran) -> list[str]:
+    """What the diagnosis says of the run."""
+    facts, state = (
+        Facts("r", Command(("python", "t.py"), Path("/")), detect("cpu", use_torch=False)),
+        RunState(),
+    )
+    (lines,) = ran.records.values()
+    for line in lines:
+        for event in facts.take(line):
+            state.fold(line["t"], event)
+    return [item.cause for item in diagnose(state.snapshot())]
+
+
+def test_the_diagnosis_of_a_script_is_that_of_its_device(tmp_path: Path) -> None:
+    """Of the host, all times of the first one are waits for its full queue; those of the second one are its own."""
+    assert causes(on_gpu(tmp_path / "slow", 20.0, 20.0, 0.0, seconds=4)) == ["healthy"]
+    assert causes(on_gpu(tmp_path / "starved", 1.0, 1.0, 40.0, seconds=4)) == ["user-code"]
 
 
 def test_the_gpu_says_which_one_of_the_machine_it_is(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from ndd_engine.text import percent, span
 
 from .finding import Change, Finding
 from .loader_facts import data_bytes
-from .view import CONFIG, FLOOR, MODEL, Draft, View, taken
+from .view import CONFIG, DEVICE, FLOOR, MODEL, Draft, View, taken
 
 NVML = "NVML"
-DEVICE = "device clock"
 CAPTURE = "profiler capture"
 # From this host-to-device time ratio on, the GPU may be waiting for launches.
 LAUNCHING = 0.9
@@ -31,7 +30,7 @@ def transfer(view: View) -> Finding | None:
     if not cost.clear or view.get("loader.placement") == "device":
         return None
     draft = Draft("transfer", f"host-to-device copies take {percent(cost.share)} of each step", cost)
-    draft.add(taken(cost, "copies take", DEVICE))
+    draft.add(taken(cost, "copies take"))
     loader, free = view.snapshot.loader, view.snapshot.headroom.free_bytes
     if loader is not None and loader.batch_bytes:
         draft.saw(f"a micro-batch is {loader.batch_bytes / 1e6:.1f} MB", "record")
@@ -72,9 +71,11 @@ def launch_bound(view: View) -> Finding | None:
     needs = ("speed.compile=default",) if compiled == "max-autotune" else ()
     text = "capture the step in a CUDA graph and replay it" + (", with compile mode default" if needs else "")
     ranks, named = view.whole("parallel.ranks") or 1, str(view.get("optimizer.name") or "")
-    if why_no_graph(view.gpu, ranks, view.precision == "fp16", named) is None:
+    if view.is_script:
+        draft.change("capture the model in a CUDA graph: torch.cuda.make_graphed_callables")
+    elif why_no_graph(view.gpu, ranks, view.precision == "fp16", named) is None:
         draft.change(text, "speed.cuda_graph=true", *needs)
-    if compiled == "off":
+    if compiled == "off" or view.is_script:
         draft.change("fuse small kernels with torch.compile", "speed.compile=default")
     accumulation, micro = view.whole("batch.accumulation") or 1, view.whole("batch.micro")
     if accumulation > 1 and micro:
@@ -103,7 +104,7 @@ def sync(view: View) -> Finding | None:
     if every is not None and every < 5:
         draft.change("read losses less often", "log.every_steps=10")
     draft.change(
-        "remove .item(), .cpu(), torch.cuda.synchronize() and torch.cuda.empty_cache() from the step",
+        "remove .item(), float(tensor), .cpu(), torch.cuda.synchronize() and torch.cuda.empty_cache() from the step",
         where=view.waiting_line or view.line("forward", "loss", "clip", "log"),
     )
     return draft.done()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ndd_engine.text import duration, percent
 
 from .finding import Change, Evidence, Finding
-from .view import CLOCK, MODEL, View, taken
+from .view import CLOCK, MODEL, Cost, View, taken
 
 LEAST_STEPS = 20
 LEAST_S = 2.0
@@ -30,7 +30,7 @@ def too_short(view: View) -> Finding | None:
 
 def healthy(view: View) -> Finding:
     """No bottleneck: the model takes the time. Proposes settings that may still speed it up."""
-    model = view.model
+    model = on_device(view) or view.model
     title = f"no bottleneck found: {busy(view)}"
     return Finding(
         "healthy", title, (taken(model, "forward and backward take"),), "likely", changes=_ideas(view)
@@ -44,9 +44,8 @@ def busy(view: View) -> str:
     """
     snapshot = view.snapshot
     aside = sum(view.cost(name).wall for name in ("evaluate", "checkpoint"))
-    on_device = [view.device_cost(name) for name in MODEL] if view.gpu else []
-    device = sum(cost.share for cost in on_device)
-    share = device * max(1 - aside, 0.0) if device else view.model.wall
+    device = on_device(view)
+    share = device.share * max(1 - aside, 0.0) if device is not None else view.model.wall
     text = f"the model takes {percent(share)} of the time"
     inside = share + (snapshot.idle.share or 0.0) - 1
     if inside >= LEAST_NAMED:
@@ -54,6 +53,15 @@ def busy(view: View) -> str:
     if aside >= LEAST_NAMED:
         text += f", evaluations and checkpoints {percent(aside)}"
     return text
+
+
+def on_device(view: View) -> Cost | None:
+    """Forward, loss and backward by the device clock; None without one."""
+    costs = [cost for name in MODEL if (cost := view.device_cost(name)).ns] if view.gpu else []
+    if not costs:
+        return None
+    ns, share = sum(cost.ns for cost in costs), sum(cost.share for cost in costs)
+    return Cost(ns, share, None, share, costs[0].source)
 
 
 def _ideas(view: View) -> tuple[Change, ...]:

@@ -41,6 +41,8 @@ def _function_of_script(view: View) -> SlowFunction | None:
     found = view.slowest_function()
     if found is None or (loader.made_by(view, found) and view.wait.share >= 2 * FLOOR):
         return None  # `data_wait` names it
+    if view.idle is not None:  # the GPU may compute meanwhile
+        return replace(found, share=min(found.share, view.idle))
     return found
 
 
@@ -84,6 +86,8 @@ def outside(view: View) -> Finding | None:
         return None
     if slow is not None and slow.share >= 2 * FLOOR and slow.ns >= MOST_OF * cost.ns:
         return None  # `slow_function` names it
+    if view.gpu and waited_ns(view) >= MOST_OF * view.phases["other"].host_ns:
+        return None  # the host waits there: `waits_for_device` or a capture says what that costs
     found = view.where("other")
     line = found.line if found is not None and found.own else None
     title = f"code outside the model takes {percent(cost.share)} of each step"
@@ -129,13 +133,21 @@ def oversubscribed(view: View) -> Finding | None:
     return draft.done()
 
 
+def waited_ns(view: View) -> float:
+    """Nanoseconds of the profiled step in calls that wait for the GPU."""
+    functions = view.snapshot.functions
+    return float(sum(wait[5] for wait in functions.waits)) if functions is not None else 0.0
+
+
 def waits_for_device(view: View) -> Finding | None:
     """Calls that wait for the GPU in every step. Only where nothing else was measured: a capture shows idle time."""
     functions, kernels = view.snapshot.functions, view.snapshot.kernels
     if not view.is_script or not view.gpu or functions is None or not functions.waits or kernels is not None:
         return None
-    spent = sum(wait[5] for wait in functions.waits)
+    spent = waited_ns(view)
     share = min(spent / max(functions.wall_ns, 1), 1.0)
+    if view.idle is not None:  # a GPU that is busy meanwhile loses nothing
+        share = min(share, view.idle)
     if share < 2 * FLOOR:
         return None
     file, line, name, method, calls, _ = max(functions.waits, key=lambda wait: wait[5])
@@ -144,6 +156,8 @@ def waits_for_device(view: View) -> Finding | None:
     call = WAITS.get(method, f".{method}()")
     draft.saw(f"{call} is called {counted(calls, 'time')} in a step", PROFILER)
     draft.saw(f"such calls take {span(spent)}; the GPU may compute meanwhile", PROFILER)
+    if view.idle is not None:
+        draft.saw(f"the GPU is idle {percent(view.idle)} of the time", "NVML")
     draft.unbounded()
     draft.change(f"call {call} every few steps only, or once for several values", where=where)
     return draft.done()

@@ -36,6 +36,7 @@ COMPUTING = (*MODEL, "clip", "optimizer", "zero_grad")
 # Phases in which a GPU can wait for the host, or has little to do.
 BESIDE = ("data_wait", "to_device", "clip", "optimizer", "zero_grad", "log", "other")
 CLOCK = "host clock"
+DEVICE = "device clock"
 BASELINE = "measured before training"
 CONFIG = "configuration"
 SAMPLES = "CPU counters"
@@ -46,13 +47,14 @@ PROFILER = "Python profiler, one step"
 class Cost:
     """Cost of some phases: nanoseconds per optimizer step, share of the step time (0..1) and its standard error.
 
-    wall: share of the wall time including evaluations and checkpoints.
+    wall: share of the wall time including evaluations and checkpoints. source: which clock it is from.
     """
 
     ns: float
     share: float
     error: float | None
     wall: float
+    source: str = CLOCK
 
     @property
     def clear(self) -> bool:
@@ -151,23 +153,33 @@ class View:
         if not found or self.step_ns <= 0:
             return NOTHING
         errors: list[float | None] = []
+        sources: dict[str, None] = {}
         ns = wall = 0.0
         for phase in found:
-            cost = self._cost_ns(phase)
+            cost, source = self._cost_ns(phase)
+            sources[source] = None
             part = cost / phase.host_ns if phase.host_ns else 0.0
             ns, wall = ns + cost, wall + phase.share * part
             errors.append(None if phase.share_error is None else phase.share_error * part)
         error = None if None in errors else hypot(*(value for value in errors if value is not None))
-        return Cost(ns, min(ns / self.step_ns, 1.0), error, wall)
+        return Cost(ns, min(ns / self.step_ns, 1.0), error, wall, " and ".join(sources))
 
-    def _cost_ns(self, phase: PhaseShare) -> float:
+    def _cost_ns(self, phase: PhaseShare) -> tuple[float, str]:
+        """Nanoseconds of a step, and where they are from."""
         if not self.gpu or phase.name not in BESIDE:
-            return phase.host_ns
+            return phase.host_ns, CLOCK
         if phase.device_ns is not None:
-            return min(phase.host_ns, phase.device_ns)
-        util = (self.snapshot.card or {}).get("util_percent")
+            return min(phase.host_ns, phase.device_ns), DEVICE
         # Without its clock, the GPU's idle time is an upper bound.
-        return phase.host_ns if util is None else min(phase.host_ns, (1 - float(util) / 100) * self.step_ns)
+        if self.idle is None:
+            return phase.host_ns, CLOCK
+        return min(phase.host_ns, self.idle * self.step_ns), f"{CLOCK} and NVML"
+
+    @cached_property
+    def idle(self) -> float | None:
+        """Share of the time (0..1) in which the GPU runs no kernel, by NVML; None if unknown and without a GPU."""
+        util = (self.snapshot.card or {}).get("util_percent")
+        return 1 - float(util) / 100 if self.gpu and util is not None else None
 
     def part(self, share: float) -> Cost:
         """Cost of a share of the step time; its error is unknown."""
@@ -180,7 +192,7 @@ class View:
         if not total or found is None or found.device_ns is None:
             return NOTHING
         share = found.device_ns / total
-        return Cost(found.device_ns, share, found.share_error, share)
+        return Cost(found.device_ns, share, found.share_error, share, DEVICE)
 
     @property
     def is_script(self) -> bool:
@@ -363,9 +375,9 @@ def rounded_up(steps: float) -> int:
     return -(-whole // unit) * unit
 
 
-def taken(cost: Cost, what: str, source: str = CLOCK) -> Evidence:
+def taken(cost: Cost, what: str, source: str = "") -> Evidence:
     """Evidence of the time per step; `what` is its beginning, "waiting for data takes"."""
-    return Evidence(f"{what} {span(cost.ns)} of each step ({percent(cost.share)})", source)
+    return Evidence(f"{what} {span(cost.ns)} of each step ({percent(cost.share)})", source or cost.source)
 
 
 class Draft:
