@@ -24,6 +24,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     profiler    profiles one step; the engine's own runs use it, too
     blocking    times waits for a GPU that no profiler sees
     timed_calls how it does so from Python 3.12 on
+    captures    captures a few steps with torch's profiler
     monitor     times a function without a change to it, from Python 3.12 on
     frameworks  what Hugging Face's Trainer and Lightning know of a run
     changes     what a trial can change from outside
@@ -40,3 +41,5 @@ from pathlib import Path
 SITE = Path(__file__).resolve().parent / "site"
 # Environment variable with the folder for the records; without it nothing is watched.
 FOLDER = "NDD_WATCH"
+# The same with the folder for the traces of profiler captures.
+CAPTURES = "NDD_WATCH_CAPTURES"

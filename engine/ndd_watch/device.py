@@ -33,6 +33,8 @@ class DeviceClock:
     def __init__(self) -> None:
         self.marks: list[tuple[int, Any]] = []
         self.failed, self._errors = "", 0
+        # Of a capture: hears the phases instead, see `listen`.
+        self._listener: Any = None
         # On the clock of the host: when the next step is to carry events.
         self.due = NEVER
         self._make: Callable[[], Any] | None = None
@@ -68,7 +70,9 @@ class DeviceClock:
     def mark(self, phase: int) -> None:
         """A phase begins, in a step with marks."""
         try:
-            if self._capturing():
+            if self._listener is not None:
+                self._listener.mark(phase)
+            elif self._capturing():
                 self.drop()
             else:
                 self._record(phase)
@@ -77,21 +81,36 @@ class DeviceClock:
 
     def rename(self, old: int, new: int) -> None:
         """A phase of the present step is another one."""
+        if self._listener is not None:
+            self._listener.rename(old, new)
         self.marks[:] = [(new if phase == old else phase, event) for phase, event in self.marks]
 
     def take_back(self, phase: int) -> None:
         """The phase that was marked last was another one."""
-        if self.marks:
+        if self._listener is not None:
+            self._listener.take_back(phase)
+        elif self.marks:
             self.marks[-1] = phase, self.marks[-1][1]
 
     def drop(self) -> None:
         """Do not time this step."""
-        self._pool.extend(event for _, event in self.marks)
-        self.marks.clear()
+        if self._listener is None:
+            self._pool.extend(event for _, event in self.marks)
+            self.marks.clear()
+
+    def listen(self, listener: Any) -> None:
+        """Have `mark`, `rename` and `take_back` of a listener called instead of timing steps, until it is None."""
+        if self._listener is not None:
+            self.marks.clear()
+        self._listener = None
+        self.drop()
+        if listener is not None:
+            self.marks.append((0, None))  # the hooks call `mark` where there are any
+        self._listener = listener
 
     def end(self) -> None:
         """The step has ended; the last mark tells when."""
-        if self.marks:
+        if self.marks and self._listener is None:
             self._pending.append((self._key, self.marks[:]))
             self.marks.clear()
 
@@ -116,7 +135,7 @@ class DeviceClock:
 
     def forget(self) -> None:
         """Time nothing more, and drop what is not read yet."""
-        self.due, self._make = NEVER, None
+        self.due, self._make, self._listener = NEVER, None, None
         self.marks.clear()
         self._pending.clear()
         self._pool = []

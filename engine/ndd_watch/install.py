@@ -11,6 +11,7 @@ from typing import Any
 
 from . import clock, trying
 from .allocations import Allocations
+from .captures import Captures
 from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
 from .compilers import skip_ours, without_compiler
 from .copies import Copies
@@ -54,6 +55,7 @@ class Observer:
         )
         self.allocations = Allocations(torch)
         self.copies = Copies(torch, self.looks, self.steps.failed)
+        self.captures = Captures(torch, self.steps, self.modules, self.looks, self.put)
         self.learning = Learning(self.looks)
         self.profiler = StepProfiler(own)
         self.frameworks = Frameworks(self.told, self.hooks.probes) if frameworks else None
@@ -64,8 +66,9 @@ class Observer:
         self._learned = 0
         self._loader: dict[str, Any] = {}
         self._memory_due = 0
-        # What the current step is observed for: "", "learn" or "profile"; the steps before one of "learn".
-        self._study, self._heard_at = "", 0
+        # What the current step is observed for: "", "learn", "profile" or "capture"; the steps before one of "learn";
+        # when the next one of "profile" is.
+        self._study, self._heard_at, self._profile_due = "", 0, 0
         self._armed = self._stopped = False
         self._wire()
 
@@ -83,6 +86,7 @@ class Observer:
         self._stopped = False
         self.hooks.install(self._torch)
         self.allocations.begin(self.hooks.probes)
+        self.captures.install(self.hooks.probes)
         skip_ours()
 
     def give_up(self, error: BaseException) -> None:
@@ -105,6 +109,8 @@ class Observer:
         self._armed = False
         clock.gpu.forget()
         self.copies.remove()
+        with Dropped():
+            self.captures.close()
         if study == "learn":
             self.learning.deaf()
         elif study == "profile":
@@ -205,6 +211,7 @@ class Observer:
             if event == "sys.setprofile":
                 make_way()
                 self.profiler.make_way()
+                self.captures.make_way()
             elif event == "sys.excepthook":
                 self.allocations.failed(given[2])
                 if self.recorder is not None and S[TRAINER] == get_ident():
@@ -222,6 +229,7 @@ class Observer:
         """The interpreter exits."""
         try:
             if self.recorder is not None:
+                self.captures.finish()
                 self.recorder.close()
         except Exception as error:
             if not ours(error):
@@ -233,6 +241,9 @@ class Observer:
         if recorder is None:
             return
         recorder.window()
+        self.captures.look()
+        if self.captures.wanted and not self._study:
+            self.steps.next_study = 0
         outside = self.outside
         if outside.seen > outside.told:
             outside.told = outside.seen
@@ -249,7 +260,14 @@ class Observer:
 
     def study(self, t: int) -> None:
         """Between two steps: end to look closely at the last one, or begin with the next one."""
-        steps, learning = self.steps, self.learning
+        steps, learning, captures = self.steps, self.learning, self.captures
+        if self._study == "capture" or (captures.wanted and not self._study):
+            goes_on = captures.step(t) if self._study else captures.begin(t)
+            self._study = "capture" if goes_on else ""
+            steps.studying = goes_on
+            if not goes_on:
+                steps.next_study = self._profile_due
+            return
         reads = steps.last_row[DATA_WAIT] > 0
         # The first step may have another optimizer to come, and a batch may be made in the step before its own.
         whole = 0 if reads or learning.source is not None else 1
@@ -290,7 +308,8 @@ class Observer:
         steps.studying = bool(self._study)
         if not self._study:
             learned = learning.source is not None or reads or self._learned >= MOST_LEARNED
-            steps.next_study = (t + PROFILE_NS if PROFILE_NS else 1 << 62) if learned else 0
+            self._profile_due = (t + PROFILE_NS if PROFILE_NS else 1 << 62) if learned else 0
+            steps.next_study = 0 if captures.wanted else self._profile_due
 
     def _profile(self) -> None:
         if not self.profiler.begin():
@@ -307,6 +326,7 @@ class Observer:
         steps = self.steps
         del steps.phases[:]
         self.modules.reset()
+        self.captures.forked()
         # The hooks hold these two.
         kept = {"phases": steps.phases, "has_optimizer": steps.has_optimizer, "rest": steps.rest}
         vars(steps).update({**vars(Steps()), **kept})

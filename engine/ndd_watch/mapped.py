@@ -32,11 +32,12 @@ COLUMNS = 24
 # hooks. TRAINER: id of the thread that trains, and NATIVE its id in the system; 0 before the first backward pass. DONE:
 # steps that have ended; CORRECTION: to be added to them, as it may become clear later where a step ends; ELSEWHERE: of
 # other threads. MICRO: micro-steps; SKIPPED: updates that a gradient scaler skipped. BEGUN: when the window began.
-# ROWS: rows so far; LINES: bytes of lines so far; DROPPED: lines that were too long.
+# ROWS: rows so far; LINES: bytes of lines so far; DROPPED: lines that were too long. ASKED: how many captures the
+# console has asked for, which is the only thing that it writes.
 (
     MAGIC, PID, NATIVE, LAST, CURRENT, TIMED, BASE, TRAINER, DONE, CORRECTION, ELSEWHERE, MICRO, SKIPPED, BEGUN, ROWS,
-    LINES, DROPPED,
-) = range(17)  # fmt: skip
+    LINES, DROPPED, ASKED,
+) = range(18)  # fmt: skip
 # The current step by phase, and the time of the window outside steps, in nanoseconds.
 ROW, REST = 32, 32 + COLUMNS
 # Rows of steps that were timed by phase: the steps before it, and its nanoseconds by phase.
@@ -147,6 +148,15 @@ def make(path: str) -> int:
             os.unlink(path)
         raise
     return handle
+
+
+def ask(path: str, captures: int) -> None:
+    """Ask the process with this memory for a capture, by their number so far. Raises OSError."""
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.pwrite(handle, struct.pack("q", captures), 8 * ASKED)
+    finally:
+        os.close(handle)
 
 
 class Reader:

@@ -54,6 +54,8 @@ class Modules:
         self._listen: Callable[[bool], None] = lambda on: None
         # Called with the first tensor that a model receives.
         self.received: Callable[[Any], None] | None = None
+        # Of a capture: `enters` and `leaves` hear every call.
+        self.watch: Any = None
         # Called once with the shape of a model's input.
         self.first_shape: Callable[[tuple[int, ...]], None] | None = None
         # DistributedDataParallel, if this process exchanges data, and its modules.
@@ -90,17 +92,22 @@ class Modules:
             if depth[0]:
                 depth[0] += 1
                 calls[0] += 1
-                return zero if self._root is None or traced() else 1
+                return zero if (self._root is None and self.watch is None) or traced() else 1
             depth[0] = 1
             return zero if traced() else 1
 
         def begun(_probe: Any, given: Any) -> int:
             try:
                 if depth[0] > 1:
-                    self._inner(*given)
+                    if self._root is not None:
+                        self._inner(*given)
+                else:
+                    self._outermost(*given)
+                if self.watch is not None:
+                    self.watch.enters(given[0], depth[0])
+                if depth[0] > 1:
                     return 0
-                self._outermost(*given)
-                if calls[0] <= FEW_CALLS:
+                if calls[0] <= FEW_CALLS or self.watch is not None:
                     calls[0] = 0
                 elif self._root is None:
                     self._deaf = True
@@ -112,6 +119,11 @@ class Modules:
         def ends(_probe: Any, zero: int) -> int:
             if S[TRAINER] != get_ident():
                 return zero
+            if self.watch is not None:
+                try:
+                    self.watch.leaves(depth[0])
+                except Exception as error:  # noqa: BLE001
+                    steps.failed(error)
             inside = depth[0] - 1
             if inside > 0:
                 depth[0] = inside

@@ -98,6 +98,8 @@ class Recorder:
         more: dict[str, Any] = {}
         if steps.ranks:
             more = {"cpu_ns": cpu - self._cpu, "rss_bytes": resident()}
+        if steps.profiled:
+            steps.profiled, more["profiled"] = False, True
         self._cpu = cpu
         micro, self._micro = S[MICRO] - self._micro, S[MICRO]
         if clock.gpu.failed and not self._told_failure:

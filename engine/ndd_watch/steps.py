@@ -118,8 +118,9 @@ class Steps:
         self.study: Callable[[int], None] | None = None
         self.gate: Callable[[int], None] | None = None
         self.give_up: Callable[[BaseException], None] = lambda error: None
-        # Whether the current step is observed more closely, and when the next one is.
-        self.studying = False
+        # Whether the current step is observed more closely, and when the next one is; whether the window has a step
+        # under torch's profiler.
+        self.studying = self.profiled = False
         self.next_study = 0
         # The last step by phase, where it is observed more closely.
         self.last_row: list[int] = [0] * len(ZEROS)

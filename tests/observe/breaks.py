@@ -25,6 +25,7 @@ torch.set_num_threads(1)
 # Of trials, and functions that hold the guard themselves: what they raise has nobody to go to but the script.
 ELSEWHERE = ("trying", "changes", "caching", "exceptions")
 ENTRIES = {
+    "DeviceClock.mark",
     "Observer.heard",
     "Observer.forked",
     "Observer.ended",
@@ -32,6 +33,8 @@ ENTRIES = {
     "Steps.failed",
     "Recorder._collected",
 }
+# See `ndd_watch.mapped`.
+ASKED = 17
 RAISE = """
 def {name}(*args, **kwargs):
     _planted.append(1)
@@ -46,7 +49,10 @@ def get_batch(x: Any, y: Any, step: int) -> Any:
 
 
 def train() -> tuple[str, int]:
-    """A loop that reaches most hooks: own batches, then a loader, an evaluation, clipping, a scaler, and saving."""
+    """A loop that reaches most hooks: own batches, then a loader, an evaluation, clipping, a scaler, and saving.
+
+    It asks for captures, as the console does.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -63,7 +69,9 @@ def train() -> tuple[str, int]:
         optimizer.step()
         return loss
 
-    for number in range(20):
+    memory = sys.modules["_ndd_watch.clock"].S  # type: ignore[attr-defined]
+    for number in range(40):
+        memory[ASKED] += 1
         loss = step(*get_batch(x, y, number))
         count += 1
     for a, b in DataLoader(TensorDataset(x, y), batch_size=8):

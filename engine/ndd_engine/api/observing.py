@@ -19,6 +19,7 @@ from ndd_engine.record.rundir import RunDir, new_run_dir
 from ndd_engine.script.command import Command
 from ndd_engine.script.following import CLOSED
 from ndd_engine.script.progress import readable_by
+from ndd_watch import CAPTURES
 
 from .sources import PathLike, root_of
 
@@ -134,7 +135,7 @@ def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Obser
     )
     write_text(directory.command, json.dumps(command.to_dict(), indent=2) + "\n")
     directory.ranks.mkdir()
-    os.environ["NDD_WATCH"] = str(directory.ranks)
+    os.environ["NDD_WATCH"], os.environ[CAPTURES] = str(directory.ranks), str(directory.path)
     import torch  # noqa: F401  the observer hooks it
 
     install = import_module("ndd_watch.install")
@@ -142,7 +143,7 @@ def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Obser
     follower = subprocess.Popen(
         [sys.executable, "-m", "ndd_engine.script.following", str(directory.path), str(os.getpid())],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        env={key: value for key, value in os.environ.items() if key != "NDD_WATCH"},
+        env={key: value for key, value in os.environ.items() if key not in ("NDD_WATCH", CAPTURES)},
     )  # fmt: skip
     os.environ.update(readable_by(follower.pid))
     _running.append(observer)

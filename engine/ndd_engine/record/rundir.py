@@ -77,6 +77,11 @@ class RunDir:
         return self.path / "control.sock"
 
     @property
+    def trace(self) -> Path:
+        """The newest profiler capture of a script, as a Chrome trace."""
+        return self.path / "capture.json"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 

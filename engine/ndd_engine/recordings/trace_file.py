@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.timeline import TraceEvent
 from ndd_engine.text import printable
+from ndd_watch.phases import NOTED
 
 from .files import contents, no_collection
 
@@ -38,6 +40,7 @@ class TraceFile:
     events: all that matter for the time of the GPU, with times in nanoseconds. main: thread that trains. steps: (begin,
     end) of each range ProfilerStep#N. rank, world_size: of a distributed job, else None. devices: index of each GPU
     with work, in order. names: index -> name of the GPU, where the trace has it. skipped: events that are damaged.
+    noted: what the observer of a script adds, {} in other traces.
     """
 
     name: str
@@ -49,6 +52,7 @@ class TraceFile:
     devices: tuple[int, ...] = ()
     names: dict[int, str] = field(default_factory=dict)
     skipped: int = 0
+    noted: dict[str, Any] = field(default_factory=dict)
 
     @property
     def span(self) -> tuple[int, int]:
@@ -80,6 +84,7 @@ def _read(path: Path, shown: str) -> TraceFile:
         raise UsageError(
             f"{shown} contains no operators and no GPU kernels; is it a trace of torch.profiler?"
         )
+    found.events = _with_threads(found.events)
     found.devices = tuple(
         sorted({item.device for item in found.events if item.on_gpu and not item.annotation})
     )
@@ -93,6 +98,8 @@ def _read(path: Path, shown: str) -> TraceFile:
 
 
 def _identify(found: TraceFile, body: dict[str, Any]) -> None:
+    noted = body.get(NOTED)
+    found.noted = noted if isinstance(noted, dict) else {}
     job = body.get("distributedInfo")
     if isinstance(job, dict):
         found.rank, found.world_size = _whole(job.get("rank")), _whole(job.get("world_size"))
@@ -122,15 +129,41 @@ def _take_all(found: TraceFile, entries: Iterable[Any]) -> None:
             if end < begin:
                 raise ValueError("negative duration")
             thread = threads.setdefault((str(entry.get("pid")), str(entry.get("tid"))), len(threads) + 1)
-            device = correlation = 0
+            device = correlation = forward = 0
+            sequence = -1
             if on_gpu:
                 device = int(arguments.get("device", 0))
+            elif category in _OPERATORS:
+                sequence = int(arguments.get("Sequence number", -1))
+                forward = int(arguments.get("Fwd thread id", 0))
             if on_gpu or category in _RUNTIME:
                 correlation = int(arguments.get("correlation", 0))
             ranged = category in _RANGES or (not on_gpu and _RANGE_NAMES.match(name) is not None)
-            found.events.append(TraceEvent(name, begin, end, thread, on_gpu, ranged, device, correlation))
+            found.events.append(
+                TraceEvent(name, begin, end, thread, on_gpu, ranged, device, correlation, sequence, forward)
+            )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             found.skipped += 1
+
+
+def _with_threads(events: list[TraceEvent]) -> list[TraceEvent]:
+    """With the threads of forward numbered as all others: torch numbers them apart.
+
+    It is the thread that has most of the sequence numbers that the nodes of backward name.
+    """
+    having: dict[int, set[int]] = {}
+    votes: dict[int, Counter[int]] = {}
+    for item in events:
+        if item.sequence >= 0 and not item.forward_thread:
+            having.setdefault(item.sequence, set()).add(item.thread)
+    for item in events:
+        if item.sequence >= 0 and item.forward_thread:
+            votes.setdefault(item.forward_thread, Counter()).update(having.get(item.sequence, ()))
+    known = {thread: found.most_common(1)[0][0] for thread, found in votes.items() if found}
+    return [
+        replace(item, forward_thread=known.get(item.forward_thread, 0)) if item.forward_thread else item
+        for item in events
+    ]
 
 
 def _main_thread(events: Iterable[TraceEvent]) -> int:

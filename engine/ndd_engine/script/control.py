@@ -1,4 +1,4 @@
-"""Requests to a running script: it can be stopped, and nothing else."""
+"""Requests to a running script: it can be stopped, and its process asked for a profiler capture."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class ScriptControl:
         self.stop_status: str | None = None
         self.stop_reason = ""
         self.kill = False
+        self._capture = False
         self.sent: float | None = None
         self.pressed = False
 
@@ -25,12 +26,23 @@ class ScriptControl:
     def request(
         self, action: str, reason: str = "on request", status: str = "stopped", holder: int | None = None
     ) -> None:
-        """Request stop or kill. Raises UsageError for anything else: the script does not know of it."""
+        """Request stop, kill or kernels. Raises UsageError for anything else: the script does not know of it."""
         if action == "ping":
             return
-        if action not in ("stop", "kill"):
-            raise UsageError(f"this run is a script of its own: it can be stopped, but not asked to {action}")
+        if action not in ("stop", "kill", "kernels"):
+            raise UsageError(
+                f"this run is a script of its own: it can be stopped and profiled, but not asked to {action}"
+            )
         with self._lock:
+            if action == "kernels":
+                self._capture = True
+                return
             if self.stop_status is None:
                 self.stop_status, self.stop_reason = status, reason
             self.kill = self.kill or action == "kill"
+
+    def take_capture(self) -> bool:
+        """Whether a profiler capture was requested since the last call."""
+        with self._lock:
+            taken, self._capture = self._capture, False
+            return taken

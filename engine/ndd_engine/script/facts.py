@@ -83,7 +83,7 @@ class Facts:
                 [str(phase), str(file), int(at), str(name), int(count), int(file != "?")]
                 for phase, file, at, name, _, count in line["frames"]
             ]
-            yield StacksEvent(self._step(line), int(line["looks"]), frames)
+            yield StacksEvent(self.step_of(line), int(line["looks"]), frames)
         elif kind == "profile" and line["functions"]:
             functions = [
                 [str(file), int(at), str(name), *map(int, rest), str(caller), str(phase)]
@@ -94,7 +94,7 @@ class Facts:
                 for file, at, name, method, *rest in line.get("waits", ())
             ]
             phases = {str(name): int(ns) for name, ns in (line.get("phases") or {}).items()}
-            yield FunctionsEvent(self._step(line), int(line["ns"]), functions, waits, phases)
+            yield FunctionsEvent(self.step_of(line), int(line["ns"]), functions, waits, phases)
         elif kind == "memory":
             counters = {key: value for key, value in line.items() if key not in ("v", "type", "t")}
             yield MemoryEvent(**counters)
@@ -127,6 +127,11 @@ class Facts:
     def host(self) -> str:
         """The host that it runs on; "" before it has told."""
         return str(self._process.get("host") or "")
+
+    @property
+    def device(self) -> str:
+        """The device that it trains on; "" before it has told."""
+        return str(self._model.get("device") or "")
 
     def _trained_on(self, model: Line) -> Gpu | None:
         if not str(model["device"]).startswith("cuda"):
@@ -172,7 +177,7 @@ class Facts:
     def _strategy(self) -> str:
         return str(self._model.get("strategy") or "")
 
-    def _step(self, line: Line) -> int:
+    def step_of(self, line: Line) -> int:
         """The step of a line that the observer has counted."""
         return self.earlier + int(line["step"])
 
@@ -191,7 +196,7 @@ class Facts:
         if not self._told or (self._items and not known):
             self._told = True
             yield replace(self._run(), resumed_step=self.earlier or None)
-        self.step = step = self._step(line)
+        self.step = step = self.step_of(line)
         loss, at = line.get("loss"), self.earlier + int(line.get("loss_step") or line["step"])
         phases = {
             str(name): _phase(body)
@@ -206,7 +211,7 @@ class Facts:
             step_max_ns=line["step_max_ns"], phases=phases, loss=loss,
             last_loss=None if loss is None else (at, float(loss)),
             device_steps=int(line.get("device_steps") or 0), lr=line.get("lr"), gc_ns=line.get("gc_ns"),
-            gc_count=line.get("gc_count"), gc_max_ns=line.get("gc_max_ns"),
+            gc_count=line.get("gc_count"), gc_max_ns=line.get("gc_max_ns"), profiled=bool(line.get("profiled")),
         )  # fmt: skip
         skipped = int(line.get("skipped_updates") or 0)
         if skipped > self._skipped:

@@ -12,6 +12,7 @@ from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import counted, number, printable
 
+from .captures import Captures
 from .command import Command
 from .facts import Facts
 from .progress import Stalls
@@ -20,6 +21,7 @@ from .records import Line, Records
 
 # Lines of the other ranks that become marks of the run.
 _TOLD = ("unobserved", "unseen")
+_CAPTURES = ("capture", "uncaptured")
 
 
 class Follower:
@@ -33,13 +35,15 @@ class Follower:
         machine: Machine,
         put: Callable[[Event], None],
         folder: Path | None = None,
+        kernels_every: int = 0,
     ) -> None:
-        """folder: of the memories of the processes."""
+        """folder: of the memories of the processes. kernels_every: see `captures.Captures`."""
         self._directory, self._command, self._machine, self._put = directory, command, machine, put
         self._records = Records(directory.ranks if folder is None else folder)
         self._facts: dict[str, Facts] = {}
         self._ranks = ScriptRanks(command.folder)
         self._stalls = Stalls()
+        self._captures = Captures(directory, kernels_every)
 
     @property
     def trained(self) -> bool:
@@ -109,6 +113,7 @@ class Follower:
             self._put(MarkEvent("warning", self.step, f"not observed: {printable(reason)}"))
         if final:
             return
+        self._look_for_captures()
         here = [one for one in self._records.processes if self._facts.get(one.name) and self._here(one.name)]
         for name, found in self._stalls.look(here, self.step):
             if isinstance(found, MarkEvent):
@@ -125,6 +130,19 @@ class Follower:
             text = f"{counted(damaged, 'line')} of the observer's records could not be read"
             self._put(MarkEvent("warning", self.step, text))
 
+    def capture(self) -> None:
+        """Ask the leading process for a profiler capture, as soon as it trains."""
+        self._captures.ask()
+
+    def _look_for_captures(self) -> None:
+        leads = min(self._facts, key=_leading, default="")
+        # After a restart, the same name belongs to another one.
+        process = next((one for one in reversed(self._records.processes) if one.name == leads), None)
+        if process is not None and process.trains:
+            facts = self._facts[leads]
+            for event in self._captures.look(process, facts.step, facts.device):
+                self._put(event)
+
     def _here(self, name: str) -> bool:
         return self._facts[name].host == socket.gethostname()
 
@@ -137,6 +155,8 @@ class Follower:
             # First: a restart belongs to the steps before it.
             shared = list(self._ranks.take(name, line, self._facts[leads].earlier))
             events = list(facts.take(line))
+            if line["type"] in _CAPTURES:
+                events = list(self._captures.taken(line, facts.step_of(line)))
         except (KeyError, TypeError, ValueError, IndexError):
             return  # a line of another version
         if line["type"] == "source":

@@ -59,6 +59,8 @@ def follow(directory: RunDir, pid: int) -> None:
         follower = Follower(directory, command_of(directory), detect(use_torch=False), recorder.put)
         closed = directory.ranks / CLOSED
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and not closed.exists():
+            if control.take_capture():
+                follower.capture()
             follower.poll()
             room.fill()
             time.sleep(POLL_S)

@@ -95,10 +95,10 @@ def _remove_left(owner: Path) -> None:
 
 
 class Process:
-    """One process: its memory, and how far it was read. name: "rank-0" or "pid-7"."""
+    """One process: its memory, the path of it, and how far it was read. name: "rank-0" or "pid-7"."""
 
-    def __init__(self, name: str, reader: mapped.Reader) -> None:
-        self.name, self._reader = name, reader
+    def __init__(self, name: str, path: Path, reader: mapped.Reader) -> None:
+        self.name, self.path, self._reader = name, path, reader
         self.pid = reader.value(mapped.PID)
         self._step = self._shown = self._micro = 0
         self.damaged = 0
@@ -283,7 +283,8 @@ class Records:
                 reader.close()
                 continue
             self._known.add(name)
-            self.processes.append(Process(name.removesuffix(mapped.SUFFIX).partition("~")[0], reader))
+            shown = name.removesuffix(mapped.SUFFIX).partition("~")[0]
+            self.processes.append(Process(shown, self._folder / name, reader))
         self.processes.sort(key=lambda process: _rank(process.name))
 
 

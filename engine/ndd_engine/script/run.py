@@ -36,7 +36,7 @@ from ndd_engine.record.recorder import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
 from ndd_engine.recordings.snapshot_file import read_snapshot
 from ndd_engine.text import counted, printable, size
-from ndd_watch import SITE
+from ndd_watch import CAPTURES, SITE
 from ndd_watch.allocations import NAME as SNAPSHOT
 from ndd_watch.allocations import VARIABLE as MEMORY
 
@@ -64,6 +64,7 @@ class ScriptRequest:
 
     screen: a screen occupies the terminal; the output of the command goes to the log only. folder: where the command
     runs instead of its own folder, such as a scratch copy. memory_history: record which lines allocate GPU memory.
+    kernels_every: take a profiler capture every so many optimizer steps of a script on a GPU; 0: only on request.
     """
 
     command: Command
@@ -72,6 +73,7 @@ class ScriptRequest:
     screen: bool = False
     folder: Path | None = None
     memory_history: bool = False
+    kernels_every: int = 0
 
 
 class ScriptRun:
@@ -141,13 +143,14 @@ class ScriptRun:
         self.put(StageEvent("prepare", f"waiting for the first step of {command.text}"))
         machine = detect(use_torch=False)
         room = Room(self.directory.ranks)
-        follower = self._follower = Follower(self.directory, command, machine, self.put, room.folder)
+        every = self.request.kernels_every
+        follower = self._follower = Follower(self.directory, command, machine, self.put, room.folder, every)
         sampler = Sampler(None, self.put, run_dir=self.directory.path)
         size = shutil.get_terminal_size()
         try:
             self.launched = launched = Launched(
                 command if folder is None else replace(command, folder=folder),
-                {**environment(room.folder.absolute(), SITE), **readable_by(os.getpid()), **self._history()},
+                {**environment(room.folder.absolute(), SITE), **readable_by(os.getpid()), **self._folders()},
                 self._output.write, self.request.screen, (size.columns, size.lines),
             )  # fmt: skip
         except OSError as error:
@@ -158,6 +161,8 @@ class ScriptRun:
         try:
             while status is None:
                 status = launched.wait(POLL_S)
+                if self.control.take_capture():
+                    follower.capture()
                 follower.poll()
                 if (gpu := follower.gpu) != sampler.gpu:
                     sampler.follow(gpu)
@@ -177,8 +182,10 @@ class ScriptRun:
         """Handle a request from the control socket. Raises UsageError for what a script cannot do."""
         self.control.request(action, "stopped from another terminal", holder=holder)
 
-    def _history(self) -> dict[str, str]:
-        return {MEMORY: str(self.directory.path.absolute())} if self.request.memory_history else {}
+    def _folders(self) -> dict[str, str]:
+        """Where the process writes what is too long for its memory."""
+        folder = str(self.directory.path.absolute())
+        return {CAPTURES: folder, **({MEMORY: folder} if self.request.memory_history else {})}
 
     def _obey(self, launched: Launched) -> None:
         """Pass a requested stop on: Ctrl-C first, SIGTERM if that has no effect, and SIGKILL for an immediate stop."""

@@ -13,7 +13,7 @@ from ndd_engine.script.command import Command
 from ndd_engine.script.run import ScriptRequest
 from ndd_engine.text import printable
 
-from .options import command, flag
+from .options import command, count, flag
 
 
 @command(
@@ -31,9 +31,18 @@ from .options import command, flag
     "--memory-history",
     help="Record which lines allocate GPU memory, and write a snapshot if it runs out: about 2 us per allocation.",
 )
+@count(
+    "--kernels-every", type=click.IntRange(min=0), default=0,
+    help="On a GPU, capture a few steps with the profiler every N optimizer steps; 0: only with key k.",
+)  # fmt: skip
 @click.pass_context
 def run(
-    ctx: click.Context, words: tuple[str, ...], name: str | None, headless: bool, memory_history: bool
+    ctx: click.Context,
+    words: tuple[str, ...],
+    name: str | None,
+    headless: bool,
+    memory_history: bool,
+    kernels_every: int,
 ) -> int:
     """Observe a training script that was not written for this program: its steps, where their time goes, and why.
 
@@ -48,7 +57,14 @@ def run(
         )
     root = runs_root(ctx.obj["runs"])
     screen = interactive() and not headless
-    request = ScriptRequest(Command(words, Path.cwd()), root, name, screen, memory_history=memory_history)
+    request = ScriptRequest(
+        Command(words, Path.cwd()),
+        root,
+        name,
+        screen,
+        memory_history=memory_history,
+        kernels_every=kernels_every,
+    )
     request.command.check()
     if screen:
         from ndd_console.jobs.training import observe_console

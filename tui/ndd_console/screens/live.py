@@ -139,9 +139,11 @@ class LiveScreen(CanvasScreen):
         if self._can(self._wizard) and not self.source.script:
             keys.append(("w", "wizard"))
         if self._steerable(snapshot):
-            if snapshot.status in _WORKING and not self.source.script:
-                keys.append(("p", "resume" if snapshot.status == "paused" else "pause"))
-                keys += [("c", "checkpoint"), ("e", "evaluate"), ("k", "profile")]
+            if snapshot.status in _WORKING:
+                if not self.source.script:
+                    keys.append(("p", "resume" if snapshot.status == "paused" else "pause"))
+                    keys += [("c", "checkpoint"), ("e", "evaluate")]
+                keys.append(("k", "profile"))
             if not self.source.owned:
                 keys.append(("s", "stop"))
         if has_own_values(snapshot):
@@ -202,7 +204,7 @@ class LiveScreen(CanvasScreen):
         if key == "s" and not self.source.owned:
             self._asking = "stop"
         status = self._snapshot.status
-        if status not in _WORKING or self.source.script:
+        if status not in _WORKING or (self.source.script and key != "k"):
             return
         if key in _COMMANDS:
             action, message = _COMMANDS[key]

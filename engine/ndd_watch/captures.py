@@ -1,0 +1,372 @@
+"""Captures a few whole steps with torch's profiler, on request: which kernels and operators run, and when none does.
+
+The process only writes the trace: a file in the folder of the run, with what is needed to read it as its metadata. The
+console reads it, as it does the captures of its own runs.
+
+One step is recorded first and left out: the profiler is still starting, and on a GPU the queue is empty. One more after
+the last is no part of the statistics either: writing the trace delays it. A profiler of the script has precedence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import weakref
+from threading import get_ident
+from typing import Any, Callable
+
+from . import CAPTURES
+from .clock import CHECKPOINT, CURRENT, DONE, EVALUATE, LAST, NAMES, OTHER, S, gpu, now, rest
+from .exceptions import Dropped, ours
+from .listening import profiled
+from .looks import Looks, key_of
+from .mapped import ASKED
+from .modules import Modules
+from .own import own, own_frame
+from .phases import ANCHOR, NOTED
+from .probes import Probes
+from .steps import Steps
+
+# Steps of a capture, and nanoseconds after which it ends.
+STEPS, LONG_NS = 3, 10**10
+# A step ends the capture where it takes so many times as long as the one before, and LONG_NS more: it is no usual one,
+# and what the profiler records of it fills the memory.
+LONGER = 4
+# Changes of phases, and calls of modules, up to which they are recorded.
+MOST_MARKS = 100_000
+# Calls of modules during an evaluation, up to which it may be one of another model in each step, as of a teacher.
+FEW_CALLS = 8
+# Free bytes of a disk without which no trace is written.
+LEAST_FREE = 1 << 26
+# Ranges at each end by which the clocks are aligned.
+ANCHORS = 5
+THEIRS = "the script uses a profiler of its own, and is left alone"
+_PROFILER = "torch.autograd.profiler"
+# Kineto tells every begin and end of a profiler on standard error. It reads this when it is used first.
+_QUIET = "KINETO_LOG_LEVEL"
+# With CUDA graphs, a process may crash where CUPTI is torn down and begins again. torch.profiler sets these for graphs
+# of its compiler; graphs of a script are not known.
+_LASTING = {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
+
+
+class Captures:
+    """wanted: a capture is to begin as soon as possible. put: records a line."""
+
+    def __init__(
+        self, torch: Any, steps: Steps, modules: Modules, looks: Looks, put: Callable[..., None]
+    ) -> None:
+        self._torch, self._steps, self._modules, self._looks, self._put = torch, steps, modules, looks, put
+        self.wanted = False
+        self._asked = self._number = 0
+        # Why there is none, for good: "" if there may be captures.
+        self._never = "" if os.environ.get(CAPTURES) else "there is no folder for them"
+        # The configuration and the activities of the profiler that runs; None without one.
+        self._running: Any = None
+        # The next step is the one after a capture.
+        self._resting = self._starting = False
+        self._thread = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget the last capture."""
+        # Nanoseconds on our clock.
+        self._first = self._last = self._step_began = self._longest = 0
+        self._measured = self._evaluated = self._at = 0
+        self._anchors: list[int] = []
+        # (time, phase that begins); those of the present step begin at the index.
+        self._marks: list[tuple[int, int]] = []
+        self._step_at = 0
+        # (time, key of the module that is innermost from then on or 0, number of the line that calls it or -1, whether
+        # it begins then).
+        self._calls: list[tuple[int, int, int, bool]] = []
+        self._within: list[tuple[int, int, int]] = []
+        self._lines: dict[tuple[str, int, str], int] = {}
+        self._roots: dict[int, weakref.ref[Any]] = {}
+
+    def install(self, probes: Probes) -> None:
+        """Hear of profilers of the script before they begin."""
+        profiler: Any = sys.modules[_PROFILER]
+
+        def begins(_probe: Any, zero: int) -> int:
+            if not self._starting:
+                with Dropped():
+                    self._never = THEIRS
+                    self.make_way()
+            return zero
+
+        # The second one is of those that are no `profile`: they begin without preparing anything.
+        heard = [
+            probes.put(function, begins, None, False)
+            for function in (profiler.profile._prepare_trace, profiler._run_on_profiler_start)
+        ]
+        if not all(heard):
+            self._never = "the source of this torch is not there"
+
+    def look(self) -> None:
+        """After some steps: has the console asked for one?"""
+        asked = S[ASKED]
+        if asked != self._asked:
+            self._asked, self.wanted = asked, True
+
+    def begin(self, t: int) -> bool:
+        """Begin between two steps, at t on our clock; whether the next step is captured."""
+        self.wanted = False
+        try:
+            if why := self._hindrance():
+                self._tell(why)
+                return False
+            self._forget()
+            self._step_began, self._longest = t, LONG_NS + LONGER * sum(self._steps.last_row)
+            self._start()
+        except Exception as error:  # noqa: BLE001  it costs the capture
+            self._failed(error)
+            return False
+        return True
+
+    def step(self, t: int) -> bool:
+        """A step has ended at t; whether the next one is no usual one either."""
+        self._steps.profiled = True
+        if self._running is None:
+            self._resting = False
+            return False
+        try:
+            if self._first:
+                self._measured += 1
+                self._last, self._at = t, S[DONE]
+            else:
+                self._first = t
+            self._step_began, self._step_at, self._evaluated = t, len(self._marks), 0
+            if profiled():
+                self.make_way()
+            elif self._measured >= STEPS or (self._measured and t - self._first >= LONG_NS):
+                self.finish()
+                self._resting = True
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
+        return self._running is not None or self._resting
+
+    def finish(self) -> None:
+        """End the capture, if there is one, with the steps that it has."""
+        if self._running is None:
+            return
+        try:
+            if not self._measured:
+                self._stop()
+                self._tell("no whole step was captured")
+                return
+            folder = os.environ.get(CAPTURES, "")
+            if why := _no_room(folder):
+                self._stop()
+                self._tell(why)
+                return
+            self._torch._C._autograd._add_metadata_json(NOTED, json.dumps(self._found()))
+            trace = self._stop()
+            self._number += 1
+            name = f"capture-{os.getpid()}-{self._number}.json"
+            trace.save(os.path.join(folder, name))
+            self._put("capture", step=self._at, steps=self._measured, file=name)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
+        finally:
+            self._forget()
+
+    def make_way(self) -> None:
+        """The script begins a profiler of its own: ours ends before, without a trace."""
+        if self._running is not None and self._thread == get_ident():
+            self._stop()
+            self._tell(THEIRS)
+
+    def close(self) -> None:
+        """End without a trace. Safe to call twice."""
+        self.wanted = self._resting = False
+        if self._running is not None:
+            self._stop()
+
+    def forked(self) -> None:
+        """In a child process: the profiler of the parent would go on here without an end."""
+        running, self._running = self._running, None
+        self.wanted = self._resting = False
+        self._asked = 0
+        self._modules.watch = None
+        self._forget()
+        if running is not None:
+            self._torch._C._autograd._clear_callbacks()
+
+    # What hears the steps.
+
+    def mark(self, phase: int) -> None:
+        """A phase begins."""
+        t = now()
+        if len(self._marks) < MOST_MARKS:
+            self._marks.append((t, phase))
+        if phase == EVALUATE:
+            self._evaluated += 1
+        # Neither is part of a capture, and both may take long.
+        aside = phase == CHECKPOINT or (
+            phase == EVALUATE and (self._steps.own_evaluation or self._evaluated > FEW_CALLS)
+        )
+        if aside or t - self._step_began > self._longest:
+            self.finish()
+            t = now()
+            rest[OTHER] += t - S[LAST]
+            S[LAST] = t
+
+    def rename(self, old: int, new: int) -> None:
+        """A phase of the present step is another one."""
+        marks = self._marks
+        marks[self._step_at :] = [(t, new if phase == old else phase) for t, phase in marks[self._step_at :]]
+
+    def take_back(self, phase: int) -> None:
+        """The phase that was marked last was another one."""
+        if self._marks:
+            self._marks[-1] = self._marks[-1][0], phase
+
+    def enters(self, module: Any, depth: int) -> None:
+        """A module is called, so many calls deep."""
+        if len(self._calls) >= MOST_MARKS:
+            return
+        key, line = key_of(module), -1
+        if depth == 1:
+            self._within.clear()  # calls that ended with an exception were not heard
+            if key not in self._roots:
+                self._roots[key] = weakref.ref(module)
+        frame = own_frame(sys._getframe(1), own)
+        if frame is not None:
+            code = frame.f_code
+            place = code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name)
+            line = self._lines.setdefault(place, len(self._lines))
+        self._within.append((depth, key, line))
+        self._calls.append((now(), key, line, True))
+
+    def leaves(self, depth: int) -> None:
+        """A call ends that was so deep."""
+        within = self._within
+        while within and within[-1][0] >= depth:
+            within.pop()
+        if len(self._calls) < MOST_MARKS:
+            self._calls.append((now(), *(within[-1][1:] if within else (0, -1)), False))
+
+    # Inside.
+
+    def _hindrance(self) -> str:
+        """Why no capture can begin now; "" if it can."""
+        if self._never:
+            return self._never
+        if profiled() or self._torch._C._autograd._profiler_enabled():
+            return THEIRS
+        if not self._looks.allowed():
+            return "a mode of the script is active that sees every operation"
+        return _no_room(os.environ.get(CAPTURES, ""))
+
+    def _start(self) -> None:
+        profiler: Any = sys.modules[_PROFILER]
+        device, cuda = self._steps.device, self._torch.cuda
+        on_gpu = device is not None and device.type == "cuda" and cuda.is_available()
+        made = profiler.profile(use_kineto=True, use_device="cuda" if on_gpu else None)
+        variables = {_QUIET: "99", **(_LASTING if on_gpu else {})}
+        absent = [name for name in variables if name not in os.environ]
+        self._starting, self._thread = True, get_ident()
+        try:
+            for name in absent:
+                os.putenv(name, variables[name])
+            made._prepare_trace()
+            made._start_trace()
+            self._running = made
+        finally:
+            self._starting = False
+            if _QUIET in absent:
+                os.unsetenv(_QUIET)
+        self._anchor()
+        self._marks.append((now(), S[CURRENT]))
+        gpu.listen(self)
+        self._modules.watch = self
+
+    def _stop(self) -> Any:
+        """Take everything out; what the profiler has recorded."""
+        profiler: Any = sys.modules[_PROFILER]
+        made, self._running = self._running, None
+        gpu.listen(None)
+        self._modules.watch = None
+        try:
+            if made.use_device is not None and not self._torch.cuda.is_current_stream_capturing():
+                self._torch.cuda.synchronize()  # kernels of the captured steps may still be queued
+        finally:
+            found = self._torch._C._autograd._disable_profiler()
+            profiler._run_on_profiler_stop()
+            for name in _LASTING if made.use_device is not None else ():
+                if name not in os.environ:
+                    os.unsetenv(name)
+        return found
+
+    def _anchor(self) -> None:
+        """Record ranges at known times of our clock, to align the profiler's clock with it."""
+        made = self._torch._C._profiler._RecordFunctionFast
+        for _ in range(ANCHORS):
+            anchor = made(ANCHOR)
+            self._anchors.append(now())
+            with anchor:
+                pass
+
+    def _found(self) -> dict[str, Any]:
+        """What is needed to read the trace; times are nanoseconds on our clock."""
+        self._anchor()
+        names, compiled = self._module_names()
+        order = {key: number for number, key in enumerate(names)}
+        on_gpu = self._running.use_device is not None
+        return {
+            "begin": self._first, "end": self._last, "anchors": self._anchors,
+            "device": (self._steps.device.index or 0) if on_gpu else None,
+            "marks": [[t, NAMES[phase]] for t, phase in self._marks],
+            "modules": list(names.values()), "compiled": compiled,
+            "lines": list(self._lines),
+            "calls": [[t, order.get(key, -1), line, begins] for t, key, line, begins in self._calls],
+        }  # fmt: skip
+
+    def _module_names(self) -> tuple[dict[int, tuple[str, str]], bool]:
+        """(key -> (name, class) of what was called outermost and its modules; whether any of them is compiled).
+
+        Where several models were called, their classes are the beginning of the names.
+        """
+        found: dict[int, tuple[str, str]] = {}
+        compiled = False
+        roots = [module for one in self._roots.values() if (module := one()) is not None]
+        several = sum(bool(module.__dict__.get("_modules")) for module in roots) > 1
+        for root in roots:
+            todo = [(type(root).__name__ if several else "", root)]
+            while todo:
+                name, module = todo.pop()
+                if module is None or key_of(module) in found:
+                    continue
+                fields = module.__dict__
+                found[key_of(module)] = name, type(module).__name__
+                compiled |= fields.get("_compiled_call_impl") is not None
+                inner = fields.get("_modules")
+                if type(inner) is dict:
+                    todo += [
+                        (f"{name}.{key}" if name else key, each) for key, each in reversed(inner.items())
+                    ]
+        return found, compiled
+
+    def _failed(self, error: Exception) -> None:
+        """An error of ours costs the capture, and all later ones."""
+        with Dropped():
+            self.close()
+        if not ours(error):
+            raise error
+        self._never = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self._tell(self._never)
+
+    def _tell(self, reason: str) -> None:
+        self._put("uncaptured", step=S[DONE], reason=reason)
+
+
+def _no_room(folder: str) -> str:
+    """Why a trace cannot be written there; "" if it can."""
+    try:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return f"nothing can be written to {folder}"
+        space = os.statvfs(folder)
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return "" if space.f_bavail * space.f_frsize >= LEAST_FREE else f"the disk of {folder} is full"

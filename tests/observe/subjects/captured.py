@@ -1,0 +1,137 @@
+"""Trains, and asks for captures as the console does. Arguments: words of what happens besides."""
+
+import cProfile
+import io
+import os
+import sys
+
+import torch.profiler
+from common import report
+from torch import nn
+
+import torch
+
+DONE, ASKED, LENGTHS_AT = 8, 17, 96 + 2048 * 25  # see ndd_watch.mapped
+words = sys.argv[1:]
+clock = sys.modules.get("_ndd_watch.clock")
+observer = getattr(sys.modules.get("_ndd_watch.install"), "observer", None)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+model, teacher = Net(), Net()
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(16, 8)
+y = x.sum(1, keepdim=True)
+
+
+def step():
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    if "teaches" in words:
+        teacher.eval()
+        with torch.no_grad():
+            wanted = teacher(x)
+        loss = loss + (model.head(x) - wanted).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def captured():
+    """Whether a step of a capture is measured at present: True in one of its steps of each capture."""
+    return observer is not None and observer.captures._measured == 1
+
+
+def ask():
+    if clock is not None:
+        clock.S[ASKED] += 1
+
+
+def events(profiler):
+    names = [event.name for event in profiler.events()]
+    return len(names), names.count("aten::addmm")
+
+
+def once():
+    """What happens within a captured step; without an observer, within another one."""
+    if "folder" in words and observer is not None:
+        os.rmdir(os.environ["NDD_WATCH_CAPTURES"])
+    if "profiles" in words:
+        with torch.profiler.profile() as profiler:
+            step()
+        print("EVENTS", *events(profiler), flush=True)
+    if "python" in words:
+        profiler = cProfile.Profile()
+        profiler.enable()
+        step()
+        profiler.disable()
+    if "evaluates" in words:
+        model.eval()
+        with torch.no_grad():
+            for _ in range(50):
+                model(x)
+        model.train()
+    if "forks" in words:
+        child = os.fork()
+        if not child:
+            for _ in range(5000):
+                torch.ones(2)
+            autograd = torch._C._autograd
+            count = len(autograd._disable_profiler().events()) if autograd._profiler_enabled() else 0
+            os._exit(count > 5000)  # those of the steps before are in it
+        print("RECORDED", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    if "saves" in words:
+        torch.save(model.state_dict(), io.BytesIO())
+
+
+def main():
+    if "profiled" in words:
+        with torch.profiler.profile():
+            step()
+    before = open_files()
+    done = False
+    for number in range(160):
+        if number in (60, 110):
+            ask()
+        loss = step()
+        if not done and (captured() if observer is not None else number == 80):
+            done = True
+            once()
+            if "ends" in words:
+                break
+    report(number + 1, loss)
+    # What the process has left of it: descriptors, the environment, the profiler.
+    print(
+        "LEFT", open_files() == before, "KINETO_LOG_LEVEL" in os.environ, torch.autograd._profiler_enabled()
+    )
+    if clock is not None:
+        left_out = [number for number in range(clock.S[DONE]) if not clock.S[LENGTHS_AT + number]]
+        print("OUT", ",".join(map(str, left_out)), flush=True)
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+if __name__ == "__main__":
+    main()

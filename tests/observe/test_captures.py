@@ -1,0 +1,190 @@
+"""Captures inside the process of a script: what they write, and when they make way; the script stays the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from observed import SUBJECTS, Ran, run
+from torch import nn
+
+from ndd_engine.errors import UsageError
+from ndd_engine.measure import clock as phase
+from ndd_engine.measure.capture import ProfilerCapture
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.record.events import KernelsEvent
+from ndd_engine.script.captures import folded
+from ndd_engine.script.records import Room
+from ndd_watch import CAPTURES, mapped
+
+SETTINGS = {"NDD_WATCH_WINDOW_S": "0.01", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_SHARE": "1"}
+ALONE = "the script uses a profiler of its own, and is left alone"
+
+
+def ran(folder: Path, *words: str, observed: bool = True, **more: Any) -> Ran:
+    (folder / "traces").mkdir(parents=True)
+    settings = {**SETTINGS, CAPTURES: str(folder / "traces")} if observed else {}
+    return run(
+        folder, "captured.py", *words, observed=observed, **{"PYTHONWARNINGS": "ignore", **settings, **more}
+    )
+
+
+def events(folder: Path, found: Ran) -> list[KernelsEvent]:
+    lines = found.of("capture")
+    return [folded(folder / "traces" / line["file"], line["step"], line["steps"]) for line in lines]
+
+
+def left_out(found: Ran) -> set[int]:
+    return set(map(int, found.word("OUT").split(",")))
+
+
+def own() -> KernelsEvent:
+    """The capture of an own run of the same model."""
+    spec = importlib.util.spec_from_file_location("captured", SUBJECTS / "captured.py")
+    assert spec is not None and spec.loader is not None
+    subject: Any = importlib.util.module_from_spec(spec)
+    threads = torch.get_num_threads()
+    sys.path.insert(0, str(SUBJECTS))
+    try:
+        spec.loader.exec_module(subject)
+        clock = PhaseClock()
+        capture = ProfilerCapture(torch.device("cpu"), clock, model=subject.model)
+        for number in range(5):
+            if number == 1:
+                capture.start()
+            elif number == 2:
+                capture.begin()
+            clock.enter(phase.ZERO_GRAD)
+            subject.optimizer.zero_grad()
+            clock.enter(phase.FORWARD)
+            out = subject.model(subject.x)
+            clock.enter(phase.LOSS)
+            loss = nn.functional.mse_loss(out, subject.y)
+            clock.enter(phase.BACKWARD)
+            loss.backward()
+            clock.enter(phase.OPTIMIZER)
+            subject.optimizer.step()
+            clock.enter(phase.OTHER)
+            capture.measured += number >= 2
+        return capture.end(5)
+    finally:
+        sys.path.remove(str(SUBJECTS))
+        torch.set_num_threads(threads)
+
+
+def test_the_event_is_that_of_an_own_run_and_the_script_is_the_same(tmp_path: Path) -> None:
+    bare, found = ran(tmp_path / "bare", observed=False), ran(tmp_path / "seen")
+    assert found.errors == bare.errors == ""
+    assert found.out.startswith(bare.out) and found.word("LEFT") == "True"
+    expected = own()
+    first, second = events(tmp_path / "seen", found)
+    assert second.step - first.step >= 50
+    for event in (first, second):
+        assert (event.method, event.steps) == (expected.method, expected.steps) == ("operators", 3)
+        assert event.busy_ns + sum(event.idle_ns.values()) == event.wall_ns
+        # Each step may read its loss, which is an operator.
+        assert expected.launches <= event.launches <= expected.launches + event.steps
+        assert event.idle_ns.keys() == expected.idle_ns.keys()
+
+        def named(one: KernelsEvent) -> set[Any]:
+            # Outside of modules, an own run of this test has a loss in a phase of its own.
+            return {(*row[:2], row[4]) for row in one.modules if row[1]}
+
+        assert named(event) == named(expected)
+        lines = {(Path(row[0]).name, *row[1:3], row[5]) for row in event.lines}
+        mine = {(Path(row[0]).name, *row[1:3], row[5]) for row in expected.lines}
+        assert {row for row in lines if row[2].startswith(("Net", "Block"))} == {
+            row for row in mine if row[2].startswith(("Net", "Block"))
+        }
+
+
+def test_captured_steps_are_in_no_statistics(tmp_path: Path) -> None:
+    found = ran(tmp_path)
+    captures = found.of("capture")
+    assert len(captures) == 2
+    out, windows = left_out(found), found.of("window")
+    for line in captures:
+        # One is recorded first, and writing the trace delays the one after them.
+        assert set(range(line["step"] - 4, line["step"] + 1)) <= out
+        assert line["step"] - 5 not in out and line["step"] + 1 not in out
+    assert sum(window["steps"] for window in windows) == 160
+    assert sum(window["timed_steps"] for window in windows) == 160 - len(out)
+    ends = [window["step"] for window in windows if window.get("profiled")]
+    assert all(any(line["step"] <= end for end in ends) for line in captures)
+    assert 0 < len(ends) < len(windows)
+
+
+@pytest.mark.parametrize(("word", "captures"), [("profiles", 0), ("profiled", 0), ("python", 1)])
+def test_a_script_that_profiles_itself_is_left_alone(tmp_path: Path, word: str, captures: int) -> None:
+    bare, found = ran(tmp_path / "bare", word, observed=False), ran(tmp_path / "seen", word)
+    assert found.status == bare.status == 0, found.errors
+    assert found.word("LOSS") == bare.word("LOSS")
+    if word == "profiles":  # its own trace has its own step, and nothing of ours
+        assert found.out.split()[2] == bare.out.split()[2] == "5"
+    # One profiler of torch may be followed by another; one of Python has ended.
+    assert len(found.of("capture")) == captures
+    assert [line["reason"] for line in found.of("uncaptured")] == [ALONE] * (2 - captures)
+    assert not list((tmp_path / "seen" / "traces").iterdir()) or captures
+
+
+@pytest.mark.parametrize("word", ["evaluates", "saves", "ends"])
+def test_a_capture_ends_before_what_is_no_step(tmp_path: Path, word: str) -> None:
+    bare, found = ran(tmp_path / "bare", word, observed=False), ran(tmp_path / "seen", word)
+    assert found.errors == bare.errors
+    if word != "ends":
+        assert found.word("LOSS") == bare.word("LOSS")
+    first = events(tmp_path / "seen", found)[0]
+    assert first.steps == 1 and "evaluation or checkpoint" not in first.idle_ns
+
+
+def test_a_teacher_in_each_step_is_part_of_it(tmp_path: Path) -> None:
+    found = ran(tmp_path, "teaches")
+    assert found.errors == ""
+    first = events(tmp_path, found)[0]
+    assert first.steps == 3 and "evaluation or checkpoint" not in first.idle_ns
+
+
+def test_nothing_is_recorded_in_a_process_that_is_forked_within_a_capture(tmp_path: Path) -> None:
+    found = ran(tmp_path, "forks")
+    assert found.word("RECORDED") == "0"
+    assert len(found.of("capture", max(found.records, key=lambda name: len(found.records[name])))) == 2
+
+
+def test_a_folder_that_is_gone_costs_the_capture_only(tmp_path: Path) -> None:
+    bare, found = ran(tmp_path / "bare", "folder", observed=False), ran(tmp_path / "seen", "folder")
+    assert found.errors == bare.errors and found.out.startswith(bare.out)
+    assert not found.of("capture") and not found.of("unobserved")
+    reasons = [line["reason"] for line in found.of("uncaptured")]
+    assert len(reasons) == 2 and all("nothing can be written to" in reason for reason in reasons)
+    assert sum(window["steps"] for window in found.of("window")) == 160
+
+
+def test_a_full_disk_costs_the_capture_only(tmp_path: Path) -> None:
+    """A limit of the length of files stands for it: writing ends in the middle of the trace."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    (tmp_path / "seen" / "records").mkdir(parents=True)
+    Room(tmp_path / "seen" / "records", shared=False)
+    bare, found = ran(tmp_path / "bare", observed=False), ran(tmp_path / "seen", before=limit)
+    assert found.errors == bare.errors == "" and found.out.startswith(bare.out)
+    assert sum(window["steps"] for window in found.of("window")) == 160
+    for line in found.of("capture"):
+        with pytest.raises((UsageError, OSError)):
+            folded(tmp_path / "seen" / "traces" / line["file"], line["step"], line["steps"])
+
+
+def test_the_console_asks_through_the_memory_of_the_process(tmp_path: Path) -> None:
+    memory = mapped.Memory()
+    memory.attach(str(tmp_path), "pid-1")
+    for number in (1, 2):
+        mapped.ask(str(tmp_path / "pid-1.map"), number)
+        assert memory.values[mapped.ASKED] == number
+    with pytest.raises(FileNotFoundError):
+        mapped.ask(str(tmp_path / "pid-2.map"), 1)
