@@ -31,7 +31,9 @@ class Blocking:
         """Begin on this thread, if torch uses a GPU in this process."""
         self.spent = {}
         torch: Any = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_initialized() or not _unseen(torch):
+        if torch is None or not torch.cuda.is_initialized():
+            return
+        if overridden(torch) or torch._C._len_torch_function_stack():
             return
         self._kind = torch.Tensor
         for name in _NAMES:
@@ -84,8 +86,11 @@ def on_host(tensor: Any) -> bool:
     return bool(tensor.is_cpu)
 
 
-def _unseen(torch: Any) -> bool:
-    """Whether nobody gets these methods to see: modes do, and classes of tensors that have a function for them."""
+def overridden(torch: Any) -> bool:
+    """Whether a class of tensors that is not torch's gets methods to see, with its `__torch_function__`.
+
+    torch looks up the method of torch.Tensor for it, and it may compare that with one that it has looked up before.
+    """
     disabled = torch._C._disabled_torch_function_impl
     kinds = [torch.Tensor]
     while kinds:
@@ -94,5 +99,5 @@ def _unseen(torch: Any) -> bool:
             attributes = type.__getattribute__(kind, "__dict__")
             seen = attributes.get("__torch_function__", disabled) is not disabled
             if seen and not str(attributes.get("__module__")).startswith("torch."):
-                return False
-    return not torch._C._len_torch_function_stack()
+                return True
+    return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import Any, Callable
 
+from .blocking import overridden
 from .clock import CURRENT, LAST, OTHER, TIMED, TO_DEVICE, S, gpu, mark, marks, now, row
 from .looks import Looks
 
@@ -20,12 +21,14 @@ class Copies:
     """failed: called with an error of ours."""
 
     def __init__(self, torch: Any, looks: Looks, failed: Callable[[BaseException], None]) -> None:
-        self._kind: type = torch.Tensor
+        self._torch, self._kind = torch, torch.Tensor
         self._looks, self._failed = looks, failed
         self._put: dict[str, Any] = {}
 
     def put(self) -> None:
-        """Put the functions in place. Raises AttributeError if torch has no such method."""
+        """Put the functions in place, if nobody sees them. Raises AttributeError if torch has no such method."""
+        if overridden(self._torch):
+            return
         for name in _NAMES:
             if name not in self._kind.__dict__:
                 self._put[name] = self._timed(getattr(self._kind, name))

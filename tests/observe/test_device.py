@@ -139,6 +139,12 @@ def test_copies_to_the_gpu_are_timed(tmp_path: Path) -> None:
     assert device_ns(ran)["to_device"] > 0
 
 
+def test_a_class_of_tensors_with_a_table_of_functions_finds_those_that_it_knows(tmp_path: Path) -> None:
+    """torch gives `__torch_function__` what torch.Tensor has under the name of a method (THPVariable_to)."""
+    ran = on_gpu(tmp_path, 0.1, 0.1, 0.0, "copies", "subclass")
+    assert ran.word("kinds") == "Image"
+
+
 @pytest.mark.parametrize("word", ["casts", "inside"])
 def test_casts_and_copies_within_the_forward_pass_are_no_copies_to_the_gpu(tmp_path: Path, word: str) -> None:
     ran = on_gpu(tmp_path, 0.1, 0.1, 0.0, word)
