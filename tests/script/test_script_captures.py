@@ -1,0 +1,173 @@
+"""Profiler captures of a script, from the console: requests, what it makes of a trace, and what it says without one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+from test_runs import CONSOLE, environment, events
+
+from ndd_engine.errors import UsageError
+from ndd_engine.record.channel import send
+from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, WindowEvent
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.recordings.trace_file import read_trace
+from ndd_engine.script.captures import Captures
+from ndd_engine.script.records import Process
+from ndd_watch import mapped
+
+ENDLESS = """
+import pathlib, torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(32, 64)
+while not pathlib.Path("enough").exists():
+    optimizer.zero_grad()
+    loss = (model(x) - 1.0).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def wait_for(found: Any, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def has(record: Path, text: bytes) -> bool:
+    return record.exists() and text in record.read_bytes()
+
+
+def test_on_request(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ENDLESS)
+    with subprocess.Popen(
+        [*CONSOLE, "run", "--run", "it", "--", sys.executable, "train.py"], cwd=tmp_path, stderr=subprocess.PIPE,
+        text=True, env=environment(),
+    ) as process:  # fmt: skip
+        directory = RunDir(tmp_path / "runs" / "it")
+        try:
+            wait_for(lambda: has(directory.events, b'"window"'))
+            with pytest.raises(UsageError, match="asked to pause"):
+                send(directory.control_socket, "pause")
+            send(directory.control_socket, "kernels")
+            wait_for(lambda: has(directory.events, b'"kernels"'))
+        finally:
+            (tmp_path / "enough").touch()
+        assert process.stderr is not None
+        shown = process.stderr.read()
+    assert process.returncode == 0 and "Traceback" not in shown, shown
+    seen = events(tmp_path, "it")
+    (event,) = [one for one in seen if isinstance(one, KernelsEvent)]
+    assert (event.method, event.steps, event.trace) == ("operators", 3, "runs/it/capture.json")
+    assert {row[0] for row in event.modules} >= {"0", "2"}
+    assert {Path(row[0]).name for row in event.lines} == {"train.py"}
+    assert any(isinstance(one, MarkEvent) and "profiler capture of 3 steps" in one.text for one in seen)
+    windows = [one for one in seen if isinstance(one, WindowEvent)]
+    assert any(one.profiled for one in windows) and not all(one.profiled for one in windows)
+    assert [path.name for path in directory.path.glob("capture*")] == ["capture.json"]
+    told = subprocess.run(
+        [*CONSOLE, "trace", str(directory.trace)], capture_output=True, text=True, env=environment()
+    )
+    assert told.returncode == 0 and "longest operators" in told.stdout, told.stderr
+
+
+def test_with_the_key_on_the_screen(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ENDLESS)
+    child = pexpect.spawn(
+        sys.executable, ["-m", "ndd_console", "run", "--", sys.executable, "train.py"], cwd=str(tmp_path), timeout=60,
+        env={**environment(), "TERM": "xterm-256color"}, dimensions=(30, 100), encoding="utf-8",
+    )  # fmt: skip
+    child.expect("optimizer")
+    child.send("c")  # a script cannot be asked to save a checkpoint
+    child.send("k")
+    child.expect("profiler capture")
+    child.send("\x03")
+    child.expect(pexpect.EOF)
+    child.close()
+    seen = events(tmp_path, "train-001")
+    assert any(isinstance(one, KernelsEvent) for one in seen)
+    assert not any(isinstance(one, MarkEvent) and one.kind == "checkpoint" for one in seen)
+
+
+def process_of(folder: Path) -> tuple[mapped.Memory, Process]:
+    memory = mapped.Memory()
+    memory.attach(str(folder), "pid-1")
+    path = folder / "pid-1.map"
+    with path.open("rb") as file:
+        return memory, Process("pid-1", path, mapped.Reader(file.fileno()))
+
+
+@pytest.mark.parametrize(("device", "asked"), [("cuda:0", 3), ("cpu", 0), ("", 0)])
+def test_periodic_captures_happen_where_a_gpu_trains(tmp_path: Path, device: str, asked: int) -> None:
+    memory, process = process_of(tmp_path)
+    captures = Captures(RunDir(tmp_path), every=100)
+    told: list[Event] = []
+    for step in (10, 99, 100, 150, 230, 299, 305):
+        told += captures.look(process, step, device)
+    assert memory.values[mapped.ASKED] == asked
+    captures.ask()
+    assert not list(captures.look(process, 310, device))
+    assert memory.values[mapped.ASKED] == asked + 1
+    notes = [one.text for one in told if isinstance(one, MarkEvent)]
+    assert notes == (["no periodic profiler captures: the script does not train on a GPU; key k takes one"]
+                     if device == "cpu" else [])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "na', "is damaged"),
+        ("", "is empty"),
+        ('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1}]}', "modules"),
+        (None, "No such file"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_is_a_warning(tmp_path: Path, content: str | None, reason: str) -> None:
+    if content is not None:
+        (tmp_path / "capture-1-1.json").write_text(content)
+    line = {"type": "capture", "step": 9, "steps": 3, "file": "capture-1-1.json"}
+    (told,) = Captures(RunDir(tmp_path)).taken(line, 9)
+    assert isinstance(told, MarkEvent) and told.kind == "warning"
+    assert told.text.startswith("no profiler capture: ") and reason in told.text
+    assert not list(tmp_path.glob("capture*"))
+
+
+def test_why_a_process_took_none_is_a_warning(tmp_path: Path) -> None:
+    line = {"type": "uncaptured", "step": 9, "reason": "the script uses a profiler\x1b of its own"}
+    (told,) = Captures(RunDir(tmp_path)).taken(line, 9)
+    assert isinstance(told, MarkEvent) and (told.kind, told.step) == ("warning", 9)
+    assert "\x1b" not in told.text
+
+
+def test_a_file_elsewhere_is_not_read(tmp_path: Path) -> None:
+    line = {"type": "capture", "step": 9, "steps": 3, "file": "../capture.json"}
+    with pytest.raises(ValueError, match="not a name"):
+        list(Captures(RunDir(tmp_path / "run")).taken(line, 9))
+
+
+def test_the_threads_of_forward_are_those_of_the_trace(tmp_path: Path) -> None:
+    def operator(ts: int, tid: int, sequence: int, forward: int = 0) -> dict[str, Any]:
+        given = {"Sequence number": sequence, "Fwd thread id": forward}
+        return {
+            "ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": tid, "ts": ts, "dur": 1, "args": given,
+        }  # fmt: skip
+
+    # torch numbers threads from 1: 1 is the thread 700 here, which has more of the numbers than the thread 500.
+    entries = [operator(0, 500, 2), *(operator(1 + n, 700, n) for n in range(3)),
+               *(operator(9 + n, 900, n, 1) for n in range(3)), operator(20, 900, 7, 4)]  # fmt: skip
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": entries}))
+    seen = read_trace(tmp_path / "trace.json").events
+    forward = {item.thread for item in seen if item.begin in (1000, 2000, 3000)}
+    assert {item.forward_thread for item in seen if item.begin in (9000, 10000, 11000)} == forward
+    assert seen[-1].forward_thread == 0
