@@ -39,6 +39,17 @@ def test_a_loader_is_blamed_for_no_more_than_the_gap_that_the_device_sees() -> N
     assert found.ceiling == pytest.approx(step / (step - 6.0), rel=0.01)
 
 
+def test_workers_that_restart_cost_first_batches_and_what_the_device_sees_of_the_others() -> None:
+    phases = {**healthy(to_device=0.1, data_wait=12.0), "data_wait/first_batch": 8.0}
+    sets = ("precision.amp=bf16", "loader.workers=1", "loader.persistent=false")
+    step = sum(ms for name, ms in phases.items() if "/" not in name)
+    for seen, cost in ((0.05, 8.05), (12.0, 12.0)):
+        found = card(phases=phases, device={**CARD_STEP, "data_wait": seen}, sets=sets).named(
+            "worker-restart"
+        )
+        assert found.share == pytest.approx(cost / step, rel=0.02)
+
+
 def test_a_device_cost_is_never_more_than_the_host_measured() -> None:
     found = card(phases=healthy(to_device=0.1, optimizer=4.0), device={**CARD_STEP, "optimizer": 400.0},
                  sets=("precision.amp=bf16", "optimizer.implementation=foreach")).named("optimizer")  # fmt: skip

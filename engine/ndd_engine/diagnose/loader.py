@@ -58,6 +58,8 @@ def worker_restart(view: View) -> Finding | None:
     share = first / stepping
     if share < FLOOR or first < FIRST_PART * waited:
         return None
+    if view.gpu:  # the other waits count as far as the device sees them
+        waited = min(waited, first + round(view.wait.ns * totals.steps))
     # The first batch of the run waited for new workers as well.
     cost = Cost(waited / totals.steps, waited / stepping, None, waited / totals.wall_ns)
     title = (
