@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ndd_engine.graphs import why_no_graph
 from ndd_engine.text import percent, span
 
 from .finding import Change, Finding
@@ -70,10 +69,12 @@ def launch_bound(view: View) -> Finding | None:
     # max-autotune has CUDA graphs of its own.
     needs = ("speed.compile=default",) if compiled == "max-autotune" else ()
     text = "capture the step in a CUDA graph and replay it" + (", with compile mode default" if needs else "")
-    ranks, named = view.whole("parallel.ranks") or 1, str(view.get("optimizer.name") or "")
+    refused = [item.verified for item in view.snapshot.settings if item.name == "speed.cuda_graph"]
     if view.is_script:
         draft.change("capture the model in a CUDA graph: torch.cuda.make_graphed_callables")
-    elif why_no_graph(view.gpu, ranks, view.precision == "fp16", named) is None:
+    elif refused:  # the run has asked what decides that, with the parts that a factory replaces
+        draft.saw(f"the step cannot be captured in a CUDA graph: {refused[-1]}", "settings")
+    else:
         draft.change(text, "speed.cuda_graph=true", *needs)
     if compiled == "off" or view.is_script:
         draft.change("fuse small kernels with torch.compile", "speed.compile=default")
