@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +17,10 @@ from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, parse
+from ndd_engine.script.captures import folded
+from ndd_engine.script.records import Records
 from ndd_engine.train.run import Run, RunRequest
+from ndd_watch import CAPTURES, FOLDER, SITE
 
 pytestmark = [
     pytest.mark.gpu,
@@ -167,3 +173,42 @@ def test_captures_of_a_run(tmp_path: Path, sets: tuple[str, ...]) -> None:
         assert event.launches > 10 * event.steps
     assert trace.stat().st_size > 0
     assert not [event for event in events if isinstance(event, MarkEvent) and event.kind == "warning"]
+
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+model = nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 1)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+host = torch.ones(512, 2048).pin_memory()
+for step in range(300):
+    if step in (100, 200):
+        sys.modules["_ndd_watch.clock"].S[17] += 1  # asks for a capture, see ndd_watch.mapped
+    loss = model(host.to("cuda", non_blocking=True)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    torch.cuda.synchronize()
+"""
+
+
+def test_a_script_is_captured_twice(tmp_path: Path) -> None:
+    folders = {FOLDER: tmp_path / "records", CAPTURES: tmp_path}
+    folders[FOLDER].mkdir()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(SITE), "NDD_WATCH_WINDOW_S": "0.02"}
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**environment, **{name: str(path) for name, path in folders.items()}},
+    )  # fmt: skip
+    assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
+    records = Records(folders[FOLDER])
+    lines = [line for _, line in records.new(final=True)]
+    assert not [line for line in lines if line["type"] == "uncaptured"]
+    found = [line for line in lines if line["type"] == "capture"]
+    events = [folded(tmp_path / line["file"], line["step"], line["steps"]) for line in found]
+    assert len(events) == 2
+    for event in events:
+        assert event.method == "kernels" and event.steps == 3 and event.copy_ns > 0
+        names = {row[0]: row for row in event.modules}
+        assert names["0"][2] > 0 and names["0"][3] > 0

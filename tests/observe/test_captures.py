@@ -180,6 +180,23 @@ def test_a_full_disk_costs_the_capture_only(tmp_path: Path) -> None:
             folded(tmp_path / "seen" / "traces" / line["file"], line["step"], line["steps"])
 
 
+def test_the_clock_of_the_gpu_goes_on_after_a_capture(tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    settings = {**SETTINGS, CAPTURES: str(tmp_path / "traces"), "PYTHONWARNINGS": "ignore"}
+    found = run(tmp_path, "on_gpu.py", "2", "4", "8", "0", "asks", **settings)
+    assert found.status == 0 and not found.of("untimed") and "CUDA" not in found.errors
+    (line,) = found.of("capture")
+    captured = range(line["step"] - 4, line["step"] + 1)
+    windows = found.of("window")
+    timed = [window for window in windows if window["device_steps"]]
+    assert timed[0]["step"] < captured[0] and timed[-1]["step"] > captured[-1] + 1
+    # A step of the capture carries no events.
+    assert (
+        sum(window["device_steps"] for window in windows)
+        <= line["step"] - 5 + windows[-1]["step"] - captured[-1]
+    )
+
+
 def test_the_console_asks_through_the_memory_of_the_process(tmp_path: Path) -> None:
     memory = mapped.Memory()
     memory.attach(str(tmp_path), "pid-1")

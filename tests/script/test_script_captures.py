@@ -150,6 +150,55 @@ def test_why_a_process_took_none_is_a_warning(tmp_path: Path) -> None:
     assert "\x1b" not in told.text
 
 
+def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
+    """Kernels, a copy and a collective, as Kineto writes them; its clock is 5 us ahead of that of the process."""
+
+    def entry(category: str, name: str, ts: float, dur: float, **given: int) -> dict[str, Any]:
+        thread = 7 if given.get("device") == 0 else 1
+        return {
+            "ph": "X",
+            "cat": category,
+            "name": name,
+            "pid": 1,
+            "tid": thread,
+            "ts": ts,
+            "dur": dur,
+            "args": given,
+        }
+
+    def launched(name: str, at: float, ts: float, dur: float, number: int, kind: str = "kernel") -> list[Any]:
+        call = entry("cuda_runtime", "cudaLaunchKernel", at, 1.0, correlation=number)
+        return [call, entry(kind, name, ts, dur, device=0, correlation=number)]
+
+    entries = [
+        entry("cpu_op", "ndd: anchor", 10.0, 1.0),
+        *launched("Memcpy HtoD (Pinned -> Device)", 21.0, 22.0, 4.0, 1, "gpu_memcpy"),
+        entry("cpu_op", "aten::mm", 30.0, 8.0, **{"Sequence number": 3, "Fwd thread id": 0}),
+        *launched("gemm", 32.0, 40.0, 10.0, 2),
+        entry(
+            "cpu_op", "autograd::engine::evaluate_function: MmBackward0", 60.0, 9.0,
+            **{"Sequence number": 3, "Fwd thread id": 1},
+        ),
+        *launched("gemm_backward", 62.0, 63.0, 20.0, 3),
+        *launched("ncclDevKernel_AllReduce", 70.0, 78.0, 10.0, 4),
+    ]  # fmt: skip
+    noted = {
+        "begin": 15_000, "end": 95_000, "anchors": [5_000], "device": 0, "compiled": False,
+        "marks": [[10_000, "to_device"], [24_000, "forward"], [50_000, "backward"]],
+        "modules": [["", "Net"], ["0", "Linear"]], "lines": [["/home/me/train.py", 12, "main"]],
+        "calls": [[24_500, 0, 0, True], [24_600, 1, 0, True], [34_000, 0, 0, False], [35_000, -1, -1, False]],
+    }  # fmt: skip
+    (tmp_path / "capture-1-1.json").write_text(json.dumps({"traceEvents": entries, "ndd": noted}))
+    line = {"type": "capture", "step": 9, "steps": 1, "file": "capture-1-1.json"}
+    event, note = Captures(RunDir(tmp_path)).taken(line, 9)
+    assert isinstance(event, KernelsEvent) and isinstance(note, MarkEvent)
+    assert (event.method, event.wall_ns, event.busy_ns, event.copy_ns) == ("kernels", 80_000, 39_000, 4_000)
+    assert (event.collective_ns, event.exposed_ns, event.launches) == (10_000, 5_000, 3)
+    assert event.busy_ns + sum(event.idle_ns.values()) == event.wall_ns
+    assert event.modules == [["0", "Linear", 10_000, 20_000, 1], ["(outside of modules)", "", 0, 10_000, 0]]
+    assert event.lines == [["/home/me/train.py", 12, "main", 10_000, 20_000, 2]]
+
+
 def test_a_file_elsewhere_is_not_read(tmp_path: Path) -> None:
     line = {"type": "capture", "step": 9, "steps": 3, "file": "../capture.json"}
     with pytest.raises(ValueError, match="not a name"):

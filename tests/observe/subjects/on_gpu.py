@@ -50,6 +50,8 @@ scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled="scaled" in word
 x, large = torch.ones(8, 4), torch.ones(1 << 22)
 begin, steps, value = time.monotonic(), 0, 0.0
 while time.monotonic() - begin < seconds:
+    if "asks" in words and steps == 20:
+        sys.modules["_ndd_watch.clock"].S[17] += 1  # for a capture, see ndd_watch.mapped
     time.sleep(host_ms / 1e3)
     if "copies" in words:
         large.to("cpu", copy=True)
