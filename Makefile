@@ -4,7 +4,7 @@
 # Others: test-slow (the tests that take long), test-textual (the UI tests with the lowest and the highest Textual),
 # test-extras (every optional dependency, installed and used),
 # docs, dist, bench, faults (planted faults, about 70 minutes), hostile (damaged files, kills, limits, fuzzed input),
-# gpu (measures a machine with an NVIDIA GPU in an hour, ARGS=--quick in 8 minutes), screenshots.
+# gpu (measures a machine with an NVIDIA GPU in an hour, ARGS=--quick in 15 minutes), screenshots.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -82,7 +82,7 @@ faults: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.faults $(ARGS)
 
 # An environment of its own, which never replaces a torch with CUDA: see benchmarks/gpu/setup.py. Exit status 3 without a
-# GPU (make itself then returns 2).
+# GPU (make itself then returns 2). Without an index: python3 -m benchmarks.gpu, in a Python that has the packages.
 gpu:
 	@$(PYTHON) -m benchmarks.gpu.setup $(GPU_VENV) $(ARGS)
 

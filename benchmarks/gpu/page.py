@@ -1,14 +1,16 @@
-"""The Markdown file: the machine, what failed or was skipped, and every figure with its target."""
+"""The Markdown file, and the same as JSON: the machine, what failed or was skipped, every figure with its target."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from .figures import FACT, FAIL, INFO, PASS, SKIPPED, UNCLEAR, Figure
 from .parts import Part
@@ -16,6 +18,8 @@ from .parts import Part
 WAITING, RUNNING, DONE, LEFT_OUT = "waiting", "running", "done", "not run"
 # Verdicts of figures that count, in the order of the summary; the others are of claims.
 _COUNTED = (PASS, FAIL, UNCLEAR, SKIPPED)
+# Lines of a log in the Markdown file.
+_LOG_LINES = 12
 
 
 @dataclass
@@ -32,10 +36,19 @@ class Entry:
     figures: list[Figure] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
+    @property
+    def failures(self) -> list[Figure]:
+        """The figures that miss their target."""
+        return [figure for figure in self.figures if figure.verdict == FAIL]
+
 
 @dataclass
 class Page:
-    """The whole result. state: in words, such as "complete". effort: full or quick. setup: how torch was set up."""
+    """The whole result.
+
+    state: in words, such as "complete". effort: full, quick or smoke. setup: how torch was set up. command: how it was
+    called.
+    """
 
     entries: list[Entry]
     effort: str
@@ -43,19 +56,39 @@ class Page:
     state: str = "running"
     seconds: float = 0.0
     setup: str = ""
+    command: str = "make gpu"
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all. Raises OSError."""
+        """Write both files, each whole or not at all. path: of the Markdown file. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(prefix=".gpu-", dir=path.parent)
-        try:
-            with os.fdopen(number, "w", encoding="utf-8") as file:
-                file.write("\n".join(self.lines()) + "\n")
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        _replace(json_of(path), json.dumps(self.body(), indent=1, ensure_ascii=False))
+        _replace(path, "\n".join(self.lines()))
+
+    def body(self) -> dict[str, Any]:
+        """The document of JSON."""
+        return {
+            "command": self.command,
+            "state": self.state,
+            "effort": self.effort,
+            "budget_s": self.limit_s,
+            "seconds": round(self.seconds, 1),
+            "setup": self.setup,
+            "counts": self.counts,
+            "machine": {fact.name: fact.value for fact in self.facts},
+            "parts": [
+                {
+                    "section": entry.part.section,
+                    "name": entry.part.name,
+                    "decides": entry.part.decides,
+                    "state": entry.state,
+                    "why": entry.why,
+                    "seconds": round(entry.seconds, 1),
+                    "figures": [asdict(figure) for figure in entry.figures if figure.verdict != FACT],
+                    "log": entry.log,
+                }
+                for entry in self.entries
+            ],
+        }
 
     @property
     def facts(self) -> list[Figure]:
@@ -84,8 +117,7 @@ class Page:
         name = next((fact.value for fact in self.facts if fact.name == "GPU"), "")
         yield f"# ndd-console on {'the CPU' if self.effort == 'smoke' else name or 'a GPU'}"
         yield ""
-        how = " --quick" if self.effort == "quick" else ""
-        yield f"`make gpu{f' ARGS={how.strip()}' if how else ''}`, {self.summary()}."
+        yield f"`{self.command}`, {self.summary()}."
         if self.effort == "smoke":
             yield ""
             yield "**Smallest sizes on the CPU: this shows that the command works, and measures nothing.**"
@@ -111,8 +143,7 @@ class Page:
                 f"{figure.value} (target {figure.target}) {figure.why}",
             )
             for entry in self.entries
-            for figure in entry.figures
-            if figure.verdict == FAIL
+            for figure in entry.failures
         ]
         if not rows:
             return
@@ -123,8 +154,25 @@ class Page:
             if entry.log:
                 yield f"The last lines of {entry.part.section}, {entry.part.name}:"
                 yield ""
-                yield from (f"    {line}" for line in entry.log)
+                yield from (f"    {line}" for line in entry.log[-_LOG_LINES:])
                 yield ""
+
+
+def json_of(path: Path) -> Path:
+    """The file of JSON beside the Markdown file."""
+    return path.with_name(f"{path.name.removesuffix('.md')}.json")
+
+
+def _replace(path: Path, text: str) -> None:
+    number, name = tempfile.mkstemp(prefix=".gpu-", dir=path.parent)
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _section(title: str, entries: Sequence[Entry]) -> Iterator[str]:
@@ -148,6 +196,8 @@ def _section(title: str, entries: Sequence[Entry]) -> Iterator[str]:
     if entries[0].part.about:
         yield entries[0].part.about
         yield ""
+    decides = [f"- {entry.part.name}: {entry.part.decides}" for entry in entries if entry.part.decides]
+    yield from [*decides, ""] if decides else []
     yield from _table(("figure", "found", "target", "result", "note"), rows)
 
 

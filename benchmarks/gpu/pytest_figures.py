@@ -16,6 +16,14 @@ from .figures import FAIL, PASS, SKIPPED, Figure, append, one_line
 VARIABLE = "NDD_GPU_FIGURES"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests may have a limit of their own, also where the plugin that knows the mark is not installed."""
+    if not config.pluginmanager.has_plugin("timeout"):
+        config.addinivalue_line(
+            "markers", "timeout(seconds): the limit of a test; ignored without pytest-timeout"
+        )
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """One phase of a test is done."""
     if report.when == "call" or not report.passed:

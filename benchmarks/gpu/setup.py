@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-EXIT_NO_GPU, EXIT_INTERRUPTED = 3, 130
+from .needs import ROOT, say
+
+EXIT_USAGE, EXIT_NO_GPU, EXIT_INTERRUPTED = 2, 3, 130
 LEAST_TORCH = (2, 6)
 # Environment variables for the command: when it began (Unix time), and how torch was set up.
 BEGAN, HOW = "NDD_GPU_BEGAN", "NDD_GPU_SETUP"
@@ -62,20 +63,27 @@ class Torch:
         return self.version is not None and self.cuda is not None and numbers(self.version) >= LEAST_TORCH
 
 
-def options(about: str | None, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of `make gpu`, in ARGS."""
-    parser = argparse.ArgumentParser(prog="make gpu ARGS=…", description=about)
+def options(about: str | None, program: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of `make gpu`, in ARGS, and of `python -m benchmarks.gpu`."""
+    parser = argparse.ArgumentParser(prog=program, description=about)
     parser.add_argument(
-        "--quick", action="store_true", help="8 minutes instead of 60, with fewer and rougher figures"
+        "--quick", action="store_true", help="15 minutes instead of 60, with fewer and rougher figures"
     )
     parser.add_argument(
         "--only", action="append", default=[], metavar="PART", help="only this part; may be repeated"
     )
     parser.add_argument(
-        "--minutes", type=float, help="time limit (default: 60; with --quick 8, without installing)"
+        "--budget",
+        type=_seconds,
+        metavar="SECONDS",
+        help="time limit, without installing (default: 3600, with installing; 900 with --quick)",
     )
     parser.add_argument(
-        "-o", dest="output", type=Path, metavar="FILE", help="the file (default: gpu-DATE-TIME.md)"
+        "-o",
+        dest="output",
+        type=_markdown,
+        metavar="FILE",
+        help="the Markdown file (default: gpu-DATE-TIME.md); one of JSON is written beside it",
     )
     parser.add_argument("--torch-index", metavar="URL", help=f"install torch from here, such as {INDEX}")
     parser.add_argument(
@@ -86,9 +94,25 @@ def options(about: str | None, argv: Sequence[str] | None = None) -> argparse.Na
     return parser.parse_args(argv)
 
 
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return found
+
+
+def _markdown(text: str) -> Path:
+    if text.endswith(".json"):
+        raise argparse.ArgumentTypeError(f"{text!r} is the name of the file of JSON; name the Markdown file")
+    return Path(text)
+
+
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status of the command, or why it cannot run."""
-    given = options(__doc__, argv[1:])
+    given = options(__doc__, "make gpu ARGS=…", argv[1:])
     venv = Path(argv[0]).absolute()
     began = time.time()
     if not given.cpu and (why := no_gpu()):
@@ -222,11 +246,6 @@ def numbers(version: str) -> tuple[int, int]:
 def python_of(venv: Path) -> Path:
     """Its Python."""
     return venv / "bin" / "python"
-
-
-def say(text: str) -> None:
-    """Print progress to stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

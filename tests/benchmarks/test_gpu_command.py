@@ -1,12 +1,15 @@
-"""`make gpu` survives failures, and keeps its file up to date; the real command on a CPU."""
+"""`python -m benchmarks.gpu` survives failures, and keeps its files up to date; the real command on a CPU."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,11 +17,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from benchmarks.gpu import running
-from benchmarks.gpu.__main__ import Session
+from benchmarks.gpu import claims, faults, needs, running
 from benchmarks.gpu.figures import FACT, FAIL, PASS, SKIPPED, Figure, append, one_line, read
+from benchmarks.gpu.needs import NEEDED, ROOT, unmet
 from benchmarks.gpu.page import Entry, Page
-from benchmarks.gpu.parts import FULL_S, QUICK_S, ROOT, Part, parts
+from benchmarks.gpu.parts import FIRST, FULL_S, MACHINE, QUICK_S, Part, parts
+from benchmarks.gpu.session import Session
+
+from ndd_engine.trial.candidates import Place
+from ndd_engine.trial.claims import measurements
 
 PYTHON = sys.executable
 
@@ -112,14 +119,14 @@ class Script(Part):
 
     code: str = ""
 
-    def command(self, python: str, out: Path, device: str, effort: str, limit_s: float) -> list[str]:
+    def command(self, python: str, out: str, device: str, effort: str, limit_s: float) -> list[str]:
         head = "import sys, time\nfrom benchmarks.gpu.figures import Task\nfrom pathlib import Path\n"
-        given = f"given = Task(Path({str(out)!r}), 'cpu', 'smoke', time.monotonic() + 60)\n"
+        given = f"given = Task(Path({out!r}), 'cpu', 'smoke', time.monotonic() + 60)\n"
         return [python, "-c", head + given + self.code]
 
 
 def script(name: str, code: str, limit_s: float = 60.0) -> Script:
-    return Script("Section", name, "", (), limit_s, limit_s, "About it.", code)
+    return Script("Section", name, "", (), limit_s, limit_s, "About it.", code=code)
 
 
 def test_failures_cost_only_their_part_and_the_file_says_so(
@@ -137,6 +144,8 @@ def test_failures_cost_only_their_part_and_the_file_says_so(
         script("silent", "pass"),
         script("later", "given.skip('nvidia-smi', 'is not installed')"),
         replace(script("left out", "1/0"), full_s=0.0),
+        replace(script("named", "1/0"), named_only=True),
+        replace(script("lacking", "1/0"), modules=("json", "no_such_module")),
     )
     path = tmp_path / "out" / "result.md"
     session = Session(wanted, "cpu", "full", time.monotonic() + 600, 600, path)
@@ -148,9 +157,11 @@ def test_failures_cost_only_their_part_and_the_file_says_so(
     assert states["hang"] == ("failed", "time limit of 4 s")
     assert states["silent"] == ("failed", "no figures")
     assert states["left out"] == ("not run", "not part of --quick")
+    assert states["named"] == ("not run", "runs with --only 'named'")
+    assert states["lacking"] == ("not run", "needs no_such_module, which is not installed")
     text = path.read_text("utf-8")
     assert text.startswith("# ndd-console on A | B\n")
-    assert "complete: 2 of 7 parts" in text
+    assert "complete: 2 of 9 parts" in text
     assert "2 pass, 1 fail, 1 skipped" in text
     assert "| GPU | A \\| B |" in text, "a name cannot break the table"
     # What a part had before it crashed or hung is kept.
@@ -159,6 +170,24 @@ def test_failures_cost_only_their_part_and_the_file_says_so(
     assert "skipped | is not installed" in text
     assert text.index("## Failed or not run") < text.index("## Section")
     assert "RuntimeError: CUDA error: out of memory" in text
+    body = json.loads((tmp_path / "out" / "result.json").read_text("utf-8"))
+    assert body["machine"] == {"GPU": "A | B"} and body["counts"] == session.page.counts
+    found = {part["name"]: part for part in body["parts"]}
+    assert found["hang"]["figures"] == [
+        {"name": "first", "value": "7", "target": "8", "verdict": "fail", "why": ""}
+    ]
+    assert found["oom"]["state"] == "failed" and "CUDA error: out of memory" in found["oom"]["log"][-1]
+
+
+def test_a_part_that_only_runs_when_named_runs_when_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    part = replace(script("rest", "given.put('x', '1')"), named_only=True)
+    end = time.monotonic() + 60
+    session = Session((part,), "cpu", "full", end, 60, tmp_path / "r.md", ("rest",))
+    assert session.run() == 0
+    assert session.page.entries[0].figures == [Figure("x", "1")]
 
 
 def test_parts_that_the_time_does_not_allow_are_listed(
@@ -204,8 +233,9 @@ def test_a_disk_that_fills_up_does_not_end_the_session(
 
 def test_the_limits_of_all_parts_keep_the_promised_time() -> None:
     every = parts()
-    assert sum(part.full_s for part in every) <= FULL_S
-    assert sum(part.quick_s for part in every) <= QUICK_S
+    always = [part for part in every if not part.named_only]
+    assert sum(part.full_s for part in always) <= FULL_S
+    assert sum(part.quick_s for part in always) <= QUICK_S
     assert len({(part.section, part.name) for part in every}) == len(every)
     for part in every:
         for argument in part.args:
@@ -213,6 +243,30 @@ def test_the_limits_of_all_parts_keep_the_promised_time() -> None:
                 assert (ROOT / argument).is_file()
     tests = {argument for part in every for argument in part.args if argument.startswith("tests/")}
     assert tests == {f"tests/gpu/{path.name}" for path in (ROOT / "tests/gpu").glob("test_*.py")}
+
+
+@pytest.mark.parametrize("effort", ["full", "quick"])
+@pytest.mark.parametrize("cores", [2, 16, 64])
+def test_claims_and_faults_have_the_time_that_they_need(effort: str, cores: int) -> None:
+    """What does not fit is left to --only: nothing is left out for want of time."""
+    limits = {part.name: part.limit_s(effort) for part in parts()}
+    place = Place(True, cores)
+    for which, name in (("decisive", "decisive claims"), ("other", "other claims")):
+        count = sum(measurements(claim, place) for claim in claims.wanted(which, effort, place))
+        assert count
+        assert claims.IMPORTS_S + count * (claims.LEAST_S + claims.START_S) <= limits[name], name
+    case_s = faults.TRIED_S if effort == "full" else faults.CASE_S
+    for which, name in (("severe", "severe faults"), ("other", "other faults")):
+        count = len(faults.wanted(which, effort))
+        assert count
+        assert faults.IMPORTS_S + count * case_s <= limits[name], name
+
+
+def test_the_first_checks_run_first_and_say_what_they_decide() -> None:
+    every = parts()
+    assert [part.section for part in every[:12]] == [MACHINE] + [FIRST] * 11
+    assert all(bool(part.decides) == (part.section == FIRST) for part in every)
+    assert {part.name for part in every if "first" in part.words} == {part.name for part in every[1:12]}
 
 
 def test_figures_survive_torn_lines(tmp_path: Path) -> None:
@@ -236,6 +290,7 @@ def test_the_title_names_the_gpu_and_facts_come_first() -> None:
         "quick",
         480.0,
         "complete",
+        command="make gpu ARGS=--quick",
     )
     lines = list(page.lines())
     assert lines[2].startswith("`make gpu ARGS=--quick`, complete")
@@ -256,6 +311,104 @@ def command(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_the_smallest_part_of_the_command(tmp_path: Path) -> None:
+    with command(tmp_path, "--budget", "60", "--only", "machine") as process:
+        _, progress = process.communicate(timeout=120)
+    assert process.returncode == 0, progress
+    body = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    assert body["command"] == "python -m benchmarks.gpu --cpu --only machine --budget 60"
+    assert body["state"] == "complete" and body["budget_s"] == 60
+    assert body["machine"]["torch"].startswith("2.")
+    assert body["machine"]["torch"] in (tmp_path / "result.md").read_text("utf-8")
+
+
+def test_a_killed_command_leaves_what_was_known(tmp_path: Path) -> None:
+    with command(tmp_path, "--only", "claims") as process:
+        result = tmp_path / "result.json"
+        deadline = time.monotonic() + 120
+        while not (result.exists() and "seconds per measurement" in result.read_text("utf-8")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        for child in children:
+            child.kill()
+    body = json.loads(result.read_text("utf-8"))
+    assert body["state"] == "running" and body["machine"]["torch"]
+    states = {part["name"]: part["state"] for part in body["parts"]}
+    assert states == {"machine": "done", "decisive claims": "running", "other claims": "waiting"}
+    assert "| torch | 2." in (tmp_path / "result.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--budget", "0"), "argument --budget: '0' is not a number of seconds above 0"),
+        (("--budget", "nan"), "argument --budget: 'nan' is not a number of seconds above 0"),
+        (("--budget", "1h"), "argument --budget: '1h' is not a number of seconds above 0"),
+        (("-o", "r.json"), "argument -o: 'r.json' is the name of the file of JSON; name the Markdown file"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path: Path, words: tuple[str, str], message: str) -> None:
+    with command(tmp_path, *words) as process:
+        _, progress = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert progress.strip().endswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+# What this Python lacks.
+
+
+def absent(folder: Path, name: str) -> None:
+    """A module that is found first, and is not there."""
+    text = f"raise ModuleNotFoundError(\"No module named '{name}'\", name={name!r})\n"
+    (folder / f"{name}.py").write_text(text, "utf-8")
+
+
+def test_a_bare_python_is_told_all_that_is_missing_in_one_message(tmp_path: Path) -> None:
+    for name in ("psutil", "pynvml", "pydantic"):
+        absent(tmp_path, name)
+    (tmp_path / "tomlkit.py").write_text("import no_such_part\n", "utf-8")
+    variables = {**environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    done = subprocess.run(
+        [PYTHON, "-m", "benchmarks.gpu", "--cpu"], cwd=tmp_path, env=variables, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    first, message = done.stderr.strip().splitlines()
+    assert first.startswith("importing what the parts need")
+    assert message == (
+        f"{PYTHON} cannot run this: not installed: psutil, nvidia-ml-py, pydantic; tomlkit cannot be imported "
+        "(ModuleNotFoundError: No module named 'no_such_part')"
+    )
+    assert not list(tmp_path.glob("*.md"))
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "ended Python with status -11"),
+        ("import time; time.sleep(600)", "did not end within 20 s"),
+    ],
+)
+def test_an_import_that_crashes_or_hangs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, why: str
+) -> None:
+    (tmp_path / "click.py").write_text(code, "utf-8")
+    monkeypatch.setattr(needs, "NEEDED", {"tomli": "tomli", "click": "click", "textual": "textual"})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert unmet(PYTHON, 20) == f"click cannot be imported ({why})"
+
+
+def test_what_is_imported_first_is_what_the_package_depends_on() -> None:
+    words = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    names = {re.split(r"[<>=; ]", word)[0] for word in words}
+    # py-spy is a program, and what it adds is left out where it is missing.
+    assert names - {"py-spy"} <= set(NEEDED.values())
 
 
 def test_the_command_measures_what_a_cpu_can_and_says_what_needs_a_gpu(tmp_path: Path) -> None:
@@ -284,7 +437,7 @@ def test_control_c_keeps_what_there_is(tmp_path: Path) -> None:
         _, progress = process.communicate(timeout=60)
     assert process.returncode == 130, progress
     text = result.read_text("utf-8")
-    assert "stopped by SIGINT: 1 of 2 parts" in text
+    assert "stopped by SIGINT: 1 of 3 parts" in text
     assert "| torch |" in text and "seconds per measurement" in text
     psutil.wait_procs(children, timeout=10)
     assert not [child for child in children if child.is_running()], "nothing keeps the GPU busy"
@@ -299,13 +452,25 @@ def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
-    with command(tmp_path, "--minutes", "20") as process:
+    with command(tmp_path, "--budget", "1400") as process:
         _, progress = process.communicate(timeout=1500)
     assert process.returncode == 0, progress
     text = (tmp_path / "result.md").read_text("utf-8")
     for heading in {part.section for part in parts()}:
         assert f"## {heading}" in text
-    assert "complete: 18 of 18 parts" in text
+    body = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    left_out = {part["name"]: part["why"] for part in body["parts"] if part["state"] != "done"}
+    assert left_out == {name: f"runs with --only '{name}'" for name in ("other faults", "other claims")}
+    missed = [figure for part in body["parts"] if part["section"] == FIRST for figure in part["figures"]]
+    assert not [figure for figure in missed if figure["verdict"] == FAIL]
+
+
+@pytest.mark.slow
+def test_parts_that_only_run_when_named_run_on_the_cpu(tmp_path: Path) -> None:
+    with command(tmp_path, "--budget", "600", "--only", "other faults", "--only", "other claims") as process:
+        _, progress = process.communicate(timeout=700)
+    assert process.returncode == 0, progress
+    assert "complete: 3 of 3 parts" in (tmp_path / "result.md").read_text("utf-8")
 
 
 def test_each_test_becomes_a_figure(tmp_path: Path) -> None:
@@ -320,7 +485,7 @@ def test_each_test_becomes_a_figure(tmp_path: Path) -> None:
     out = tmp_path / "figures.jsonl"
     for name in ("test_some.py", "test_broken.py"):
         part = Part("tests", "x", "pytest", (str(tmp_path / name),), 60, 60)
-        words = part.command(PYTHON, out, "cpu", "full", 60)
+        words = part.command(PYTHON, str(out), "cpu", "full", 60)
         words[words.index("--rootdir") + 1] = str(tmp_path)
         variables = {**environment(), "NDD_GPU_FIGURES": str(out)}
         subprocess.run(

@@ -18,15 +18,20 @@ from benchmarks.faults.catalogue import all_cases
 from benchmarks.faults.on_gpu import GPU_CASES
 from benchmarks.faults.outcome import Measured, Outcome
 from benchmarks.faults.plants import write_module
-from benchmarks.gpu import capped, claims, faults, memory, overhead, runs, screen
+from benchmarks.gpu import capped, claims, faults, first, first_scripts, memory, overhead, runs, screen
 from benchmarks.gpu.figures import FAIL, PASS, SKIPPED, Figure, Task, read
 from benchmarks.gpu.machine import facts as facts_of
 
 from ndd_engine.config import read as read_config
 from ndd_engine.diagnose import CAUSES
+from ndd_engine.diagnose.finding import Finding
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.predict.memory import Fit
+from ndd_engine.record.events import EndEvent
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.trial.candidates import Place
+from ndd_engine.trial.claims import measurements
 from ndd_engine.trial.claims_table import claims as all_claims
 
 
@@ -192,6 +197,18 @@ def test_claims_take_turns_by_guide_and_share_the_time() -> None:
     assert claims.budget(1, 1000) == claims.MOST_S
 
 
+def test_the_decisive_claims_and_severe_faults_run_and_the_others_are_left_to_only() -> None:
+    place = Place(True, 16)
+    decisive, other = (claims.wanted(which, "full", place) for which in ("decisive", "other"))
+    assert [claim.id for claim in decisive] == list(claims.DECISIVE)
+    assert {claim.id for claim in (*decisive, *other)} == {claim.id for claim in all_claims()}
+    assert len(decisive) + len(other) == len(all_claims())
+    assert all(measurements(claim, place) == 1 for claim in decisive)
+    severe, rest = (faults.wanted(which, "full") for which in ("severe", "other"))
+    assert {case.fault for case in severe} == {case.fault for case in GPU_CASES}
+    assert len({case.name for case in (*severe, *rest)}) == len(severe) + len(rest) == len(GPU_CASES)
+
+
 def test_the_faults_that_need_a_gpu_can_be_configured(tmp_path: Path) -> None:
     assert {case.fault for case in GPU_CASES} >= {"launch-bound", "sync", "transfer", "amp"}
     assert all(case.truth in CAUSES for case in GPU_CASES)
@@ -230,7 +247,7 @@ def test_the_planted_workloads_train(tmp_path: Path) -> None:
 
 
 def test_faults_are_run_until_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = task(tmp_path, effort="full", device="cuda")
+    given = task(tmp_path, "severe", effort="full", device="cuda")
     ran: list[str] = []
 
     def carried_out(_self: object, case: Case) -> Outcome:
@@ -249,5 +266,125 @@ def test_faults_are_run_until_the_time_is_over(tmp_path: Path, monkeypatch: pyte
     assert ran[0].endswith("-high-chartext"), "the most severe come first"
     assert [figure.verdict for figure in found[:2]] == [PASS, FAIL]
     assert any("run hung" in figure.why for figure in found)
-    assert sum(figure.why == "no time left" for figure in found) == len(GPU_CASES) - 3
+    assert sum(figure.why == "no time left" for figure in found) == 1
     assert found[-1] == Figure("correct", "1 of 3", "all", FAIL)
+
+
+# The first checks: the verdicts that need a GPU, from records made by hand.
+
+
+def ended(tmp_path: Path, *events: runs.Json, status: str = "done") -> runs.Trained:
+    return runs.Trained(EndEvent(status, "why", 8, 0), list(events), RunDir(tmp_path / "run"))
+
+
+def window(steps: int = 10, device_steps: int = 2, **device_ms: float | None) -> runs.Json:
+    """Steps of 10 ms."""
+    rows = {
+        name: {"host_ns": 1_000_000 * steps, "device_ns": None if ms is None else round(ms * 1e6)}
+        for name, ms in device_ms.items()
+    }
+    return {
+        "type": "window", "steps": steps, "device_steps": device_steps, "wall_ns": 10_000_000 * steps,
+        "phases": rows, "last_loss": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("windows", "verdict"),
+    [
+        ([window(forward=3.0, backward=6.0)], PASS),
+        ([window(forward=3.0, backward=9.0)], FAIL),  # 12 ms of a step that takes 10
+        (
+            [window(forward=3.0, backward=6.0) | {"steps": 5}, window(20, 0, forward=None, backward=None)],
+            PASS,
+        ),
+        ([window(device_steps=0, forward=None, backward=None)], FAIL),
+        ([window(forward=3.0, backward=0.0)], FAIL),
+        ([], FAIL),
+    ],
+)
+def test_the_device_clock_is_compared_with_the_steps(
+    tmp_path: Path, windows: list[runs.Json], verdict: str
+) -> None:
+    given = task(tmp_path, device="cuda")
+    first.clocks(given, "run", ended(tmp_path, *windows))
+    assert by_name(read(given.out))["run: device clock"].verdict == verdict
+
+
+def test_a_part_of_a_phase_is_not_counted_twice(tmp_path: Path) -> None:
+    given = task(tmp_path, device="cuda")
+    rows = {"forward": 4.0, "forward/graph": 4.0, "backward": 5.0}
+    first.clocks(given, "run", ended(tmp_path, window(**rows)))
+    found = by_name(read(given.out))["run: device clock"]
+    assert (found.verdict, found.value) == (PASS, "9.00 ms on the device, 10.00 ms by the host")
+
+
+@pytest.mark.parametrize(
+    ("waits_ms", "causes", "verdict"),
+    [(0.05, (), PASS), (0.05, ("optimizer",), PASS), (0.05, ("data-wait",), FAIL), (3.0, (), FAIL)],
+)
+def test_a_loader_is_blamed_for_what_the_gpu_waits(
+    tmp_path: Path, waits_ms: float, causes: tuple[str, ...], verdict: str
+) -> None:
+    given = task(tmp_path, device="cuda")
+    findings = tuple(Finding(cause, "", (), "certain") for cause in causes)
+    first.verdict_on_loader(given, window(data_wait=waits_ms, forward=5.0), findings)
+    assert by_name(read(given.out))["the loader is not blamed"].verdict == verdict
+
+
+def test_a_run_that_warns_or_ignores_a_setting_is_a_failure(tmp_path: Path) -> None:
+    warning = {"type": "mark", "kind": "warning", "text": "odd"}
+    setting = {"type": "setting", "name": "speed.compile", "in_effect": False}
+    given = task(tmp_path)
+    first.ended(given, "bad", ended(tmp_path, warning, setting, status="failed"))
+    first.ended(given, "good", ended(tmp_path, setting | {"in_effect": True}))
+    found = {name: figure.verdict for name, figure in by_name(read(given.out)).items()}
+    assert found == {
+        "bad: run": FAIL, "bad: warnings": FAIL, "bad: settings not in effect": FAIL,
+        "good: run": PASS, "good: warnings": PASS, "good: settings not in effect": PASS,
+    }  # fmt: skip
+
+
+def test_what_cannot_be_read_after_tf32_is_switched_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises() -> None:
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(first, "READERS", {"old": raises, "new": lambda: True})
+    given = task(tmp_path)
+    before = torch.get_float32_matmul_precision()
+    first.tf32(given, tmp_path)
+    torch.set_float32_matmul_precision(before)
+    found = by_name(read(given.out))
+    assert found["TF32 on: old"] == Figure(
+        "TF32 on: old", "raises", "can be read", FAIL, "mix of the legacy and new APIs"
+    )
+    assert found["TF32 on: new"].verdict == PASS
+    assert found["TF32 on: products"].why == "needs a CUDA GPU"
+
+
+def test_a_trial_that_measures_launches_only_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes 50 ms of the GPU; the host has launched it after 2 ms."""
+    given = task(tmp_path, device="cuda")
+    monkeypatch.setattr(first_scripts, "observed", lambda *_: RunDir(tmp_path))
+    result = {"base": {"step_s": 0.002}, "change": {"step_s": 0.051}}
+    monkeypatch.setattr(first_scripts, "tried", lambda *_: result)
+    monkeypatch.setattr(first_scripts, "synchronised", lambda _: 0.05)
+    before = torch.get_float32_matmul_precision()
+    first_scripts.trial(given, tmp_path)
+    torch.set_float32_matmul_precision(before)
+    found = [(figure.value, figure.verdict) for figure in read(given.out)]
+    assert found == [("2.00 ms vs. 50.00 ms", FAIL), ("51.00 ms vs. 50.00 ms", PASS)]
+
+
+def test_a_console_that_fails_is_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = task(tmp_path)
+    monkeypatch.setattr(first_scripts, "SCRIPT", "raise SystemExit('no such device')")
+    assert first_scripts.observed(given, tmp_path) is None
+    assert first_scripts.tried(given, tmp_path, "precision.tf32=true") is None
+    observed, tried = read(given.out)
+    assert (observed.verdict, tried.verdict) == (FAIL, FAIL)
+    assert "no such device" in observed.why

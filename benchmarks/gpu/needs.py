@@ -1,0 +1,88 @@
+"""What `python -m benchmarks.gpu` needs of this Python: imported before anything runs, which also warms CUDA up.
+
+Needs only the standard library, so that a package that is missing is a message and not a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# The packages of this tree are measured, not those that may be installed.
+PLACES = (ROOT, ROOT / "engine", ROOT / "tui", ROOT / "profiles")
+# What is imported, and the package that it comes from.
+NEEDED = {
+    "torch": "torch", "psutil": "psutil", "pynvml": "nvidia-ml-py", "pydantic": "pydantic", "tomli": "tomli",
+    "tomlkit": "tomlkit", "click": "click", "jinja2": "jinja2", "textual": "textual", "pytest": "pytest",
+    "hypothesis": "hypothesis",
+}  # fmt: skip
+# The first import from a cold disk, and the first use of cuBLAS and cuDNN, take minutes on some machines.
+LIMIT_S = 300.0
+# Prints a line before and after each import: what it was doing when it crashed or hung is then known.
+_PROBE = """
+import importlib, sys
+for name in sys.argv[1:]:
+    print("import", name, flush=True)
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        print("failed", name, type(error).__name__ + ": " + (str(error).splitlines() or [""])[0], flush=True)
+print("imported", flush=True)
+if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
+    torch = sys.modules["torch"]
+    images = torch.ones(8, 8, 32, 32, device="cuda", requires_grad=True)
+    torch.nn.Conv2d(8, 8, 3).cuda()(images).sum().backward()
+    for kind in (torch.float32, torch.bfloat16, torch.float16):
+        square = torch.ones(512, 512, device="cuda", dtype=kind)
+        (square @ square).sum().item()
+"""
+
+
+def environment() -> dict[str, str]:
+    """The variables of all processes of this command: they import this tree."""
+    places = [*map(str, PLACES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PYTHONUNBUFFERED": "1"}
+
+
+def unmet(python: str, limit_s: float = LIMIT_S) -> str:
+    """What this Python lacks, in one line; "" if nothing. It imports everything, and uses the GPU for a moment."""
+    command = [python, "-W", "ignore", "-c", _PROBE, *NEEDED]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False,
+            env=environment(),
+        )  # fmt: skip
+        printed, status = done.stdout, done.returncode
+    except OSError as error:
+        return f"{python} cannot be started: {error.strerror}"
+    except subprocess.TimeoutExpired as error:
+        printed, status = (error.stdout or b"").decode("utf-8", "replace"), None
+    lines = [line.split(" ", 2) for line in printed.splitlines()]
+    failed = {words[1]: words[2] for words in lines if words[0] == "failed"}
+    begun = [words[1] for words in lines if words[0] == "import"]
+    if "imported" not in printed.splitlines() and begun:
+        how = (
+            f"did not end within {limit_s:.0f} s" if status is None else f"ended Python with status {status}"
+        )
+        failed[begun[-1]] = how
+    # A warm-up that fails is for the part "machine" to report.
+    if not failed:
+        return ""
+    absent = [
+        NEEDED[name]
+        for name, why in failed.items()
+        if why == f"ModuleNotFoundError: No module named {name!r}"
+    ]
+    broken = [
+        f"{name} cannot be imported ({why})" for name, why in failed.items() if NEEDED[name] not in absent
+    ]
+    listed = [f"not installed: {', '.join(absent)}"] if absent else []
+    return "; ".join([*listed, *broken])
+
+
+def say(text: str) -> None:
+    """Print progress to stderr."""
+    print(text, file=sys.stderr, flush=True)
