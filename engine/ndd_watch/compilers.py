@@ -29,20 +29,27 @@ def skip_ours() -> None:
                     skip(code)
 
 
-@contextlib.contextmanager
-def without_compiler() -> Iterator[None]:
-    """Have torch's compiler leave functions of Python's library alone that ours call meanwhile."""
-    frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
-    before: Any = None
-    switched = False
-    with contextlib.suppress(Exception):
-        before = frames.set_eval_frame(None)
-        switched = True
-    try:
-        yield
-    finally:
-        if switched:
-            frames.set_eval_frame(before)
+class WithoutCompiler:
+    """Has torch's compiler leave functions of Python's library alone that ours call meanwhile.
+
+    Within a compiled function it would count each of them. Helpers of `contextlib` would be some themselves.
+    """
+
+    def __init__(self) -> None:
+        self._frames: Any = None
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
+        try:
+            self._before = frames.set_eval_frame(None)
+            self._frames = frames
+        except (AttributeError, TypeError):  # no compiler yet, or another version of it
+            self._frames = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._frames is not None:
+            self._frames.set_eval_frame(self._before)
 
 
 def _skip() -> Any:

@@ -13,7 +13,7 @@ from . import clock, trying
 from .allocations import Allocations
 from .captures import Captures
 from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
-from .compilers import skip_ours, without_compiler
+from .compilers import WithoutCompiler, skip_ours
 from .copies import Copies
 from .device import DeviceValues
 from .ends import Ends
@@ -123,7 +123,7 @@ class Observer:
         """This process trains on this thread. Returns False if it cannot be observed."""
         if self._stopped:
             return False
-        with without_compiler():
+        with WithoutCompiler():
             return self._begin()
 
     def _begin(self) -> bool:

@@ -13,6 +13,10 @@ from typing import Any, Callable
 _IDS = (4, 3)
 _PROFILERS = 2
 
+# Calls within each other after which a profile function is taken out, and how many more have to be possible. Where the
+# recursion limit leaves no room for a profile function, Python 3.11 crashes.
+MOST_DEPTH, SPARE_DEPTH = 100, 400
+
 # Everything that listens in this process, at most one at a time.
 _active: list[Listening] = []
 
@@ -23,13 +27,14 @@ class Listening:
     def __init__(self, returns: Callable[[Any, Any], None]) -> None:
         self._returns = returns
         self._tool: int | None = None
-        self._thread = 0
+        self._thread = self._depth = 0
         self._heard_by: Any = None
 
     def begin(self) -> bool:
         """Begin on this thread; returns whether that is possible."""
-        if _active or profiled():
+        if _active or profiled() or _depth() + SPARE_DEPTH > sys.getrecursionlimit():
             return False
+        self._depth = 0
         self._thread = get_ident()
         if hasattr(sys, "monitoring"):
             if not self._begin_monitoring():
@@ -60,7 +65,12 @@ class Listening:
         if self not in _active:  # somebody has put it back
             sys.setprofile(None)
         elif event == "return":
+            self._depth -= 1
             self._returns(frame, value)
+        elif event == "call":
+            self._depth += 1
+            if self._depth > MOST_DEPTH:
+                self.end()
 
     def _begin_monitoring(self) -> bool:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
@@ -80,6 +90,15 @@ class Listening:
             monitoring.register_callback(tool, event, returned)
         monitoring.set_events(tool, wanted[0] | wanted[1])
         return True
+
+
+def _depth() -> int:
+    """Frames of Python on this thread."""
+    frame: Any = sys._getframe()
+    count = 0
+    while frame is not None:
+        frame, count = frame.f_back, count + 1
+    return count
 
 
 def tool_id() -> int | None:

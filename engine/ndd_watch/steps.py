@@ -37,6 +37,7 @@ from .clock import (
     rest,
     row,
 )
+from .compilers import WithoutCompiler
 from .device import SAMPLE_NS, DeviceValues
 from .ends import Ends
 from .exceptions import ours
@@ -255,7 +256,8 @@ class Steps:
             self.device_rows += gpu.read()
             gpu.begin(S[CURRENT], done + 1)
         if self.studying or t > self.next_study or t - S[BEGUN] >= WINDOW_NS or self.gate is not None:
-            self._sometimes(t)
+            with WithoutCompiler():
+                self._sometimes(t)
 
     def _set_aside(self) -> None:
         """Evaluations and checkpoints do not belong to the step in which they happen.

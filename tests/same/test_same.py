@@ -25,7 +25,6 @@ LISTED = {
 }
 # Differences that are not explained or not repaired yet.
 OPEN = {
-    "compiled_step_of_the_training": "more frames are compiled",
     "timeouts_never_lost": "one of 300 timeouts is lost in some runs",
 }
 
