@@ -61,7 +61,7 @@ def main() -> int:
     request = RunRequest(draft, Path(root))
     switch = threading.Thread(target=_direct, args=(Path(result), int(blocks), float(block_s)), daemon=True)
     switch.start()
-    return Console(Leash(None), request.root, False).train(request)
+    return Console(Leash(None), request.root, False).train(request, ())  # one rank
 
 
 def _direct(result: Path, blocks: int, block_s: float) -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from .needs import LIMIT_S, say, unmet
+from .needs import say, unmet
 from .parts import FULL_S, MACHINE, QUICK_S, parts
 from .setup import BEGAN, EXIT_INTERRUPTED, EXIT_NO_GPU, EXIT_USAGE, HOW, options, unusable
 
@@ -38,7 +38,7 @@ def main() -> int:
         begin -= time.time() - float(os.environ[BEGAN])  # with installing it has to end within the hour, too
     say("importing what the parts need; the first time this may take minutes")
     try:
-        lacking = unmet(sys.executable, min(LIMIT_S, limit_s))
+        lacking = unmet(sys.executable)
         why = "" if given.cpu or lacking else unusable(sys.executable)
     except KeyboardInterrupt:
         say("interrupted; nothing was measured")

@@ -19,8 +19,9 @@ NEEDED = {
     "tomlkit": "tomlkit", "click": "click", "jinja2": "jinja2", "textual": "textual", "pytest": "pytest",
     "hypothesis": "hypothesis",
 }  # fmt: skip
-# The first import from a cold disk, and the first use of cuBLAS and cuDNN, take minutes on some machines.
-LIMIT_S = 300.0
+# The first import from a cold disk, and the first use of cuBLAS and cuDNN, take minutes on some machines. It counts as part
+# of the time limit of the command, but a short limit does not end it.
+LIMIT_S = 180.0
 # Prints a line before and after each import: what it was doing when it crashed or hung is then known.
 _PROBE = """
 import importlib, sys
