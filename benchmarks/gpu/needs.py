@@ -19,19 +19,19 @@ NEEDED = {
     "tomlkit": "tomlkit", "click": "click", "jinja2": "jinja2", "textual": "textual", "pytest": "pytest",
     "hypothesis": "hypothesis",
 }  # fmt: skip
-# The first import from a cold disk, and the first use of cuBLAS and cuDNN, take minutes on some machines. It counts as part
-# of the time limit of the command, but a short limit does not end it.
+# The first import from a cold disk, and the first use of cuBLAS and cuDNN, take minutes on some machines. That counts as
+# part of the time limit of the command, but a short limit does not end it.
 LIMIT_S = 180.0
 # Prints a line before and after each import: what it was doing when it crashed or hung is then known.
 _PROBE = """
 import importlib, sys
 for name in sys.argv[1:]:
-    print("import", name, flush=True)
+    print("ndd: import", name, flush=True)
     try:
         importlib.import_module(name)
     except BaseException as error:
-        print("failed", name, type(error).__name__ + ": " + (str(error).splitlines() or [""])[0], flush=True)
-print("imported", flush=True)
+        print("ndd: failed", name, type(error).__name__ + ": " + (str(error).splitlines() or [""])[0], flush=True)
+print("ndd: imported", flush=True)
 if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
     torch = sys.modules["torch"]
     images = torch.ones(8, 8, 32, 32, device="cuda", requires_grad=True)
@@ -61,14 +61,15 @@ def unmet(python: str, limit_s: float = LIMIT_S) -> str:
         return f"{python} cannot be started: {error.strerror}"
     except subprocess.TimeoutExpired as error:
         printed, status = (error.stdout or b"").decode("utf-8", "replace"), None
-    lines = [line.split(" ", 2) for line in printed.splitlines()]
-    failed = {words[1]: words[2] for words in lines if words[0] == "failed"}
-    begun = [words[1] for words in lines if words[0] == "import"]
-    if "imported" not in printed.splitlines() and begun:
-        how = (
-            f"did not end within {limit_s:.0f} s" if status is None else f"ended Python with status {status}"
-        )
-        failed[begun[-1]] = how
+    # Modules print what they like; these lines are ours.
+    ours = [line.removeprefix("ndd: ") for line in printed.splitlines() if line.startswith("ndd: ")]
+    begun = [line.removeprefix("import ") for line in ours if line.startswith("import ")]
+    failed = dict(line.split(" ", 2)[1:] for line in ours if line.startswith("failed "))
+    if "imported" not in ours:
+        how = f"did not end within {limit_s:.0f} s" if status is None else f"ended with status {status}"
+        if not begun:
+            return f"Python {how} before it imported anything"
+        failed[begun[-1]] = f"Python {how}"
     # A warm-up that fails is for the part "machine" to report.
     if not failed:
         return ""

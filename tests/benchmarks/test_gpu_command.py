@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -394,8 +395,8 @@ def test_a_bare_python_is_told_all_that_is_missing_in_one_message(tmp_path: Path
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        ("import os; os.kill(os.getpid(), 11)", "ended Python with status -11"),
-        ("import time; time.sleep(600)", "did not end within 10 s"),
+        ("import os; os.kill(os.getpid(), 11)", "Python ended with status -11"),
+        ("import time; time.sleep(600)", "Python did not end within 10 s"),
     ],
 )
 def test_an_import_that_crashes_or_hangs_is_named(
@@ -412,12 +413,20 @@ def test_a_warm_up_that_fails_is_left_to_the_first_part(
 ) -> None:
     """The part "machine" computes on the GPU, and says what is wrong there."""
     ran = tmp_path / "ran"
-    fake = f"class cuda:\n    is_available = lambda: True\ndef ones(*_, **__):\n    open({str(ran)!r}, 'w')\n    1 / 0\n"
+    fake = (
+        "print('failed')\nprint('import')\nclass cuda:\n    is_available = lambda: True\n"
+        f"def ones(*_, **__):\n    open({str(ran)!r}, 'w')\n    1 / 0\n"
+    )
     (tmp_path / "torch.py").write_text(fake, "utf-8")
     monkeypatch.setattr(needs, "NEEDED", {"torch": "torch"})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert unmet(PYTHON, 60) == ""
     assert ran.exists()
+
+
+def test_a_python_that_does_not_work_is_named() -> None:
+    assert unmet(shutil.which("false") or "") == "Python ended with status 1 before it imported anything"
+    assert unmet("/no/python") == "/no/python cannot be started: No such file or directory"
 
 
 def test_what_is_imported_first_is_what_the_package_depends_on() -> None:
