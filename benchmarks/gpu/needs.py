@@ -19,8 +19,8 @@ NEEDED = {
     "tomlkit": "tomlkit", "click": "click", "jinja2": "jinja2", "textual": "textual", "pytest": "pytest",
     "hypothesis": "hypothesis",
 }  # fmt: skip
-# The first import from a cold disk, and the first use of cuBLAS and cuDNN, take minutes on some machines. That counts as
-# part of the time limit of the command, but a short limit does not end it.
+# The first import from a cold disk, and the first use of cuBLAS and cuDNN, take minutes on some machines. That counts
+# as part of the time limit of the command, but a short limit does not end it.
 LIMIT_S = 180.0
 # Prints a line before and after each import: what it was doing when it crashed or hung is then known.
 _PROBE = """
