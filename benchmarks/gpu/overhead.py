@@ -12,6 +12,7 @@ from benchmarks.common import as_ratio, paired, say, summarise, undisturbed
 from benchmarks.engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine, now
 from benchmarks.loop import BareLoop, keep_memory, steps_of
 from ndd_engine.measure.clock import DevicePhaseClock
+from ndd_watch.device import NEVER
 
 from .figures import FAIL, NO_GPU, PASS, UNCLEAR, Task, one_line, task
 
@@ -59,7 +60,7 @@ def measure(given: Task, name: str, subject: Engine) -> None:
 
     def with_engine(timing: bool) -> float:
         if isinstance(clock, DevicePhaseClock):
-            clock._next_sample = 0 if timing else sys.maxsize
+            time_device(clock, timing)
         subject.prepared.sampler.start()
         try:
             return timed(subject.train, steps)
@@ -91,6 +92,11 @@ def measure(given: Task, name: str, subject: Engine) -> None:
             compare(given, f"{name}: {what}", baseline, side, pairs, limit_s)
         else:
             given.skip(f"{name}: {what}", NO_GPU)
+
+
+def time_device(clock: DevicePhaseClock, on: bool) -> None:
+    """Whether some of the next steps carry events, or none."""
+    clock._device.due = 0 if on else NEVER
 
 
 def compare(

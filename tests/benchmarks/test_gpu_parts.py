@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import sys
 import time
@@ -27,6 +28,8 @@ from ndd_engine.diagnose import CAUSES
 from ndd_engine.diagnose.finding import Finding
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Gpu
+from ndd_engine.measure import clock as phase
+from ndd_engine.measure.clock import DevicePhaseClock
 from ndd_engine.predict.memory import Fit
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir
@@ -50,6 +53,43 @@ def test_a_median_below_the_target_fails_only_with_its_interval() -> None:
     assert overhead.judged(0.98, (0.97, 0.985))[0] == FAIL
     assert overhead.judged(0.98, (0.95, 1.01))[0] == "inconclusive"
     assert overhead.judged(0.98, None)[0] == "inconclusive"
+
+
+class Events:
+    """Creates events of a GPU that does nothing, and counts those that were recorded."""
+
+    recorded = 0
+
+    def __call__(self) -> Events:
+        return self
+
+    def record(self, _stream: object) -> None:
+        self.recorded += 1
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _other: Events) -> float:
+        return 1.0
+
+
+def test_the_two_sides_of_device_timing_differ() -> None:
+    """A ratio of two equal sides would reach its target without having measured anything."""
+    now, events = itertools.count(1, 10**9), Events()  # a second for each reading of the clock
+    clock = DevicePhaseClock(events, lambda: next(now))
+
+    def counted(on: bool) -> int:
+        overhead.time_device(clock, on)
+        before = events.recorded
+        for _ in range(8):
+            clock.enter(phase.FORWARD)
+            clock.end_step()
+        return events.recorded - before
+
+    assert counted(True) > 8
+    counted(False)  # the step that had been chosen
+    assert counted(False) == 0
+    assert counted(True) > 8
 
 
 def test_memory_is_predicted_and_compared_with_a_replay(tmp_path: Path) -> None:
