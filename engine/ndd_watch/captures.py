@@ -61,9 +61,9 @@ class Captures:
         self._asked = self._number = 0
         # Why there is none, for good: "" if there may be captures.
         self._never = "" if os.environ.get(CAPTURES) else "there is no folder for them"
-        # The configuration and the activities of the profiler that runs; None without one.
+        # The profiler of torch that runs; None without one.
         self._running: Any = None
-        # The next step is the one after a capture.
+        # Whether the next step is the one after a capture, and whether our own profiler begins at this moment.
         self._resting = self._starting = False
         self._thread = 0
         self._forget()
