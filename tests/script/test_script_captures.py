@@ -215,8 +215,11 @@ def test_the_threads_of_forward_are_those_of_the_trace(tmp_path: Path) -> None:
     # torch numbers threads from 1: 1 is the thread 700 here, which has more of the numbers than the thread 500.
     entries = [operator(0, 500, 2), *(operator(1 + n, 700, n) for n in range(3)),
                *(operator(9 + n, 900, n, 1) for n in range(3)), operator(20, 900, 7, 4)]  # fmt: skip
+    for given in (None, {"Sequence number": "many"}):  # an operator stays one without these numbers
+        entries.insert(0, {**operator(0, 500, 0), "args": given})
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": entries}))
     seen = read_trace(tmp_path / "trace.json").events
+    assert len(seen) == len(entries)
     forward = {item.thread for item in seen if item.begin in (1000, 2000, 3000)}
     assert {item.forward_thread for item in seen if item.begin in (9000, 10000, 11000)} == forward
     assert seen[-1].forward_thread == 0

@@ -133,9 +133,10 @@ def _take_all(found: TraceFile, entries: Iterable[Any]) -> None:
             sequence = -1
             if on_gpu:
                 device = int(arguments.get("device", 0))
-            elif category in _OPERATORS:
-                sequence = int(arguments.get("Sequence number", -1))
-                forward = int(arguments.get("Fwd thread id", 0))
+            elif category in _OPERATORS and isinstance(arguments, dict):
+                given = _whole(arguments.get("Sequence number"))
+                sequence = -1 if given is None else given
+                forward = _whole(arguments.get("Fwd thread id")) or 0
             if on_gpu or category in _RUNTIME:
                 correlation = int(arguments.get("correlation", 0))
             ranged = category in _RANGES or (not on_gpu and _RANGE_NAMES.match(name) is not None)
