@@ -6,7 +6,6 @@ too. Ours are no part of the script's program.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import types
 from collections.abc import Iterator
@@ -54,7 +53,7 @@ class WithoutCompiler:
 
 def _skip() -> Any:
     """torch's function that has a code object skipped; None if this torch has none."""
-    with contextlib.suppress(Exception):
+    try:
         frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
         if hasattr(frames, "skip_code"):
             return frames.skip_code
@@ -63,7 +62,8 @@ def _skip() -> Any:
             frames._FrameAction.DEFAULT,
         )
         return lambda code: frames.set_code_exec_strategy(code, strategy)
-    return None
+    except (AttributeError, TypeError):  # another version of it
+        return None
 
 
 def _codes(values: dict[str, Any], module: str) -> Iterator[Any]:

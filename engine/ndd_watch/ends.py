@@ -85,6 +85,12 @@ class Ends:
             self.counts = {one: count // 2 for one, count in counts.items()}
         return 1, missed
 
+    def renew(self, key: int) -> int:
+        """The optimizers so far do not exist any more, and this one trains. Returns the steps that were not counted."""
+        missed = len(self._new) if self.counts else 0
+        self._begin([key], key)
+        return missed
+
     def finished(self) -> int:
         """The training has ended: steps that were not counted, since it did not show where they end."""
         others = {one: count for one, count in self._before.items() if one != self._ender}

@@ -29,9 +29,16 @@ def ours(error: BaseException) -> bool:
     trace: Any = error.__traceback__
     if trace is None:
         return True
-    while trace.tb_next is not None:
+    # A handler of the script may have raised it through the library: one frame of the script makes it the script's.
+    while trace is not None:
+        if not _reached(trace.tb_frame.f_code.co_filename):
+            return False
         trace = trace.tb_next
-    name: str = trace.tb_frame.f_code.co_filename
+    return True
+
+
+def _reached(name: str) -> bool:
+    """Whether a file is ours, or one whose functions ours call."""
     if name.startswith((_OURS, "<frozen ")):
         return True
     return "-packages" + _CALLED[0] in name or (name.startswith(_CALLED[1]) and "-packages" not in name)

@@ -28,7 +28,7 @@ from .modules import Modules
 from .outside import Outside
 from .own import own
 from .profiler import StepProfiler
-from .record import Recorder, reason_of
+from .record import FOLDER_AT_START, Recorder, reason_of
 from .steps import PROFILE_NS, Steps
 from .waits import place
 
@@ -361,6 +361,6 @@ def install(frameworks: bool = True) -> Observer:
 def _tell_failure(reason: str) -> None:
     """Leave a word for the reader: nothing of ours appears in the output of the script."""
     with contextlib.suppress(OSError, KeyError):
-        path = os.path.join(os.environ["NDD_WATCH"], f"pid-{os.getpid()}.unobserved")
+        path = os.path.join(os.environ.get("NDD_WATCH") or FOLDER_AT_START, f"pid-{os.getpid()}.unobserved")
         with open(path, "w", encoding="utf-8") as file:
             file.write(reason)

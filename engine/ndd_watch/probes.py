@@ -213,7 +213,7 @@ def _with_probes(
     """The code with probes; None if it cannot be made."""
     try:
         plain = _compiled(code, qualified, imported, None, None, False)
-        if plain is None or any(getattr(plain, name) != getattr(code, name) for name in _SAME):
+        if plain is None or not _same(plain, code):
             return None
         made = _compiled(
             code, qualified, imported, _expression(_BEGIN, _BEGIN_LOOK, begins), _expression(_END, _END_LOOK, ends),
@@ -232,7 +232,22 @@ def _with_probes(
     )
 
 
-_SAME = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags", "co_argcount")
+_SAME = (
+    "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags", "co_argcount", "co_firstlineno",
+)  # fmt: skip
+
+
+def _same(plain: Any, code: Any) -> bool:
+    """Whether a code compiled from the source is the one that runs: the file may have changed since."""
+    if any(getattr(plain, name) != getattr(code, name) for name in _SAME):
+        return False
+    if list(plain.co_lines()) != list(code.co_lines()) or len(plain.co_consts) != len(code.co_consts):
+        return False
+    return all(
+        _same(one, other) if isinstance(one, types.CodeType) and isinstance(other, types.CodeType)
+        else type(one) is type(other) and one == other
+        for one, other in zip(plain.co_consts, code.co_consts)
+    )  # fmt: skip
 
 
 def _compiled(code: Any, qualified: str, imported: list[str], begins: Any, ends: Any, always: bool) -> Any:
@@ -249,7 +264,6 @@ def _compiled(code: Any, qualified: str, imported: list[str], begins: Any, ends:
     function: Any = tree.body[0]
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or len(tree.body) != 1:
         return None
-    function.decorator_list = []
     _change(function, begins, ends, always)
     body: Any = function
     owner = qualified.rpartition(".")[0].rpartition(".")[2]
@@ -297,7 +311,8 @@ def _change(function: Any, begins: Any, ends: Any, always: bool) -> None:
     if ends and always:
         rest = [ast.copy_location(ast.Try(rest, [], [], [ast.Expr(ends)]), rest[0])]
     elif ends:
-        rest = [_Returns(ends).visit(one) for one in rest] + [ast.Expr(ends)]
+        end = ast.copy_location(ast.Expr(ends), rest[-1])
+        rest = [*(_Returns(ends).visit(one) for one in rest), end]
     if begins:
         rest = [ast.copy_location(ast.Expr(begins), rest[0]), *rest]
     function.body = [*head, *rest]

@@ -21,6 +21,9 @@ from .process import let_read, resident
 from .steps import Steps
 from .waits import strategy_of
 
+# The script may clear its environment before it trains.
+FOLDER_AT_START = os.environ.get("NDD_WATCH", "")
+
 
 class Recorder:
     """The record of this process. replicated: whether there is a DistributedDataParallel."""
@@ -39,7 +42,7 @@ class Recorder:
 
     def open(self, early: list[tuple[str, dict[str, Any]]], place: dict[str, Any]) -> None:
         """Begin. early: what was observed before. place: see `waits.place`. Raises OSError."""
-        folder, rank = os.environ["NDD_WATCH"], os.environ.get("RANK")
+        folder, rank = os.environ.get("NDD_WATCH") or FOLDER_AT_START, os.environ.get("RANK")
         memory.attach(folder, f"rank-{rank}" if rank is not None and rank.isdigit() else f"pid-{os.getpid()}")
         torch: Any = sys.modules["torch"]
         S[NATIVE] = threading.get_native_id()
@@ -124,13 +127,15 @@ class Recorder:
         """Record what is trained, and where; on the training thread, once."""
         device = self._steps.device
         optimizers = self._steps.optimizers()
-        groups = [group for one in optimizers for group in getattr(one, "param_groups", None) or ()]
+        # An attribute that a subclass computes, and subclasses of tensors, would run code of the script.
+        groups = [group for one in optimizers for group in one.__dict__.get("param_groups") or ()]
         torch: Any = sys.modules["torch"]
         parameters = {id(item): item for group in groups for item in group["params"]}
+        plain = [item for item in parameters.values() if self._looks.is_tensor(item)]
         self.put(
             "model", device=str(device), optimizer=type(optimizers[-1]).__name__ if optimizers else "",
             implementation=_implementation(groups[0], device.type) if groups else None,
-            parameters=sum(item.numel() for item in parameters.values() if item.requires_grad),
+            parameters=sum(item.numel() for item in plain if item.requires_grad),
             places=[place for one in optimizers if (place := self._places.of(one))],
             main=self._main,
             anomaly=bool(torch.is_anomaly_enabled()),

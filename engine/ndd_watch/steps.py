@@ -152,6 +152,10 @@ class Steps:
         if known is None or known() is not optimizer:
             self._optimizers[key_of(optimizer)] = weakref.ref(optimizer)
 
+    def _exists(self, key: int) -> bool:
+        known = self._optimizers.get(key)
+        return known is not None and known() is not None
+
     def optimizers(self) -> list[Any]:
         """The optimizers that have stepped and still exist."""
         found = [one for one in (known() for known in self._optimizers.values()) if one is not None]
@@ -198,6 +202,8 @@ class Steps:
     def stepped(self, key: int, t: int) -> None:
         """An optimizer has stepped, or skipped a step because of infinite gradients. t: when, on the clock."""
         self.ends_known = True
+        if key not in self.ends.counts and not any(self._exists(one) for one in self.ends.counts):
+            S[CORRECTION] += self.ends.renew(key)
         ended, missed = self.ends.stepped(key)
         if missed:
             S[CORRECTION] += missed
