@@ -75,7 +75,6 @@ class Observer:
     def _wire(self) -> None:
         steps = self.steps
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
-        self.modules.first_shape = lambda shape: self.put("input", shape=shape)
         self.hooks.loader_read = self._loader_read
         self.hooks.device_found = self._device_found
         if self.frameworks is not None:

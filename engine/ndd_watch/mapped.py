@@ -33,11 +33,11 @@ COLUMNS = 24
 # steps that have ended; CORRECTION: to be added to them, as it may become clear later where a step ends; ELSEWHERE: of
 # other threads. MICRO: micro-steps; SKIPPED: updates that a gradient scaler skipped. BEGUN: when the window began.
 # ROWS: rows so far; LINES: bytes of lines so far; DROPPED: lines that were too long. ASKED: how many captures the
-# console has asked for, which is the only thing that it writes.
+# console has asked for, which is the only thing that it writes. INPUT: the first size of a model's input; 0 before.
 (
     MAGIC, PID, NATIVE, LAST, CURRENT, TIMED, BASE, TRAINER, DONE, CORRECTION, ELSEWHERE, MICRO, SKIPPED, BEGUN, ROWS,
-    LINES, DROPPED, ASKED,
-) = range(18)  # fmt: skip
+    LINES, DROPPED, ASKED, INPUT,
+) = range(19)  # fmt: skip
 # The current step by phase, and the time of the window outside steps, in nanoseconds.
 ROW, REST = 32, 32 + COLUMNS
 # Rows of steps that were timed by phase: the steps before it, and its nanoseconds by phase.

@@ -29,6 +29,7 @@ from .clock import (
     row,
 )
 from .looks import Looks, key_of
+from .mapped import INPUT
 from .probes import Look, Probes
 from .steps import Steps
 
@@ -56,8 +57,6 @@ class Modules:
         self.received: Callable[[Any], None] | None = None
         # Of a capture: `enters` and `leaves` hear every call.
         self.watch: Any = None
-        # Called once with the shape of a model's input.
-        self.first_shape: Callable[[tuple[int, ...]], None] | None = None
         # DistributedDataParallel, if this process exchanges data, and its modules.
         self.replica: type | None = None
         self.replicas: list[weakref.ref[Any]] = []
@@ -212,9 +211,7 @@ class Modules:
             shape = (shape[1], shape[0], *shape[2:])
         if known is not None:
             self._steps.shape = shape
-            first, self.first_shape = self.first_shape, None
-            if first is not None:
-                first(shape)
+            S[INPUT] = shape[0] if shape else 0
 
     def _inner(self, module: Any, args: Any, _kwargs: Any) -> None:
         """A module within one whose class is looked at for the first time: a recurrent one tells the order."""

@@ -105,8 +105,6 @@ class Facts:
             yield MarkEvent("warning", self.step, f"steps are not timed on the GPU: {reason}")
         elif kind == "source":
             yield self._source(line)
-        elif kind == "input":  # a process that is killed may tell no window
-            self._micro = int(line["shape"][0]) if line["shape"] else self._micro
         elif kind == "outside":
             self._outside = {key: list(map(str, line[key])) for key in ("places", "hosts")}
             if self._told:

@@ -172,11 +172,12 @@ class Process:
         done, correction = reader.value(mapped.DONE), reader.value(mapped.CORRECTION)
         if done > self._step or done + correction != self._shown:
             lengths = reader.lengths(self._step, done)
-            wall = sum(length >> 1 for length in lengths)
+            wall, first = sum(length >> 1 for length in lengths), reader.value(mapped.INPUT)
             line = {
                 "v": VERSION, "type": "steps", "t": self._t, "step": done, "correction": correction,
                 "micro_steps": max(reader.value(mapped.MICRO) - self._micro, 0), "wall_ns": wall,
-                "rest": [0] * len(NAMES), "loss": None, "loss_step": None, "lr": None, "shape": None, "gc_ns": None,
+                "rest": [0] * len(NAMES), "loss": None, "loss_step": None, "lr": None,
+                "shape": [first] if first else None, "gc_ns": None,
                 "gc_count": None, "gc_max_ns": None, "skipped_updates": reader.value(mapped.SKIPPED),
             }  # fmt: skip
             joined = self._joined(line)
