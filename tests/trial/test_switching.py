@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,6 +71,8 @@ def test_the_precision_is_switched_and_verified() -> None:
 def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # TF32 is a switch of the process (`set_float32_matmul_precision`), and preparing the candidate sets it. On the CPU
     # nothing sets it: the two functions that do so on a GPU do it here, too.
+    monkeypatch.delitem(sys.modules, "planted", raising=False)  # that of another test in this process
+
     def made(config: Config, device: torch.device) -> Precision:
         set_tf32(config.precision.tf32)
         return make_precision(config, device)

@@ -226,7 +226,7 @@ class View:
     def functions(self) -> tuple[SlowFunction, ...]:
         """The functions of the profiled step, longest first, scaled to the time of a usual step or phase."""
         found = self.snapshot.functions
-        if found is None or not found.wall_ns or not self.step_ns:
+        if found is None or not found.wall_ns or self.step_ns <= 0:
             return ()
         items = []
         for file, line, name, calls, _, own_ns, caller, phase in found.functions:
