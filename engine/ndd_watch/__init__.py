@@ -8,6 +8,9 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     mapped      the memory that others read: counters, rows of steps, lines
     phases      the phases of a step, by index
     clock       the phase clock
+    device      the clock of a GPU and values on it, read without waiting; the engine's own runs use it, too
+    copies      times copies to a GPU
+    allocations which lines allocate GPU memory, on request
     probes      operations of ours inside functions of torch
     compilers   keeps torch's compiler out of our functions
     hooks       the hooks on torch
@@ -22,8 +25,8 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     learning    learns where batches come from
     listening   hears what functions return
     profiler    profiles one step; the engine's own runs use it, too
-    blocking    times waits for a GPU that no profiler sees
     timed_calls how it does so from Python 3.12 on
+    blocking    times waits for a GPU that no profiler sees
     captures    captures a few steps with torch's profiler
     monitor     times a function without a change to it, from Python 3.12 on
     frameworks  what Hugging Face's Trainer and Lightning know of a run
@@ -41,5 +44,5 @@ from pathlib import Path
 SITE = Path(__file__).resolve().parent / "site"
 # Environment variable with the folder for the records; without it nothing is watched.
 FOLDER = "NDD_WATCH"
-# The same with the folder for the traces of profiler captures.
-CAPTURES = "NDD_WATCH_CAPTURES"
+# The same with the folder for the traces of profiler captures, and with that for snapshots of a full GPU memory.
+CAPTURES, MEMORY = "NDD_WATCH_CAPTURES", "NDD_WATCH_MEMORY"

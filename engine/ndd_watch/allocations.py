@@ -10,11 +10,12 @@ import os
 import pickle
 from typing import Any
 
+from . import MEMORY
 from .exceptions import Dropped
 from .probes import Probes
 
-# The folder of snapshots, and the start of their names.
-VARIABLE, NAME = "NDD_WATCH_MEMORY", "memory"
+# The start of the names of snapshots.
+NAME = "memory"
 # Entries of the history that are kept, the newest ones.
 ENTRIES = 20_000
 
@@ -24,7 +25,7 @@ class Allocations:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._folder = os.environ.get(VARIABLE, "")
+        self._folder = os.environ.get(MEMORY, "")
         self._recording = False
 
     def begin(self, probes: Probes) -> None:
@@ -58,6 +59,9 @@ class Allocations:
     def _record(self) -> None:
         if not self._recording and self._torch.cuda.is_initialized():
             self._recording = True
-            self._torch.cuda.memory._record_memory_history(
-                "all", context="alloc", stacks="python", max_entries=ENTRIES
-            )
+            record(self._torch.cuda.memory)
+
+
+def record(memory: Any) -> None:
+    """Have torch record a Python stack for each allocation. memory: torch.cuda.memory."""
+    memory._record_memory_history("all", context="alloc", stacks="python", max_entries=ENTRIES)

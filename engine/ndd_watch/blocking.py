@@ -75,10 +75,14 @@ class Blocking:
                 one[1] += took
             return found
 
-        read.__name__ = name
-        read.__qualname__ = f"Tensor.{name}"
-        read.__module__, read.__doc__ = "torch", method.__doc__
-        return read
+        return like(read, name, method)
+
+
+def like(function: Any, name: str, method: Any) -> Any:
+    """The function, with the names of the method of torch.Tensor in whose place it is put."""
+    function.__name__, function.__qualname__ = name, f"Tensor.{name}"
+    function.__module__, function.__doc__ = "torch", method.__doc__
+    return function
 
 
 def on_host(tensor: Any) -> bool:

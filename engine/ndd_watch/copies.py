@@ -10,7 +10,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import Any, Callable
 
-from .blocking import overridden
+from .blocking import like, overridden
 from .clock import CURRENT, LAST, OTHER, TIMED, TO_DEVICE, S, gpu, mark, marks, now, row
 from .looks import Looks
 
@@ -66,7 +66,4 @@ class Copies:
                 failed(error)
             return found
 
-        copy.__name__ = method.__name__
-        copy.__qualname__ = f"Tensor.{method.__name__}"
-        copy.__module__, copy.__doc__ = "torch", method.__doc__
-        return copy
+        return like(copy, method.__name__, method)

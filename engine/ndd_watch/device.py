@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from itertools import pairwise
 from typing import Any, Callable
 
 from .exceptions import ours
@@ -125,7 +124,7 @@ class DeviceClock:
             while self._pending and self._pending[0][1][-1][1].query():
                 key, marks = self._pending.popleft()
                 row: dict[int, float] = {}
-                for (phase, begin), (_, end) in pairwise(marks):
+                for (phase, begin), (_, end) in zip(marks, marks[1:]):
                     row[phase] = row.get(phase, 0.0) + begin.elapsed_time(end) * 1e6  # milliseconds
                 self._pool.extend(event for _, event in marks)
                 found.append((key, row))

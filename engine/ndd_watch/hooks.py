@@ -537,7 +537,9 @@ class Hooks:
         def ended(frame: Any) -> None:
             if S[TRAINER] == get_ident() and steps.heard + S[DONE] == before[0]:
                 S[SKIPPED] += 1
-                steps.stepped(key_of(frame.f_locals["optimizer"]), now())
+                optimizer = frame.f_locals["optimizer"]
+                steps.remember(optimizer)
+                steps.stepped(key_of(optimizer), now())
 
         return begins, self._seen(ended)
 

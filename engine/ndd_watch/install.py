@@ -9,7 +9,7 @@ import threading
 from threading import get_ident
 from typing import Any
 
-from . import clock, trying
+from . import FOLDER, clock, trying
 from .allocations import Allocations
 from .captures import Captures
 from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
@@ -359,7 +359,7 @@ def install(frameworks: bool = True) -> Observer:
 
 def _tell_failure(reason: str) -> None:
     """Leave a word for the reader: nothing of ours appears in the output of the script."""
-    with contextlib.suppress(OSError, KeyError):
-        path = os.path.join(os.environ.get("NDD_WATCH") or FOLDER_AT_START, f"pid-{os.getpid()}.unobserved")
+    with contextlib.suppress(OSError):
+        path = os.path.join(os.environ.get(FOLDER) or FOLDER_AT_START, f"pid-{os.getpid()}.unobserved")
         with open(path, "w", encoding="utf-8") as file:
             file.write(reason)

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any, Callable
 
-from . import clock
+from . import FOLDER, clock
 from .clock import DONE, NAMES, TRAINER, S, memory
 from .exceptions import Dropped, ours
 from .looks import Looks
@@ -22,7 +22,7 @@ from .steps import Steps
 from .waits import strategy_of
 
 # The script may clear its environment before it trains.
-FOLDER_AT_START = os.environ.get("NDD_WATCH", "")
+FOLDER_AT_START = os.environ.get(FOLDER, "")
 
 
 class Recorder:
@@ -42,7 +42,7 @@ class Recorder:
 
     def open(self, early: list[tuple[str, dict[str, Any]]], place: dict[str, Any]) -> None:
         """Begin. early: what was observed before. place: see `waits.place`. Raises OSError."""
-        folder, rank = os.environ.get("NDD_WATCH") or FOLDER_AT_START, os.environ.get("RANK")
+        folder, rank = os.environ.get(FOLDER) or FOLDER_AT_START, os.environ.get("RANK")
         memory.attach(folder, f"rank-{rank}" if rank is not None and rank.isdigit() else f"pid-{os.getpid()}")
         torch: Any = sys.modules["torch"]
         S[NATIVE] = threading.get_native_id()

@@ -17,19 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ndd_engine.files import replacing
-from ndd_engine.text import printable, size
+from ndd_engine.text import printable
+from ndd_watch.allocations import record
 
-from .memory_owners import NO_PYTHON, NO_STACK, owners
+from .memory_owners import largest
 
 if TYPE_CHECKING:
     import torch
 
 FILE = "memory.pickle"
-# Entries of the history that are kept, the newest ones: several steps of most models, about 1 KB of host memory each.
-ENTRIES = 20_000
 # Steps after which the recording ends, unless it is to last.
 FIRST_STEPS = 3
-TOP = 3
 
 _folder: Path | None = None
 _lasting = False
@@ -82,13 +80,8 @@ def out_of_memory(error: BaseException) -> str:
     parts: list[str] = []
     with suppress(Exception):
         body = _memory()._snapshot()
-        named = [
-            f"{size(owner.requested_bytes)} {owner.place}"
-            for owner in owners(_live(body))
-            if owner.place not in (NO_STACK, NO_PYTHON)
-        ]
-        if named:
-            parts.append(f"largest owners: {', '.join(named[:TOP])}")
+        if named := largest(_live(body)):
+            parts.append(f"largest owners: {named}")
         path = _folder / FILE
         with replacing(path) as file:
             pickle.dump(body, file)
@@ -119,7 +112,7 @@ def _live(body: dict[str, Any]) -> list[tuple[Any, int]]:
 def _begin() -> None:
     global _recording
     with suppress(Exception):
-        _memory()._record_memory_history("all", context="alloc", stacks="python", max_entries=ENTRIES)
+        record(_memory())
         _recording = True
 
 

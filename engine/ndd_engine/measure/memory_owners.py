@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ndd_engine.text import printable
+from ndd_engine.text import printable, size
 
 Frames = object  # as in a snapshot: a list of dicts, innermost frame first, if it is not damaged
 
@@ -21,6 +21,7 @@ _NOTEBOOK = re.compile(r"/ipykernel_\d+/|^<ipython-input|^Cell ")
 _BACKWARD = re.compile(r"torch::autograd::(Engine|python::PythonEngine)")
 
 LONGEST = 400  # characters of a path and of a function
+TOP = 3  # owners that a message names
 
 NO_STACK = "no Python stack (backward pass, or not recorded)"
 BACKWARD = "backward pass (autograd, no Python frame)"
@@ -47,8 +48,14 @@ def owners(live: Iterable[tuple[Frames, int]]) -> tuple[Owner, ...]:
         total = found.setdefault(known[identity], [0, 0])
         total[0] += requested
         total[1] += 1
-    named = (Owner(name, size, count) for name, (size, count) in found.items())
+    named = (Owner(name, requested, count) for name, (requested, count) in found.items())
     return tuple(sorted(named, key=lambda owner: (-owner.requested_bytes, owner.place)))
+
+
+def largest(live: Iterable[tuple[Frames, int]]) -> str:
+    """The largest owners that have a line, in words: "9.1 GB model.py:31 forward, 3.2 GB ..."; "" without one."""
+    named = [one for one in owners(live) if one.place not in (NO_STACK, NO_PYTHON)]
+    return ", ".join(f"{size(one.requested_bytes)} {one.place}" for one in named[:TOP])
 
 
 def place(frames: Frames) -> str:

@@ -27,7 +27,7 @@ from ndd_engine.errors import (
 from ndd_engine.files import open_regular, write_text
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.sampler import Sampler
-from ndd_engine.measure.memory_owners import owners
+from ndd_engine.measure.memory_owners import largest
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, Event, StageEvent
@@ -35,10 +35,9 @@ from ndd_engine.record.opening import opening
 from ndd_engine.record.recorder import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
 from ndd_engine.recordings.snapshot_file import read_snapshot
-from ndd_engine.text import counted, printable, size
-from ndd_watch import CAPTURES, SITE
+from ndd_engine.text import counted, printable
+from ndd_watch import CAPTURES, MEMORY, SITE
 from ndd_watch.allocations import NAME as SNAPSHOT
-from ndd_watch.allocations import VARIABLE as MEMORY
 
 from .command import Command, environment
 from .control import ScriptControl
@@ -51,8 +50,6 @@ from .records import Room
 POLL_S = 0.2
 # From the request to stop to SIGTERM, if the script goes on.
 PATIENCE_S = 20.0
-# Lines that are named when the GPU's memory has run out.
-OWNERS = 3
 # Bytes at the end of the output in which its last line is looked for.
 LONGEST_LINE = 500
 EXIT_OF = {"stopped": EXIT_DONE, "interrupted": EXIT_INTERRUPTED, "terminated": EXIT_TERMINATED}
@@ -251,17 +248,16 @@ def last_line(path: Path) -> str:
 
 def filled(snapshot: Path) -> str:
     """What had filled the GPU's memory, by a snapshot that the script left."""
-    named: list[str] = []
+    named = ""
     with contextlib.suppress(NddError, ValueError, OSError):
-        live = (
+        named = largest(
             (block.frames, block.requested)
             for device in read_snapshot(snapshot).devices
             for segment in device.segments
             for block in segment.blocks
             if block.live
         )
-        named = [f"{size(owner.requested_bytes)} {owner.place}" for owner in owners(live)][:OWNERS]
-    told = f"largest owners of GPU memory: {', '.join(named)}; " if named else ""
+    told = f"largest owners of GPU memory: {named}; " if named else ""
     return f"{told}explain with: ndd-console memory {printable(str(snapshot))}"
 
 
