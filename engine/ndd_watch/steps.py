@@ -3,7 +3,7 @@
 A step ends where the optimizer steps, see `ends`. Without an optimizer, gradients that are zeroed after a backward pass
 end it, and without that every backward pass does. Further backward passes of the only optimizer are micro-steps.
 
-Timing the phases of a step costs 0.03 to 0.1 ms, mostly because our code is no longer in the caches of the processor.
+Timing the phases of a step costs 0.06 to 0.3 ms, mostly because our code is no longer in the caches of the processor.
 Of short steps only one of `every` is timed by phase, and all of them as a whole. Which ones depends on their number
 only, and is irregular: where a loader has four workers, every fourth batch may be a slow one.
 
@@ -50,7 +50,7 @@ LOSS_NS = WINDOW_NS // 10
 # From one profiled step to the next; 0: none.
 PROFILE_NS = int(float(os.environ.get("NDD_WATCH_PROFILE_S", "30")) * 1e9)
 # What timing the phases of a step costs, and the share of a step that it may cost.
-COST_NS = 100_000
+COST_NS = 300_000
 SHARE = float(os.environ.get("NDD_WATCH_SHARE", "0.0025"))
 MOST_SKIPPED = 64
 # Backward passes without an optimizer or zero_grad, after which each of them is a step.
