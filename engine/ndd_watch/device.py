@@ -18,6 +18,8 @@ SAMPLE_NS = 10**8
 # Steps whose events, and values whose copies, have not been read yet.
 MOST_PENDING = 16
 NEVER = 1 << 62
+# Evaluations in a step.
+MOST_SPANS = 4
 # Errors after which nothing more is timed.
 MOST_ERRORS = 3
 
@@ -42,7 +44,11 @@ class DeviceClock:
         self._stream: Any = None
         self._key = 0
         self._pool: list[Any] = []
-        self._pending: deque[tuple[int, list[tuple[int, Any]]]] = deque()
+        # Key of a step, or None for what is outside of the steps, and marks.
+        self._pending: deque[tuple[int | None, list[tuple[int, Any]]]] = deque()
+        # What is outside of the steps, since the present one has begun: marks, and the stream of each.
+        self._spans: list[tuple[Any, list[tuple[int, Any]]]] = []
+        self._outside: dict[int, float] = {}
 
     def prepare(
         self,
@@ -78,10 +84,45 @@ class DeviceClock:
         except Exception as error:  # noqa: BLE001
             self._fail(error)
 
+    def leave_steps(self, phase: int) -> None:
+        """A phase begins that is perhaps outside of the steps, such as an evaluation: all of them are timed."""
+        if self._make is None or len(self._pending) >= 2 * MOST_PENDING or len(self._spans) >= MOST_SPANS:
+            return
+        try:
+            if not self._capturing():
+                stream = self._current()
+                self._spans.append((stream, [(phase, self._event(stream))]))
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+
+    def back_to_steps(self) -> None:
+        """It has ended."""
+        if not self._spans or len(self._spans[-1][1]) > 1:
+            return
+        stream, (first,) = self._spans[-1]
+        try:
+            if self._capturing():
+                self._spans.pop()
+            else:
+                self._spans[-1] = stream, [first, (first[0], self._event(stream))]
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+
+    def set_aside(self) -> None:
+        """What began and ended outside of the steps is no part of the present one."""
+        self._pending.extend((None, span) for _, span in self._spans if len(span) > 1)
+        self._spans = [one for one in self._spans if len(one[1]) == 1]
+
+    def outside(self) -> dict[int, float]:
+        """Nanoseconds of each phase outside of the steps that `read` has met since the last call."""
+        found, self._outside = self._outside, {}
+        return found
+
     def rename(self, old: int, new: int) -> None:
         """A phase of the present step is another one."""
         if self._listener is not None:
             self._listener.rename(old, new)
+        self._spans.clear()
         self.marks[:] = [(new if phase == old else phase, event) for phase, event in self.marks]
 
     def take_back(self, phase: int) -> None:
@@ -127,7 +168,11 @@ class DeviceClock:
                 for (phase, begin), (_, end) in zip(marks, marks[1:]):
                     row[phase] = row.get(phase, 0.0) + begin.elapsed_time(end) * 1e6  # milliseconds
                 self._pool.extend(event for _, event in marks)
-                found.append((key, row))
+                if key is not None:
+                    found.append((key, row))
+                else:
+                    for phase, spent in row.items():
+                        self._outside[phase] = self._outside.get(phase, 0.0) + spent
         except Exception as error:  # noqa: BLE001
             self._fail(error)
         return found
@@ -137,13 +182,17 @@ class DeviceClock:
         self.due, self._make, self._listener = NEVER, None, None
         self.marks.clear()
         self._pending.clear()
-        self._pool = []
+        self._spans, self._pool = [], []
 
     def _record(self, phase: int) -> None:
+        self.marks.append((phase, self._event(self._stream)))
+
+    def _event(self, stream: Any) -> Any:
+        """An event that is recorded now."""
         assert self._make is not None
         event = self._pool.pop() if self._pool else self._make()
-        event.record(self._stream)
-        self.marks.append((phase, event))
+        event.record(stream)
+        return event
 
     def _fail(self, error: Exception) -> None:
         """Drop what is not read yet. An error of the GPU reaches the training by itself, in its own next call."""

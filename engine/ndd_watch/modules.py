@@ -23,6 +23,7 @@ from .clock import (
     WAITING,
     S,
     enter,
+    gpu,
     mark,
     marks,
     now,
@@ -248,6 +249,10 @@ class Modules:
         S[BASE] = EVALUATE if on else OTHER
         self._steps.time(-1 if on else S[TRAINER] * (not self._steps.skip))
         enter(S[BASE])
+        if on:
+            gpu.leave_steps(EVALUATE)
+        else:
+            gpu.back_to_steps()
 
     # In a trial.
 

@@ -111,7 +111,7 @@ class Recorder:
         self.put(
             "steps", step=S[DONE], correction=S[CORRECTION], micro_steps=micro, wall_ns=wall, rest=rest,
             loss=None if newest is None else newest[1], loss_step=None if newest is None else newest[0] + 1,
-            device=[{NAMES[phase]: round(spent) for phase, spent in found.items()} for _, found in device],
+            device=[_by_name(found) for _, found in device], outside=_by_name(clock.gpu.outside()),
             lr=self._rate(), shape=shape, gc_ns=gc_ns, gc_count=gc_count, gc_max_ns=gc_max_ns,
             skipped_updates=S[SKIPPED], **more,
         )  # fmt: skip
@@ -185,6 +185,11 @@ class Recorder:
             spent, self._gc_began = time.perf_counter_ns() - self._gc_began, 0
             total, count, longest = self._pauses
             self._pauses = [total + spent, count + 1, max(longest, spent)]
+
+
+def _by_name(times: dict[int, float]) -> dict[str, int]:
+    """Nanoseconds by the name of the phase."""
+    return {NAMES[phase]: round(spent) for phase, spent in times.items()}
 
 
 def _handles_signals() -> bool:

@@ -277,6 +277,7 @@ class Steps:
                 row[FORWARD] += row[EVALUATE]
                 row[EVALUATE] = 0
                 gpu.rename(EVALUATE, FORWARD)
+        gpu.set_aside()
         for phase in (EVALUATE, CHECKPOINT):
             if row[phase]:
                 gpu.drop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 # A tiny step and no end in sight.
@@ -45,3 +46,21 @@ def start(*arguments: str, folder: Path, group: bool = False) -> subprocess.Pope
         text=True,
         start_new_session=group,
     )
+
+
+def capture_fails(folder: Path) -> tuple[str, ...]:
+    """A workload whose first process fails as a capture of a CUDA graph does, after a checkpoint. Returns the command."""
+    text = files("ndd_console.cli").joinpath("example_workload.py").read_text("utf-8")
+    fails = """
+        if index % 100 == 77 and not Path("failed").exists():
+            Path("failed").touch()
+            raise CaptureError("the CUDA graph cannot be captured: planted")
+"""
+    marker = "    def __getitem__(self, index: int) -> tuple[Tensor, int]:\n"
+    imports = "from pathlib import Path\nfrom ndd_engine.errors import CaptureError\n"
+    (folder / "planted.py").write_text(
+        imports + text.replace("from __future__", "# ").replace(marker, marker + fails)
+    )
+    sets = ("run.threads=1", "speed.cuda_graph=true", "checkpoint.every_steps=1", "batch.size=8")
+    options = (word for one in sets for word in ("--set", one))
+    return "train", "--workload", "planted:factory", "--run", "one", "--max-steps", "30", *options

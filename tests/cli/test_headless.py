@@ -23,7 +23,7 @@ from ndd_engine.record.events import PHASES
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 
-from .program import ENDLESS, environment, run, start
+from .program import ENDLESS, capture_fails, environment, run, start
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -284,6 +284,25 @@ def test_a_signal_handler_may_write_while_its_thread_writes(tmp_path: Path) -> N
             signal.signal(signal.SIGUSR1, before)
         output.finish()
     assert "signal" in (tmp_path / "out").read_text()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_run_whose_capture_fails_goes_on_in_a_new_process(tmp_path: Path, as_json: bool) -> None:
+    command = capture_fails(tmp_path)
+    done = run(*command, *["--json"] * as_json, folder=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    told = "restarting: ndd-console train --resume one --set speed.cuda_graph=false"
+    assert told in done.stderr and "speed.cuda_graph true -> false" in done.stderr
+    lines = (tmp_path / "runs/one/events.jsonl").read_text().splitlines()
+    failed, end = (line for line in map(json.loads, lines) if line["type"] == "end")
+    assert "cannot be captured: planted" in failed["reason"] and 0 < failed["step"] < 30
+    assert (end["status"], end["step"]) == ("done", 30)
+    if as_json:
+        assert [json.loads(line)["status"] for line in done.stdout.splitlines() if '"type":"end"' in line] == [
+            "failed", "done",
+        ]  # fmt: skip
+    else:
+        assert done.stdout.count("done") == 1 and "failed" not in done.stdout
 
 
 @pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])

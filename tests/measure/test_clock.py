@@ -260,6 +260,39 @@ def test_device_parts_count_for_their_phase() -> None:
     assert phases["forward"]["device_ns"] == 25 * MS
 
 
+@pytest.mark.parametrize("lag_ms", [0, 60])
+def test_each_evaluation_is_timed_on_the_device(lag_ms: int) -> None:
+    time = Time()
+    clock = DevicePhaseClock(lambda: FakeEvent(time, lag_ms * MS), time)
+    spent = []
+    for count in (1, 2, 0):
+        steps(clock, time, 30)
+        for _ in range(count):
+            clock.enter(phase.EVALUATE)
+            time.now += 200 * MS
+            with clock.part("encoder"):
+                time.now += 200 * MS
+            clock.enter(phase.OTHER)
+        steps(clock, time, 3)
+        phases = clock.take().phases()
+        assert phases["forward"]["device_ns"] == 30 * MS
+        spent.append((phases.get("evaluate") or {"device_ns": 0})["device_ns"])
+    assert spent == [400 * MS, 800 * MS, 0]
+
+
+def test_an_evaluation_that_the_device_has_not_done_yet_is_in_the_next_window() -> None:
+    time = Time()
+    clock = DevicePhaseClock(lambda: FakeEvent(time, 100 * MS), time)
+    clock.enter(phase.EVALUATE)
+    time.now += 400 * MS
+    clock.enter(phase.OTHER)
+    early = clock.take().phases()["evaluate"]
+    steps(clock, time, 30)
+    late = clock.take().phases()["evaluate"]
+    assert (early["host_ns"], early["device_ns"]) == (400 * MS, None)
+    assert (late["host_ns"], late["device_ns"]) == (0, 400 * MS)
+
+
 def test_a_pause_is_in_no_device_time() -> None:
     time = Time()
     clock = DevicePhaseClock(lambda: FakeEvent(time, 0), time)

@@ -13,6 +13,9 @@ from pathlib import Path
 import ptyprocess
 import pytest
 
+from ndd_engine.record.reader import load_state
+from ndd_engine.record.rundir import RunDir
+from tests.cli.program import capture_fails
 from tests.trial.written_runs import steady, windows, write_run
 
 from .screen import START_S, Terminal
@@ -91,6 +94,22 @@ def test_training_that_exits_its_process(tmp_path: Path, ending: str, status: in
         assert terminal.echoes()
         assert terminal.raw.rindex(b"\x1b[?1049l") > terminal.raw.rindex(b"\x1b[?1049h")
         assert words in terminal.words and "train --resume" in terminal.words
+
+
+def test_a_run_whose_capture_fails_goes_on_with_a_screen(tmp_path: Path) -> None:
+    command = capture_fails(tmp_path)
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    before = Path.cwd()
+    os.chdir(tmp_path)  # the workload remembers there that it has failed
+    try:
+        with Terminal(*command, runs=tmp_path / "runs", columns=120, PYTHONPATH=path) as terminal:
+            terminal.until("restarting: ndd-console train --resume one", START_S)
+            terminal.until("done", START_S)
+            assert load_state(RunDir(tmp_path / "runs" / "one")).step == 30
+            terminal.press("q")
+            assert terminal.wait() == 0 and terminal.echoes()
+    finally:
+        os.chdir(before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ndd_engine.record.events import BaselineEvent, KernelsEvent
+from ndd_engine.record.ranks import ASIDES
 from ndd_engine.record.snapshot import OTHERS, PhaseShare, Snapshot
 from ndd_engine.text import percent, printable, span
 
@@ -188,7 +189,11 @@ class View:
     def device_cost(self, name: str) -> Cost:
         """Cost of a phase by the device clock; NOTHING without one."""
         found = self.phases.get(name)
-        total = sum(phase.device_ns or 0.0 for phase in self.phases.values() if "/" not in phase.name)
+        total = sum(
+            phase.device_ns or 0.0
+            for phase in self.phases.values()
+            if "/" not in phase.name and phase.name not in ASIDES
+        )
         if not total or found is None or found.device_ns is None:
             return NOTHING
         share = found.device_ns / total

@@ -24,7 +24,8 @@ class Window:
     """The time between two readings of the clock, in nanoseconds.
 
     rows: one list per finished step, indexed like `names`. rest: time outside finished steps.
-    device: one list per step that carried device events; None for phases it did not enter.
+    device: one list per step that carried device events; None for phases it did not enter. outside: nanoseconds of the
+    device in evaluations.
     """
 
     names: list[str]
@@ -32,6 +33,7 @@ class Window:
     rows: list[list[int]]
     rest: list[int]
     device: list[list[float | None]] = field(default_factory=list)
+    outside: dict[int, float] = field(default_factory=dict)
 
     def phases(self) -> dict[str, Json]:
         """The `phases` field of a window event. Sub-phases also count towards their parent."""
@@ -47,16 +49,20 @@ class Window:
             several = len(own) > 1
             values = [*map(sum, zip(*(columns[i] for i in own), strict=True))] if several else columns[own[0]]
             total = sum(values) + sum(rest[i] for i in own)
-            if not total:
+            outside = self.outside.get(own[0])
+            if not total and outside is None:
                 continue
             device = [v for row in self.device for i in own if i < len(row) and (v := row[i]) is not None]
+            mean = sum(device) / len(self.device) if device else None
             p50, p95, longest = _quantiles(values)
             out[name] = {
                 "host_ns": total,
                 "p50_ns": p50,
                 "p95_ns": p95,
                 "max_ns": longest,
-                "device_ns": round(sum(device) / len(self.device)) if device else None,
+                "device_ns": None
+                if (found := mean if outside is None else outside) is None
+                else round(found),
             }
         return out
 
@@ -186,6 +192,7 @@ class DevicePhaseClock(PhaseClock):
         self._device = DeviceClock()
         self._device.prepare(make_event, current_stream)
         self._device_rows: list[list[float | None]] = []
+        self._evaluates = False
         self._chosen: Callable[[int, list[float | None]], None] | None = None
 
     def choose(self, measured: Callable[[int, list[float | None]], None]) -> None:
@@ -212,10 +219,25 @@ class DevicePhaseClock(PhaseClock):
                 self._device.drop()
             else:
                 self._device.mark(phase)
+        evaluates = self.names[phase].startswith(PHASES[EVALUATE])
+        if evaluates != self._evaluates:
+            self._evaluates = evaluates
+            if evaluates:
+                self._device.leave_steps(EVALUATE)
+            else:
+                self._device.back_to_steps()
+                self._device.set_aside()
 
     def end_step(self) -> int:
         now = super().end_step()
         self._device.end()
+        self._read()
+        if self._chosen is None and now >= self._device.due:
+            self._device.due = now + SAMPLE_NS
+            self.sample(0)
+        return now
+
+    def _read(self) -> None:
         read = self._device.read()
         self.failed = self._device.failed
         for key, times in read:
@@ -223,14 +245,11 @@ class DevicePhaseClock(PhaseClock):
             self._device_rows.append(row)
             if self._chosen is not None:
                 self._chosen(key, row)
-        if self._chosen is None and now >= self._device.due:
-            self._device.due = now + SAMPLE_NS
-            self.sample(0)
-        return now
 
     def take(self) -> Window:
         window = super().take()
-        window.device = self._device_rows
+        self._read()
+        window.device, window.outside = self._device_rows, self._device.outside()
         self._device_rows = []
         return window
 

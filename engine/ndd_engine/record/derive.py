@@ -21,6 +21,7 @@ from .events import (
     WindowEvent,
     WorkEvent,
 )
+from .ranks import ASIDES
 from .snapshot import CoreUse, Headroom, Idle, PhaseShare, Snapshot, Throughput
 
 # Causes of idle time, in display order.
@@ -82,7 +83,8 @@ def phase_shares(windows: Sequence[WindowEvent]) -> tuple[PhaseShare, ...]:
         for name, figures in window.phases.items():
             host[name] = host.get(name, 0) + figures["host_ns"]
             if figures.get("device_ns") is not None:
-                device[name] = device.get(name, 0.0) + figures["device_ns"] * window.device_steps
+                weight = 1 if name in ASIDES else window.device_steps
+                device[name] = device.get(name, 0.0) + figures["device_ns"] * weight
             if window.steps:
                 newest[name] = figures
     rank = {name: index for index, name in enumerate(PHASES)}
@@ -97,7 +99,9 @@ def phase_shares(windows: Sequence[WindowEvent]) -> tuple[PhaseShare, ...]:
             p50_ns=newest.get(name, {}).get("p50_ns"),
             p95_ns=newest.get(name, {}).get("p95_ns"),
             max_ns=newest.get(name, {}).get("max_ns"),
-            device_ns=device[name] / device_steps if name in device and device_steps else None,
+            device_ns=device[name] / count
+            if name in device and (count := steps if name in ASIDES else device_steps)
+            else None,
             share_error=share_error(_parts(name, windows)),
         )
         for name in ordered
@@ -195,7 +199,7 @@ def idle(
         found = [(HOST_IDLE[each.name], each.share) for each in shares if each.name in HOST_IDLE]
         return _summed("host", found)
     graphed = any(share.name == "forward/graph" for share in shares)
-    if not graphed and any(share.device_ns for share in shares):
+    if not graphed and any(share.device_ns for share in shares if share.name not in ASIDES):
         return _by_events(shares, aside)
     util = sample.card.get("util_percent") if sample and sample.card else None
     if util is not None:
@@ -250,11 +254,15 @@ def _of_capture(kernels: KernelsEvent, aside: Mapping[str, float]) -> Idle:
 
 
 def _by_events(shares: Sequence[PhaseShare], aside: Mapping[str, float]) -> Idle:
-    timed = [share for share in shares if share.device_ns is not None and "/" not in share.name]
+    timed = [
+        share
+        for share in shares
+        if share.device_ns is not None and "/" not in share.name and share.name not in ASIDES
+    ]
     total = sum(share.device_ns or 0.0 for share in timed)
     if total <= 0:
         return Idle(None, "events", (), NOTHING_YET)
-    # CUDA events cover the steps only; the host clock gives the time of evaluations and checkpoints.
+    # What is outside of the steps is a share of the wall time, which is that of the host.
     stepping = max(1 - sum(aside.values()), 0.0)
     found = [
         (DEVICE_IDLE[share.name], (share.device_ns or 0.0) / total * stepping)

@@ -9,6 +9,7 @@ from .event import Event
 from .parts import Late
 
 # Phases that are not part of a step.
+# Phases outside of steps: how often they run is a setting, so they do not count towards the speed.
 ASIDES = ("evaluate", "checkpoint")
 
 

@@ -192,6 +192,7 @@ class Process:
             device = [
                 {str(name): float(spent) for name, spent in row.items()} for row in line.pop("device", ())
             ]
+            outside = {str(name): float(spent) for name, spent in line.pop("outside", {}).items()}
             rows = [row for row in self._reader.rows(end) if row[0] >= begin]
             lengths = self._reader.lengths(begin, end)
             shown = max(end + int(line.pop("correction")), self._shown)
@@ -210,7 +211,7 @@ class Process:
                 "timed_steps": len(rows),
                 "device_steps": len(device),
             }
-            found.update(figures(timed, wholes, rest, device))
+            found.update(figures(timed, wholes, rest, device, outside))
             if "cpu_ns" in line:
                 numbers = [row[0] for row in rows]
                 found["ranks"] = {
@@ -312,13 +313,14 @@ def figures(
     wholes: Sequence[int],
     rest: Sequence[int],
     device: Sequence[Mapping[str, float]] = (),
+    outside: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """The phases of a window and the quantiles of its steps, in nanoseconds. Phases add up to the wall time.
 
     The time of steps that were timed as a whole is shared out like that of the others; `other` takes the rounding.
-    device: of the steps that the GPU's clock has timed, nanoseconds by phase.
+    device: of the steps that the GPU's clock has timed, nanoseconds by phase. outside: the same of evaluations.
     """
-    on_device = _means(device)
+    on_device = {**_means(device), **(outside or {})}
     phases: dict[str, Any] = {}
     columns = list(zip(*rows, strict=True)) or [()] * len(NAMES)
     lengths, whole_ns = [*map(sum, rows)], sum(wholes)

@@ -56,6 +56,8 @@ EXIT_OF = {
     "interrupted": EXIT_INTERRUPTED,
     "terminated": EXIT_TERMINATED,
 }
+# Options of a command that resumes a run without CUDA graphs.
+_EAGERLY = ("--set", "speed.cuda_graph=false")
 
 
 class Run:
@@ -76,6 +78,8 @@ class Run:
         self.control = Control()
         self.finished = threading.Event()
         self.end: EndEvent | None = None
+        # Arguments of `train` with which a new process can go on where this one cannot.
+        self.goes_on: tuple[str, ...] = ()
         # Whether `execute` can be ended with StopNow, e.g. by a signal handler.
         self.interruptible = False
         self._lock = lock
@@ -193,7 +197,9 @@ class Run:
                 append(self.directory.console_log, _traceback(error.__cause__))
                 reason += _traced(None)
             if isinstance(error, CaptureError):
-                reason += self._resumable(" --set speed.cuda_graph=false")
+                reason += self._resumable(*_EAGERLY)
+                if self._prepared is not None and self._prepared.loop.saved:
+                    self.goes_on = ("--resume", self.directory.name, *_EAGERLY)
             return self._ended("failed", reason, error.exit_status)
         except BaseException as error:  # noqa: BLE001  every kind of end is reported, even sys.exit in a dataset
             try:
@@ -281,7 +287,7 @@ class Run:
         more = self._resumable() if cause.status == "failed" else ""
         return self._ended(cause.status, cause.text + more, cause.exit_status)
 
-    def _resumable(self, options: str = "") -> str:
+    def _resumable(self, *options: str) -> str:
         """Which checkpoint a failed run can go on from. options: of the command that resumes it."""
         if self._prepared is None:
             return ""
@@ -290,7 +296,9 @@ class Run:
         text = f"; the last checkpoint is step {saved.step}"
         if self._restart is not None:
             return text  # nobody has to resume
-        return f"{text}; resume with: ndd-console train --resume {self.directory.name}{options}"
+        return (
+            f"{text}; resume with: {' '.join(('ndd-console train --resume', self.directory.name, *options))}"
+        )
 
     def _tell(self, cause: Cause) -> None:
         """Tell the other ranks, if there are some, why this one ends."""

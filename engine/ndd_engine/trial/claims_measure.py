@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ndd_engine.errors import NddError
 from ndd_engine.record.events import TrialEvent, WindowEvent
+from ndd_engine.record.ranks import ASIDES
 from ndd_engine.text import duration, number
 
 from .claims_table import Claim, Part, Variant
@@ -16,7 +17,7 @@ from .confirm import joined_trials
 from .history import History
 from .outcome import breaks_even, startup_s
 from .paired import Estimate, estimate
-from .recorded import OUTSIDE_STEPS, Recorded, host_ns_of
+from .recorded import Recorded, host_ns_of
 from .replicates import Usual
 from .request import Base, Measure, Progress, TrialRequest
 from .series import Interval, Stretch, rate, ratio, spread
@@ -246,9 +247,7 @@ def _of_phase(window: WindowEvent, phase: str) -> Stretch | None:
 
 def _share_of(window: WindowEvent, phase: str, on_gpu: bool) -> Stretch | None:
     """A phase's time as `items` of the step time, without evaluations and checkpoints."""
-    whole = {
-        name: body for name, body in window.phases.items() if "/" not in name and name not in OUTSIDE_STEPS
-    }
+    whole = {name: body for name, body in window.phases.items() if "/" not in name and name not in ASIDES}
     if on_gpu:
         times = [body["device_ns"] for body in whole.values() if body.get("device_ns") is not None]
         part = _device_ns(window, phase)

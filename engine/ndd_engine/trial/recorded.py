@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event, MemoryEvent, RanksEvent, RunEvent, SampleEvent, WindowEvent
 from ndd_engine.record.log import EventLog
+from ndd_engine.record.ranks import ASIDES
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
@@ -14,8 +15,6 @@ from ndd_engine.text import printable
 
 from .series import Rate, Stretch, rate, warm_up
 
-# Phases outside of steps: how often they run is a setting, so they do not count towards the speed.
-OUTSIDE_STEPS = ("evaluate", "checkpoint")
 # The loss at a point of training is the mean over this share of training before that point.
 LOSS_SPAN = 0.1
 
@@ -159,7 +158,7 @@ def _shared(windows: list[_Shared], first: int) -> tuple[float | None, float | N
 
 def _stretch(window: WindowEvent) -> Stretch | None:
     """The training in a window, None without steps."""
-    outside = sum(host_ns_of(window, name) for name in OUTSIDE_STEPS)
+    outside = sum(host_ns_of(window, name) for name in ASIDES)
     trained = window.steps > 0 and window.items > 0 and window.wall_ns > outside
     return Stretch(window.items, window.wall_ns - outside) if trained else None
 

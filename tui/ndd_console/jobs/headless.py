@@ -13,6 +13,7 @@ from typing import Any
 
 from ndd_console.output.progress import summary
 from ndd_console.output.run_log import Output, RunLog
+from ndd_console.process.restart import restart, told
 from ndd_engine.errors import EXIT_INTERRUPTED
 from ndd_engine.record.events import Event
 from ndd_engine.record.recorder import Listener
@@ -26,11 +27,14 @@ SAME_TERM_S = 1.0
 def run_headless(request: RunRequest, as_json: bool) -> int:
     """Train on this thread and return the exit status. Raises UsageError before anything is written.
 
-    The status is that of the run, whether its output can be written or not.
+    The status is that of the run, whether its output can be written or not. Where only a new process can train on, this
+    one is replaced by it.
     """
-    end = trained(request, as_json).end
-    assert end is not None
-    return end.exit_status
+    run = trained(request, as_json)
+    if run.goes_on and not run.control.stopping:
+        restart(request.root, (*run.goes_on, "--json" if as_json else "--headless"))
+    assert run.end is not None
+    return run.end.exit_status
 
 
 def trained(
@@ -63,7 +67,9 @@ def trained(
         sys.stdout, sys.stderr = before
         run.close()
         run_log.finish()
-    if not as_json:
+    if run.goes_on and not run.control.stopping:
+        words.say(told(run.goes_on))
+    elif not as_json:
         data.data("\n".join(summary(run.recorder.snapshot(), end, str(run.directory.path))))
     if lost := data.finish():
         words.say(f"warning: {lost}")

@@ -19,6 +19,7 @@ from ndd_console.output.progress import summary
 from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.hosting import captured_for, report_failure
 from ndd_console.process.launcher import Leash, supervised
+from ndd_console.process.restart import restart, told
 from ndd_console.process.terminal import Captured, capabilities, follow_terminal, redirect, silence
 from ndd_console.screens.interfaces import HomeSource, RunSource, StartRow
 from ndd_engine.config import Draft, read
@@ -88,7 +89,7 @@ class Console:
     def __init__(self, leash: Leash, root: Path, ascii_only: bool) -> None:
         self.leash = leash
         self.root = root
-        self.can = capabilities(ascii_only)
+        self.can, self._ascii_only = capabilities(ascii_only), ascii_only
         follow_terminal()
         self.run: AnyRun | None = None
         self.engine: threading.Thread | None = None
@@ -127,8 +128,18 @@ class Console:
         self.leash.tell(run.directory.name)
         if self._captured is not None:
             redirect(run.directory.console_log)
-        self.engine = threading.Thread(target=run.execute, name="ndd-engine")
+        self.engine = threading.Thread(target=self._execute, args=(run,), name="ndd-engine")
         return EngineSource(run)
+
+    def _execute(self, run: Run | RanksRun) -> None:
+        run.execute()
+        if self._restarts(run) and self._app is not None:
+            self._app.leave_when_final()
+
+    @staticmethod
+    def _restarts(run: AnyRun) -> bool:
+        """Whether a new process trains on in place of this one."""
+        return isinstance(run, Run) and bool(run.goes_on) and not run.control.stopping
 
     def _start(self, draft: Draft, *words: str) -> RunSource:
         """words: the arguments of `train` for this configuration."""
@@ -256,6 +267,9 @@ class Console:
         run.close()
         if self._run_log is not None:
             self._run_log.finish()
+        if isinstance(run, Run) and self._restarts(run):
+            click.echo(told(run.goes_on), err=True)
+            restart(self.root, (*run.goes_on, *["--ascii"] * self._ascii_only))
         for line in summary(run.recorder.snapshot(), run.end, str(run.directory.path)):
             click.echo(line)
         return run.end.exit_status if run.end is not None else EXIT_DONE

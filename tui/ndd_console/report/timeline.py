@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ndd_engine.record.events import WindowEvent
+from ndd_engine.record.ranks import ASIDES
 
 # Maximum number of slices and of points of a curve; neighbours merge beyond it.
 CAPACITY = 512
@@ -56,7 +57,7 @@ class Slice:
         for name, figures in window.phases.items():
             found.host[name] = figures["host_ns"]
             if (device_ns := figures.get("device_ns")) is not None:
-                found.device[name] = device_ns * window.device_steps
+                found.device[name] = device_ns * (1 if name in ASIDES else window.device_steps)
         return found
 
     def add(self, later: Slice, part: float = 1.0) -> None:
@@ -76,7 +77,8 @@ class Slice:
 
     def device_step_ns(self, name: str) -> float | None:
         """Time of a phase on the GPU per step."""
-        return self.device[name] / self.device_steps if name in self.device and self.device_steps else None
+        count = self.steps if name in ASIDES else self.device_steps
+        return self.device[name] / count if name in self.device and count else None
 
     def as_window(self) -> WindowEvent:
         """The same sums as a window of the record, for functions that derive figures from windows."""
@@ -84,7 +86,10 @@ class Slice:
             step=self.step, epoch=0, epoch_step=0, steps=math.ceil(self.steps), micro_steps=0, items=0, tokens=0,
             wall_ns=round(self.wall_ns), step_p50_ns=None, step_p95_ns=None, step_max_ns=None,
             phases={
-                name: {"host_ns": round(value), "device_ns": self.device_step_ns(name)}
+                name: {
+                    "host_ns": round(value),
+                    "device_ns": self.device.get(name) if name in ASIDES else self.device_step_ns(name),
+                }
                 for name, value in self.host.items()
             },
             device_steps=max(round(self.device_steps), 1) if self.device_steps else 0,
