@@ -49,7 +49,7 @@ def start(*arguments: str, folder: Path, group: bool = False) -> subprocess.Pope
 
 
 def capture_fails(folder: Path) -> tuple[str, ...]:
-    """A workload whose first process fails as a capture of a CUDA graph does, after a checkpoint. Returns the command."""
+    """A workload whose first process fails as a capture of a CUDA graph does, after a checkpoint: the command."""
     text = files("ndd_console.cli").joinpath("example_workload.py").read_text("utf-8")
     fails = """
         if index % 100 == 77 and not Path("failed").exists():
@@ -61,6 +61,6 @@ def capture_fails(folder: Path) -> tuple[str, ...]:
     (folder / "planted.py").write_text(
         imports + text.replace("from __future__", "# ").replace(marker, marker + fails)
     )
-    sets = ("run.threads=1", "speed.cuda_graph=true", "checkpoint.every_steps=1", "batch.size=8")
+    sets = ("run.threads=1", "speed.cuda_graph=true", "checkpoint.every_steps=1", "batch.micro=8")
     options = (word for one in sets for word in ("--set", one))
     return "train", "--workload", "planted:factory", "--run", "one", "--max-steps", "30", *options

@@ -91,10 +91,10 @@ def test_nothing_is_recorded_or_read_while_the_script_captures_a_graph(tmp_path:
 def test_an_evaluation_is_in_no_device_time_of_a_step(tmp_path: Path) -> None:
     ran = on_gpu(tmp_path, 3.0, 1.0, 0.0, "evaluates")
     assert 2.9 * MS < device_ns(ran)["forward"] < 6.0 * MS  # an evaluation has another forward pass
-    # After every third step; the last one may not have ended when the script did.
+    # After every third step. What is queued when the script ends, for at most 100 ms, is not known.
     evaluations = int(ran.word("steps")) // 3
     spent = sum(one["phases"].get("evaluate", {}).get("device_ns") or 0 for one in ran.of("window"))
-    assert 2.9 * MS * (evaluations - 1) <= spent < 6.0 * MS * (evaluations + 1)
+    assert 2.9 * MS * (evaluations - 10) <= spent < 6.0 * MS * (evaluations + 1)
 
 
 def test_an_error_of_the_clock_costs_the_device_times_only(tmp_path: Path) -> None:

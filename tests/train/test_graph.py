@@ -339,7 +339,6 @@ def test_a_run_whose_capture_fails_goes_on_from_the_step_before_it(
     told = f"the last checkpoint is step {WARM_UP_STEPS}; resume with: {command}"
     assert "cannot be captured: operation not permitted" in failed.end.reason
     assert failed.end.reason.endswith(told)
-    assert failed.goes_on == ("--resume", failed.directory.name, "--set", "speed.cuda_graph=false")
     resumed = trainer.train("speed.cuda_graph=false", resume=failed)
     assert (resumed.end.status, resumed.end.step) == ("done", 6)
 

@@ -142,11 +142,11 @@ class WindowEvent(Event):
     processed in this window; steps is 0 in a window that contains only an evaluation or a checkpoint. wall_ns: wall
     time; the phases without "/" in their name add up to it. step_p50_ns, step_p95_ns, step_max_ns: time of an
     optimizer step. phases: {phase: {"host_ns": total in this window; "p50_ns", "p95_ns", "max_ns": per step;
-    "device_ns": mean per step by CUDA events, of an evaluation the total in this window, or null}}; "forward/encoder" is a
-    sub-phase of "forward". loss: mean of the losses read back in this window, or null; last_loss: [step, loss] of the last one. lr, grad_norm, loss_scale:
-    latest values. device_steps: steps timed on the device. gc_ns, gc_count, gc_max_ns: total, number and longest of
-    Python's garbage collections (part of the phases). profiled: true if a profiler capture ran or a step was profiled;
-    such windows are not used for rates.
+    "device_ns": mean per step by CUDA events, of evaluations the total in this window, or null}}; "forward/encoder" is
+    a sub-phase of "forward". loss: mean of the losses read back in this window, or null; last_loss: [step, loss] of the
+    last one. lr, grad_norm, loss_scale: latest values. device_steps: steps timed on the device. gc_ns, gc_count,
+    gc_max_ns: total, number and longest of Python's garbage collections (part of the phases). profiled: true if a
+    profiler capture ran or a step was profiled; such windows are not used for rates.
     """
 
     type: ClassVar[str] = "window"
