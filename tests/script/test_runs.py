@@ -115,7 +115,7 @@ def test_the_output_goes_through_and_the_record_is_a_run(tmp_path: Path) -> None
         ("raise SystemExit(3)", 3, "status 3"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
         ("import os; os._exit(7)", 7, "status 7"),
-        ("pass", 0, "did not train"),
+        ("pass", 0, "no training was seen"),
     ],
 )
 def test_the_status_of_the_script_is_ours(tmp_path: Path, code: str, status: int, words: str) -> None:

@@ -204,7 +204,7 @@ class ScriptRun:
 
     def _outcome(self, status: int, follower: Follower) -> tuple[str, str]:
         """(status, reason) of a command that has ended."""
-        steps = f"after {counted(follower.step, 'step')}" if follower.trained else "and did not train"
+        steps = f"after {counted(follower.step, 'step')}" if follower.trained else "and no training was seen"
         asked = self.control.stop_status
         if asked is None and status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
             # Typed into its own terminal, or sent by somebody else.
@@ -262,8 +262,9 @@ def filled(snapshot: Path) -> str:
 
 
 UNSEEN = (
-    "no process of it called backward or stepped an optimizer of torch, or none could be observed (python -I, -E and "
-    "-S and a changed PYTHONPATH keep the observer out)"
+    "no process of it called backward or stepped an optimizer of torch (parameters that are updated by hand after "
+    "torch.autograd.grad are not seen), or none could be observed (python -I, -E and -S, an emptied environment and a "
+    "changed PYTHONPATH keep the observer out)"
 )
 
 
