@@ -37,8 +37,10 @@ test: lint docs
 
 test-all: test test-slow
 
+# OTHER_PYTHON: another Python with torch, whose scripts are observed as well.
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 1800
+	$(if $(OTHER_PYTHON),NDD_TEST_PYTHON=$(OTHER_PYTHON) $(BIN)/python -m pytest -m "slow or not slow" --timeout 1800 tests/same)
 
 # The tests that use the real packages; without the packages they are skipped. REQUIRE_EXTRAS makes a skip a failure.
 test-extras: $(EXTRAS_VENV)/.extras

@@ -10,6 +10,7 @@ from observed import run
 
 STATE = """
 import atexit, gc, glob, json, os, signal, sys, threading, warnings
+from collections import Counter
 from common import *
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, dataloader
@@ -26,7 +27,11 @@ functions = [
     optimizers.Optimizer.zero_grad, optimizers.Optimizer.__init__, torch.optim.SGD.step, DataLoader.__init__,
     dataloader._BaseDataLoaderIter.__next__, nn.utils.clip_grad_norm_, get_batch,
 ]
+del loss, x, y
+gc.collect()
+objects = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
 print(json.dumps({
+    "objects": {name: count for name, count in objects.items() if name.startswith(("torch.", "__main__.", "common."))},
     "environment": sorted(os.environ), "path": [name for name in sys.path if name],
     "meta_path": len(sys.meta_path),
     "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__],
@@ -49,7 +54,7 @@ print(json.dumps({
          one.__code__.co_filename, list(one.__code__.co_varnames), str(one.__defaults__), sorted(vars(one))]
         for one in functions
     ],
-    "builtins": len(dir(__builtins__)), "loss": float(loss.detach()).hex(),
+    "builtins": len(dir(__builtins__)), "weights": [float(one.sum()).hex() for one in model.state_dict().values()],
 }))
 """
 # What docs/noticeable.md lists.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from tests.same.cases import Case, Result, differences, lacks, parse, run_case, split, told
 
 CASES = parse()
+# Another Python with torch, whose scripts are observed.
+PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
 # By default, besides the first case of each kind.
 OFTEN = {"two_optimizers_late", "closures_of_lbfgs", "becomes_itself_again"}
 
@@ -44,16 +48,16 @@ def _marked(cases: list[Case]) -> list[object]:
 
 @pytest.mark.parametrize("case", _marked(CASES))
 def test_it_is_the_same(case: Case, tmp_path: Path) -> None:
-    if reason := lacks(case):
+    if reason := lacks(case, PYTHON):
         pytest.skip(reason)
-    bare, observed = (run_case(case, one, tmp_path) for one in (False, True))
+    bare, observed = (run_case(case, one, tmp_path, PYTHON) for one in (False, True))
     assert differences(case, bare, observed) == []
 
 
 def test_there_are_enough_cases_of_each_kind() -> None:
     kinds = [case.kind for case in CASES]
     assert len(set(kinds)) == 12
-    assert len(kinds) >= 125
+    assert len(kinds) >= 150
     assert min(map(kinds.count, kinds)) >= 9
 
 
