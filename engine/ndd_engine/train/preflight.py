@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from dataclasses import replace
 
 from ndd_engine.config import Config, Draft
 from ndd_engine.errors import ConfigError, MachineError, Problem, UsageError
 from ndd_engine.files import expanded, write_problem
 from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.nvml import Nvml
 from ndd_engine.record.events import Json, RunEvent
 from ndd_engine.record.state import RunState
 from ndd_engine.workloads.facts import problems
 
 from . import loggers
+
+CUDA_DRIVER: str | None = "libcuda.so.1"
 
 # Workload keys that a resume may change: they change neither the model nor the data.
 MAY_CHANGE = frozenset({"size", "data", "dropout", "path"})
@@ -21,7 +26,8 @@ MAY_CHANGE = frozenset({"size", "data", "dropout", "path"})
 def preflight(draft: Draft, use_torch: bool = True) -> Config:
     """Report every mistake that can be found before preparation. Raises ConfigError with all of them.
 
-    use_torch: allow importing torch if a CUDA GPU is requested. Not before a fork: CUDA does not survive it.
+    use_torch: allow importing torch if a CUDA GPU is requested. Not before a fork: CUDA does not survive it. Where the
+    driver has no NVML (some virtual machines, WSL2), a requested GPU is then checked when torch is there.
     """
     found: list[Problem] = []
     try:
@@ -36,7 +42,7 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
         if config.log.trace is not None and (why := write_problem(expanded(config.log.trace))):
             found.append(draft.problem(("log", "trace"), why, config.log.trace))
         found += [draft.problem(("log", key), text, value) for key, value, text in loggers.missing(config)]
-        if config.run.device.startswith("cuda"):
+        if config.run.device.startswith("cuda") and (use_torch or not _only_torch_knows()):
             try:
                 detect(config.run.device, use_torch=use_torch)
             except MachineError as error:
@@ -45,6 +51,20 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
         raise ConfigError(found)
     assert config is not None
     return config
+
+
+def _only_torch_knows() -> bool:
+    """Whether there is a driver for CUDA, and no NVML."""
+    nvml = Nvml()
+    try:
+        if nvml.open():
+            return False
+    finally:
+        nvml.close()
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(CUDA_DRIVER)  # this initialises nothing
+        return True
+    return False
 
 
 def check_resume(name: str, state: RunState, config: Config, from_step: int | None) -> None:
