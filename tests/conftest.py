@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "eeg",
+    "ndd",
     deadline=None,
     derandomize=True,
     database=None,
     max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-settings.load_profile("eeg")
+settings.load_profile("ndd")
 
 
 @pytest.fixture(scope="session", autouse=True)

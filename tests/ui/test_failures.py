@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from ndd_console.app import ConsoleApp
+from ndd_console.app import CanvasApp, ConsoleApp, TuningApp, WizardApp
 from ndd_console.process.hosting import report_failure
-from ndd_console.screens import live
+from ndd_console.screens import home, live, pages, trial, tuning, wizard
 from ndd_console.screens.base import CanvasScreen
 from ndd_console.view.rows import width_of
 
 from . import fakes
-from .fake_sources import FakeSource
+from .fake_sources import FakeHome, FakeSource, FakeTrials
+from .fake_tuning import MEASURING, FixedTuning
+from .fake_wizard import FakeWizard
 
 
-def shown(app: ConsoleApp) -> list[str]:
+def shown(app: CanvasApp) -> list[str]:
     """The rows on the screen, checked: 24 of 80 cells."""
     assert isinstance(app.screen, CanvasScreen)
     rows = app.screen.canvas.rows
@@ -25,17 +29,37 @@ def shown(app: ConsoleApp) -> list[str]:
     return ["".join(text for text, _ in row) for row in rows]
 
 
+def on_live() -> ConsoleApp:
+    return ConsoleApp(FakeSource(owned=False, tries=FakeTrials()), None)
+
+
+# The module and the function that draw a screen, the app, and the keys that open the screen.
+SCREENS: dict[str, tuple[ModuleType, str, Callable[[], CanvasApp], str]] = {
+    "live": (live, "live_rows", on_live, ""),
+    "page": (pages, "page_rows", on_live, "?"),
+    "trial": (trial, "trial_rows", on_live, "t"),
+    "home": (home, "home_rows", lambda: ConsoleApp(None, FakeHome()), ""),
+    "wizard": (wizard, "wizard_rows", lambda: WizardApp(FakeWizard()), ""),
+    "tuning": (tuning, "tuning_rows", lambda: TuningApp(FixedTuning(MEASURING)), ""),
+}
+
+
+@pytest.mark.parametrize("name", SCREENS)
 def test_an_error_while_drawing_is_shown_and_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    module, drawn_by, make, keys = SCREENS[name]
+
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("a width of \x1b[31mzero")
 
-    monkeypatch.setattr(live, "live_rows", broken)
-    app = ConsoleApp(FakeSource(owned=False), None)
+    monkeypatch.setattr(module, drawn_by, broken)
+    app = make()
 
     async def scenario() -> None:
         async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.pause()
+            await pilot.press(*keys)
             await pilot.pause()
             text = "\n".join(shown(app))
             assert "this screen cannot be drawn" in text
@@ -43,7 +67,7 @@ def test_an_error_while_drawing_is_shown_and_reported(
             await pilot.press("p")
             await pilot.pause()
             assert len(app.failures) == 1
-            await pilot.press("q")
+            app.leave()
 
     asyncio.run(scenario())
     assert app.return_value == "quit"

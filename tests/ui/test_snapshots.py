@@ -14,10 +14,9 @@ from ndd_console.screens.trial import TrialScreen
 from ndd_console.screens.tuning import TuningScreen
 from ndd_console.view.style import Look
 from ndd_engine.trial.request import Progress
-from ndd_engine.trial.tuning import TuningState
 
 from .fake_sources import Clock, FakeHome, FakeSource, FakeTrials
-from .fake_tuning import DONE, MEASURING
+from .fake_tuning import DONE, MEASURING, FixedTuning
 from .fakes import (
     FINDING,
     HEALTHY,
@@ -203,22 +202,6 @@ def test_trial_result(snap_compare: Any, size: tuple[int, int]) -> None:
 def test_trial_result_in_ascii_without_colour(snap_compare: Any) -> None:
     app = diagnosed(look=Look(True, True))
     assert snap_compare(app, terminal_size=(80, 24), run_before=measured)
-
-
-class FixedTuning:
-    """Tuning in a fixed state."""
-
-    name = "chartext.toml"
-    problem = saved = ""
-
-    def __init__(self, state: TuningState) -> None:
-        self.state = state
-
-    def save(self) -> str:
-        return ""
-
-    def stop(self) -> None:
-        """Nothing to stop."""
 
 
 async def looked(pilot: Pilot[Any]) -> None:

@@ -124,13 +124,6 @@ class ViewScreen(CanvasScreen, Generic[View]):
         self.view = view
         self._rows = rows
 
-    class Failed(Message):
-        """Drawing a screen has failed; posted once per error."""
-
-        def __init__(self, error: Exception) -> None:
-            super().__init__()
-            self.error = error
-
     def draw(self, width: int, height: int) -> list[Row]:
         return self._rows(self.view, width, height)
 
