@@ -33,7 +33,7 @@ class Blocking:
         torch: Any = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
             return
-        if overridden(torch) or torch._C._len_torch_function_stack():
+        if overridden(torch) or watched(torch._C):
             return
         self._kind = torch.Tensor
         for name in _NAMES:
@@ -56,10 +56,14 @@ class Blocking:
     def _timed(self, torch: Any, name: str, method: Callable[..., Any]) -> Any:
         kinds, detach = (torch.Tensor, torch.nn.Parameter), torch.Tensor.detach
         modes, thread, spent, told = torch._C._len_torch_function_stack, get_ident(), self.spent, _NAMES[name]
+        end = self.end
         copies, number, formats = name == "to", name in _NUMBERS, torch.Tensor.__format__.__code__
 
         def read(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if type(self) not in kinds or get_ident() != thread or modes() or on_host(self):
+            if modes() and watched(torch._C):
+                end()
+                return method(self, *args, **kwargs)
+            if type(self) not in kinds or get_ident() != thread or on_host(self):
                 return method(self, *args, **kwargs)
             # torch's warning would name this line.
             given = detach(self) if number and self.requires_grad else self
@@ -88,6 +92,12 @@ def like(function: Any, name: str, method: Any) -> Any:
 def on_host(tensor: Any) -> bool:
     """Whether reading this tensor waits for no device."""
     return bool(tensor.is_cpu)
+
+
+def watched(core: Any) -> bool:
+    """Whether a mode that is not torch's sees functions and methods at present. core: torch._C."""
+    modes = (core._get_function_stack_at(place) for place in range(core._len_torch_function_stack()))
+    return any(not type(mode).__module__.startswith("torch.") for mode in modes)
 
 
 def overridden(torch: Any) -> bool:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import weakref
-from threading import get_ident
+from threading import get_ident, main_thread
 from typing import Any, Callable
 
 from . import CAPTURES
@@ -30,9 +31,11 @@ from .steps import Steps
 
 # Steps of a capture, and nanoseconds after which it ends.
 STEPS, LONG_NS = 3, 10**10
-# A step ends the capture where it takes so many times as long as the one before, and LONG_NS more: it is no usual one,
-# and what the profiler records of it fills the memory.
-LONGER = 4
+# A step ends the capture where it takes so many times as long as the one before, and so much more: it is no usual one,
+# and what the profiler records of it fills the memory. After LATE times that, its trace is not worth writing.
+LONGER, MORE_NS, LATE = 4, 2 * 10**9, 3
+# For so long, another thread waits that begins a profiler.
+PATIENCE_NS = 3 * 10**8
 # Changes of phases, and calls of modules, up to which they are recorded.
 MOST_MARKS = 100_000
 # Calls of modules during an evaluation, up to which it may be one of another model in each step, as of a teacher.
@@ -41,6 +44,7 @@ FEW_CALLS = 8
 LEAST_FREE = 1 << 26
 # Ranges at each end by which the clocks are aligned.
 ANCHORS = 5
+OTHER_THREAD = "another thread goes on with the training"
 THEIRS = "the script uses a profiler of its own, and is left alone"
 _PROFILER = "torch.autograd.profiler"
 # Kineto tells every begin and end of a profiler on standard error. It reads this when it is used first.
@@ -65,7 +69,10 @@ class Captures:
         self._running: Any = None
         # Whether the next step is the one after a capture, and whether our own profiler begins at this moment.
         self._resting = self._starting = False
-        self._thread = 0
+        # The thread on which it runs, which alone may stop it, and why it is to do that.
+        self._thread, self._leave = 0, ""
+        # Whether it is being ended, and whether it was left without an end.
+        self._ending = self._left = False
         self._forget()
 
     def _forget(self) -> None:
@@ -93,6 +100,7 @@ class Captures:
                 with Dropped():
                     self._never = THEIRS
                     self.make_way()
+                    self._wait()
             return zero
 
         # The second one is of those that are no `profile`: they begin without preparing anything.
@@ -117,7 +125,7 @@ class Captures:
                 self._tell(why)
                 return False
             self._forget()
-            self._step_began, self._longest = t, LONG_NS + LONGER * sum(self._steps.last_row)
+            self._step_began, self._longest = t, MORE_NS + LONGER * sum(self._steps.last_row)
             self._start()
         except Exception as error:  # noqa: BLE001  it costs the capture
             self._failed(error)
@@ -127,7 +135,9 @@ class Captures:
     def step(self, t: int) -> bool:
         """A step has ended at t; whether the next one is no usual one either."""
         self._steps.profiled = True
-        if self._running is None:
+        self.overdue()
+        if self._running is None or self._thread != get_ident():
+            self._leave = self._leave or OTHER_THREAD
             self._resting = False
             return False
         try:
@@ -148,17 +158,19 @@ class Captures:
 
     def finish(self) -> None:
         """End the capture, if there is one, with the steps that it has."""
-        if self._running is None:
+        if self._running is None or self._ending:
             return
+        if self._thread != get_ident():
+            self._leave = OTHER_THREAD
+            return
+        self._ending = True
         try:
             if not self._measured:
-                self._stop()
-                self._tell("no whole step was captured")
+                self._give_up("no whole step was captured")
                 return
             folder = os.environ.get(CAPTURES, "")
             if why := _no_room(folder):
-                self._stop()
-                self._tell(why)
+                self._give_up(why)
                 return
             self._torch._C._autograd._add_metadata_json(NOTED, json.dumps(self._found()))
             trace = self._stop()
@@ -169,19 +181,61 @@ class Captures:
         except Exception as error:  # noqa: BLE001
             self._failed(error)
         finally:
+            self._ending = False
             self._forget()
 
+    def overdue(self) -> None:
+        """Something was heard: end a capture that another thread wants ended, or whose step does not end.
+
+        The training may be over, and torch records what follows, about 2 KB for each operation.
+        """
+        if self._left and self._thread == get_ident():
+            self._left = False
+            self._torch._C._autograd._clear_callbacks()  # it would record until the process ends
+        if self._running is None or self._ending or self._thread != get_ident():
+            return
+        late = now() - self._step_began
+        if self._leave:
+            self._give_up(self._leave)
+        elif late > LATE * self._longest:
+            self._give_up("a step did not end")
+        elif late > self._longest:
+            self.finish()
+
     def make_way(self) -> None:
-        """The script begins a profiler of its own: ours ends before, without a trace."""
+        """The script begins a profiler of its own on this thread: ours ends before, without a trace."""
         if self._running is not None and self._thread == get_ident():
-            self._stop()
+            self._give_up(THEIRS)
+
+    def _wait(self) -> None:
+        """Wait until the thread with the capture has ended it: with two of torch's profilers at once, torch crashes."""
+        if self._running is None:
+            return
+        self._leave = THEIRS
+        until = now() + PATIENCE_NS
+        while self._running is not None and now() < until:
+            time.sleep(0.001)
+        if self._running is not None:
+            # That thread waits, perhaps for this one. Ours cannot be ended any more once theirs has begun.
+            self._running, self._left = None, True
+            gpu.listen(None)
+            self._modules.watch = None
             self._tell(THEIRS)
+
+    def _give_up(self, why: str) -> None:
+        """End without a trace, on the thread of the capture."""
+        self._stop()
+        self._tell(why)
 
     def close(self) -> None:
         """End without a trace. Safe to call twice."""
         self.wanted = self._resting = False
-        if self._running is not None:
+        if self._running is None:
+            return
+        if self._thread == get_ident():
             self._stop()
+        else:
+            self._leave = OTHER_THREAD
 
     def forked(self) -> None:
         """In a child process: the profiler of the parent would go on here without an end."""
@@ -197,6 +251,11 @@ class Captures:
 
     def mark(self, phase: int) -> None:
         """A phase begins."""
+        if self._thread != get_ident():
+            return
+        if self._leave:
+            self.overdue()
+            return
         t = now()
         if len(self._marks) < MOST_MARKS:
             self._marks.append((t, phase))
@@ -224,7 +283,9 @@ class Captures:
 
     def enters(self, module: Any, depth: int) -> None:
         """A module is called, so many calls deep."""
-        if len(self._calls) >= MOST_MARKS:
+        if self._leave:
+            self.overdue()
+        if len(self._calls) >= MOST_MARKS or self._running is None or self._thread != get_ident():
             return
         key, line = key_of(module), -1
         if depth == 1:
@@ -241,6 +302,8 @@ class Captures:
 
     def leaves(self, depth: int) -> None:
         """A call ends that was so deep."""
+        if self._thread != get_ident():
+            return
         within = self._within
         while within and within[-1][0] >= depth:
             within.pop()
@@ -253,6 +316,8 @@ class Captures:
         """Why no capture can begin now; "" if it can."""
         if self._never:
             return self._never
+        if get_ident() != main_thread().ident:
+            return "the training runs in a thread: torch's profiler needs the main one"
         if profiled() or self._torch._C._autograd._profiler_enabled():
             return THEIRS
         if not self._looks.allowed():
@@ -266,7 +331,7 @@ class Captures:
         made = profiler.profile(use_kineto=True, use_device="cuda" if on_gpu else None)
         variables = {_QUIET: "99", **(_LASTING if on_gpu else {})}
         absent = [name for name in variables if name not in os.environ]
-        self._starting, self._thread = True, get_ident()
+        self._starting, self._thread, self._leave = True, get_ident(), ""
         try:
             for name in absent:
                 os.putenv(name, variables[name])
@@ -290,7 +355,8 @@ class Captures:
         self._modules.watch = None
         try:
             if made.use_device is not None and not self._torch.cuda.is_current_stream_capturing():
-                self._torch.cuda.synchronize()  # kernels of the captured steps may still be queued
+                # Kernels of the captured steps may still be queued.
+                self._torch.cuda.synchronize(self._steps.device)
         finally:
             found = self._torch._C._autograd._disable_profiler()
             profiler._run_on_profiler_stop()

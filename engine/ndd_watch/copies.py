@@ -10,7 +10,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import Any, Callable
 
-from .blocking import like, overridden
+from .blocking import like, overridden, watched
 from .clock import CURRENT, LAST, OTHER, TIMED, TO_DEVICE, S, gpu, mark, marks, now, row
 from .looks import Looks
 
@@ -27,7 +27,7 @@ class Copies:
 
     def put(self) -> None:
         """Put the functions in place, if nobody sees them. Raises AttributeError if torch has no such method."""
-        if overridden(self._torch):
+        if overridden(self._torch) or watched(self._torch._C):
             return
         for name in _NAMES:
             if name not in self._kind.__dict__:
@@ -43,8 +43,12 @@ class Copies:
 
     def _timed(self, method: Callable[..., Any]) -> Any:
         traced, looks, failed = self._looks.traced, self._looks, self._failed
+        modes, remove, core = self._torch._C._len_torch_function_stack, self.remove, self._torch._C
 
         def copy(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if modes() and watched(core):
+                remove()  # the mode is given what torch.Tensor has under this name
+                return method(self, *args, **kwargs)
             if S[TIMED] != get_ident() or S[CURRENT] != OTHER or traced() or not looks.is_tensor(self):
                 return method(self, *args, **kwargs)
             marked = bool(marks)

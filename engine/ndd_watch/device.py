@@ -7,11 +7,14 @@ Nothing here ever synchronises, and nothing happens while the script captures a 
 
 from __future__ import annotations
 
-import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Callable
 
 from .exceptions import ours
+from .looks import Looks
+
+Then = Callable[[list[float]], None]
 
 # Only some steps a second carry events: each costs 2 to 4 microseconds of host time.
 SAMPLE_NS = 10**8
@@ -20,6 +23,8 @@ MOST_PENDING = 16
 NEVER = 1 << 62
 # Evaluations in a step.
 MOST_SPANS = 4
+# Values that are on their way at the same time.
+MOST_VALUES = 64
 # Errors after which nothing more is timed.
 MOST_ERRORS = 3
 
@@ -198,7 +203,7 @@ class DeviceClock:
         """Drop what is not read yet. An error of the GPU reaches the training by itself, in its own next call."""
         if not ours(error):
             raise error
-        self.failed = self.failed or str(error).partition("\n")[0] or type(error).__name__
+        self.failed = self.failed or reason_of(error)
         self._errors += 1
         make, due = self._make, self.due
         self.forget()
@@ -206,51 +211,62 @@ class DeviceClock:
             self._make, self.due = make, due
 
 
+def reason_of(error: Exception) -> str:
+    """The first line of an error."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 class DeviceValues:
-    """Values of tensors with one element on a GPU, some steps late. An error ends this; it reaches nobody."""
+    """Values of tensors with one element on a GPU, some steps late. An error ends this; it reaches nobody.
 
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
+    failed: that error, "" without one.
+    """
+
+    def __init__(self, torch: Any, looks: Looks) -> None:
+        self._torch, self._looks = torch, looks
         self._host: Any = None
-        # Key, place in the memory of the host, and an event that follows the copy.
-        self._pending: deque[tuple[int, int, Any]] = deque()
-        self._next = 0
-        self._failed = False
+        # Places in the memory of the host, an event that follows the copies, and what gets the values.
+        self._pending: deque[tuple[list[int], Any, Then]] = deque()
+        self._next = self._used = 0
+        self.failed = ""
 
-    def send(self, key: int, tensor: Any) -> None:
-        """Queue a copy to the host."""
-        torch = self._torch
-        if self._failed or len(self._pending) >= MOST_PENDING or torch.cuda.is_current_stream_capturing():
+    def send(self, tensors: Sequence[Any], then: Then) -> None:
+        """Queue copies to the host. then: called by `read` with the values in this order."""
+        torch, count = self._torch, len(tensors)
+        if self.failed or self._used + count > MOST_VALUES or torch.cuda.is_current_stream_capturing():
             return
         try:
-            if self._host is None:
-                self._host = torch.empty(MOST_PENDING, dtype=torch.float32, pin_memory=True)
-            place = self._next
-            self._host[place].copy_(tensor.detach().reshape(()), non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(tensor.device))
-            self._pending.append((key, place, event))
-            self._next = (place + 1) % MOST_PENDING
+            # No function or mode of the script sees this.
+            with self._looks.silent():
+                if self._host is None:
+                    self._host = torch.empty(MOST_VALUES, dtype=torch.float32, device="cpu", pin_memory=True)
+                places = [(self._next + number) % MOST_VALUES for number in range(count)]
+                for place, tensor in zip(places, tensors):
+                    self._host[place].copy_(tensor.detach().reshape(()), non_blocking=True)
+                event = torch.cuda.Event()
+                event.record(torch.cuda.current_stream(tensors[0].device))
+            self._pending.append((places, event, then))
+            self._next, self._used = (self._next + count) % MOST_VALUES, self._used + count
         except Exception as error:  # noqa: BLE001
             self._fail(error)
 
-    def arrived(self) -> list[tuple[int, float]]:
-        """(key, value) of those that have arrived since the last call and are finite."""
-        found: list[tuple[int, float]] = []
-        if not self._pending or self._torch.cuda.is_current_stream_capturing():
-            return found
+    def read(self) -> None:
+        """Hand the values over that have arrived."""
+        if not self._pending or not self._looks.allowed() or self._torch.cuda.is_current_stream_capturing():
+            return
         try:
-            while self._pending and self._pending[0][2].query():
-                key, place, _ = self._pending.popleft()
-                value = float(self._host[place].item())
-                if math.isfinite(value):
-                    found.append((key, value))
+            while self._pending and self._pending[0][1].query():
+                places, _, then = self._pending.popleft()
+                self._used -= len(places)
+                with self._looks.silent():
+                    values = [float(self._host[place].item()) for place in places]
+                then(values)
         except Exception as error:  # noqa: BLE001
             self._fail(error)
-        return found
 
     def _fail(self, error: Exception) -> None:
+        """See `DeviceClock._fail`."""
         if not ours(error):
             raise error
-        self._failed = True
+        self.failed = reason_of(error)
         self._pending.clear()

@@ -17,6 +17,8 @@ from .probes import Probes
 
 Put = Callable[..., None]
 Hook = Callable[..., Any]
+# Calls back with the numbers among some values, once they are known.
+Known = Callable[[dict[str, Any], Callable[[dict[str, float]], None]], None]
 _TRANSFORMERS = "transformers.trainer_callback"
 _LIGHTNING = ("lightning.pytorch.trainer.call", "pytorch_lightning.trainer.call")
 # As many epochs mean that the steps end the training.
@@ -30,20 +32,20 @@ _NOT_METRICS = ("_runtime", "_per_second", "_preparation_time", "_jit_compilatio
 class Frameworks:
     """put(kind, **body) records."""
 
-    def __init__(self, put: Put, probes: Probes) -> None:
-        self._put, self._probes = put, probes
+    def __init__(self, put: Put, known: Known, probes: Probes) -> None:
+        self._put, self._known, self._probes = put, known, probes
         self._heard: set[str] = set()
 
     def look(self) -> None:
         """Hear the frameworks that the script has imported by now."""
         if _TRANSFORMERS in sys.modules and _TRANSFORMERS not in self._heard:
             self._heard.add(_TRANSFORMERS)
-            told = hugging_face(object, self._put)()
+            told = hugging_face(object, self._put, self._known)()
             self._hear(sys.modules[_TRANSFORMERS].CallbackHandler.call_event, _event_of_transformers, told)
         for name in _LIGHTNING:
             if name in sys.modules and name not in self._heard:
                 self._heard.add(name)
-                told = lightning(object, self._put)()
+                told = lightning(object, self._put, self._known)()
                 self._hear(sys.modules[name]._call_callback_hooks, _event_of_lightning, told)
 
     def _hear(self, function: Any, event_of: Callable[[dict[str, Any]], Any], told: Any) -> None:
@@ -99,7 +101,7 @@ def first(metrics: dict[str, float], name: Any) -> dict[str, float]:
     return {**{one: metrics[one] for one in (name,) if one in metrics}, **metrics}
 
 
-def hugging_face(base: type, put: Put) -> type:
+def hugging_face(base: type, put: Put, known: Known) -> type:
     """A TrainerCallback that records. base: transformers' TrainerCallback."""
 
     class NddCallback(base):  # type: ignore[misc]
@@ -123,26 +125,27 @@ def hugging_face(base: type, put: Put) -> type:
 
         @_safe
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            values = numbers(logs)
-            values.pop("epoch", None)
-            put("scalars", values=values)
+            logged = {k: v for k, v in dict(logs or {}).items() if k != "epoch"}
+            known(logged, lambda values: put("scalars", values=values))
 
         @_safe
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
-            found = numbers(metrics)
-            found.pop("epoch", None)
             best = getattr(args, "metric_for_best_model", None) or "loss"
             best = best if best.startswith("eval_") else f"eval_{best}"
             greater = getattr(args, "greater_is_better", None)
-            put(
-                "evaluation", seconds=found.get("eval_runtime"), lower=None if greater is None else not greater,
-                metrics=first({k: v for k, v in found.items() if not k.endswith(_NOT_METRICS)}, best),
-            )  # fmt: skip
+
+            def record(values: dict[str, float]) -> None:
+                put(
+                    "evaluation", seconds=values.get("eval_runtime"), lower=None if greater is None else not greater,
+                    metrics=first({k: v for k, v in values.items() if not k.endswith(_NOT_METRICS)}, best),
+                )  # fmt: skip
+
+            known({k: v for k, v in dict(metrics or {}).items() if k != "epoch"}, record)
 
     return NddCallback
 
 
-def lightning(base: type, put: Put) -> type:
+def lightning(base: type, put: Put, known: Known) -> type:
     """A Callback that records. base: Lightning's Callback."""
 
     class NddCallback(base):  # type: ignore[misc]
@@ -179,8 +182,7 @@ def lightning(base: type, put: Put) -> type:
             if trainer._logger_connector.should_update_logs and not trainer.fit_loop._should_accumulate():
                 # Results of the last validation stay among them.
                 logged = {k: v for k, v in trainer.logged_metrics.items() if self.results.get(k) is not v}
-                if found := numbers({k: v for k, v in logged.items() if _at_hand(trainer, v)}):
-                    put("scalars", values=found)
+                known(logged, lambda values: put("scalars", values=values) if values else None)
 
         @_safe
         def on_validation_start(self, trainer: Any, module: Any) -> None:
@@ -196,12 +198,14 @@ def lightning(base: type, put: Put) -> type:
             self.results = new
             kept = getattr(trainer, "checkpoint_callback", None)
             name, mode = getattr(kept, "monitor", None), getattr(kept, "mode", None)
-            metrics = numbers(new)
-            lower = mode == "min" if name in metrics else None
-            if name not in metrics:
-                name = next((one for one in metrics if "loss" in one), None)
-            put("evaluation", lower=lower, metrics=first(metrics, name))
-            put("scalars", values=metrics)
+
+            def record(metrics: dict[str, float]) -> None:
+                lower = mode == "min" if name in metrics else None
+                best = name if name in metrics else next((one for one in metrics if "loss" in one), None)
+                put("evaluation", lower=lower, metrics=first(metrics, best))
+                put("scalars", values=metrics)
+
+            known(new, record)
 
     return NddCallback
 
@@ -212,9 +216,3 @@ def _batches(trainer: Any) -> int:
         return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
     except AttributeError:
         return int(trainer.global_step)
-
-
-def _at_hand(trainer: Any, value: Any) -> bool:
-    """Whether reading a value waits for no device, except where Lightning does so at once for its own loggers."""
-    device = getattr(value, "device", None)
-    return device is None or device.type == "cpu" or bool(trainer.loggers)

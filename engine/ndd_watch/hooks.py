@@ -6,6 +6,7 @@ compiled step. Whatever fails in a hook ends the observation, never the script; 
 
 from __future__ import annotations
 
+import math
 import sys
 from threading import get_ident
 from typing import Any, Callable
@@ -307,15 +308,22 @@ class Hooks:
         steps = self.steps
         if (value := self._looks.on_host(loss)) is not None:
             steps.loss = S[DONE], value
-        elif steps.values is not None and self._looks.has_one_element(loss):
-            steps.values.send(S[DONE], loss)
+        elif steps.values is not None and self._looks.number_on_gpu(loss):
+            done = S[DONE]
+
+            def arrived(values: list[float]) -> None:
+                if math.isfinite(values[0]):
+                    steps.loss = done, values[0]
+
+            steps.values.send([loss], arrived)
 
     def _scales(self) -> Look:
         """Of a gradient scaler's `scale`: what it receives is the loss itself."""
         steps, looks, traced = self.steps, self._looks, self._looks.traced
 
         def begins(_probe: Any, zero: int) -> int:
-            return zero if S[TRAINER] != get_ident() or traced() else 1
+            # Also before the first backward pass, which would see the scaled loss.
+            return zero if S[TRAINER] not in (0, get_ident()) or traced() else 1
 
         def begun(_probe: Any, given: Any) -> int:
             scaler, losses = given

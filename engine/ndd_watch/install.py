@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from threading import get_ident
-from typing import Any
+from typing import Any, Callable
 
 from . import FOLDER, clock, trying
 from .allocations import Allocations
@@ -18,7 +18,7 @@ from .copies import Copies
 from .device import DeviceValues
 from .ends import Ends
 from .exceptions import Dropped, ours
-from .frameworks import Frameworks
+from .frameworks import Frameworks, numbers
 from .hooks import Hooks
 from .learning import Learning
 from .listening import make_way
@@ -58,7 +58,7 @@ class Observer:
         self.captures = Captures(torch, self.steps, self.modules, self.looks, self.put)
         self.learning = Learning(self.looks)
         self.profiler = StepProfiler(own)
-        self.frameworks = Frameworks(self.told, self.hooks.probes) if frameworks else None
+        self.frameworks = Frameworks(self.told, self.known, self.hooks.probes) if frameworks else None
         self.recorder: Recorder | None = None
         self.early: list[tuple[str, dict[str, Any]]] = []
         # Where the steps of threads end that do not train at present.
@@ -66,6 +66,8 @@ class Observer:
         self._learned = 0
         self._loader: dict[str, Any] = {}
         self._memory_due = 0
+        # The steps before what is recorded now, where that is not the present one.
+        self._done: int | None = None
         # What the current step is observed for: "", "learn", "profile" or "capture"; the steps before one of "learn";
         # when the next one of "profile" is.
         self._study, self._heard_at, self._profile_due = "", 0, 0
@@ -145,6 +147,7 @@ class Observer:
                 _tell_failure(str(error))
                 return False
             self.recorder, self.early = recorder, []
+            recorder.collected = self.captures.overdue
             if self.hooks.missing:
                 recorder.put("unseen", functions=self.hooks.missing)
         self.recorder.resume()
@@ -190,7 +193,7 @@ class Observer:
                 lambda: cuda.current_stream(device),
                 cuda.is_current_stream_capturing,
             )
-            self.steps.values = DeviceValues(self._torch)
+            self.steps.values = DeviceValues(self._torch, self.looks)
             self.copies.put()
 
     def put(self, kind: str, /, **body: Any) -> None:
@@ -202,11 +205,30 @@ class Observer:
 
     def told(self, kind: str, /, **body: Any) -> None:
         """Record what a framework says at the current step."""
-        self.put(kind, done=S[DONE], **body)
+        self.put(kind, done=S[DONE] if self._done is None else self._done, **body)
+
+    def known(self, found: dict[str, Any], then: Callable[[dict[str, float]], None]) -> None:
+        """Call back with the numbers among these values; later, where some are on a GPU."""
+        late = {str(name): value for name, value in found.items() if self.looks.number_on_gpu(value)}
+        at_hand = numbers({name: value for name, value in found.items() if str(name) not in late})
+        values, done = self.steps.values, S[DONE]
+        if not late or values is None:
+            then(at_hand)
+            return
+
+        def arrived(read: list[float]) -> None:
+            self._done = done
+            try:
+                then({**at_hand, **numbers(dict(zip(late, read)))})
+            finally:
+                self._done = None
+
+        values.send(list(late.values()), arrived)
 
     def heard(self, event: str, given: tuple[Any, ...]) -> None:
         """Python tells an audit hook what it does."""
         try:
+            self.captures.overdue()
             if event == "sys.setprofile":
                 make_way()
                 self.profiler.make_way()
@@ -228,6 +250,7 @@ class Observer:
         """The interpreter exits."""
         try:
             if self.recorder is not None:
+                self.captures.overdue()
                 self.captures.finish()
                 self.recorder.close()
         except Exception as error:

@@ -35,7 +35,8 @@ class Looks:
         self._modes: Callable[[], int] = getattr(core, "_len_torch_dispatch_stack", lambda: 0)
         self._mode: Callable[[Any], Any] | None = getattr(core, "_get_dispatch_mode", None)
         self._keys = getattr(core, "_TorchDispatchModeKey", None)
-        self._silent = core.DisableTorchFunction
+        # In its body, neither classes nor modes of the script see functions of torch.
+        self.silent: Callable[[], Any] = core.DisableTorchFunction
 
     def prepare(self) -> None:
         """Have `traced` find something on this thread: where it finds nothing, Python makes an exception first."""
@@ -73,7 +74,7 @@ class Looks:
 
     def shape(self, tensor: Any) -> tuple[int, ...] | None:
         """The sizes of a tensor; None if they are no numbers, as of a nested or symbolic one."""
-        with self._silent():
+        with self.silent():
             if tensor.is_nested:
                 return None
             sizes = tuple(tensor.shape)
@@ -81,27 +82,30 @@ class Looks:
 
     def device(self, tensor: Any) -> Any:
         """The device of a tensor."""
-        with self._silent():
+        with self.silent():
             return tensor.device
 
     def on_host(self, tensor: Any) -> float | None:
         """The value of a tensor with one element on the CPU; on a GPU, reading it would wait for the device."""
-        with self._silent():
+        with self.silent():
             if tensor.device.type != "cpu" or tensor.is_nested or tensor.numel() != 1 or tensor.is_complex():
                 return None
             value = float(tensor.item())
         return value if value == value and abs(value) != float("inf") else None
 
-    def has_one_element(self, tensor: Any) -> bool:
-        """Whether a tensor is a plain one with a single real value."""
-        with self._silent():
-            return not tensor.is_nested and tensor.numel() == 1 and not tensor.is_complex()
+    def number_on_gpu(self, value: Any) -> bool:
+        """Whether this is a plain tensor on a GPU with a single real value."""
+        if not (self.is_tensor(value) and self.allowed()):
+            return False
+        with self.silent():
+            plain = value.is_cuda and not value.is_nested
+            return bool(plain and value.numel() == 1 and not value.is_complex())
 
     def copied(self, tensor: Any, found: Any) -> bool:
         """Whether a tensor was copied from the host to a device."""
         if not (self.is_tensor(found) and self.allowed()):
             return False
-        with self._silent():
+        with self.silent():
             return bool(tensor.device.type == "cpu" and found.device.type != "cpu")
 
     def number(self, value: Any) -> float | None:

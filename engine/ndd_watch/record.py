@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import socket
@@ -38,7 +39,13 @@ class Recorder:
         self._main = getattr(sys.modules.get("__main__"), "__file__", None)
         self._status = ("done", "")
         self._described = self._closed = False
-        self.paused = self._told_failure = False
+        self.paused = False
+        # Kinds of failures that were recorded.
+        self._told: set[str] = set()
+        # A learning rate on a GPU, as it was a window ago.
+        self._late_rate: float | None = None
+        # Called after a garbage collection.
+        self.collected: Callable[[], None] = lambda: None
 
     def open(self, early: list[tuple[str, dict[str, Any]]], place: dict[str, Any]) -> None:
         """Begin. early: what was observed before. place: see `waits.place`. Raises OSError."""
@@ -87,9 +94,8 @@ class Recorder:
             self._describe()
         self.resume()
         wall, rest = clock.take()
-        if steps.values is not None and steps.gate is None:
-            for loss in steps.values.arrived():
-                steps.loss = loss
+        if steps.values is not None:
+            steps.values.read()
         steps.device_rows += clock.gpu.read()
         newest = steps.loss
         if steps.gate is None:  # a trial compares all of them
@@ -105,9 +111,13 @@ class Recorder:
             steps.profiled, more["profiled"] = False, True
         self._cpu = cpu
         micro, self._micro = S[MICRO] - self._micro, S[MICRO]
-        if clock.gpu.failed and not self._told_failure:
-            self._told_failure = True
-            self.put("untimed", reason=clock.gpu.failed)
+        for kind, why in (
+            ("untimed", clock.gpu.failed),
+            ("unread", "" if steps.values is None else steps.values.failed),
+        ):
+            if why and kind not in self._told:
+                self._told.add(kind)
+                self.put(kind, reason=why)
         self.put(
             "steps", step=S[DONE], correction=S[CORRECTION], micro_steps=micro, wall_ns=wall, rest=rest,
             loss=None if newest is None else newest[1], loss_step=None if newest is None else newest[0] + 1,
@@ -120,8 +130,15 @@ class Recorder:
         for optimizer in self._steps.optimizers()[-1:]:
             groups = optimizer.__dict__.get("param_groups")
             if type(groups) is list and groups and type(groups[0]) is dict:
-                return self._looks.number(groups[0].get("lr"))
+                given, values = groups[0].get("lr"), self._steps.values
+                if values is None or not self._looks.number_on_gpu(given):
+                    return self._looks.number(given)
+                values.send([given], self._rate_arrived)
+                return self._late_rate
         return None
+
+    def _rate_arrived(self, values: list[float]) -> None:
+        self._late_rate = values[0] if math.isfinite(values[0]) else None
 
     def _describe(self) -> None:
         """Record what is trained, and where; on the training thread, once."""
@@ -185,6 +202,8 @@ class Recorder:
             spent, self._gc_began = time.perf_counter_ns() - self._gc_began, 0
             total, count, longest = self._pauses
             self._pauses = [total + spent, count + 1, max(longest, spent)]
+            with Dropped():
+                self.collected()
 
 
 def _by_name(times: dict[int, float]) -> dict[str, int]:

@@ -133,6 +133,31 @@ def test_a_script_that_profiles_itself_is_left_alone(tmp_path: Path, word: str, 
     assert not list((tmp_path / "seen" / "traces").iterdir()) or captures
 
 
+@pytest.mark.parametrize("ends", [(), ("ends",)])
+def test_a_training_in_a_thread_is_not_captured(tmp_path: Path, ends: tuple[str, ...]) -> None:
+    """Kineto belongs to the thread that started it: the process crashed where another one ended it."""
+    bare = ran(tmp_path / "bare", "thread", *ends, observed=False)
+    found = ran(tmp_path / "seen", "thread", *ends)
+    assert (found.status, found.errors) == (bare.status, bare.errors) == (0, "")
+    assert not found.of("capture")
+    assert {"thread" in line["reason"] for line in found.of("uncaptured")} == {True}
+
+
+def test_a_profiler_of_the_script_in_another_thread_works(tmp_path: Path) -> None:
+    """The thread with the capture waits for that one. What torch says of a profiler without an end is on the page."""
+    bare = ran(tmp_path / "bare", "elsewhere", observed=False)
+    found = ran(tmp_path / "seen", "elsewhere")
+    assert found.status == bare.status == 0, found.errors
+    assert found.word("EVENTS") == bare.word("EVENTS") == "5"
+    assert found.word("LOSS") == bare.word("LOSS")
+    assert {line["reason"] for line in found.of("uncaptured")} == {ALONE}
+
+
+def test_a_capture_ends_where_no_step_does(tmp_path: Path) -> None:
+    found = ran(tmp_path, "after")
+    assert found.word("RECORDS") == "False"
+
+
 @pytest.mark.parametrize("word", ["evaluates", "saves", "ends"])
 def test_a_capture_ends_before_what_is_no_step(tmp_path: Path, word: str) -> None:
     bare, found = ran(tmp_path / "bare", word, observed=False), ran(tmp_path / "seen", word)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,12 @@ Told = list[tuple[str, dict[str, Any]]]
 
 def made(make: Any) -> tuple[Any, Told]:
     told: Told = []
-    return make(Base, lambda kind, **body: told.append((kind, body)))(), told
+    return make(Base, lambda kind, **body: told.append((kind, body)), known)(), told
+
+
+def known(found: dict[str, Any], then: Callable[[dict[str, float]], None]) -> None:
+    """All values are at hand."""
+    then(frameworks.numbers(found))
 
 
 @pytest.mark.parametrize("make", [hugging_face, lightning])
@@ -39,9 +45,9 @@ def test_a_framework_that_pickles_its_callbacks_can_do_so(make: Any) -> None:
 def test_no_hook_raises_or_returns_anything(make: Any) -> None:
     # As if it were a defect in the observer's own file; an error of the script would go on.
     names: dict[str, Any] = {}
-    planted = "def raises(kind, **body): raise RuntimeError('planted')"
+    planted = "def raises(kind, **body): raise RuntimeError('planted')\ndef known(found, then): then(found)"
     exec(compile(planted, str(frameworks.__file__), "exec"), names)
-    for callback in (make(Base, names["raises"])(), made(make)[0]):
+    for callback in (make(Base, names["raises"], names["known"])(), made(make)[0]):
         hooks = [name for name in dir(callback) if name.startswith("on_")]
         assert len(hooks) >= 4
         for name in hooks:

@@ -8,10 +8,11 @@ from typing import Any
 
 from ndd_engine.api.observing import Observation, started
 from ndd_engine.api.sources import PathLike
+from ndd_watch.frameworks import Known, Put
 
 
 class Observed:
-    """base: the framework's class of callbacks. make: returns the class of one that records with a given function.
+    """base: the framework's class of callbacks. make: returns the class of one that records with given functions.
 
     told: the callback that records; outside an observation one that does nothing. A second training gets the name with
     a number. A copy in another process observes on its own.
@@ -20,7 +21,7 @@ class Observed:
     def __init__(
         self,
         base: type,
-        make: Callable[[type, Callable[..., None]], type],
+        make: Callable[[type, Put, Known], type],
         name: str | None,
         runs: PathLike | None,
     ) -> None:
@@ -40,7 +41,7 @@ class Observed:
             name = f"{self._name}-{self._trainings}" if later else self._name
             self._observation = observation = started(name, self._runs, frameworks=False)
             if observation.path is not None:  # else `ndd-console run` records the same
-                self.told = self._make(self._base, observation.told)()
+                self.told = self._make(self._base, observation.told, observation.known)()
 
     def end(self, error: BaseException | None = None) -> None:
         """The training has ended. error: that has ended it."""

@@ -103,6 +103,11 @@ class Facts:
         elif kind == "untimed":
             reason = printable(str(line["reason"]))
             yield MarkEvent("warning", self.step, f"steps are not timed on the GPU: {reason}")
+        elif kind == "unread":
+            reason = printable(str(line["reason"]))
+            yield MarkEvent(
+                "warning", self.step, f"losses and other values on the GPU are not read: {reason}"
+            )
         elif kind == "source":
             yield self._source(line)
         elif kind == "outside":

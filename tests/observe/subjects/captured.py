@@ -1,9 +1,11 @@
 """Trains, and asks for captures as the console does. Arguments: words of what happens besides."""
 
 import cProfile
+import gc
 import io
 import os
 import sys
+import threading
 
 import torch.profiler
 from common import report
@@ -100,8 +102,25 @@ def once():
             count = len(autograd._disable_profiler().events()) if autograd._profiler_enabled() else 0
             os._exit(count > 5000)  # those of the steps before are in it
         print("RECORDED", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    if "after" in words:
+        sys.modules["time"].sleep(3)  # longer than a step may take
+        gc.collect()
+        print("RECORDS", torch.autograd._profiler_enabled(), flush=True)
+    if "elsewhere" in words:
+        found = []
+        thread = threading.Thread(target=profiled, args=(found,))
+        thread.start()
+        thread.join()
+        print("EVENTS", *found, flush=True)
     if "saves" in words:
         torch.save(model.state_dict(), io.BytesIO())
+
+
+def profiled(found):
+    with torch.profiler.profile() as profiler:
+        for _ in range(5):
+            torch.ones(2) + 1
+    found.append([event.name for event in profiler.events()].count("aten::add"))
 
 
 def main():
@@ -134,4 +153,9 @@ def open_files():
 
 
 if __name__ == "__main__":
-    main()
+    if "thread" in words:
+        training = threading.Thread(target=main)
+        training.start()
+        training.join()
+    else:
+        main()

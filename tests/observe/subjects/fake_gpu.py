@@ -85,6 +85,7 @@ class Gpu:
         observer: Any = sys.modules["_ndd_watch.install"].observer  # type: ignore[attr-defined]
         observer.looks.device = lambda tensor: torch.device("cuda", 0)
         observer.looks.on_host = lambda tensor: None
+        observer.looks.number_on_gpu = lambda value: isinstance(value, torch.Tensor) and value.numel() == 1
         sys.modules["_ndd_watch.blocking"].on_host = lambda tensor: False  # type: ignore[attr-defined]
         # All tensors are on the CPU here: what `copy=True` makes stands for a copy to the GPU.
         observer.looks.copied = lambda tensor, found: found is not tensor and found.dtype == tensor.dtype

@@ -7,6 +7,7 @@ import time
 import torch
 from fake_gpu import Gpu, Work
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 seconds, forward_ms, backward_ms, host_ms = map(float, sys.argv[1:5])
 words = sys.argv[5:]
@@ -44,6 +45,17 @@ if "subclass" not in words:
     del Image, image
     gc.collect()
 kinds = set()
+# A mode that knows the methods of torch.Tensor from before the training.
+table, seen = {torch.Tensor.to: "to", torch.Tensor.item: "item", torch.Tensor.__getitem__: "getitem"}, []
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in table:
+            seen.append(table[function])
+        return function(*args, **(kwargs or {}))
+
+
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled="scaled" in words)
@@ -53,6 +65,8 @@ while time.monotonic() - begin < seconds:
     if "asks" in words and steps == 20:
         sys.modules["_ndd_watch.clock"].S[17] += 1  # for a capture, see ndd_watch.mapped
     time.sleep(host_ms / 1e3)
+    if "mode" in words and steps == 10:
+        Mode().__enter__()
     if "copies" in words:
         large.to("cpu", copy=True)
     if "casts" in words:
@@ -77,4 +91,5 @@ while time.monotonic() - begin < seconds:
     if "subclass" in words:
         kinds.add(type(image.to(torch.float64)).__name__)
 waits = gpu.waits
+print("seen", seen.count("to"), seen.count("item"), seen.count("getitem"), "moved", max(steps - 10, 0))
 print("kinds", ",".join(kinds), "steps", steps, "loss", value, "waits", waits)
