@@ -8,11 +8,13 @@ import os
 # Python ignores these by itself.
 _BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 _ignored: tuple[int, ...] | None = None
+_closed: tuple[int, ...] = ()
 
 
 def note() -> None:
-    """Remember which signals are ignored, before this program handles any."""
-    global _ignored
+    """Remember which signals are ignored and which standard streams are closed, before this program changes that."""
+    global _ignored, _closed
+    _closed = tuple(number for number in range(3) if not _is_open(number))
     own = {getattr(_signal, name, None) for name in _BY_PYTHON}
     _ignored = tuple(
         int(number)
@@ -26,6 +28,19 @@ def ignored() -> tuple[int, ...]:
     if _ignored is None:
         note()
     return _ignored or ()
+
+
+def closed() -> tuple[int, ...]:
+    """Numbers of the standard streams that were closed when this program began."""
+    return _closed
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def was_given(name: str) -> bool:

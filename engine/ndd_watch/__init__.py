@@ -23,6 +23,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     places      where in the script loaders and optimizers are made
     own         which code is the script's own
     learning    learns where batches come from
+    library     functions of Python's library as they were at the start
     listening   hears what functions return
     profiler    profiles one step; the engine's own runs use it, too
     timed_calls how it does so from Python 3.12 on

@@ -9,10 +9,7 @@ the last is no part of the statistics either: writing the trace delays it. A pro
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import time
 import weakref
 from threading import get_ident, main_thread
 from typing import Any, Callable
@@ -20,6 +17,7 @@ from typing import Any, Callable
 from . import CAPTURES
 from .clock import CHECKPOINT, CURRENT, DONE, EVALUATE, LAST, NAMES, OTHER, S, gpu, now, rest
 from .exceptions import Dropped, ours
+from .library import dumps, os, time
 from .listening import profiled
 from .looks import Looks, key_of
 from .mapped import ASKED
@@ -172,7 +170,7 @@ class Captures:
             if why := _no_room(folder):
                 self._give_up(why)
                 return
-            self._torch._C._autograd._add_metadata_json(NOTED, json.dumps(self._found()))
+            self._torch._C._autograd._add_metadata_json(NOTED, dumps(self._found()))
             trace = self._stop()
             self._number += 1
             name = f"capture-{os.getpid()}-{self._number}.json"
@@ -434,5 +432,7 @@ def _no_room(folder: str) -> str:
             return f"nothing can be written to {folder}"
         space = os.statvfs(folder)
     except OSError as error:
+        if not ours(error):
+            raise
         return f"{folder}: {error.strerror}"
     return "" if space.f_bavail * space.f_frsize >= LEAST_FREE else f"the disk of {folder} is full"

@@ -1,7 +1,7 @@
 """Tells at which steps of optimizers a step of the training ends.
 
 With one optimizer, each of its steps does. With several, the one that steps most rarely ends a step, and of those that
-step equally often the last one. Another optimizer that appears later either joins the others or takes their place:
+step equally often the last one. Optimizers that take turns, each for several steps, all end steps. Another optimizer that appears later either joins the others or takes their place:
 which of them it is shows when one of them steps again.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 # An optimizer that steps more rarely than this times the most frequent one does not end steps.
 RARE = 8
+# Steps in a row of each of two optimizers, from which on they take turns.
+TURN = 3
 # Counts are halved here, so that they follow a change.
 MOST_COUNTED = 64
 
@@ -33,6 +35,11 @@ class Ends:
         # Steps of each optimizer since the last end, and in the step before that.
         self._since: dict[int, int] = {}
         self._before: dict[int, int] = {}
+        # The optimizer that stepped last, its steps in a row, and whether the one before it stepped in a row, too.
+        self._last = self._row = 0
+        self._rows = self._turns = False
+        # Steps of all optimizers, and how many of them have ended a step.
+        self._all = self._ended = 0
 
     @property
     def only(self) -> int:
@@ -41,6 +48,26 @@ class Ends:
 
     def stepped(self, key: int) -> tuple[int, int]:
         """An optimizer has stepped: (steps that end now: 0 or 1; what has to be added to those counted before)."""
+        self._all += 1
+        if key == self._last:
+            self._row += 1
+        else:
+            self._rows = self._row >= TURN
+            self._last, self._row = key, 1
+            self._turns = self._turns and self._rows
+        if not self._turns:
+            ended, missed = self._stepped(key)
+            self._ended += ended + missed
+            if not (self._rows and self._row >= TURN):
+                return ended, missed
+            self._turns = True
+            missed += self._all - self._ended
+        else:
+            ended, missed = 1, 0
+        self._ended = self._all
+        return ended, missed
+
+    def _stepped(self, key: int) -> tuple[int, int]:
         counts = self.counts
         if not counts:
             self._ender = key
@@ -60,6 +87,7 @@ class Ends:
             gone, new = list(counts), self._new
             self._begin(new, new[-1])
             self._gone, self._alone, missed = gone, len(new) == 1, 1
+            self._ended = self._all - 2  # whatever those before did is right
         elif self._new:
             self._begin([*counts, *self._new], self._new[-1], self._alone)
             self._behind = True
@@ -89,6 +117,7 @@ class Ends:
         """The optimizers so far do not exist any more, and this one trains. Returns the steps that were not counted."""
         missed = len(self._new) if self.counts else 0
         self._begin([key], key)
+        self._ended = self._all
         return missed
 
     def finished(self) -> int:

@@ -45,10 +45,13 @@ def _reached(name: str) -> bool:
 
 
 class Dropped:
-    """A context that drops our own errors, and lets those of the script go on."""
+    """A context that drops our own errors of these classes, and lets those of the script go on."""
+
+    def __init__(self, *kinds: type[BaseException]) -> None:
+        self._kinds = kinds or (BaseException,)
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        return error is not None and ours(error)
+        return isinstance(error, self._kinds) and ours(error)

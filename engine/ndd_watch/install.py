@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
+import signal
 import sys
-import threading
 from threading import get_ident
 from typing import Any, Callable
 
@@ -21,6 +19,7 @@ from .exceptions import Dropped, ours
 from .frameworks import Frameworks, numbers
 from .hooks import Hooks
 from .learning import Learning
+from .library import open_file, os, threading
 from .listening import make_way
 from .looks import Looks, key_of
 from .mapped import ELSEWHERE, NATIVE
@@ -88,14 +87,35 @@ class Observer:
         self.hooks.install(self._torch)
         self.allocations.begin(self.hooks.probes)
         self.captures.install(self.hooks.probes)
+        self.hooks.probes.put(signal.signal, self._handler_set(False), self._handler_set(True), False)
         skip_ours()
+
+    def _handler_set(self, done: bool) -> Callable[[Any, int], int]:
+        """A hook: the script is about to handle a signal, or has done so. What may lose its exceptions ends before."""
+
+        def hears(_probe: Any, zero: int) -> int:
+            recorder = self.recorder
+            if recorder is not None and not recorder.paused:
+                try:
+                    if done:
+                        recorder.listen()
+                    else:
+                        recorder.deaf()
+                except Exception as error:  # noqa: BLE001
+                    self.steps.failed(error)
+            return zero
+
+        return hears
 
     def give_up(self, error: BaseException) -> None:
         """End the observation after an error of ours. Never raises one."""
         try:
             self.stop()
+            reason = f"{type(error).__name__}: {error}"
             if self.recorder is not None:
-                self.recorder.put("unobserved", step=S[DONE], reason=f"{type(error).__name__}: {error}")
+                self.recorder.put("unobserved", step=S[DONE], reason=reason)
+            else:
+                _tell_failure(reason)
         except Exception as another:
             if not ours(another):
                 raise
@@ -143,11 +163,14 @@ class Observer:
             try:
                 recorder.open(self.early, here)
             except OSError as error:
+                if not ours(error):
+                    raise
                 self.stop()
                 _tell_failure(str(error))
                 return False
             self.recorder, self.early = recorder, []
-            recorder.collected = self.captures.overdue
+            recorder.collected = self.overdue
+            self.modules.aside = self._aside
             if self.hooks.missing:
                 recorder.put("unseen", functions=self.hooks.missing)
         self.recorder.resume()
@@ -225,10 +248,20 @@ class Observer:
 
         values.send(list(late.values()), arrived)
 
+    def _aside(self) -> None:
+        """An evaluation begins: it may take long, and perhaps under a timeout."""
+        if self.recorder is not None and self.steps.evaluated != S[DONE] - 1:  # not in each step
+            self.recorder.listen()
+
+    def overdue(self) -> None:
+        """Something was heard: end to look closely at a step that does not end."""
+        self.profiler.overdue()
+        self.captures.overdue()
+
     def heard(self, event: str, given: tuple[Any, ...]) -> None:
         """Python tells an audit hook what it does."""
         try:
-            self.captures.overdue()
+            self.overdue()
             if event == "sys.setprofile":
                 make_way()
                 self.profiler.make_way()
@@ -334,7 +367,7 @@ class Observer:
             steps.next_study = 0 if captures.wanted else self._profile_due
 
     def _profile(self) -> None:
-        if not self.profiler.begin():
+        if not self.profiler.begin(sum(self.steps.last_row)):
             self._study = "profile"
 
     def forked(self) -> None:
@@ -375,14 +408,14 @@ def install(frameworks: bool = True) -> Observer:
             made.heard(event, given)
 
     sys.addaudithook(heard)
-    threading._register_atexit(made.ended)  # type: ignore[attr-defined]
+    threading._register_atexit(made.ended)
     os.register_at_fork(after_in_child=made.forked)
     return made
 
 
 def _tell_failure(reason: str) -> None:
     """Leave a word for the reader: nothing of ours appears in the output of the script."""
-    with contextlib.suppress(OSError):
+    with Dropped(OSError):
         path = os.path.join(os.environ.get(FOLDER) or FOLDER_AT_START, f"pid-{os.getpid()}.unobserved")
-        with open(path, "w", encoding="utf-8") as file:
+        with open_file(path, "w", encoding="utf-8") as file:
             file.write(reason)

@@ -11,11 +11,8 @@ from typing import Any
 
 from .clock import now
 from .exceptions import Dropped, ours
-from .listening import Listening
+from .listening import LONGER, SPARE_NS, Listening
 from .looks import Looks
-
-# Learning ends after so many usual steps, and nanoseconds.
-LONGER, SPARE_NS = 10, 20_000_000
 
 
 class Learning:

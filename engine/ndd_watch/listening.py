@@ -9,6 +9,8 @@ import sys
 from threading import get_ident
 from typing import Any, Callable
 
+from .library import signal
+
 # Tool ids of sys.monitoring that nobody has reserved, and that of profilers.
 _IDS = (4, 3)
 _PROFILERS = 2
@@ -16,6 +18,9 @@ _PROFILERS = 2
 # Calls within each other after which a profile function is taken out, and how many more have to be possible. Where the
 # recursion limit leaves no room for a profile function, Python 3.11 crashes.
 MOST_DEPTH, SPARE_DEPTH = 100, 400
+
+# To look closely at a step ends after so many usual ones, and nanoseconds.
+LONGER, SPARE_NS = 10, 20_000_000
 
 # Everything that listens in this process, at most one at a time.
 _active: list[Listening] = []
@@ -102,11 +107,21 @@ def _depth() -> int:
 
 
 def tool_id() -> int | None:
-    """An id of sys.monitoring that nobody uses; None without one, and before Python 3.12."""
+    """An id of sys.monitoring that nobody uses; None without one, before Python 3.12, and where signals are handled."""
     monitoring: Any = getattr(sys, "monitoring", None)
-    if monitoring is None:
+    if monitoring is None or handles_signals():
         return None
     return next((one for one in _IDS if monitoring.get_tool(one) is None), None)
+
+
+def handles_signals() -> bool:
+    """Whether functions of the script handle signals; the usual one for Ctrl-C is none of them.
+
+    An exception that such a function raises while Python calls ours is lost in some calls, and crashes others: a
+    callback of the garbage collector, and one of sys.monitoring in Python 3.13.
+    """
+    usual = signal.Handlers, type(signal.default_int_handler), type(None)
+    return any(not isinstance(signal.getsignal(number), usual) for number in signal.valid_signals())
 
 
 def profiled() -> bool:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import mmap
-import os
 import struct
-import time
 from collections.abc import Iterator
 from typing import Any
+
+from .exceptions import Dropped
+from .library import dumps, os, time
 
 VERSION = 2
 _MAGIC = 0x6864646E6F6331 << 8 | VERSION
@@ -100,11 +100,11 @@ class Memory:
     def put(self, kind: str, body: dict[str, Any]) -> None:
         """Append a line."""
         line = {"v": VERSION, "type": kind, "t": round(time.time(), 4), **body}
-        self._waiting.append(json.dumps(line).encode() + b"\n")
+        self._waiting.append(dumps(line).encode() + b"\n")
         while self._waiting and not self._writing:
             self._writing = True
             try:
-                with contextlib.suppress(IndexError):
+                with Dropped(IndexError):
                     self._append(self._waiting.pop(0))
             finally:
                 self._writing = False
@@ -125,18 +125,20 @@ def _claimed(folder: str, name: str) -> int:
     """An open file of the right size under a name that nobody has. The reader makes the folder, and removes it."""
     for number in range(_NAMES):
         path = os.path.join(folder, f"{name}~{number}{SUFFIX}" if number else name + SUFFIX)
-        if not os.path.lexists(path):
+        try:
+            os.lstat(path)
+        except FileNotFoundError:
             break
     for spare in sorted(entry for entry in os.listdir(folder) if entry.startswith(SPARE)):
-        with contextlib.suppress(OSError):  # another process was faster
+        with Dropped(OSError):  # another process was faster
             os.rename(os.path.join(folder, spare), path)
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            return int(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
     return make(path)
 
 
 def make(path: str) -> int:
     """Create a file with all of its space; the open descriptor. Raises OSError."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    handle: int = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(handle, 0, SIZE)

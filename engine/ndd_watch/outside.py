@@ -6,10 +6,11 @@ torch.save to our own. Writes in C or Rust without Python are not seen.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 from typing import Any, Callable
+
+from .exceptions import Dropped
+from .library import os
 
 # Places or hosts that are remembered.
 MOST = 20
@@ -19,6 +20,8 @@ _CHANGES = {
     "os.mkdir": (0,), "os.remove": (0,), "os.rmdir": (0,), "os.truncate": (0,), "shutil.rmtree": (0,),
     "os.rename": (0, 1), "os.symlink": (1,), "os.link": (1,),
 }  # fmt: skip
+# Modules of the library with classes of paths; a class of the script may run code of its own.
+_PATHS = ("pathlib", "pathlib._local")
 _LOCAL = ("127.", "::1", "localhost", "0.0.0.0")
 
 
@@ -53,8 +56,8 @@ class Outside:
     def writes(self, path: Any) -> None:
         """The script is about to change a file."""
         # Other kinds of paths could compute theirs.
-        if type(path) in (str, bytes) or type(path).__module__.startswith("pathlib"):
-            with contextlib.suppress(ValueError, OSError):
+        if type(path) in (str, bytes) or type(path).__module__ in _PATHS:
+            with Dropped(ValueError, OSError):
                 self._writes(os.fsdecode(path))
 
     def _writes(self, path: str) -> None:
@@ -89,6 +92,6 @@ class Outside:
 
 
 def _folder() -> str:
-    with contextlib.suppress(OSError):  # it may have been removed
-        return os.getcwd()
+    with Dropped(OSError):  # it may have been removed
+        return str(os.getcwd())
     return ""

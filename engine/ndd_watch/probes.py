@@ -27,6 +27,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Callable, Literal, NamedTuple
 
+from .exceptions import ours
 from .listening import profiled
 
 Hook = Callable[[Any, int], int]
@@ -219,7 +220,9 @@ def _with_probes(
             code, qualified, imported, _expression(_BEGIN, _BEGIN_LOOK, begins), _expression(_END, _END_LOOK, ends),
             always,
         )  # fmt: skip
-    except (OSError, SyntaxError, ValueError, LookupError, UnicodeError):
+    except (OSError, SyntaxError, ValueError, LookupError, UnicodeError) as error:
+        if not ours(error) and not isinstance(error, SyntaxError):
+            raise
         return None
     constants: dict[str, Any] = {}
     for one, probe, look in ((begins, _BEGIN, _BEGIN_LOOK), (ends, _END, _END_LOOK)):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-
 from .exceptions import Dropped
+from .library import open_file, os
 
 _PR_SET_PTRACER = 0x59616D61
 
@@ -16,7 +14,7 @@ def let_read(tracer: str) -> None:
     It is set where the console has found py-spy. It replaces another choice of the script, which cannot be read.
     """
     with Dropped():
-        with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
+        with open_file("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
             if file.read().strip() != "1" or not tracer.isdigit():
                 return
         import ctypes
@@ -27,8 +25,8 @@ def let_read(tracer: str) -> None:
 def resident() -> int | None:
     """The memory of this process in bytes; None if that is not known."""
     with (
-        contextlib.suppress(OSError, ValueError, IndexError),
-        open("/proc/self/statm", encoding="ascii") as file,
+        Dropped(OSError, ValueError, IndexError),
+        open_file("/proc/self/statm", encoding="ascii") as file,
     ):
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(file.read().split()[1]) * int(os.sysconf("SC_PAGE_SIZE"))
     return None

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
+from threading import get_ident
 from typing import Any, Callable
 
 from .blocking import Blocking
 from .clock import NAMES, OTHER, now
-from .listening import profiled
+from .listening import LONGER, SPARE_NS, profiled
 
 # Functions of the user's own code, and waits for the device, that a profiled step names.
 MOST_FUNCTIONS = 12
@@ -54,12 +55,16 @@ class StepProfiler:
         self._phases: dict[int, dict[str, float]] = {}
         # Nanoseconds of each phase, and when the present one began.
         self._lengths: dict[str, int] = {}
-        self._changed = 0
+        self._changed = self._until = self._thread = 0
 
-    def begin(self) -> str:
-        """Begin on this thread. Returns why that is not possible, or ""."""
+    def begin(self, usual_ns: int = 0) -> str:
+        """Begin on this thread. Returns why that is not possible, or "".
+
+        usual_ns: how long a step usually takes. It ends where this one takes much longer: the training may be over.
+        """
         if profiled():
             return ANOTHER
+        self._until, self._thread = now() + LONGER * usual_ns + SPARE_NS if usual_ns else 0, get_ident()
         kind = _profiler()
         if kind is None:
             return "this Python has no profiler"
@@ -69,6 +74,8 @@ class StepProfiler:
             if self._added is None:
                 self._added = _added_ns(kind)
             profiler = kind(builtins=True, subcalls=True)
+            if _MONITORING:
+                profiler.until, profiler.late = self._until, self.overdue
             self._begun = self._changed = now()
             profiler.enable()
         except ValueError:
@@ -84,6 +91,16 @@ class StepProfiler:
         if not _MONITORING and profiler is not None and sys.getprofile() is profiler:
             self._profiler = None
             self.blocking.end()
+            profiler.disable()
+
+    def overdue(self) -> None:
+        """Something was heard: end where the step takes much longer than usual; its functions stay unknown."""
+        profiler = self._profiler
+        if profiler is None or not self._until or now() < self._until or get_ident() != self._thread:
+            return
+        self._profiler = None
+        self.blocking.end()
+        if _MONITORING or sys.getprofile() is profiler:
             profiler.disable()
 
     def mark(self, phase: str) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import os
-import signal
-import socket
 import sys
-import threading
-import time
 from typing import Any, Callable
 
 from . import FOLDER, clock
 from .clock import DONE, NAMES, TRAINER, S, memory
 from .exceptions import Dropped, ours
+from .library import gc, os, socket, threading, time
+from .listening import handles_signals
 from .looks import Looks
 from .mapped import CORRECTION, MICRO, NATIVE, SKIPPED
 from .places import Places
@@ -74,15 +70,22 @@ class Recorder:
         An exception that a handler raises while a callback of the collector runs is lost.
         """
         self.paused = False
-        if _handles_signals():
-            if self._collected in gc.callbacks:
-                gc.callbacks.remove(self._collected)
+        self.listen()
+
+    def listen(self) -> None:
+        """Hear garbage collections, or stop that."""
+        if handles_signals():
+            self.deaf()
         elif self._collected not in gc.callbacks:
             gc.callbacks.append(self._collected)
 
     def pause(self) -> None:
         """Observe nothing more."""
         self.paused = True
+        self.deaf()
+
+    def deaf(self) -> None:
+        """Do not hear garbage collections."""
         if self._collected in gc.callbacks:
             gc.callbacks.remove(self._collected)
 
@@ -209,12 +212,6 @@ class Recorder:
 def _by_name(times: dict[int, float]) -> dict[str, int]:
     """Nanoseconds by the name of the phase."""
     return {NAMES[phase]: round(spent) for phase, spent in times.items()}
-
-
-def _handles_signals() -> bool:
-    """Whether functions of Python handle signals; the usual one for Ctrl-C is none of them."""
-    usual = signal.Handlers, type(signal.default_int_handler), type(None)
-    return any(not isinstance(signal.getsignal(number), usual) for number in signal.valid_signals())
 
 
 def reason_of(error: Any) -> str:

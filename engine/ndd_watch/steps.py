@@ -110,7 +110,7 @@ class Steps:
         # Whether the model that is trained was evaluated in the current step, and the last step in which calls of any
         # module looked like an evaluation.
         self.own_evaluation = False
-        self._evaluated = -2
+        self.evaluated = -2
         # Set by the hooks: takes those out that steps without phases do not need, or puts them back.
         self.rest: Callable[[bool], None] = lambda on: None
         # Set by `install`: ends a window; learns from a step; called at the end of each step by a trial; called with
@@ -271,8 +271,8 @@ class Steps:
         What looks like an evaluation of another model in each step is part of the step: a teacher, a target network.
         """
         if row[EVALUATE]:
-            each = self._evaluated == S[DONE] - 1 and not self.own_evaluation
-            self._evaluated, self.own_evaluation = S[DONE], False
+            each = self.evaluated == S[DONE] - 1 and not self.own_evaluation
+            self.evaluated, self.own_evaluation = S[DONE], False
             if each:
                 row[FORWARD] += row[EVALUATE]
                 row[EVALUATE] = 0

@@ -37,6 +37,8 @@ class Calls:
         self._stack: list[tuple[Any, int, _Entry, _Entry | None]] = []
         self._tool: int | None = None
         self._thread = 0
+        # Called once a function begins after this moment; 0 for never.
+        self.until, self.late = 0, self.disable
 
     def enable(self) -> None:
         """Begin on this thread. Raises ValueError if no tool id is free."""
@@ -84,7 +86,11 @@ class Calls:
                 inner = inside[what] = _Entry(what)
             inner.open += 1
         entry.open += 1
-        self._stack.append((what, now(), entry, inner))
+        t = now()
+        self._stack.append((what, t, entry, inner))
+        if self.until and t > self.until:
+            self.until = 0
+            self.late()
 
     def _pop(self, t: int) -> None:
         _, begun, entry, inner = self._stack.pop()

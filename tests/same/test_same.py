@@ -56,7 +56,7 @@ def test_it_is_the_same(case: Case, tmp_path: Path) -> None:
 
 def test_there_are_enough_cases_of_each_kind() -> None:
     kinds = [case.kind for case in CASES]
-    assert len(set(kinds)) == 12
+    assert len(set(kinds)) == 13
     assert len(kinds) >= 150
     assert min(map(kinds.count, kinds)) >= 9
 

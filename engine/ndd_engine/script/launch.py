@@ -33,8 +33,8 @@ LAST_WORDS_S = 1.0
 
 def becoming(words: Sequence[str], parent: int, terminal: str = "streams") -> list[str]:
     """A command that becomes another one as a shell would start it. parent, terminal: see `shim`."""
-    ignored = ",".join(map(str, inherited.ignored()))
-    return [sys.executable, "-I", "-S", _SHIM, str(parent), terminal, ignored, *words]
+    ignored, closed = (",".join(map(str, numbers)) for numbers in (inherited.ignored(), inherited.closed()))
+    return [sys.executable, "-I", "-S", _SHIM, str(parent), terminal, ignored, closed, *words]
 
 
 def inherited_descriptors() -> list[int]:

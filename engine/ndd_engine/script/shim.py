@@ -1,8 +1,9 @@
-"""Becomes the command: `python -I -S shim.py PARENT TERMINAL IGNORED COMMAND…`. Standard library only.
+"""Becomes the command: `python -I -S shim.py PARENT TERMINAL IGNORED CLOSED COMMAND…`. Standard library only.
 
 PARENT: id of the process that must be alive, or the command ends; 0 for whichever starts it. TERMINAL: "terminal" makes
 standard input the controlling terminal, so that Ctrl-C reaches the command; "streams" does not. IGNORED: numbers of the
-signals that the command ignores, separated by commas; all others have their default.
+signals that the command ignores, separated by commas; all others have their default. CLOSED: numbers of the standard
+streams that the command does not have.
 """
 
 import ctypes
@@ -17,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Replace this process; exits with 127 if the command cannot be executed, 126 if it may not be."""
-    parent, terminal, ignored, *command = sys.argv[1:]
+    parent, terminal, ignored, closed, *command = sys.argv[1:]
     if sys.platform == "linux":
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -35,6 +36,9 @@ def main() -> None:
             signal.signal(number, signal.SIG_IGN if number in keep else signal.SIG_DFL)
         except (OSError, ValueError):
             pass
+    for stream in closed.split(","):
+        if stream:
+            os.close(int(stream))
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:

@@ -14,7 +14,9 @@ def _begin():
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
     try:
         if sys.version_info >= (3, 9) and os.environ.get("NDD_WATCH") and not _is_helper(sys):
-            _when_imported("torch", lambda module: _load(here, module))
+            # A script may replace functions of the library before it imports torch.
+            kept = {name: dict(vars(sys.modules[name])) for name in ("os", "time") if name in sys.modules}
+            _when_imported("torch", lambda module: _load(here, module, kept))
     except Exception:
         pass  # this process is not observed
     ours = sys.modules.pop("sitecustomize", None)
@@ -57,8 +59,11 @@ def _when_imported(wanted, then):
                     del spec.loader.exec_module
                     try:
                         then(module)
-                    except Exception:
-                        pass  # this process is not observed
+                    except Exception as error:
+                        # This process is not observed, or a signal handler of the script has raised it.
+                        telling = sys.modules.get("_ndd_watch.exceptions")
+                        if telling is not None and not telling.ours(error):
+                            raise
 
             spec.loader.exec_module = exec_module
             return spec
@@ -67,7 +72,7 @@ def _when_imported(wanted, then):
     sys.meta_path.insert(0, finder)
 
 
-def _load(here, torch):
+def _load(here, torch, kept):
     import os
     import sys
     from importlib import import_module
@@ -82,6 +87,7 @@ def _load(here, torch):
         name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
     )
     module = sys.modules[name] = module_from_spec(spec)
+    module.AT_START = kept
     spec.loader.exec_module(module)
     import_module(name + ".install").install()
 

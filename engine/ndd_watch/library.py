@@ -1,0 +1,43 @@
+"""Modules of Python's library with the functions that they had when Python started, or the observer was loaded.
+
+A script may replace functions of the library later on, as tests do with clocks and files: hooks must neither run nor
+disturb what stands in their place.
+"""
+
+from __future__ import annotations
+
+import gc as _gc
+import json as _json
+import os as _os
+import signal as _signal
+import socket as _socket
+import sys as _sys
+import threading as _threading
+import time as _time
+from types import SimpleNamespace
+from typing import Any
+
+__all__ = ["dumps", "gc", "open_file", "os", "signal", "socket", "threading", "time"]
+
+# Set by `site/sitecustomize.py`.
+_AT_START = getattr(_sys.modules[__package__], "AT_START", {})
+open_file = open
+gc: Any = SimpleNamespace(**vars(_gc))
+os: Any = SimpleNamespace(**_AT_START.get("os", vars(_os)))
+signal: Any = SimpleNamespace(**vars(_signal))
+socket: Any = SimpleNamespace(**vars(_socket))
+threading: Any = SimpleNamespace(**vars(_threading))
+time: Any = SimpleNamespace(**_AT_START.get("time", vars(_time)))
+
+
+class _Encoder(_json.JSONEncoder):
+    """Its methods are those of now."""
+
+    default, encode, iterencode = (
+        _json.JSONEncoder.default,
+        _json.JSONEncoder.encode,
+        _json.JSONEncoder.iterencode,
+    )
+
+
+dumps = _Encoder().encode
