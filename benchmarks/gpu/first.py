@@ -23,6 +23,7 @@ from ndd_engine.train.settings import rounds_to_tf32
 from ndd_engine.train.step.precision import set_tf32
 
 from .figures import NO_GPU, Task, one_line, task
+from .processes import console, last
 from .runs import EXACT, Json, Trained, difference, losses, train
 
 MIB = 1 << 20
@@ -165,6 +166,7 @@ def fallback(given: Task, folder: Path) -> None:
     if not given.on_gpu:
         given.skip("the reason names the line", NO_GPU)
         given.skip("a capture that fails ends the run with its cause", NO_GPU)
+        given.skip("a new process goes on after it", NO_GPU)
         return
     named = "waits for the GPU" in verified and "fallback_model.py" in verified
     given.check(
@@ -175,6 +177,15 @@ def fallback(given: Task, folder: Path) -> None:
     told = end.status == "failed" and "the CUDA graph cannot be captured" in end.reason
     name = "a capture that fails ends the run with its cause"
     given.check(name, one_line(f"{end.status}: {end.reason}"), "failed, with the cause", told)
+    options = (word for one in (*sets, "run.max_steps=40") for word in ("--set", one))
+    command = (
+        "--runs", str(folder / "again"), "train", "--headless", "--workload", "fallback_model:factory", *options,
+    )  # fmt: skip
+    done = console(given, folder / "console", *command)
+    again = done.returncode == 0 and "restarting: ndd-console train --resume" in done.stderr
+    given.check(
+        "a new process goes on after it", last(done), "exit status 0 after a restart without a graph", again
+    )
 
 
 def load(given: Task, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from ndd_engine.record.rundir import RunDir
 
 from .figures import NO_GPU, Task, one_line, task
 from .first import device_ns, module, named, phases, typical
+from .processes import console, last
 from .runs import Json, events_of
 
 # Steps of a trial against those of a synchronised loop.
@@ -136,14 +136,21 @@ def sizes(given: Task) -> tuple[int, int]:
     return (8192, 2048) if given.on_gpu else (64, 64)
 
 
+def written(root: Path, steps: int) -> None:
+    """Write the script and the number of its steps."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "steps").write_text(str(steps), "utf-8")
+    module(root, RUN, SCRIPT)
+
+
 def observed(given: Task, root: Path, *words: str) -> RunDir | None:
     """The record of the script, observed from outside; None if that failed, which is a figure."""
     arguments = [sys.executable, f"{RUN}.py", given.device, *map(str, sizes(given)), *words]
     name = f"script {' '.join(words)}".strip()
+    written(root, int(given.of(150, 150, 200)))
     done = console(
         given,
         root,
-        int(given.of(150, 150, 200)),
         "run",
         "--headless",
         "--run",
@@ -168,10 +175,10 @@ def observed(given: Task, root: Path, *words: str) -> RunDir | None:
 def tried(given: Task, root: Path, change: str) -> Json | None:
     """The result of a trial of the observed script; None if that failed, which is a figure."""
     budget = str(int(given.of(25, 20, 10)))
+    written(root, ENDLESS)
     done = console(
         given,
         root,
-        ENDLESS,
         "try",
         RUN,
         "--runs",
@@ -192,35 +199,6 @@ def tried(given: Task, root: Path, change: str) -> Json | None:
     why = "" if measured else one_line(found["text"])
     given.check(f"trial of {change}", one_line(found["text"], 160), "measured", measured, why)
     return found
-
-
-def console(given: Task, root: Path, steps: int, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command of ndd-console in a folder with the script. steps: of the script."""
-    root.mkdir(parents=True, exist_ok=True)
-    (root / "steps").write_text(str(steps), "utf-8")
-    module(root, RUN, SCRIPT)
-    command = [sys.executable, "-m", "ndd_console", *words]
-    # The part ends at its limit; this one only keeps a command that hangs from taking all of it.
-    limit_s = max(given.left_s * 0.8, 5.0)
-    try:
-        return subprocess.run(
-            command,
-            cwd=root,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, -1, "", f"did not end within {limit_s:.0f} s")
-
-
-def last(done: subprocess.CompletedProcess[str]) -> str:
-    """The last lines of its output; all of it goes into the log of the part."""
-    print(done.stdout + done.stderr, flush=True)
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    return one_line(" / ".join(lines[-6:])) if lines else "no output"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Tells at which steps of optimizers a step of the training ends.
 
 With one optimizer, each of its steps does. With several, the one that steps most rarely ends a step, and of those that
-step equally often the last one. Optimizers that take turns, each for several steps, all end steps. Another optimizer that appears later either joins the others or takes their place:
-which of them it is shows when one of them steps again.
+step equally often the last one. Optimizers that take turns, each for several steps, all end steps. Another optimizer
+that appears later either joins the others or takes their place: which of them it is shows when one of them steps again.
 """
 
 from __future__ import annotations
