@@ -313,7 +313,7 @@ class Hooks:
 
             def arrived(values: list[float]) -> None:
                 if math.isfinite(values[0]):
-                    steps.loss = done, values[0]
+                    steps.late.append((done, values[0]))
 
             steps.values.send([loss], arrived)
 

@@ -86,6 +86,8 @@ class Steps:
         # before, nanoseconds by phase).
         self.device: Any = None
         self.values: DeviceValues | None = None
+        # Losses of a GPU that have arrived.
+        self.late: list[tuple[int, float]] = []
         self.device_rows: list[tuple[int, dict[int, float]]] = []
         self.loss_due = 0
         self.shape: tuple[int, ...] | None = None

@@ -120,7 +120,9 @@ class Trying:
         found = [] if steps.loss is None else [steps.loss]
         steps.loss = None
         if steps.values is not None:
-            found += steps.values.arrived()
+            steps.values.read()
+            found += steps.late
+            steps.late.clear()
         self._losses += [value for _, value in found][: LOSSES - len(self._losses)]
 
     def _facts(self) -> dict[str, Any]:

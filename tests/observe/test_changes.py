@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from observed import SUBJECTS
 
 from ndd_watch import FOLDER, SITE
 from ndd_watch.changes import make
@@ -50,7 +51,7 @@ while True:
 
 
 def ready(
-    folder: Path, *words: str, outside: bool = False, **changes: Any
+    folder: Path, *words: str, script: tuple[str, ...] = (), outside: bool = False, **changes: Any
 ) -> tuple[dict[str, Any] | None, str]:
     """(what a process of a trial says when it is ready, None if it ended before that; its errors)."""
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
@@ -72,7 +73,8 @@ def ready(
             "NDD_WATCH_TRY": json.dumps(spec),
         }
         with subprocess.Popen(
-            [sys.executable, "-c", IMAGES, *words], env=environment, cwd=short, stderr=subprocess.PIPE, text=True,
+            [sys.executable, *(script or ("-c", IMAGES)), *words], env=environment, cwd=short, stderr=subprocess.PIPE,
+            text=True,
         ) as process:  # fmt: skip
             assert process.stderr is not None
             connection, _ = server.accept()
@@ -96,6 +98,15 @@ def test_changes_of_the_start_are_in_effect_for_a_loader_that_is_made_once(tmp_p
     assert settings["loader.prefetch"][1:3] == ["3", True]
     # Workers read the items themselves.
     assert settings["loader.cache"][1:3] == ["false", False]
+
+
+def test_a_trial_on_a_gpu_keeps_the_losses_of_the_first_steps(tmp_path: Path) -> None:
+    """They arrive some steps late, several at a time."""
+    script = str(SUBJECTS / "on_gpu.py"), "60", "0.3", "0.3", "1"
+    side, errors = ready(tmp_path, script=script)
+    assert side is not None, errors
+    assert side["device"] == "cuda:0" and len(side["losses"]) >= 5
+    assert len(set(side["losses"])) == 1  # the learning rate is 0
 
 
 def test_items_are_cached(tmp_path: Path) -> None:
