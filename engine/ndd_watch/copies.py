@@ -18,16 +18,23 @@ _NAMES = ("to", "cuda")
 
 
 class Copies:
-    """failed: called with an error of ours."""
+    """failed: called with an error of ours. unseen: called with the names of what is not timed, and why."""
 
-    def __init__(self, torch: Any, looks: Looks, failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        looks: Looks,
+        failed: Callable[[BaseException], None],
+        unseen: Callable[[list[str], str], None],
+    ) -> None:
         self._torch, self._kind = torch, torch.Tensor
-        self._looks, self._failed = looks, failed
+        self._looks, self._failed, self._unseen = looks, failed, unseen
         self._put: dict[str, Any] = {}
 
     def put(self) -> None:
         """Put the functions in place, if nobody sees them. Raises AttributeError if torch has no such method."""
         if overridden(self._torch) or watched(self._torch._C):
+            self._tell()
             return
         for name in _NAMES:
             if name not in self._kind.__dict__:
@@ -41,13 +48,21 @@ class Copies:
             if self._kind.__dict__.get(name) is function:
                 delattr(self._kind, name)
 
+    def _tell(self) -> None:
+        self._unseen([f"torch.Tensor.{name}" for name in _NAMES], "a class or a mode of the script sees them")
+
     def _timed(self, method: Callable[..., Any]) -> Any:
         traced, looks, failed = self._looks.traced, self._looks, self._failed
-        modes, remove, core = self._torch._C._len_torch_function_stack, self.remove, self._torch._C
+        modes, core = self._torch._C._len_torch_function_stack, self._torch._C
+        remove, tell = self.remove, self._tell
 
         def copy(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             if modes() and watched(core):
-                remove()  # the mode is given what torch.Tensor has under this name
+                try:
+                    remove()  # the mode is given what torch.Tensor has under this name
+                    tell()
+                except Exception as error:  # noqa: BLE001
+                    failed(error)
                 return method(self, *args, **kwargs)
             if S[TIMED] != get_ident() or S[CURRENT] != OTHER or traced() or not looks.is_tensor(self):
                 return method(self, *args, **kwargs)

@@ -35,8 +35,9 @@ class Ends:
         # Steps of each optimizer since the last end, and in the step before that.
         self._since: dict[int, int] = {}
         self._before: dict[int, int] = {}
-        # The optimizer that stepped last, its steps in a row, and whether the one before it stepped in a row, too.
-        self._last = self._row = 0
+        # The optimizer that stepped last, its steps in a row, the steps that these have ended, and whether the one
+        # before it stepped in a row, too.
+        self._last = self._row = self._row_ended = 0
         self._rows = self._turns = False
         # Steps of all optimizers, and how many of them have ended a step.
         self._all = self._ended = 0
@@ -49,21 +50,25 @@ class Ends:
     def stepped(self, key: int) -> tuple[int, int]:
         """An optimizer has stepped: (steps that end now: 0 or 1; what has to be added to those counted before)."""
         self._all += 1
+        wrong = 0
         if key == self._last:
             self._row += 1
         else:
             self._rows = self._row >= TURN
-            self._last, self._row = key, 1
-            self._turns = self._turns and self._rows
-        if not self._turns:
-            ended, missed = self._stepped(key)
-            self._ended += ended + missed
-            if not (self._rows and self._row >= TURN):
-                return ended, missed
+            if self._turns and not self._rows:  # the last row was no turn, but part of a step
+                self._turns, wrong = False, self._row - self._row_ended
+            self._last, self._row, self._row_ended = key, 1, 0
+        ended, missed = self._stepped(key)
+        self._row_ended += ended + missed
+        missed -= wrong
+        self._ended += ended + missed
+        if self._turns:
+            ended, missed = 1, 0
+        elif self._rows and self._row >= TURN:
             self._turns = True
             missed += self._all - self._ended
         else:
-            ended, missed = 1, 0
+            return ended, missed
         self._ended = self._all
         return ended, missed
 

@@ -17,6 +17,7 @@ _RAISED = frozenset({
     FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError, ZeroDivisionError, OverflowError,
     ArithmeticError, UnicodeDecodeError, UnicodeEncodeError, BufferError, RecursionError, MemoryError,
 })  # fmt: skip
+_HANDLER = os.path.join("torch", "utils", "data", "_utils", "signal_handling.py")
 # Code that our calls reach besides our own.
 _CALLED = (os.sep + "torch" + os.sep, os.path.join(os.path.dirname(os.__file__), ""))
 
@@ -38,7 +39,9 @@ def ours(error: BaseException) -> bool:
 
 
 def _reached(name: str) -> bool:
-    """Whether a file is ours, or one whose functions ours call."""
+    """Whether a file is ours, or one whose functions ours call; torch's handler of a dead worker runs at any moment."""
+    if name.endswith(_HANDLER):
+        return False
     if name.startswith((_OURS, "<frozen ")):
         return True
     return "-packages" + _CALLED[0] in name or (name.startswith(_CALLED[1]) and "-packages" not in name)

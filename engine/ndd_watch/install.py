@@ -53,7 +53,7 @@ class Observer:
             self.steps, self.modules, self.looks, self._arm, own, self.outside.writes, self._elsewhere
         )
         self.allocations = Allocations(torch)
-        self.copies = Copies(torch, self.looks, self.steps.failed)
+        self.copies = Copies(torch, self.looks, self.steps.failed, self._unseen)
         self.captures = Captures(torch, self.steps, self.modules, self.looks, self.put)
         self.learning = Learning(self.looks)
         self.profiler = StepProfiler(own)
@@ -172,7 +172,7 @@ class Observer:
             recorder.collected = self.overdue
             self.modules.aside = self._aside
             if self.hooks.missing:
-                recorder.put("unseen", functions=self.hooks.missing)
+                self._unseen(self.hooks.missing, "the source of this torch is not there")
         self.recorder.resume()
         self._try()
         clock.begin(get_ident())
@@ -247,6 +247,10 @@ class Observer:
                 self._done = None
 
         values.send(list(late.values()), arrived)
+
+    def _unseen(self, functions: list[str], why: str) -> None:
+        """Functions whose time is not measured."""
+        self.put("unseen", functions=functions, reason=why)
 
     def _aside(self) -> None:
         """An evaluation begins: it may take long, and perhaps under a timeout."""

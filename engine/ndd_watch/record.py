@@ -9,7 +9,7 @@ from typing import Any, Callable
 from . import FOLDER, clock
 from .clock import DONE, NAMES, TRAINER, S, memory
 from .exceptions import Dropped, ours
-from .library import gc, os, socket, threading, time
+from .library import gc, os, threading, time
 from .listening import handles_signals
 from .looks import Looks
 from .mapped import CORRECTION, MICRO, NATIVE, SKIPPED
@@ -50,7 +50,7 @@ class Recorder:
         torch: Any = sys.modules["torch"]
         S[NATIVE] = threading.get_native_id()
         self.put(
-            "process", argv=_texts(sys.argv), pid=os.getpid(), host=socket.gethostname(), **place,
+            "process", argv=_texts(sys.argv), pid=os.getpid(), host=os.uname().nodename, **place,
             python=sys.version.split()[0], torch=str(torch.__version__), cuda=torch.version.cuda or torch.version.hip,
             threads=torch.get_num_threads(),
         )  # fmt: skip

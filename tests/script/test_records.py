@@ -265,7 +265,7 @@ def test_stacks_profiles_and_sources(facts: Facts) -> None:
     assert isinstance(found, FunctionsEvent) and found.functions == functions and found.phases == {"other": 8}
     (source,) = facts.take(line("source", file="a.py", line=3, function="\x1b[31mf", timed=False))
     assert isinstance(source, MarkEvent) and "\x1b" not in source.text and "cannot be timed" in source.text
-    (unseen,) = facts.take(line("unseen", functions=["save"]))
+    (unseen,) = facts.take(line("unseen", functions=["save"], reason="its source is not there"))
     assert isinstance(unseen, MarkEvent) and "save" in unseen.text
 
 

@@ -116,7 +116,7 @@ class Facts:
                 yield self._run()
         elif kind == "unseen":
             names = ", ".join(printable(str(name)) for name in line["functions"])
-            text = f"not timed, since the source of this torch is not there: {names}"
+            text = f"not timed, since {printable(str(line['reason']))}: {names}"
             yield MarkEvent("note", self.step, text)
         elif kind == "unobserved":
             reason = printable(str(line["reason"]))

@@ -24,8 +24,6 @@ from ndd_watch.phases import NAMES, OTHER, PHASES, WAITING
 # Formats that are understood, and the bytes of the longest line.
 VERSION = mapped.VERSION
 LONGEST = 1 << 20
-# Files that are made beforehand, for processes to take.
-SPARES = 2
 # Memory of the system in which the files lie, where it has so much space: nothing that is stored there ever waits for a
 # disk. Loaders need it, too.
 SHARED = Path("/dev/shm")
@@ -51,7 +49,7 @@ class Room:
 
     def fill(self) -> None:
         """Make new spare files in the place of those that were taken. Without space, processes make their own."""
-        for number in range(SPARES):
+        for number in range(mapped.SPARES):
             path = self.folder / f"{mapped.SPARE}{number}"
             if not path.exists():
                 try:
