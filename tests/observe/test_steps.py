@@ -37,6 +37,17 @@ def test_optimizers_take_the_place_of_others(each: int) -> None:
         assert steps_of("".join(pair * each for pair in ("ab", "cd", "ef"))) == 3 * each
 
 
+@pytest.mark.parametrize("each", [3, 7, 10, 25])
+def test_each_step_of_optimizers_that_take_turns_is_one(each: int) -> None:
+    assert steps_of(("a" * each + "b" * each) * 4) == 8 * each
+
+
+@pytest.mark.parametrize("alone", [10, 200])
+def test_optimizers_train_alone_before_they_train_together(alone: int) -> None:
+    assert steps_of("a" * alone + "b" * alone + "ab" * 40) == 2 * alone + 40
+    assert steps_of(("a" * alone + "b" * alone) * 3 + "ab" * 50) == 6 * alone + 50
+
+
 def test_one_of_two_optimizers_ends() -> None:
     assert steps_of("ab" * 50 + "b" * 50) == steps_of("ab" * 50 + "a" * 50) == 100
 
