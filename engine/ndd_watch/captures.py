@@ -134,8 +134,10 @@ class Captures:
         """A step has ended at t; whether the next one is no usual one either."""
         self._steps.profiled = True
         self.overdue()
-        if self._running is None or self._thread != get_ident():
-            self._leave = self._leave or OTHER_THREAD
+        if self._running is not None and self._thread != get_ident():
+            self._leave = OTHER_THREAD
+            return False
+        if self._running is None:
             self._resting = False
             return False
         try:

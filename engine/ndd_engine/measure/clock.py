@@ -53,16 +53,14 @@ class Window:
             if not total and outside is None:
                 continue
             device = [v for row in self.device for i in own if i < len(row) and (v := row[i]) is not None]
-            mean = sum(device) / len(self.device) if device else None
+            on_device = sum(device) / len(self.device) if device else outside
             p50, p95, longest = _quantiles(values)
             out[name] = {
                 "host_ns": total,
                 "p50_ns": p50,
                 "p95_ns": p95,
                 "max_ns": longest,
-                "device_ns": None
-                if (found := mean if outside is None else outside) is None
-                else round(found),
+                "device_ns": None if on_device is None else round(on_device),
             }
         return out
 

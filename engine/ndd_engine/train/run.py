@@ -158,6 +158,11 @@ class Run:
             return None
         return f"restart {here.restart + 1} of {here.restarts}"
 
+    @property
+    def restarts(self) -> bool:
+        """Whether a new process is to go on with `goes_on`: nobody has asked for a stop."""
+        return bool(self.goes_on) and not self.control.stopping
+
     def close(self) -> None:
         """Write the record to its end, close the control socket and unlock the run; safe to call twice.
 

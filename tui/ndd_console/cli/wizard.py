@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ndd_console.process.launcher import Leash, supervised
+from ndd_console.process.restart import restart
 from ndd_console.process.terminal import interactive
 from ndd_console.view.tradeoffs import COLUMNS, applicable, remark
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
@@ -139,9 +138,7 @@ def wizard(
         to_train, status = screen.show(answers, output, budget, ctx.obj["ascii"], root, leash)
         if to_train:
             # A new process, because a run must start before any thread exists.
-            options = ["--runs", str(ctx.obj["runs"])] if ctx.obj["runs"] else []
-            options += ["--ascii"] if ctx.obj["ascii"] else []
-            os.execv(sys.executable, [sys.executable, "-m", "ndd_console", *options, "train", to_train])
+            restart(root, (to_train, *["--ascii"] * ctx.obj["ascii"]))
         return status
 
     return supervised(shown)

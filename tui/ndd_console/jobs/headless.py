@@ -31,7 +31,7 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
     one is replaced by it.
     """
     run = trained(request, as_json)
-    if run.goes_on and not run.control.stopping:
+    if run.restarts:
         restart(request.root, (*run.goes_on, "--json" if as_json else "--headless"))
     assert run.end is not None
     return run.end.exit_status
@@ -67,7 +67,7 @@ def trained(
         sys.stdout, sys.stderr = before
         run.close()
         run_log.finish()
-    if run.goes_on and not run.control.stopping:
+    if run.restarts:
         words.say(told(run.goes_on))
     elif not as_json:
         data.data("\n".join(summary(run.recorder.snapshot(), end, str(run.directory.path))))

@@ -133,13 +133,8 @@ class Console:
 
     def _execute(self, run: Run | RanksRun) -> None:
         run.execute()
-        if self._restarts(run) and self._app is not None:
+        if isinstance(run, Run) and run.restarts and self._app is not None:
             self._app.leave_when_final()
-
-    @staticmethod
-    def _restarts(run: AnyRun) -> bool:
-        """Whether a new process trains on in place of this one."""
-        return isinstance(run, Run) and bool(run.goes_on) and not run.control.stopping
 
     def _start(self, draft: Draft, *words: str) -> RunSource:
         """words: the arguments of `train` for this configuration."""
@@ -267,7 +262,7 @@ class Console:
         run.close()
         if self._run_log is not None:
             self._run_log.finish()
-        if isinstance(run, Run) and self._restarts(run):
+        if isinstance(run, Run) and run.restarts:
             click.echo(told(run.goes_on), err=True)
             restart(self.root, (*run.goes_on, *["--ascii"] * self._ascii_only))
         for line in summary(run.recorder.snapshot(), run.end, str(run.directory.path)):

@@ -243,10 +243,10 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     if run is not None and steps:
         items = f", {number(snapshot.items)} {item_name(snapshot)}" if snapshot.items else ""
         done = f"{counted(steps, 'optimizer step')}{items}"
-        told = f"{done} in {duration(snapshot.elapsed_s)}", f"last loss {number(snapshot.loss, 4)}"
-        lines.append(
-            "; ".join(told if steps > 1 else reversed(told))
-        )  # the time of a single step says little
+        parts = [f"{done} in {duration(snapshot.elapsed_s)}", f"last loss {number(snapshot.loss, 4)}"]
+        if steps == 1:  # its time says little
+            parts.reverse()
+        lines.append("; ".join(parts))
         aside = ("evaluate", "checkpoint")
         phases = [phase for phase in snapshot.phases if "/" not in phase.name and phase.name not in aside]
         top = sorted(phases, key=lambda phase: -phase.host_ns)[:4]

@@ -1,4 +1,4 @@
-"""Replaces this process by a new one that trains on where a run of this one cannot."""
+"""Replaces this process by a new one that trains: after the wizard, and where a run of this process cannot train on."""
 
 from __future__ import annotations
 
