@@ -123,8 +123,6 @@ def test_a_killed_viewer_restores_the_terminal(tmp_path: Path) -> None:
         assert "killed by SIGKILL" in terminal.text and "resume" not in terminal.text
 
 
-# Open: on a busy machine it hangs in about one of twelve runs.
-@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGTSTP])
 def test_a_stopped_screen_in_the_background_can_be_terminated(tmp_path: Path, stop: signal.Signals) -> None:
     go = tmp_path / "go"

@@ -11,7 +11,7 @@ class ScriptControl:
     """What was asked of a script. sent, pressed: when Ctrl-C was sent, and whether SIGTERM followed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may interrupt the thread that holds it
         self.stop_status: str | None = None
         self.stop_reason = ""
         self.kill = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +10,13 @@ from types import FrameType
 
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from ndd_engine.files import write_problem, write_text
+from ndd_engine.signals import SignalEvent
 from ndd_engine.text import printable
 
 from .printing import say
 
 
-class Stop(threading.Event):
+class Stop(SignalEvent):
     """Set by Ctrl-C and SIGTERM. exit_status: 130 or 143 once set, 0 before."""
 
     exit_status = EXIT_DONE

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from ndd_engine.errors import error_text
+from ndd_engine.signals import SignalEvent
 
 
 class ThreadJob:
@@ -17,7 +18,7 @@ class ThreadJob:
     def __init__(self, thread_name: str) -> None:
         self.error: BaseException | None = None
         self._name = thread_name
-        self._stop = threading.Event()
+        self._stop = SignalEvent()
         self._thread: threading.Thread | None = None
 
     def begin(self, work: Callable[[], None]) -> None:
@@ -25,7 +26,7 @@ class ThreadJob:
         if self._thread is not None:
             self.stop()
             self.join()
-            self._stop, self.error = threading.Event(), None
+            self._stop, self.error = SignalEvent(), None
         self._thread = threading.Thread(target=self._work, args=(work,), name=self._name)
         self._thread.start()
 

@@ -1,0 +1,39 @@
+"""What signal handlers set is heard, whatever they interrupt."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# Signals arrive every 0.1 ms, until 5,000 handlers have set the event.
+HANDLERS = """
+import signal, sys
+from ndd_engine.signals import SignalEvent
+
+event, heard = SignalEvent(), 0
+
+def handle(*_):
+    global heard
+    heard += 1
+    event.set()
+
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+while heard < 5_000:
+    {doing}
+signal.setitimer(signal.ITIMER_REAL, 0)
+print("heard", event.wait(0))
+"""
+
+
+def heard(doing: str) -> str:
+    command = [sys.executable, "-c", HANDLERS.format(doing=doing)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+
+
+def test_a_handler_that_interrupts_a_set() -> None:
+    assert heard("event.set()") == "heard True\n"
+
+
+def test_a_handler_that_interrupts_a_wait() -> None:
+    assert heard("event.wait(0.001); event.clear()") in ("heard True\n", "heard False\n")
