@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from importlib.resources import files
 from pathlib import Path
+
+from tests import forked
 
 # A tiny step and no end in sight.
 ENDLESS = ("--set", "workload.size=tiny", "--set", "run.epochs=100000", "--set", "run.threads=1")
@@ -22,22 +23,19 @@ def environment(**extra: str) -> dict[str, str]:
 
 def run(*arguments: str, folder: Path, timeout: float = 90, **extra: str) -> subprocess.CompletedProcess[str]:
     """The finished program, with `folder` as its runs folder and working directory."""
-    return subprocess.run(
-        [sys.executable, "-m", "ndd_console", "--runs", str(folder / "runs"), *arguments],
+    return forked.run(
+        ["--runs", str(folder / "runs"), *arguments],
+        timeout,
         cwd=folder,
         env=environment(**extra),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
         stdin=subprocess.DEVNULL,
-        check=False,
     )
 
 
 def start(*arguments: str, folder: Path, group: bool = False) -> subprocess.Popen[str]:
     """The running program. group: in a process group of its own, as a shell starts it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "ndd_console", "--runs", str(folder / "runs"), *arguments],
+    return forked.Popen(
+        ["--runs", str(folder / "runs"), *arguments],
         cwd=folder,
         env=environment(),
         stdin=subprocess.DEVNULL,

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import termios
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import ptyprocess
 import pyte
 
 from ndd_engine.record.rundir import all_runs
+from tests import forked
 
 START_S = 60.0
 # A tiny step and no end in sight: whatever ends these runs is what the test does.
@@ -36,8 +36,7 @@ class Terminal:
             **environment,
         }
         env.pop("NO_COLOR", None)
-        command = [sys.executable, "-m", "ndd_console", "--runs", str(runs), *arguments]
-        self.process = ptyprocess.PtyProcess.spawn(command, env=env, dimensions=(rows, columns))
+        self.process = forked.in_terminal(["--runs", str(runs), *arguments], env, rows, columns)
         self._runs = runs
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)

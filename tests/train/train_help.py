@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests import forked
 
 from ndd_engine.config import read
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
@@ -150,9 +151,8 @@ class Trainer:
     def process(self, *sets: str, name: str, resume: bool = False) -> subprocess.Popen[bytes]:
         """The same in a real process, as a user starts it."""
         options = [part for each in sets for part in ("--set", each)]
-        command = [sys.executable, "-m", "ndd_console", "--runs", str(self.root), "train", "--headless"]
-        command += ["--resume" if resume else "--run", name]
-        return subprocess.Popen(
+        command = ["--runs", str(self.root), "train", "--headless", "--resume" if resume else "--run", name]
+        return forked.Popen(
             [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
