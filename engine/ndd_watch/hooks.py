@@ -74,7 +74,7 @@ class Hooks:
         # How what is no probe is undone.
         self._undo: list[Callable[[], Any]] = []
         self.waits = Waits(steps, modules)
-        steps.rest = self.probes.rest
+        steps.rest, steps.faking = self.probes.rest, looks.faking
         # The iterator that the training reads.
         self._iterator = 0
         self.places = Places(own)
@@ -208,7 +208,8 @@ class Hooks:
     # The hooks.
 
     def _backward_hooks(self) -> tuple[Look, Any]:
-        steps, waits, outer, traced = self.steps, self.waits, self._outer, self._looks.traced
+        steps, waits, outer, looks = self.steps, self.waits, self._outer, self._looks
+        traced = looks.traced
 
         def begins(_probe: Any, zero: int) -> int:
             if not S[TIMED] and S[BASE] == OTHER and S[TRAINER] == get_ident():
@@ -278,7 +279,7 @@ class Hooks:
             try:
                 if steps.ranks:
                     waits.after_backward()
-                if not steps.ends_known:
+                if not steps.ends_known and not looks.faking():
                     steps.ended_backward()
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
@@ -432,7 +433,12 @@ class Hooks:
 
         def begins(_probe: Any, zero: int) -> int:
             # In steps that are timed as a whole, the begin is not noted.
-            return zero if (steps.skip > 1 and not S[TIMED] and S[BASE] == OTHER) or traced() else 1
+            if steps.skip > 1 and not S[TIMED] and S[BASE] == OTHER:
+                return zero
+            if traced():
+                steps.compiled = True
+                return zero
+            return 1
 
         def begun(_probe: Any, given: Any) -> int:
             args, kwargs = given

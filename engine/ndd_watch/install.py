@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from threading import get_ident
 from typing import Any, Callable
@@ -87,25 +86,7 @@ class Observer:
         self.hooks.install(self._torch)
         self.allocations.begin(self.hooks.probes)
         self.captures.install(self.hooks.probes)
-        self.hooks.probes.put(signal.signal, self._handler_set(False), self._handler_set(True), False)
         skip_ours()
-
-    def _handler_set(self, done: bool) -> Callable[[Any, int], int]:
-        """A hook: the script is about to handle a signal, or has done so. What may lose its exceptions ends before."""
-
-        def hears(_probe: Any, zero: int) -> int:
-            recorder = self.recorder
-            if recorder is not None and not recorder.paused:
-                try:
-                    if done:
-                        recorder.listen()
-                    else:
-                        recorder.deaf()
-                except Exception as error:  # noqa: BLE001
-                    self.steps.failed(error)
-            return zero
-
-        return hears
 
     def give_up(self, error: BaseException) -> None:
         """End the observation after an error of ours. Never raises one."""
@@ -169,8 +150,6 @@ class Observer:
                 _tell_failure(str(error))
                 return False
             self.recorder, self.early = recorder, []
-            recorder.collected = self.overdue
-            self.modules.aside = self._aside
             if self.hooks.missing:
                 self._unseen(self.hooks.missing, "the source of this torch is not there")
         self.recorder.resume()
@@ -251,11 +230,6 @@ class Observer:
     def _unseen(self, functions: list[str], why: str) -> None:
         """Functions whose time is not measured."""
         self.put("unseen", functions=functions, reason=why)
-
-    def _aside(self) -> None:
-        """An evaluation begins: it may take long, and perhaps under a timeout."""
-        if self.recorder is not None and self.steps.evaluated != S[DONE] - 1:  # not in each step
-            self.recorder.listen()
 
     def overdue(self) -> None:
         """Something was heard: end to look closely at a step that does not end."""
@@ -387,7 +361,8 @@ class Observer:
         self.modules.reset()
         self.captures.forked()
         # The hooks hold these two.
-        kept = {"phases": steps.phases, "has_optimizer": steps.has_optimizer, "rest": steps.rest}
+        kept = {"phases": steps.phases, "_made": steps._made, "compiled": steps.compiled}
+        kept |= {"rest": steps.rest, "faking": steps.faking}
         vars(steps).update({**vars(Steps()), **kept})
         self._wire()
 

@@ -56,8 +56,6 @@ class Modules:
         self._listen: Callable[[bool], None] = lambda on: None
         # Called with the first tensor that a model receives.
         self.received: Callable[[Any], None] | None = None
-        # Called where an evaluation begins.
-        self.aside: Callable[[], None] = lambda: None
         # Of a capture: `enters` and `leaves` hear every call.
         self.watch: Any = None
         # DistributedDataParallel, if this process exchanges data, and its modules.
@@ -252,7 +250,6 @@ class Modules:
         self._steps.time(-1 if on else S[TRAINER] * (not self._steps.skip))
         enter(S[BASE])
         if on:
-            self.aside()
             gpu.leave_steps(EVALUATE)
         else:
             gpu.back_to_steps()

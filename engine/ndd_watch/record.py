@@ -9,10 +9,10 @@ from typing import Any, Callable
 from . import FOLDER, clock
 from .clock import DONE, NAMES, TRAINER, S, memory
 from .exceptions import Dropped, ours
-from .library import gc, os, threading, time
-from .listening import handles_signals
+from .garbage import Garbage
+from .library import os, threading, time
 from .looks import Looks
-from .mapped import CORRECTION, MICRO, NATIVE, SKIPPED
+from .mapped import CORRECTION, MICRO, NATIVE, PENDING, SKIPPED
 from .places import Places
 from .process import let_read, resident
 from .steps import Steps
@@ -27,8 +27,7 @@ class Recorder:
 
     def __init__(self, steps: Steps, looks: Looks, places: Places, replicated: Callable[[], bool]) -> None:
         self._steps, self._looks, self._places, self._replicated = steps, looks, places, replicated
-        self._pauses = [0, 0, 0]
-        self._gc_began = 0
+        self._garbage = Garbage()
         self._cpu = 0
         self._micro = 0
         # Python forgets it before a short script's model is described at its exit.
@@ -40,8 +39,6 @@ class Recorder:
         self._told: set[str] = set()
         # A learning rate on a GPU, as it was a window ago.
         self._late_rate: float | None = None
-        # Called after a garbage collection.
-        self.collected: Callable[[], None] = lambda: None
 
     def open(self, early: list[tuple[str, dict[str, Any]]], place: dict[str, Any]) -> None:
         """Begin. early: what was observed before. place: see `waits.place`. Raises OSError."""
@@ -65,29 +62,14 @@ class Recorder:
         memory.put(kind, body)
 
     def resume(self) -> None:
-        """Observe garbage collections, unless the script has a handler of signals.
-
-        An exception that a handler raises while a callback of the collector runs is lost.
-        """
+        """Observe garbage collections."""
         self.paused = False
-        self.listen()
-
-    def listen(self) -> None:
-        """Hear garbage collections, or stop that."""
-        if handles_signals():
-            self.deaf()
-        elif self._collected not in gc.callbacks:
-            gc.callbacks.append(self._collected)
+        self._garbage.begin()
 
     def pause(self) -> None:
         """Observe nothing more."""
         self.paused = True
-        self.deaf()
-
-    def deaf(self) -> None:
-        """Do not hear garbage collections."""
-        if self._collected in gc.callbacks:
-            gc.callbacks.remove(self._collected)
+        self._garbage.end()
 
     def window(self) -> None:
         """End a window after a step: the reader joins it with the rows and lengths of its steps."""
@@ -108,7 +90,7 @@ class Recorder:
             steps.loss = None
         device, steps.device_rows = steps.device_rows, []
         shape, steps.shape = steps.shape, None
-        (gc_ns, gc_count, gc_max_ns), self._pauses = self._pauses, [0, 0, 0]
+        garbage = self._garbage.take()
         cpu = time.process_time_ns()
         more: dict[str, Any] = {}
         if steps.ranks:
@@ -125,10 +107,11 @@ class Recorder:
                 self._told.add(kind)
                 self.put(kind, reason=why)
         self.put(
-            "steps", step=S[DONE], correction=S[CORRECTION], micro_steps=micro, wall_ns=wall, rest=rest,
+            "steps", step=S[DONE], correction=S[CORRECTION] + S[PENDING], micro_steps=micro, wall_ns=wall, rest=rest,
             loss=None if newest is None else newest[1], loss_step=None if newest is None else newest[0] + 1,
             device=[_by_name(found) for _, found in device], outside=_by_name(clock.gpu.outside()),
-            lr=self._rate(), shape=shape, gc_ns=gc_ns, gc_count=gc_count, gc_max_ns=gc_max_ns,
+            lr=self._rate(), shape=shape, gc_ns=garbage.ns, gc_count=garbage.number,
+            gc_max_ns=garbage.longest_ns,
             skipped_updates=S[SKIPPED], **more,
         )  # fmt: skip
 
@@ -176,7 +159,12 @@ class Recorder:
                 self._steps.finish()
                 self.window()
             self.pause()
-            self.put("end", step=S[DONE] + S[CORRECTION], status=self._status[0], reason=self._status[1])
+            self.put(
+                "end",
+                step=S[DONE] + S[CORRECTION] + S[PENDING],
+                status=self._status[0],
+                reason=self._status[1],
+            )
 
     def fail(self, reason: str) -> None:
         """The training has failed with this error."""
@@ -200,16 +188,6 @@ class Recorder:
             growth_bytes=peak - allocated, retries=found.get("num_alloc_retries", 0), ooms=found.get("num_ooms", 0),
             free_bytes=free, total_bytes=total, others_bytes=None,
         )  # fmt: skip
-
-    def _collected(self, moment: str, _info: Any) -> None:
-        if moment == "start":
-            self._gc_began = time.perf_counter_ns()
-        elif self._gc_began:
-            spent, self._gc_began = time.perf_counter_ns() - self._gc_began, 0
-            total, count, longest = self._pauses
-            self._pauses = [total + spent, count + 1, max(longest, spent)]
-            with Dropped():
-                self.collected()
 
 
 def _by_name(times: dict[int, float]) -> dict[str, int]:

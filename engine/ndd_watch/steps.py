@@ -1,7 +1,8 @@
 """Counts the steps of the thread that trains, and decides which of them are timed by phase.
 
 A step ends where the optimizer steps, see `ends`. Without an optimizer, gradients that are zeroed after a backward pass
-end it, and without that every backward pass does. Further backward passes of the only optimizer are micro-steps.
+end it, and without that every backward pass does. A compiled optimizer is not heard, which is the same. Further
+backward passes of the only optimizer are micro-steps.
 
 Timing the phases of a step costs 0.06 to 0.3 ms, mostly because our code is no longer in the caches of the processor.
 Of short steps only one of `every` is timed by phase, and all of them as a whole. Which ones depends on their number
@@ -42,7 +43,7 @@ from .device import SAMPLE_NS, DeviceValues
 from .ends import Ends
 from .exceptions import ours
 from .looks import key_of
-from .mapped import BEGUN, CORRECTION, LENGTHS_AT, MICRO, MOST_LENGTHS
+from .mapped import BEGUN, CORRECTION, LENGTHS_AT, MICRO, MOST_LENGTHS, PENDING
 
 WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
 # From one loss that is read to the next: reading one costs several microseconds.
@@ -53,11 +54,11 @@ PROFILE_NS = int(float(os.environ.get("NDD_WATCH_PROFILE_S", "30")) * 1e9)
 COST_NS = 300_000
 SHARE = float(os.environ.get("NDD_WATCH_SHARE", "0.0025"))
 MOST_SKIPPED = 64
-# Backward passes without an optimizer or zero_grad, after which each of them is a step.
+# Backward passes, without a step of an optimizer, after which they end the steps, or zeroed gradients do.
 FEW_BACKWARDS = 8
-# The same where an optimizer exists but is never heard of, as one whose step is compiled, and nothing is zeroed.
+# The same where an optimizer exists, and no compiler has read its step: it is likely to be heard later.
 SILENT_BACKWARDS = 100
-# Gradients that were zeroed after backward passes without a step of an optimizer, after which that ends steps.
+# Of several optimizers, some of them compiled: zeroed gradients in a row without a step, after which they end steps.
 FEW_ZEROED = 3
 _GOLDEN = 0x9E3779B9
 
@@ -65,16 +66,16 @@ _GOLDEN = 0x9E3779B9
 class Steps:
     """The steps of a process.
 
-    backwards: backward passes in the current step. has_optimizer: one exists. ends_known: something else than a
-    backward pass ends the steps. loss: value of a recent backward pass; loss_due: when the next one is read, on the
-    clock. shape: of the model's first input. caller: code of the function that contains the training loop. every: one
-    of so many steps is timed by phase; skip: number of further steps that are not. ranks: this process exchanges data
-    with other ranks.
+    backwards: backward passes in the current step. compiled: a compiler has read the step
+    of one, which is not heard from then on. ends_known: something else than a backward pass ends the steps. loss:
+    value of a recent backward pass; loss_due: when the next one is read, on the clock. shape: of the model's first
+    input. caller: code of the function that contains the training loop. every: one of so many steps is timed by
+    phase; skip: number of further steps that are not. ranks: this process exchanges data with other ranks.
     """
 
     def __init__(self) -> None:
         self.backwards = 0
-        self.has_optimizer = self.ends_known = False
+        self.compiled = self.ends_known = False
         # The optimizers that were made, and the key of the only one that is left of them; 0 where there are others.
         self._made: list[weakref.ref[Any]] = []
         self.sole = 0
@@ -99,8 +100,14 @@ class Steps:
         self.closure = False
         # Phases around the current one, and steps of optimizers that were heard.
         self.phases: list[int] = []
-        self.heard = self._silent = 0
+        self.heard = 0
+        # Without a step of an optimizer: backward passes; zeroed gradients, and in a row; whether these end the steps.
+        self._passes = self._zeroed = self._in_a_row = 0
+        self._zeroing = False
+        # Steps of optimizers, and steps, when gradients were zeroed last.
         self._heard_zeroed = 0
+        # Steps that were counted although an optimizer exists that was not heard.
+        self._assumed = 0
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.every, self.skip, self.usual_backwards = 1, 0, 1
         # The key of the only optimizer, where steps are timed as a whole.
@@ -121,6 +128,8 @@ class Steps:
         self.study: Callable[[int], None] | None = None
         self.gate: Callable[[int], None] | None = None
         self.give_up: Callable[[BaseException], None] = lambda error: None
+        # Set by the hooks: whether tensors have no values at present.
+        self.faking: Callable[[], bool] = lambda: False
         # Whether the current step is observed more closely, and when the next one is; whether the window has a step
         # under torch's profiler.
         self.studying = self.profiled = False
@@ -129,7 +138,6 @@ class Steps:
         self.last_row: list[int] = [0] * len(ZEROS)
         # Collect garbage after every so many steps; 0: Python decides.
         self.collect_every = 0
-        self._all_backwards = 0
         # Steps before the present window, and, of a rank, after which it ends; 0 before that is known.
         self._window_begin = self._window_end = 0
 
@@ -140,9 +148,11 @@ class Steps:
 
     def made(self, optimizer: Any) -> None:
         """An optimizer is made, or copied."""
-        self.has_optimizer = True
         self._made.append(weakref.ref(optimizer))
         self._find_sole()
+
+    def _has_optimizer(self) -> bool:
+        return any(one() is not None for one in self._made)
 
     def _find_sole(self) -> None:
         self._made = [one for one in self._made if one() is not None]
@@ -174,36 +184,61 @@ class Steps:
 
     def ended_backward(self) -> None:
         """A backward pass has ended, and nothing else is known to end the steps."""
-        self._all_backwards += 1
-        few = SILENT_BACKWARDS if self.has_optimizer else FEW_BACKWARDS
-        if self._all_backwards == few + 1:
-            S[CORRECTION] += few
-        if self._all_backwards > few:
-            self.end(now())
+        self._passes += 1
+        likely = self._has_optimizer() and not self.compiled
+        few = SILENT_BACKWARDS if likely else FEW_BACKWARDS
+        if self._passes <= few:
+            S[PENDING] = 0 if likely else self._passes
+            return
+        S[PENDING] = 0
+        if self._zeroed and likely:
+            self._missed(self._zeroed)
+            self.ends_known = self._zeroing = True
+            return
+        if self._passes == few + 1:
+            self._missed(few)
+        self._end_unheard()
 
     def zeroed(self) -> None:
-        """Gradients were zeroed. Where no optimizer is heard, as there is none or it is compiled, this ends a step."""
+        """Gradients were zeroed: this ends a step where no optimizer is heard, as there is none or it is compiled."""
+        if self.stepping or not self.backwards or self.faking():
+            return
         heard = self.heard + S[DONE]
-        if self.stepping or not self.backwards:
-            return
-        if not self.has_optimizer or (self._silent >= FEW_ZEROED and heard == self._heard_zeroed):
-            self.ends_known = True
-            self.end(now())
+        again, self._heard_zeroed = heard == self._heard_zeroed, heard
+        self._in_a_row = self._in_a_row + 1 if again else 1
+        if not self._zeroing and (not self._has_optimizer() or (self.compiled and not self.heard)):
+            self.ends_known = self._zeroing = True
+            S[PENDING] = 0
+        elif not self._zeroing and self.compiled and self._in_a_row == FEW_ZEROED:
+            self._zeroing = True
+            self._missed(FEW_ZEROED - 1)
+        if self._zeroing and (again or not self.heard):
+            self._end_unheard()
             self._heard_zeroed = self.heard + S[DONE]
-            return
-        if heard != self._heard_zeroed:  # an optimizer was heard since
-            self._heard_zeroed, self._silent = heard, 0
-        self._silent += 1
-        self.backwards = 0
-        if self._silent == FEW_ZEROED:  # it is no part of a first step that an optimizer ends
-            self.ends_known = True
-            S[CORRECTION] += FEW_ZEROED - 1
-            self.end(now())
-            self._heard_zeroed = self.heard + S[DONE]
+        elif again or not self.heard:
+            # These gradients are no part of a step that an optimizer ends.
+            self._zeroed += not self.heard
+            self.backwards, self.nested = 0, True
+
+    def _end_unheard(self) -> None:
+        self._missed(0, 1)
+        self.end(now())
+
+    def _missed(self, earlier: int, now: int = 0) -> None:
+        """Steps that no optimizer has ended: earlier ones, which were not counted yet, and those that end now."""
+        S[CORRECTION] += earlier
+        if self._has_optimizer() and not self.compiled:
+            self._assumed += earlier + now
 
     def stepped(self, key: int, t: int) -> None:
         """An optimizer has stepped, or skipped a step because of infinite gradients. t: when, on the clock."""
-        self.ends_known = True
+        if not self.ends_known:
+            self.ends_known, S[PENDING] = True, 0
+        if self._zeroing:
+            self._zeroing, self._in_a_row = False, 0
+        if self._assumed:  # its steps are heard, so none was missed: gradients were used for something else
+            S[CORRECTION] -= self._assumed
+            self._assumed = 0
         if key not in self.ends.counts and not any(self._exists(one) for one in self.ends.counts):
             S[CORRECTION] += self.ends.renew(key)
         ended, missed = self.ends.stepped(key)
@@ -214,11 +249,7 @@ class Steps:
 
     def finish(self) -> None:
         """Training has ended: without an optimizer, nothing else ends the last step."""
-        if not self.heard and self._silent < FEW_ZEROED:
-            S[CORRECTION] += self._silent
-        if not self.heard and not self.ends_known and self._all_backwards <= FEW_BACKWARDS:
-            S[CORRECTION] += max(self._all_backwards - self._silent, 0)
-        elif self.backwards and (not self.heard or self._silent >= FEW_ZEROED):
+        if self.backwards and self._zeroing:
             self.end(now())
         S[CORRECTION] += self.ends.finished()
 

@@ -38,11 +38,11 @@ def test_collections_are_counted_and_timed() -> None:
     wall = time.perf_counter_ns() - begin
     pauses = collector.take()
     collector.stop()
-    assert pauses.count >= 2 and 0 < pauses.longest_ns <= pauses.ns <= wall
+    assert pauses.number >= 2 and 0 < pauses.longest_ns <= pauses.ns <= wall
     assert pauses.ns > wall / 2
-    assert collector.take().count == 0
+    assert collector.take().number == 0
     gc.collect()
-    assert collector.take().count == 0  # stopped
+    assert collector.take().number == 0  # stopped
     collector.stop()
     del heap
 
@@ -57,7 +57,7 @@ def test_it_collects_every_so_many_steps_and_at_no_other_time() -> None:
             garbage = [[number] for number in range(2_000)]
             del garbage
             collector.after_step(step, clock)
-        assert collector.take().count == 4
+        assert collector.take().number == 4
         assert clock.current == "other" and clock._row[OTHER] > 0
     finally:
         collector.stop()

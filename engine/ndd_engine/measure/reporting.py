@@ -146,7 +146,7 @@ class Reporter:
                 loss_scale=extras.get("loss_scale"),
                 device_steps=len(window.device),
                 gc_ns=pauses.ns,
-                gc_count=pauses.count,
+                gc_count=pauses.number,
                 gc_max_ns=pauses.longest_ns,
                 profiled=self.profiled,
             )

@@ -107,7 +107,11 @@ class Process:
     @property
     def steps(self) -> int:
         """Steps of the thread that trains, so far."""
-        return max(self._reader.value(mapped.DONE) + self._reader.value(mapped.CORRECTION), 0)
+        return max(self._reader.value(mapped.DONE) + self._correction, 0)
+
+    @property
+    def _correction(self) -> int:
+        return self._reader.value(mapped.CORRECTION) + self._reader.value(mapped.PENDING)
 
     @property
     def elsewhere(self) -> int:
@@ -167,7 +171,7 @@ class Process:
     def _rest(self) -> Iterator[Line]:
         """A window of the steps that no window has."""
         reader = self._reader
-        done, correction = reader.value(mapped.DONE), reader.value(mapped.CORRECTION)
+        done, correction = reader.value(mapped.DONE), self._correction
         if done > self._step or done + correction != self._shown:
             lengths = reader.lengths(self._step, done)
             wall, first = sum(length >> 1 for length in lengths), reader.value(mapped.INPUT)
