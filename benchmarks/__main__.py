@@ -15,29 +15,20 @@ from ndd_engine.config.workload_sections import WORKLOADS
 
 from .common import Environment, Options, command_line, machine_slug, report, say
 
-NAMES = (
-    "loop",
-    "screen",
-    "keys",
-    "start",
-    "clock",
-    "rivals",
-    "best",
-    "quality",
-    "memory",
-    "ranks_memory",
-    "steps",
-    "wizard",
-    "intervals",
-    "switching",
-    "observe",
-    "ranks_fold",
-    "ranks_faults",
-    "ranks_late",
-    "ranks_loop",
-    "script_faults",
-    "script_null",
-)
+# The name of a benchmark, and its module.
+NAMES = {
+    **{
+        name: f"benchmarks.{name}"
+        for name in (
+            "loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "steps", "wizard",
+            "switching", "observe",
+        )
+    },
+    "intervals": "qa.trials.intervals",
+    **{f"ranks_{name}": f"qa.ranks.{name}" for name in ("faults", "fold", "late", "loop", "memory")},
+    "script_faults": "qa.faults.script_faults",
+    "script_null": "qa.faults.script_null",
+}  # fmt: skip
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -97,7 +88,7 @@ def main() -> int:
     failed: list[str] = []
     texts: list[str] = []
     for name in given.names or NAMES:
-        module = importlib.import_module(f"{__package__}.{name}")
+        module = importlib.import_module(NAMES[name])
         try:
             text = _carry_out(module, options)
         except Exception:  # noqa: BLE001  continue with the others

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from benchmarks.ranks_job import RanksJob, same_weights
+from qa.ranks.job import RanksJob, same_weights
 
 from ndd_engine.record.channel import send
 from ndd_engine.record.rundir import RunDir
