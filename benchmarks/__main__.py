@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...] [--quick] [-o [FILE]]`: measure and print tables."""
+"""`python -m benchmarks [NAME ...] [--quick | --smoke] [-o [FILE]]`: measure and print tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,15 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(NAMES)} (default: all)"
     )
-    parser.add_argument("--quick", action="store_true", help="rough results, within a minute per benchmark")
+    effort = parser.add_mutually_exclusive_group()
+    effort.add_argument(
+        "--quick", dest="effort", action="store_const", const="quick", default="full",
+        help="rough results, within a minute per benchmark",
+    )  # fmt: skip
+    effort.add_argument(
+        "--smoke", dest="effort", action="store_const", const="smoke",
+        help="only whether it runs: the first case, in one block of at most a few seconds",
+    )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="device to train on, as in run.device (default: cpu)")
     parser.add_argument(
         "--workload", action="append", default=[], choices=WORKLOADS,
@@ -82,7 +90,7 @@ def main() -> int:
             f"--traceml {given.traceml}: no such program; give the Python of an environment with traceml-ai"
         )
     options = Options(
-        given.quick, given.device, tuple(given.workload), given.pairs, given.real, given.keep, given.traceml,
+        given.effort, given.device, tuple(given.workload), given.pairs, given.real, given.keep, given.traceml,
         tuple(given.only),
     )  # fmt: skip
     failed: list[str] = []

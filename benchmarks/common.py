@@ -9,9 +9,10 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 import psutil
 
@@ -21,19 +22,22 @@ from ndd_engine.hardware.detect import detect
 FOREIGN_LIMIT = 0.10
 # With fewer undisturbed pairs than this, all are used: a rough result is better than none.
 FEWEST_PAIRS = 5
+SMOKE_S = 0.6
 _RESAMPLES = 4000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure. quick: rough results within a minute. device: as in run.device.
+    """How to measure. effort: "full", "quick" (rough results within a minute) or "smoke" (does it run at all?).
 
+    device: as in run.device.
     workloads: to measure, () for all. pairs: of blocks per ratio in rivals and best; None: as many as fit their time.
     real: number of real A/A trials in intervals. keep: folder of their results, which a further call adds to.
     traceml: a Python with torch and traceml-ai, for observe; "" for none. only: cases of ranks_faults, () for all.
     """
 
-    quick: bool = False
+    effort: str = "full"
     device: str = "cpu"
     workloads: tuple[str, ...] = ()
     pairs: int | None = None
@@ -45,6 +49,26 @@ class Options:
     def wants(self, workload: str) -> bool:
         """Whether to measure this workload."""
         return not self.workloads or workload in self.workloads
+
+    # What smoke means: the first case, once, in blocks of SMOKE_S seconds.
+
+    @property
+    def quick(self) -> bool:
+        """Whether rough results are enough; also with smoke."""
+        return self.effort != "full"
+
+    def cases(self, cases: Iterable[T]) -> list[T]:
+        """The cases to measure: all, or the first."""
+        every = list(cases)
+        return every[:1] if self.effort == "smoke" else every
+
+    def repeats(self, full: int, quick: int, least: int = 1) -> int:
+        """How often to measure. least: below which there is no result."""
+        return {"full": full, "quick": quick, "smoke": least}[self.effort]
+
+    def seconds(self, full: float, quick: float, least: float = SMOKE_S) -> float:
+        """How long to measure. least: below which there is no result."""
+        return {"full": full, "quick": quick, "smoke": least}[self.effort]
 
 
 # Statistics.

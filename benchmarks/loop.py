@@ -111,7 +111,7 @@ class BareLoop:
 def measure(options: Options) -> Table:
     """All cases in one table."""
     table = Table(TITLE, ("case", "step, ms", "steps per block", *STATISTICS))
-    cases = CASES[1:-1] if options.quick else CASES
+    cases = options.cases(CASES[1:-1] if options.quick else CASES)
     if options.quick:
         table.note(
             "--quick skips the first case, and the default size of chartext, which takes seconds to choose"
@@ -125,11 +125,11 @@ def measure(options: Options) -> Table:
             )
         settings = (*sets, *ONLY_STEPS, f"run.device={options.device}", "precision.amp=off")
         with engine(workload, settings) as subject:
-            _case(table, name, subject, options.quick)
+            _case(table, name, subject, options)
     return table
 
 
-def _case(table: Table, name: str, subject: Engine, quick: bool) -> None:
+def _case(table: Table, name: str, subject: Engine, options: Options) -> None:
     config, device = subject.prepared.config, subject.prepared.device
     bare = BareLoop(config, device)
 
@@ -139,7 +139,7 @@ def _case(table: Table, name: str, subject: Engine, quick: bool) -> None:
         return steps / (now(device) - begin)
 
     subject.prepared.sampler.stop()
-    block_s, pairs, limit_s = (0.4, 4, 4.0) if quick else (1.0, 28, 80.0)
+    block_s, pairs, limit_s = options.seconds(1.0, 0.4), options.repeats(28, 4), options.seconds(80.0, 4.0)
     steps = steps_of(block_s, lambda count: timed(bare.train, count))
     timed(subject.train, steps)  # warm-up; the bare loop was warmed up by steps_of
 

@@ -89,12 +89,10 @@ def judge(plain: Sequence[float], mixed: Sequence[float]) -> Verdict:
 def measure(options: Options) -> Table:
     """All workloads in one table."""
     table = Table(TITLE, COLUMNS)
-    seeds = range(1, 4 if options.quick else 6)
-    for case in CASES:
-        if not options.wants(case.workload):
-            continue
+    seeds = range(1, 1 + options.repeats(5, 3, least=2))
+    for case in options.cases(case for case in CASES if options.wants(case.workload)):
         # Fewer steps for a rough result; they are printed in the notes.
-        steps = max(case.steps // 4, 10) if options.quick else case.steps
+        steps = options.repeats(case.steps, max(case.steps // 4, 10), least=10)
         table.note(
             f"{case.workload}: {steps} steps, seeds {', '.join(map(str, seeds))}, {' '.join(case.sets)}"
         )

@@ -26,8 +26,7 @@ from ndd_engine.record.rundir import RunDir
 TITLE = "script_faults: faults in scripts that are only observed"
 COLUMNS = ("case", "named first", "ceiling", "place", "trial of the fix", "")
 FOLDER = Path(__file__).parents[1] / "scripts"
-# Seconds of training of a case, and of a trial, which is the default of `try`.
-SECONDS, TRIAL_S = 14.0, 60.0
+TRIAL_S = 60.0  # the default of `try`
 # Causes that accuse an innocent script if their ceiling is higher than this.
 ACCUSED = 1.10
 # How close the stated time of a function has to come to its time.
@@ -76,40 +75,42 @@ def measure(options: Options) -> list[Table]:
     """All cases; with --quick without trials."""
     planted, innocent = Table(TITLE, COLUMNS), Table("innocent scripts", COLUMNS)
     right = done = gained = tried = 0
-    for fault in FAULTS:
-        for level in dict.fromkeys(fault.levels):
-            row, is_right, gain = _planted(fault, level, trial=not options.quick)
+    for fault in options.cases(FAULTS):
+        for level in options.cases(dict.fromkeys(fault.levels)):
+            row, is_right, gain = _planted(fault, level, options)
             planted.add(*row)
             done, right = done + 1, right + is_right
             if gain is not None:
                 tried, gained = tried + 1, gained + gain
     planted.note(f"named first: {right} of {done}; the proposed setting gains: {gained} of {tried}")
-    accused = 0
-    for kind in INNOCENTS:
+    accused, kinds = 0, options.cases(INNOCENTS)
+    for kind in kinds:
         say(f"script_faults: innocent {kind}")
         with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
-            found = observe(Path(folder), "innocent.py", kind)[0]
+            found = observe(Path(folder), "innocent.py", kind, seconds=_seconds(options))[0]
         wrong = (found["ceiling"] or 1.0) >= ACCUSED
         accused += wrong
         innocent.add(kind, found["cause"], _times(found["ceiling"]), "", "", "ACCUSED" if wrong else "")
-    innocent.note(f"accused: {accused} of {len(INNOCENTS)}")
-    return [planted, innocent, _durations()]
+    innocent.note(f"accused: {accused} of {len(kinds)}")
+    return [planted, innocent, _durations(options)]
 
 
-def _planted(fault: Fault, level: float, trial: bool) -> tuple[tuple[str, ...], bool, bool | None]:
+def _planted(fault: Fault, level: float, options: Options) -> tuple[tuple[str, ...], bool, bool | None]:
     """(row, whether it was named, whether its fix gains; None if there was no trial)."""
     name = f"{fault.name} {level:g}"
     say(f"script_faults: {name}")
     with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as text:
         folder = Path(text)
-        found = observe(folder, "planted.py", fault.name, f"{level:g}", ranks=fault.ranks)[0]
+        found = observe(
+            folder, "planted.py", fault.name, f"{level:g}", ranks=fault.ranks, seconds=_seconds(options)
+        )[0]
         where = found["title"] + "".join(change["where"] or "" for change in found["changes"])
         placed = not fault.function or fault.function in where
         right = found["cause"] in fault.causes and placed
         sets = next((change["sets"] for change in found["changes"] if change["sets"]), [])
         costs = (found["ceiling"] or ACCUSED) >= ACCUSED
         gain, shown = None, ""
-        if trial and right and sets and costs and found["cause"] not in WORDS:
+        if not options.quick and right and sets and costs and found["cause"] not in WORDS:
             event = attempt(folder, [word for item in sets for word in ("--set", item)])
             gain, shown = event["verdict"] == "faster", f"{' '.join(sets)}: {event['text'].partition(',')[0]}"
     place = fault.function if placed else "not named"
@@ -120,16 +121,16 @@ def _planted(fault: Fault, level: float, trial: bool) -> tuple[tuple[str, ...], 
     )
 
 
-def _durations() -> Table:
+def _durations(options: Options) -> Table:
     """Functions that take about a known time: what the profiled step says of them."""
     table = Table("the stated time of a slow function", ("function", "its time", "stated", "error", ""))
     right = done = 0
-    for kind in ("loop", "calls", "builtins"):
-        for level in (1.0, 3.0):
+    for kind in options.cases(("loop", "calls", "builtins")):
+        for level in options.cases((1.0, 3.0)):
             say(f"script_faults: duration {kind} {level:g} ms")
             with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as text:
                 folder = Path(text)
-                observe(folder, "fixed_work.py", kind, f"{level:g}")
+                observe(folder, "fixed_work.py", kind, f"{level:g}", seconds=_seconds(options))
                 actual_ms = float((folder / "milliseconds").read_text())
                 view = View(load_state(RunDir(folder / "runs" / "it")).snapshot())
                 stated_ms = (
@@ -147,8 +148,13 @@ def _durations() -> Table:
     return table
 
 
+def _seconds(options: Options) -> float:
+    """The training of a case."""
+    return options.seconds(14.0, 14.0, least=4.0)
+
+
 def observe(
-    folder: Path, script: str, *arguments: str, seconds: float = SECONDS, ranks: int = 1
+    folder: Path, script: str, *arguments: str, seconds: float, ranks: int = 1
 ) -> list[dict[str, Any]]:
     """The findings of an observed run of a script."""
     launcher = (

@@ -19,8 +19,7 @@ from .script_faults import FOLDER, INNOCENTS, attempt, observe
 
 TITLE = "script_null: trials of a change without effect, on scripts"
 SUBJECTS = INNOCENTS[:6]
-# Trials without --real, seconds of each, and of the run that is observed before.
-FEW, BUDGET_S, SEEN_S = 4, 20.0, 6.0
+BUDGET_S = 20.0
 SWITCHED, RESTARTED = ["--set", "speed.cudnn_benchmark=true"], ["--env", "NDD_UNUSED=1"]
 FALSE = ("faster", "slower")
 
@@ -31,8 +30,8 @@ def measure(options: Options) -> list[Table]:
         folder = Path(options.keep or temporary)
         folder.mkdir(parents=True, exist_ok=True)
         record = folder / "nulls.jsonl"
-        for number in range(len(_kept(record)), options.real or FEW):
-            found = _trial(folder, number)
+        for number in range(len(_kept(record)), options.real or options.repeats(4, 4)):
+            found = _trial(folder, number, options)
             with record.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(found) + "\n")
             say(
@@ -45,14 +44,16 @@ def _kept(record: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in record.read_text("utf-8").splitlines()] if record.exists() else []
 
 
-def _trial(folder: Path, number: int) -> dict[str, Any]:
+def _trial(folder: Path, number: int, options: Options) -> dict[str, Any]:
     subject = SUBJECTS[number % len(SUBJECTS)]
     place = folder / subject
     if not (place / "runs" / "it" / "events.jsonl").exists():
         place.mkdir(exist_ok=True)
-        observe(place, "innocent.py", subject, seconds=SEEN_S)
+        observe(place, "innocent.py", subject, seconds=options.seconds(6.0, 6.0, least=4.0))
     restarts = number // len(SUBJECTS) % 4 == 3
-    event = attempt(place, RESTARTED if restarts else SWITCHED, BUDGET_S)
+    event = attempt(
+        place, RESTARTED if restarts else SWITCHED, options.seconds(BUDGET_S, BUDGET_S, least=3.0)
+    )
     wanted = {key: event[key] for key in ("verdict", "ratio", "low", "high", "seconds", "pairs", "in_effect")}
     return {"subject": subject, "way": "pairs" if restarts else "one process", **wanted}
 

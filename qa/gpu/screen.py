@@ -16,8 +16,8 @@ PAIRS = 8
 def main() -> int:
     """Measure in a real terminal."""
     given = task()
-    quick = given.effort != "full"
-    put(given, screen.measure(Options(quick, given.device, pairs=None if quick else PAIRS)))
+    full = given.effort == "full"
+    put(given, screen.measure(Options(given.effort, given.device, pairs=PAIRS if full else None)))
     return 0
 
 

@@ -72,12 +72,9 @@ def measure(options: Options) -> Table:
     """All cases, or those of --only."""
     table = Table(TITLE, COLUMNS)
     random.seed(7)
-    quick = int(options.quick)
-    for name, case in CASES.items():
-        if options.only and name not in options.only:
-            continue
+    for name in options.cases(name for name in CASES if not options.only or name in options.only):
         with tempfile.TemporaryDirectory(prefix="ndd-faults-") as folder:
-            for found in case(Path(folder), quick):
+            for found in CASES[name](Path(folder), options):
                 table.add(*found.cells())
                 for wrong in dict.fromkeys(found.wrong):
                     table.note(f"{found.name}: {wrong}")
@@ -85,13 +82,13 @@ def measure(options: Options) -> Table:
     return table
 
 
-def requests(folder: Path, quick: int) -> Iterator[Found]:
+def requests(folder: Path, options: Options) -> Iterator[Found]:
     """Requests to one run, which goes on: on all ranks after the same step."""
     kinds = {"checkpoint": "checkpoint", "evaluate": "evaluation", "pause": "pause", "resume": "resume"}
     found = {action: Found(f"{action}: same step", None) for action in kinds}
     with RanksJob(folder, *QUIET, "--set", "checkpoint.every_steps=0") as job:
         job.trains()
-        for _ in range(REQUESTS[quick]):
+        for _ in range(options.repeats(*REQUESTS)):
             for action, mark in kinds.items():
                 time.sleep(random.uniform(0.05, 0.6))
                 before = [len(job.marks(rank, mark)) for rank in (0, 1)]
@@ -139,11 +136,11 @@ STOP_WAYS: dict[str, tuple[Callable[[RanksJob], None], int]] = {
 }
 
 
-def stops(folder: Path, quick: int) -> Iterator[Found]:
+def stops(folder: Path, options: Options) -> Iterator[Found]:
     """Ways to stop: the same step on all ranks, the documented status, and how long until the end is recorded."""
     for name, (stop, status) in STOP_WAYS.items():
         found = Found(f"{name}: same step, status {status}", 1.0)
-        for index in range(STOPS[quick]):
+        for index in range(options.repeats(*STOPS)):
             with RanksJob(folder / f"{name} {index}", *QUIET) as job:
                 job.trains()
                 time.sleep(random.uniform(0.1, 1.0))
@@ -158,11 +155,11 @@ def stops(folder: Path, quick: int) -> Iterator[Found]:
         yield found
 
 
-def kills(folder: Path, quick: int) -> Iterator[Found]:
+def kills(folder: Path, options: Options) -> Iterator[Found]:
     """kill -9 of a random rank at random moments, with --restarts; compared with one uninterrupted run."""
     again, same = Found("kill -9 of a rank: training again", 10.0), Found("weights as uninterrupted", None)
-    runs = max(KILLS[quick] // KILLS_A_RUN, 1)
-    count = KILLS[quick] // runs
+    runs = max(options.repeats(*KILLS) // KILLS_A_RUN, 1)
+    count = options.repeats(*KILLS) // runs
     steps = STEPS_A_KILL * count
     with RanksJob(folder / "plain", *QUIET, steps=steps) as job:
         job.wait(LIMIT_S + steps * 0.1)
@@ -188,10 +185,10 @@ def kills(folder: Path, quick: int) -> Iterator[Found]:
     yield same
 
 
-def launcher(folder: Path, quick: int) -> Iterator[Found]:
+def launcher(folder: Path, options: Options) -> Iterator[Found]:
     """kill -9 of the launcher: no rank is left."""
     found = Found("launcher killed: no rank left", 5.0)
-    for index in range(RUNS[quick]):
+    for index in range(options.repeats(*RUNS)):
         with RanksJob(folder / str(index), *QUIET) as job:
             job.trains()
             time.sleep(random.uniform(0.0, 1.0))
@@ -222,11 +219,11 @@ HANG_WORDS = {
 }
 
 
-def hangs(folder: Path, quick: int) -> Iterator[Found]:
+def hangs(folder: Path, options: Options) -> Iterator[Found]:
     """Ranks that hang: named by the console, with what is known of the place and of the others."""
     for kind, title in HANG_KINDS.items():
         found = Found(f"{title}: named", HANG_S + 5)
-        for index in range(HANGS[quick]):
+        for index in range(options.repeats(*HANGS)):
             rank = 1 - index % 2
             with RanksJob(folder / f"{kind} {index}", *QUIET, "--set", f"parallel.hang_s={HANG_S}") as job:
                 job.trains()
@@ -256,11 +253,11 @@ LEAVE_WAYS: dict[str, tuple[Callable[[RanksJob], None] | None, int]] = {
 }
 
 
-def leaves(folder: Path, quick: int) -> Iterator[Found]:
+def leaves(folder: Path, options: Options) -> Iterator[Found]:
     """Runs of four ranks: they leave after their end, with the documented status."""
     for name, (act, status) in LEAVE_WAYS.items():
         found = Found(f"4 ranks, {name}: status {status}, all left", 5.0)
-        for index in range(LEAVES[quick]):
+        for index in range(options.repeats(*LEAVES)):
             with RanksJob(
                 folder / f"{name} {index}", *QUIET, ranks=4, steps=60 if act is None else 10**6
             ) as job:
@@ -275,7 +272,7 @@ def leaves(folder: Path, quick: int) -> Iterator[Found]:
         yield found
 
 
-CASES: dict[str, Callable[[Path, int], Iterator[Found]]] = {
+CASES: dict[str, Callable[[Path, Options], Iterator[Found]]] = {
     "requests": requests,
     "stops": stops,
     "kills": kills,

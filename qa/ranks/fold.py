@@ -29,16 +29,15 @@ COLUMNS = (
 )
 TARGETS = "targets: at most 25 ms and 2 KB a window; 95 % named; none named for noise"
 WORLDS = (2, 8, 64, 1024)
-RUNS, QUICK = 100, 5
 WINDOWS = 20
 PHASES = ("data_wait", "forward", "backward", "optimizer")
 
 
 def measure(options: Options) -> Table:
     """One row for each number of ranks."""
-    runs = QUICK if options.quick else RUNS
+    runs = options.repeats(100, 5)
     table = Table(TITLE, COLUMNS)
-    for world in WORLDS:
+    for world in options.cases(WORLDS):
         say(f"  {world} ranks")
         took_ms, size = _cost(world)
         shares = [as_percent(_named(world, late_ms, runs)) for late_ms in (20.0, 5.0, 6.0)]

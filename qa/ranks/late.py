@@ -23,8 +23,6 @@ from ndd_engine.record.rundir import RunDir
 TITLE = "ranks_late: one of two ranks is slow (about 75 ms a step)"
 COLUMNS = ("case", "named", "later", "at most", "code", "phases and waiting / wall", "")
 FOLDER = Path(__file__).parents[1] / "scripts"
-SECONDS, QUICK_S = 20, 10
-BALANCED, QUICK_BALANCED = 10, 1  # for each strategy
 TIMEOUT_S = 180
 STRATEGIES = ("ddp", "fsdp2")
 
@@ -60,8 +58,8 @@ def cases(quick: bool) -> list[Planted]:
 
 def measure(options: Options) -> list[Table]:
     """All cases; --quick: two, and two without a slow rank."""
-    seconds = QUICK_S if options.quick else SECONDS
-    table, right, chosen = Table(TITLE, COLUMNS), 0, cases(options.quick)
+    seconds = options.seconds(20, 10, least=3)
+    table, right, chosen = Table(TITLE, COLUMNS), 0, options.cases(cases(options.quick))
     for case in chosen:
         row, named = _row(case, seconds)
         expected = "forward" if case.phase == "garbage" else case.phase
@@ -70,17 +68,18 @@ def measure(options: Options) -> list[Table]:
         table.add(*row, "" if good else "WRONG")
     table.note(f"rank and phase right: {right} of {len(chosen)}; target: 95 %")
     balanced = Table("no slow rank", COLUMNS)
-    false, count = 0, QUICK_BALANCED if options.quick else BALANCED
-    for strategy in STRATEGIES:
+    false, strategies = 0, options.cases(STRATEGIES)
+    count = options.repeats(10, 1)  # for each strategy
+    for strategy in strategies:
         for _ in range(count):
             row, named = _row(Planted(strategy), seconds)
             false += named is not None
             balanced.add(*row, "" if named is None else "WRONG")
-    balanced.note(f"named at the end: {false} of {count * len(STRATEGIES)}; target: none")
+    balanced.note(f"named at the end: {false} of {count * len(strategies)}; target: none")
     return [table, balanced]
 
 
-def _row(case: Planted, seconds: int) -> tuple[tuple[str, ...], tuple[int, str] | None]:
+def _row(case: Planted, seconds: float) -> tuple[tuple[str, ...], tuple[int, str] | None]:
     """(cells of a row, the rank and phase named at the end)."""
     say(f"ranks_late: {case.name}")
     with tempfile.TemporaryDirectory(prefix="ndd-late-") as folder:
@@ -98,11 +97,11 @@ def _row(case: Planted, seconds: int) -> tuple[tuple[str, ...], tuple[int, str] 
     ), (late["rank"], late["phase"])  # fmt: skip
 
 
-def _train(case: Planted, folder: Path, seconds: int) -> RunDir:
+def _train(case: Planted, folder: Path, seconds: float) -> RunDir:
     sets = (
         "run.name=it", "run.threads=1", "batch.micro=128", "evaluate.every_epochs=0", "evaluate.at_end=false",
         "checkpoint.every_epochs=0", "checkpoint.at_end=false", "log.window_s=0.5", "log.profile_every_s=5",
-        f"parallel.strategy={case.strategy}", f"run.max_steps={seconds * 12}",
+        f"parallel.strategy={case.strategy}", f"run.max_steps={seconds * 12:.0f}",
     )  # fmt: skip
     planted = {"LATE_RANK": str(case.rank), "LATE_PHASE": case.phase, "LATE_MS": f"{case.ms:g}"}
     command = [

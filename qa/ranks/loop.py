@@ -46,20 +46,19 @@ CASES = (
     ("about 10 ms", 100, ("workload.size=tiny", "batch.micro=32")),
     ("larger steps", 30, ("workload.size=mini", "batch.micro=16")),
 )
-STARTS = 8
 TIMEOUT_S = 900
 
 
 def measure(options: Options) -> Table:
     """Two rows for each case: speed and processor time of rank 0."""
     table = Table(TITLE, ("case", "step, ms", *STATISTICS))
-    for name, chunks, sets in CASES:
+    for name, chunks, sets in options.cases(CASES):
         watch = LoadWatch()
         common = (*ONLY_STEPS, "precision.amp=off", "run.threads=1", "log.profile_every_s=0")
         bodies = []
-        for start in range(2 if options.quick else STARTS):
+        for start in range(options.repeats(8, 2)):
             say(f"ranks_loop: {name}, start {start + 1}")
-            bodies.append(_run((*sets, *common), chunks // 10 if options.quick else chunks))
+            bodies.append(_run((*sets, *common), options.repeats(chunks, chunks // 10)))
         each = {key: [body[key] for body in bodies] for key in bodies[0]}
         step = f"{1e3 * median(each['step_s']):.2f}"
         table.add(name, step, *statistics_cells(each["speed"], as_ratio, TARGET))

@@ -43,7 +43,6 @@ from ndd_engine.workloads.registry import prepare
 
 CPU = torch.device("cpu")
 RANKS = (2, 3, 4)
-REPEATS = 3
 LIMIT_S = 300
 # Seconds after an asynchronous exchange until gloo's threads have let go of its tensors, also where ranks share cores.
 RELEASE_S = 0.1
@@ -98,7 +97,7 @@ def measure(options: Options) -> list[Table]:
 
 def _targets(cases: list[Case]) -> Table:
     table = Table("targets", ("figure", "found", "target", ""))
-    for kind in ("ddp", "fsdp2"):
+    for kind in dict.fromkeys(one.strategy.partition(",")[0] for one in cases):
         errors = sorted(abs(one.error) for one in cases if one.strategy.startswith(kind))
         for name, share in (("median", 0.5), ("largest", 1.0)):
             found = quantile(errors, share)
@@ -112,14 +111,14 @@ def _cases(options: Options) -> Iterator[Case]:
     for workload, model in MODELS.items():
         if not options.wants(workload) or (options.quick and workload != "chartext"):
             continue
-        for shared, sets in STRATEGIES.items():
-            for ranks in RANKS[: 1 if options.quick else None]:
+        for shared, sets in options.cases(STRATEGIES.items()):
+            for ranks in RANKS[: options.repeats(3, 1)]:
                 all_sets = (*model, *sets, f"parallel.ranks={ranks}", "run.device=cpu", "run.max_steps=9")
                 config = read(sets=all_sets, workload=workload).resolve()
                 say(f"ranks_memory: {workload} {shared} {ranks} ranks")
                 with pretended(ranks, CPU):
                     predicted = peaks(trace(config))
-                repeats = [_real(workload, all_sets, ranks) for _ in range(1 if options.quick else REPEATS)]
+                repeats = [_real(workload, all_sets, ranks) for _ in range(options.repeats(3, 1))]
                 for mark, name in enumerate(MARKS):
                     real = tuple(found[mark] for found in repeats)
                     yield Case(workload, shared, ranks, name, predicted[mark], real)

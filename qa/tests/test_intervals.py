@@ -14,7 +14,7 @@ from qa.trials import intervals
 def test_the_simulated_tables_have_a_row_for_each_noise_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals, "QUICK", 20)
     monkeypatch.setattr(intervals, "LADDERS", 20)
-    switched, cheap, dear, tuning = intervals.measure(Options(quick=True))
+    switched, cheap, dear, tuning = intervals.measure(Options("quick"))
     for table in (switched, cheap, dear, tuning):
         assert [row[0] for row in table.rows] == list(intervals.MODELS)
     assert all(float(row[7]) == 0 for row in switched.rows)

@@ -35,39 +35,41 @@ COLUMNS = (
     "seconds",
     "target 93-97 %",
 )
-TRIALS, QUICK = 2000, 200
 GAIN = 1.05
 LOW, HIGH = 0.93, 0.97
 # Starts of a pair: as of the built-in workloads on a quiet CPU, and dear ones, where few pairs fit.
 CHEAP, DEAR = Course(start_s=3.5), Course(start_s=25.0)
 # One process is prepared, and warms up both sides.
 TOGETHER = Course(start_s=6.0)
-SETTINGS, LADDERS = 20, 400
+SETTINGS = 20
 DEFAULT_BUDGET_S = 60.0
 
 
 def measure(options: Options) -> list[Table]:
     """The simulation, and real trials if asked for."""
-    count = QUICK if options.quick else TRIALS
+    count, models = options.repeats(2000, 200, 20), options.cases(MODELS)
     found = [
-        _simulated(TOGETHER, count, 0, switched=True),
-        _simulated(CHEAP, count, 0),
-        _simulated(DEAR, count, 5),
-        _tuning(LADDERS // 10 if options.quick else LADDERS),
+        _simulated(models, TOGETHER, count, 0, switched=True),
+        _simulated(models, CHEAP, count, 0),
+        _simulated(models, DEAR, count, 5),
+        _tuning(models, options.repeats(400, 40, 4)),
     ]
     if options.real:
         found += _real(options.real, options.keep)
     return found
 
 
-def _simulated(course: Course, count: int, earlier: int, switched: bool = False) -> Table:
+def _simulated(
+    models: Sequence[str], course: Course, count: int, earlier: int, switched: bool = False
+) -> Table:
     title = f"{TITLE}: pairs of processes"
     if switched:
         title = f"{TITLE}: one process that switches between both sides"
     elif earlier:
         title = f"few pairs: starting a pair takes {course.start_s:g} s, compilation for example"
     table = Table(title, COLUMNS)
-    for name, noise in MODELS.items():
+    for name in models:
+        noise = MODELS[name]
         say(f"intervals: {name}, {course.start_s:g} s per start")
         null = rates(simulate(noise, 1.0, count, course, earlier=earlier, switched=switched))
         gain = rates(simulate(noise, GAIN, count, course, seed=14, earlier=earlier, switched=switched))
@@ -91,11 +93,12 @@ def _simulated(course: Course, count: int, earlier: int, switched: bool = False)
     return table
 
 
-def _tuning(count: int) -> Table:
+def _tuning(models: Sequence[str], count: int) -> Table:
     table = Table(
         f"tuning: {SETTINGS} settings without effect", ("noise", "repetitions", "none kept", "target", "")
     )
-    for name, noise in MODELS.items():
+    for name in models:
+        noise = MODELS[name]
         say(f"intervals: tuning, {name}")
         clean = sum(ladder(noise, SETTINGS, random.Random(seed), CHEAP) == 0 for seed in range(count)) / count
         table.add(
