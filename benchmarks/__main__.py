@@ -8,12 +8,11 @@ import shutil
 import sys
 import time
 import traceback
-from pathlib import Path
 from types import ModuleType
 
 from ndd_engine.config.workload_sections import WORKLOADS
 
-from .common import Environment, Options, command_line, machine_slug, report, say
+from .common import Environment, Options, add_output, command_line, report, say, write
 
 # The name of a benchmark, and its module.
 NAMES = {
@@ -29,7 +28,6 @@ NAMES = {
     "script_faults": "qa.faults.script_faults",
     "script_null": "qa.faults.script_null",
 }  # fmt: skip
-RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
@@ -75,10 +73,7 @@ def main() -> int:
         choices=("requests", "stops", "kills", "launcher", "hangs", "leaves"),
         help="limit ranks_faults to this case; may be repeated",
     )  # fmt: skip
-    parser.add_argument(
-        "-o", nargs="?", const="", metavar="FILE", dest="output",
-        help="also write the tables to FILE (default: benchmarks/results/<date>-<machine>-<name>.txt)",
-    )  # fmt: skip
+    add_output(parser, "<name>")
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in NAMES]
     if unknown:
@@ -98,7 +93,7 @@ def main() -> int:
     for name in given.names or NAMES:
         module = importlib.import_module(NAMES[name])
         try:
-            text = _carry_out(module, options)
+            text = _carry_out(name, module, options)
         except Exception:  # noqa: BLE001  continue with the others
             traceback.print_exc()
             say(f"{name}: failed")
@@ -107,24 +102,18 @@ def main() -> int:
         print(text, flush=True)
         texts.append(text)
         if given.output == "":
-            _write(RESULTS / f"{time.strftime('%Y-%m-%d')}-{machine_slug()}-{name}.txt", [text])
+            write(text, "", name)
     if given.output:
-        _write(Path(given.output), texts)
+        write("\n".join(texts), given.output)
     return 1 if failed else 0
 
 
-def _carry_out(module: ModuleType, options: Options) -> str:
+def _carry_out(name: str, module: ModuleType, options: Options) -> str:
     environment = Environment(command_line())
     begin = time.perf_counter()
     tables = module.measure(options)
-    say(f"{module.__name__.rpartition('.')[2]}: took {time.perf_counter() - begin:.0f} s")
+    say(f"{name}: took {time.perf_counter() - begin:.0f} s")
     return report(tables, environment)
-
-
-def _write(path: Path, texts: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(texts), encoding="utf-8")
-    say(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def measure(options: Options) -> Table:
 def _case(table: Table, name: str, window_s: float, sets: Sequence[str], steps: int) -> None:
     settings = (*TINY, *ONLY_STEPS, f"log.window_s={window_s}", "run.device=cpu", *sets)
     with engine(TINY_WORKLOAD, settings) as subject:
-        clock = subject.loop.clock = WitnessedClock()
+        clock = subject.loop.clock = subject.loop.reporter.clock = WitnessedClock()
         begin = _raw_ns()
         subject.train(steps)
         stretch = _raw_ns() - begin

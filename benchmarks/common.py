@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import os
 import platform
 import random
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -23,6 +26,7 @@ FOREIGN_LIMIT = 0.10
 # With fewer undisturbed pairs than this, all are used: a rough result is better than none.
 FEWEST_PAIRS = 5
 SMOKE_S = 0.6
+RESULTS = Path(__file__).parent / "results"
 _RESAMPLES = 4000
 T = TypeVar("T")
 
@@ -57,10 +61,14 @@ class Options:
         """Whether rough results are enough; also with smoke."""
         return self.effort != "full"
 
+    @property
+    def smoke(self) -> bool:
+        """Whether no result is needed."""
+        return self.effort == "smoke"
+
     def cases(self, cases: Iterable[T]) -> list[T]:
         """The cases to measure: all, or the first."""
-        every = list(cases)
-        return every[:1] if self.effort == "smoke" else every
+        return list(itertools.islice(cases, 1 if self.smoke else None))
 
     def repeats(self, full: int, quick: int, least: int = 1) -> int:
         """How often to measure. least: below which there is no result."""
@@ -347,6 +355,22 @@ def report(tables: Table | Sequence[Table], environment: Environment) -> str:
     for table in others:
         lines += [f"-- {table.title}", "", *table.lines(), ""]
     return "\n".join(lines)
+
+
+def add_output(parser: argparse.ArgumentParser, name: str) -> None:
+    """The option -o. name: as in the default file name."""
+    parser.add_argument(
+        "-o", nargs="?", const="", metavar="FILE", dest="output",
+        help=f"also write the tables to FILE (default: benchmarks/results/<date>-<machine>-{name}.txt)",
+    )  # fmt: skip
+
+
+def write(text: str, output: str, name: str = "") -> None:
+    """Write the tables to a file; to the default file for this name if output is empty."""
+    path = Path(output or RESULTS / f"{time.strftime('%Y-%m-%d')}-{machine_slug()}-{name}.txt")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    say(f"wrote {path}")
 
 
 def as_ratio(value: float) -> str:

@@ -34,6 +34,8 @@ COLUMNS = (
 )  # fmt: skip
 # Milliseconds of a step, rounds of four steps, the highest overhead of the wall time.
 CASES = ((1.0, 8000, 0.02), (5.0, 6000, 0.01), (44.0, 1000, 0.01))
+# Seconds of the usual observation, of which one step is profiled every 30 s.
+USUAL_S = 30.0
 # Microseconds of processor time a step: on average, and of a step that is timed by phase.
 AVERAGE_US, FULL_US = 18.0, 30.0
 CLOSING = "observe: windows vs. a clock that the observer does not read, at the ends of the same steps"
@@ -48,7 +50,11 @@ def measure(options: Options) -> list[Table]:
     table = Table(TITLE, COLUMNS)
     for step_ms, rounds, limit in options.cases(CASES):
         say(f"observe: steps of {step_ms:g} ms")
-        table.add(*_row(run(step_ms, options.repeats(rounds, rounds // 20, rounds // 80)), limit))
+        body, _ = _observed(
+            str(step_ms), "steps", str(options.repeats(rounds, rounds // 20, rounds // 80)),
+            str(options.seconds(USUAL_S, USUAL_S)),
+        )  # fmt: skip
+        table.add(*_row(body, limit))
     table.note("95 % intervals of medians")
     table.note("by phase: how often the observer times a step so; in full: a step timed by phase")
     table.note(
@@ -136,12 +142,6 @@ def _costs(body: dict[str, Any], which: int) -> dict[str, Cost]:
 
 def _shown(found: Cost) -> str:
     return f"{found.median:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
-
-
-def run(step_ms: float, rounds: int) -> dict[str, Any]:
-    """What the loop measured, see `observed_loop`."""
-    body, _ = _observed(str(step_ms), "steps", str(rounds))
-    return body
 
 
 def _off(windows: list[dict[str, Any]]) -> int:

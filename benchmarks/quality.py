@@ -50,6 +50,7 @@ class Case:
 
 
 CASES = (
+    Case("eeg", 200, ("workload.samples=20000", "batch.micro=256")),
     Case(
         "antispoof", 240, ("workload.size=tiny", "workload.clips=200", "workload.eval_fraction=0.4",
                            "batch.sequence=8000", "optimizer.lr=0.003"),
@@ -58,7 +59,6 @@ CASES = (
     ),
     Case("chartext", 300, ("workload.size=tiny", "evaluate.batches=20")),
     Case("finetune", 100, ("workload.size=tiny", "loader.cache=true")),
-    Case("eeg", 200, ("workload.samples=20000", "batch.micro=256")),
     Case(
         "summarise", 40, ("workload.size=tiny", "schedule.warmup_steps=10", "evaluate.batches=10",
                           "workload.summaries=0"),
@@ -101,7 +101,7 @@ def measure(options: Options) -> Table:
         if isinstance(plain, str):
             table.add(case.workload, f"failed: {plain}")
             continue
-        for amp in _precisions(case, options):
+        for amp in options.cases(_precisions(case, options)):
             mixed = _by_seed(case, amp, steps, seeds, options)
             if isinstance(mixed, str):
                 table.add(f"{case.workload}", amp, "n/a")

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from statistics import fmean, median
 
-from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.trial.process import SideProcess
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.planner import Planner, Situation
@@ -24,7 +23,7 @@ from ndd_engine.wizard.space import Model
 from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of
 
 from .common import Options, Table, as_percent, as_seconds, ignore, quantile, say
-from .wizard import answers_of, silent
+from .wizard import SETS, answers_of, silent
 
 BLOCK_S = 1.5
 
@@ -58,7 +57,7 @@ def measure(options: Options) -> list[Table]:
         ("workload", "proposal", "predicted (s)", "measured (s)", "error", "by round", "blocks differ by"),
     )
     rows: list[Row] = []
-    for workload in options.cases(filter(options.wants, WORKLOADS)):
+    for workload in options.cases(filter(options.wants, SETS)):
         say(f"steps: {workload}")
         found = _rows(answers_of(workload, options), options)
         for row in found:
@@ -88,7 +87,7 @@ def _rows(answers: Answers, options: Options) -> list[Row]:
     """The proposals that the wizard would verify, measured."""
     with Planner(answers, silent, threading.Event()) as planner:
         situation = planner.open()
-        found = tuple(planner.probe(situation))
+        found = tuple(options.cases(planner.probe(situation)))
         every = tuple(row for one in found for row in proposals(situation, answers, one))
         chosen = options.cases(to_verify(ProposalSet(situation, found, every), answers))
         rows: list[Row] = []

@@ -106,9 +106,13 @@ def _outcome(workload: str, options: Options) -> Outcome:
             loaded.append(now)
         elif not outcome.first_s:
             outcome.first_s = now - loaded[0]
+            if options.smoke:
+                stop.set()
 
     proposed = propose(answers, silent, stop, look)
-    verified = verify(proposed.situation, answers, to_verify(proposed, answers), VERIFY_S, silent, stop)
+    chosen = options.cases(to_verify(proposed, answers))
+    seconds = options.seconds(VERIFY_S, VERIFY_S)
+    verified = verify(proposed.situation, answers, chosen, seconds, silent, threading.Event())
     outcome.whole_s = time.perf_counter() - begin
     for one in verified:
         known = one.measured

@@ -6,10 +6,9 @@ import argparse
 import shlex
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from benchmarks.common import Environment, Table, machine_slug, report, say
+from benchmarks.common import Environment, Table, add_output, report, say, write
 
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.hardware.detect import detect
@@ -20,7 +19,6 @@ from .catalogue import all_cases
 from .on_gpu import GPU_CASES
 from .suite import FIX_S, Suite
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 KEPT = Path(tempfile.gettempdir()) / "ndd-faults"
 
 
@@ -55,10 +53,7 @@ def main() -> int:
         "--tables", action="store_true", help="only print the tables of the outcomes in --keep"
     )
     parser.add_argument("--list", action="store_true", help="only print the cases")
-    parser.add_argument(
-        "-o", nargs="?", const="", metavar="FILE", dest="output",
-        help="also write the tables to FILE (default: benchmarks/results/<date>-<machine>-faults.txt)",
-    )  # fmt: skip
+    add_output(parser, "faults")
     given = parser.parse_args()
     if given.null is not None and given.null < 1:
         parser.error("--null has to be at least 1")
@@ -89,11 +84,7 @@ def main() -> int:
     text = report(found, environment)
     print(text, flush=True)
     if given.output is not None:
-        name = "null" if given.null is not None else "faults"
-        path = Path(given.output or RESULTS / f"{time.strftime('%Y-%m-%d')}-{machine_slug()}-{name}.txt")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        say(f"wrote {path}")
+        write(text, given.output, "null" if given.null is not None else "faults")
     return 0
 
 

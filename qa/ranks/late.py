@@ -69,7 +69,7 @@ def measure(options: Options) -> list[Table]:
     table.note(f"rank and phase right: {right} of {len(chosen)}; target: 95 %")
     balanced = Table("no slow rank", COLUMNS)
     false, strategies = 0, options.cases(STRATEGIES)
-    count = options.repeats(10, 1)  # for each strategy
+    count = options.repeats(10, 1, least=0)  # for each strategy
     for strategy in strategies:
         for _ in range(count):
             row, named = _row(Planted(strategy), seconds)

