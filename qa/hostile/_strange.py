@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+# The first one is what the tests try: escape sequences, markup and HTML.
 TEXTS = (
+    "\x1b[2J\x1b]0;title\x07[red]<script>alert(1)</script>\x9b31m",
     "", " ", "\n", "\t\t", "a", "x" * 28, "x" * 300, "y" * 5000, "wort " * 200,
     "\x1b[2J\x1b[31mred", "\x1b]0;title\x07", "\x1b]52;c;aGk=\x07", "\x1bPq\x1b\\", "\x9b31m", "\x90q\x9c",
     "a\x00b", "\x07\x08\x0b\x0c\x0e\x7f", "first\r\nsecond", "\rover", "a\u2028b\u2029c\x85d\x1cx",
