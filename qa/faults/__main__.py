@@ -68,7 +68,7 @@ def main() -> int:
         for case in cases:
             print(f"{case.name:42} {case.planted}")
         return 0
-    environment = Environment(shlex.join(["python", "-m", "qa.faults", *sys.argv[1:]]))
+    environment = Environment(shlex.join(["python", "-m", "benchmarks.faults", *sys.argv[1:]]))
     found: list[Table]
     keep = given.keep.absolute()
     if given.null is not None:

@@ -75,7 +75,7 @@ def command(given: argparse.Namespace) -> str:
     words += [word for name in given.only for word in ("--only", name)]
     words += ["--budget", f"{given.budget:g}"] if given.budget else []
     if HOW not in os.environ:
-        return shlex.join(["python", "-m", "qa.gpu", *words])
+        return shlex.join(["python", "-m", "benchmarks.gpu", *words])
     return f"make gpu ARGS={shlex.quote(shlex.join(words))}" if words else "make gpu"
 
 

@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     os.environ.update({BEGAN: str(began), HOW: how})
     python = str(python_of(venv))
-    command = [python, "-m", "qa.gpu", *argv[1:]]
+    command = [python, "-m", "benchmarks.gpu", *argv[1:]]
     os.execv(python, command)
     return 0  # never reached
 

@@ -304,7 +304,7 @@ def test_the_title_names_the_gpu_and_facts_come_first() -> None:
 @contextmanager
 def command(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [PYTHON, "-m", "qa.gpu", "--cpu", "-o", "result.md", *arguments], cwd=tmp_path, env=environment(),
+        [PYTHON, "-m", "benchmarks.gpu", "--cpu", "-o", "result.md", *arguments], cwd=tmp_path, env=environment(),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
@@ -379,7 +379,7 @@ def test_a_bare_python_is_told_all_that_is_missing_in_one_message(tmp_path: Path
     (tmp_path / "tomlkit.py").write_text("import no_such_part\n", "utf-8")
     variables = {**environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     done = subprocess.run(
-        [PYTHON, "-m", "qa.gpu", "--cpu"], cwd=tmp_path, env=variables, capture_output=True, text=True,
+        [PYTHON, "-m", "benchmarks.gpu", "--cpu"], cwd=tmp_path, env=variables, capture_output=True, text=True,
         timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
