@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests import forked
 
 from ndd_engine.config import read
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
@@ -22,6 +21,7 @@ from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
+from tests import forked
 
 NDD = (
     "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]",
