@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.common import as_ratio, paired, say, summarise, undisturbed
-from benchmarks.engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine, now
-from benchmarks.loop import BareLoop, keep_memory, steps_of
+from benchmarks.engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine
+from benchmarks.loop import Beside, keep_memory
 
 from ndd_engine.measure.clock import DevicePhaseClock
 from ndd_watch.device import NEVER
@@ -47,46 +48,21 @@ def main() -> int:
 
 def measure(given: Task, name: str, subject: Engine) -> None:
     """Three comparisons of one case: both engines with the bare loop, and with each other."""
-    device, clock = subject.prepared.device, subject.prepared.clock
-    bare = BareLoop(subject.prepared.config, device)
-
-    def timed(train: Callable[[int], None], steps: int) -> float:
-        begin = now(device)
-        train(steps)
-        return steps / (now(device) - begin)
-
-    subject.prepared.sampler.stop()
-    steps = steps_of(given.of(0.6, 0.25, 0.05), lambda count: timed(bare.train, count))
-    timed(subject.train, steps)
+    clock, both = subject.prepared.clock, Beside(subject, given.of(0.6, 0.25, 0.05))
 
     def with_engine(timing: bool) -> float:
         if isinstance(clock, DevicePhaseClock):
             time_device(clock, timing)
-        subject.prepared.sampler.start()
-        try:
-            return timed(subject.train, steps)
-        finally:
-            subject.prepared.sampler.stop()
+        return both.engine()
 
-    rates: list[float] = []
-
-    def without() -> float:
-        rates.append(timed(bare.train, steps))
-        return rates[-1]
-
-    def on() -> float:
-        return with_engine(True)
-
-    def off() -> float:
-        return with_engine(False)
-
+    on, off = partial(with_engine, True), partial(with_engine, False)
     pairs, limit_s = int(given.of(16, 6, 2)), given.of(20.0, 5.0, 2.0)
     has_clock = isinstance(clock, DevicePhaseClock)
     first = "engine with device timing / bare loop" if has_clock else "engine / bare loop"
-    compare(given, f"{name}: {first}", without, on, pairs, limit_s)
-    given.put(f"{name}: step of the bare loop", f"{1e3 / sorted(rates)[len(rates) // 2]:.2f} ms")
+    compare(given, f"{name}: {first}", both.bare, on, pairs, limit_s)
+    given.put(f"{name}: step of the bare loop", f"{both.step_ms} ms")
     for what, baseline, side in (
-        ("engine without device timing / bare loop", without, off),
+        ("engine without device timing / bare loop", both.bare, off),
         ("device timing on / off", off, on),
     ):
         if has_clock:

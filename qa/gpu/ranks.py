@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ from ndd_engine.train.parallel.marks import PART, DdpMarks, StreamWaits, mark_co
 from ndd_engine.train.parallel.strategy import Ddp, Fsdp2
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
+from qa.ranks.launch import launch
 
 from .figures import FAIL, Task, one_line, task
 from .overhead import TARGET, judged
@@ -43,7 +43,6 @@ RANKS = 2
 STRATEGIES = ("ddp", "fsdp2")
 WARM_UP = 5
 MEASURED = 10  # less than what DevicePhaseClock keeps
-GRACE_S = 40.0  # torchrun gives ranks 30 s to end
 
 
 def main() -> int:
@@ -79,24 +78,8 @@ def _report(given: Task, name: str, found: dict[str, Any]) -> None:
 def launched(kind: str, device: str, *words: object, limit_s: float = 150.0) -> dict[str, Any]:
     """What rank 0 of two found. Raises RuntimeError if a rank fails or takes too long."""
     with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder, "found.json"), Path(folder, "log")
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
-            "-m", MODULE, kind, str(out), device, *map(str, words),
-        ]  # fmt: skip
-        with log.open("wb") as output:
-            launcher = subprocess.Popen(
-                command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
-            try:
-                launcher.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                launcher.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    launcher.wait(GRACE_S)
-                launcher.kill()
-        if launcher.returncode or not out.exists():
-            raise RuntimeError(f"the ranks failed ({launcher.returncode}): {log.read_text()[-2000:]}")
+        out = Path(folder, "found.json")
+        launch(RANKS, MODULE, kind, out, device, *words, limit_s=limit_s)
         found: dict[str, Any] = json.loads(out.read_text())
         return found
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.states import equal
 
 from ndd_console.__main__ import status_of
 from ndd_engine.errors import RunLockedError
@@ -121,17 +122,6 @@ def final_state(run: RunDir) -> dict[str, Any]:
     """What the last checkpoint contains of training."""
     state = torch.load(CheckpointStore(run.checkpoints, 9).all()[-1].path, weights_only=True)
     return {key: state[key] for key in ("step", "model", "optimizer", "scaler", "random")}
-
-
-def equal(left: Any, right: Any) -> bool:
-    """Two nested states, bit for bit."""
-    if isinstance(left, torch.Tensor):
-        return isinstance(right, torch.Tensor) and torch.equal(left, right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(equal, left, right))
-    return bool(left == right)
 
 
 def command(*arguments: str) -> tuple[int, str]:

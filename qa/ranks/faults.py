@@ -20,10 +20,11 @@ from typing import Any
 
 import psutil
 from benchmarks.common import Options, Table, as_seconds, say
+from tests.states import equal
 
 from ndd_engine.record.channel import send
 
-from .job import LIMIT_S, RanksJob, same_weights
+from .job import LIMIT_S, RanksJob
 
 TITLE = "ranks_faults: requests to runs of several ranks, and failures of ranks"
 COLUMNS = ("case", "right", "of", "median", "longest", "limit", "")
@@ -179,7 +180,7 @@ def kills(folder: Path, options: Options) -> Iterator[Found]:
                     again.note(f"no training before or after rank {rank} was killed: {str(error)[-300:]}")
                     break
             rc = job.wait(LIMIT_S + steps * 0.1)
-            alike = rc == 0 and same_weights(plain, job.weights())
+            alike = rc == 0 and equal(plain, job.weights())
             same.note("" if alike else f"differ, status {rc}")
     yield again
     yield same

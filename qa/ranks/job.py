@@ -145,8 +145,3 @@ class RanksJob:
         path = self.folder / f"new-fault-{rank}"
         path.write_text(fault)
         path.replace(self.folder / f"fault-{rank}")
-
-
-def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """Whether they are equal bit for bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -16,9 +16,6 @@ start several times: each start gives one value.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -35,6 +32,8 @@ from benchmarks.common import (
     statistics_cells,
 )
 from benchmarks.engine import ONLY_STEPS
+
+from .launch import launch
 
 TITLE = (
     "ranks_loop: two ranks of the engine / plain loop with DDP (steps per second; one value for each start)"
@@ -71,15 +70,6 @@ def measure(options: Options) -> Table:
 def _run(sets: tuple[str, ...], chunks: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ndd-ranks-") as folder:
         output = Path(folder) / "out.json"
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            "-m", "qa.ranks.worker", str(output), str(chunks), *sets,
-        ]  # fmt: skip
-        done = subprocess.run(
-            command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
-        if not output.exists():
-            raise RuntimeError(done.stdout[-2000:])
+        launch(2, "qa.ranks.worker", output, chunks, *sets, limit_s=TIMEOUT_S)
         body: dict[str, Any] = json.loads(output.read_text())
         return body

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -40,6 +39,8 @@ from ndd_engine.train.parallel import strategy
 from ndd_engine.train.parallel.marks import GATHER, SCATTER
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
+
+from .launch import launch
 
 CPU = torch.device("cpu")
 RANKS = (2, 3, 4)
@@ -183,14 +184,7 @@ def _owners(tensor: Tensor) -> int:
 def _real(workload: str, sets: tuple[str, ...], ranks: int) -> list[int]:
     """The peaks of the rank with the most memory. Raises RuntimeError if a rank fails."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-            "-m", "qa.ranks.memory", workload, folder, *sets,
-        ]  # fmt: skip
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-        if done.returncode:
-            raise RuntimeError(f"{ranks} ranks failed: {done.stderr[-2000:]}")
+        launch(ranks, "qa.ranks.memory", workload, folder, *sets, limit_s=LIMIT_S)
         found = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
     return [max(own[mark] for own in found) for mark in range(len(MARKS))]
 

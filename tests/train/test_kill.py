@@ -6,7 +6,8 @@ import signal
 import subprocess
 
 import psutil
-from train_help import EVERY_STEP, Result, Trainer, equal, stop_at, training_state, until
+from tests.states import equal
+from train_help import EVERY_STEP, Result, Trainer, stop_at, training_state, until
 
 from ndd_engine.record.events import RunEvent, WindowEvent, parse
 from ndd_engine.record.rundir import RunDir

@@ -184,17 +184,6 @@ def until(condition: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
-def equal(left: Any, right: Any) -> bool:
-    """Two nested states, bit for bit."""
-    if isinstance(left, torch.Tensor):
-        return isinstance(right, torch.Tensor) and torch.equal(left, right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(equal, left, right))
-    return bool(left == right)
-
-
 def training_state(state: dict[str, Any]) -> dict[str, Any]:
     """The part of a checkpoint that two equal runs share."""
     return {key: state[key] for key in ("step", "model", "optimizer", "scaler", "random")}

@@ -1,10 +1,12 @@
+import sys
+
 import torch
 from common import data, net, report
 from torch.utils.data import DataLoader
 
 model = net(256)
 optimizer = torch.optim.AdamW(model.parameters())
-form = "function"
+form = sys.argv[1]
 compute = model
 if form == "model":
     compute = torch.compile(model, backend="aot_eager")
