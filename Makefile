@@ -83,7 +83,7 @@ bench: $(BENCH_VENV)/.bench
 faults: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.faults $(ARGS)
 
-# An environment of its own, which never replaces a torch with CUDA: see benchmarks/gpu/setup.py. Exit status 3 without a
+# An environment of its own, which never replaces a torch with CUDA: see qa/gpu/setup.py. Exit status 3 without a
 # GPU (make itself then returns 2). Without an index: python3 -m benchmarks.gpu, in a Python that has the packages.
 gpu:
 	@$(PYTHON) -m benchmarks.gpu.setup $(GPU_VENV) $(ARGS)

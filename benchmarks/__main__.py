@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...] [--quick] [-o [FILE]]`: measure and print tables."""
+"""`python -m benchmarks [NAME ...] [--quick | --smoke] [-o [FILE]]`: measure and print tables."""
 
 from __future__ import annotations
 
@@ -8,37 +8,26 @@ import shutil
 import sys
 import time
 import traceback
-from pathlib import Path
 from types import ModuleType
 
 from ndd_engine.config.workload_sections import WORKLOADS
 
-from .common import Environment, Options, command_line, machine_slug, report, say
+from .common import Environment, Options, add_output, command_line, report, say, write
 
-NAMES = (
-    "loop",
-    "screen",
-    "keys",
-    "start",
-    "clock",
-    "rivals",
-    "best",
-    "quality",
-    "memory",
-    "ranks_memory",
-    "steps",
-    "wizard",
-    "intervals",
-    "switching",
-    "observe",
-    "ranks_fold",
-    "ranks_faults",
-    "ranks_late",
-    "ranks_loop",
-    "script_faults",
-    "script_null",
-)
-RESULTS = Path(__file__).parent / "results"
+# The name of a benchmark, and its module.
+NAMES = {
+    **{
+        name: f"benchmarks.{name}"
+        for name in (
+            "loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "steps", "wizard",
+            "switching", "observe",
+        )
+    },
+    "intervals": "qa.trials.intervals",
+    **{f"ranks_{name}": f"qa.ranks.{name}" for name in ("faults", "fold", "late", "loop", "memory")},
+    "script_faults": "qa.faults.script_faults",
+    "script_null": "qa.faults.script_null",
+}  # fmt: skip
 
 
 def main() -> int:
@@ -47,7 +36,15 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(NAMES)} (default: all)"
     )
-    parser.add_argument("--quick", action="store_true", help="rough results, within a minute per benchmark")
+    effort = parser.add_mutually_exclusive_group()
+    effort.add_argument(
+        "--quick", dest="effort", action="store_const", const="quick", default="full",
+        help="rough results, within a minute per benchmark",
+    )  # fmt: skip
+    effort.add_argument(
+        "--smoke", dest="effort", action="store_const", const="smoke",
+        help="only whether it runs: the first case, in one block of at most a few seconds",
+    )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="device to train on, as in run.device (default: cpu)")
     parser.add_argument(
         "--workload", action="append", default=[], choices=WORKLOADS,
@@ -76,10 +73,7 @@ def main() -> int:
         choices=("requests", "stops", "kills", "launcher", "hangs", "leaves"),
         help="limit ranks_faults to this case; may be repeated",
     )  # fmt: skip
-    parser.add_argument(
-        "-o", nargs="?", const="", metavar="FILE", dest="output",
-        help="also write the tables to FILE (default: benchmarks/results/<date>-<machine>-<name>.txt)",
-    )  # fmt: skip
+    add_output(parser, "<name>")
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in NAMES]
     if unknown:
@@ -91,15 +85,15 @@ def main() -> int:
             f"--traceml {given.traceml}: no such program; give the Python of an environment with traceml-ai"
         )
     options = Options(
-        given.quick, given.device, tuple(given.workload), given.pairs, given.real, given.keep, given.traceml,
+        given.effort, given.device, tuple(given.workload), given.pairs, given.real, given.keep, given.traceml,
         tuple(given.only),
     )  # fmt: skip
     failed: list[str] = []
     texts: list[str] = []
     for name in given.names or NAMES:
-        module = importlib.import_module(f"{__package__}.{name}")
+        module = importlib.import_module(NAMES[name])
         try:
-            text = _carry_out(module, options)
+            text = _carry_out(name, module, options)
         except Exception:  # noqa: BLE001  continue with the others
             traceback.print_exc()
             say(f"{name}: failed")
@@ -108,24 +102,18 @@ def main() -> int:
         print(text, flush=True)
         texts.append(text)
         if given.output == "":
-            _write(RESULTS / f"{time.strftime('%Y-%m-%d')}-{machine_slug()}-{name}.txt", [text])
+            write(text, "", name)
     if given.output:
-        _write(Path(given.output), texts)
+        write("\n".join(texts), given.output)
     return 1 if failed else 0
 
 
-def _carry_out(module: ModuleType, options: Options) -> str:
+def _carry_out(name: str, module: ModuleType, options: Options) -> str:
     environment = Environment(command_line())
     begin = time.perf_counter()
     tables = module.measure(options)
-    say(f"{module.__name__.rpartition('.')[2]}: took {time.perf_counter() - begin:.0f} s")
+    say(f"{name}: took {time.perf_counter() - begin:.0f} s")
     return report(tables, environment)
-
-
-def _write(path: Path, texts: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(texts), encoding="utf-8")
-    say(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -65,10 +65,6 @@ class Effort:
     limit_s: float
 
 
-FULL = Effort(0.6, 3, 8.0, 60.0, 10, 25.0)
-QUICK = Effort(0.25, 2, 2.0, 4.0, 2, 3.0)
-
-
 @dataclass
 class Candidate:
     """A run with its settings. steps: per block."""
@@ -89,7 +85,10 @@ class Candidate:
 def measure(options: Options) -> list[Table]:
     """The results, and the search for them."""
     result, steps = Table(TITLE, COLUMNS), Table(STEPS_TITLE, STEP_COLUMNS)
-    effort = QUICK if options.quick else FULL
+    effort = Effort(
+        block_s=options.seconds(0.6, 0.25), trial_pairs=options.repeats(3, 2), trial_s=options.seconds(8.0, 2.0),
+        search_s=options.seconds(60.0, 4.0), pairs=options.repeats(10, 2), limit_s=options.seconds(25.0, 3.0),
+    )  # fmt: skip
     if options.pairs is not None:
         effort = replace(effort, pairs=options.pairs, limit_s=math.inf, search_s=math.inf)
     steps.note(WHY)
@@ -97,10 +96,10 @@ def measure(options: Options) -> list[Table]:
         steps.note("--quick tries all settings at once, without compiling and different batches")
     with tempfile.TemporaryDirectory(prefix="ndd-bench-compiled-") as cache:
         compiler_cache(cache)
-        for guide in guides(options.device):
-            if options.wants(guide.workload):
-                say(f"best: {guide.workload}")
-                Search(guide, options, effort, result, steps).carry_out()
+        wanted = (guide for guide in guides(options.device) if options.wants(guide.workload))
+        for guide in options.cases(wanted):
+            say(f"best: {guide.workload}")
+            Search(guide, options, effort, result, steps).carry_out()
     return [result, steps]
 
 

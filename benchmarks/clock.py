@@ -72,9 +72,9 @@ class WitnessedClock(PhaseClock):
 def measure(options: Options) -> Table:
     """All window lengths in one table."""
     table = Table(TITLE, COLUMNS)
-    for name, window_s, sets, steps in CASES:
+    for name, window_s, sets, steps in options.cases(CASES):
         say(f"clock: {name}")
-        _case(table, name, window_s, sets, steps // 6 if options.quick else steps)
+        _case(table, name, window_s, sets, options.repeats(steps, steps // 6, steps // 60))
     table.note("phases/wall: sum of the phases vs. the window's own wall_ns, in the record")
     table.note("phases/raw: sum of the phases vs. CLOCK_MONOTONIC_RAW at the ends of the window")
     table.note("whole run: total of all windows vs. CLOCK_MONOTONIC_RAW around the call of the loop")
@@ -87,7 +87,7 @@ def measure(options: Options) -> Table:
 def _case(table: Table, name: str, window_s: float, sets: Sequence[str], steps: int) -> None:
     settings = (*TINY, *ONLY_STEPS, f"log.window_s={window_s}", "run.device=cpu", *sets)
     with engine(TINY_WORKLOAD, settings) as subject:
-        clock = subject.loop.clock = WitnessedClock()
+        clock = subject.loop.clock = subject.loop.reporter.clock = WitnessedClock()
         begin = _raw_ns()
         subject.train(steps)
         stretch = _raw_ns() - begin

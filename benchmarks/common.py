@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import os
 import platform
 import random
@@ -9,9 +11,11 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -21,19 +25,23 @@ from ndd_engine.hardware.detect import detect
 FOREIGN_LIMIT = 0.10
 # With fewer undisturbed pairs than this, all are used: a rough result is better than none.
 FEWEST_PAIRS = 5
+SMOKE_S = 0.6
+RESULTS = Path(__file__).parent / "results"
 _RESAMPLES = 4000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure. quick: rough results within a minute. device: as in run.device.
+    """How to measure. effort: "full", "quick" (rough results within a minute) or "smoke" (does it run at all?).
 
+    device: as in run.device.
     workloads: to measure, () for all. pairs: of blocks per ratio in rivals and best; None: as many as fit their time.
     real: number of real A/A trials in intervals. keep: folder of their results, which a further call adds to.
     traceml: a Python with torch and traceml-ai, for observe; "" for none. only: cases of ranks_faults, () for all.
     """
 
-    quick: bool = False
+    effort: str = "full"
     device: str = "cpu"
     workloads: tuple[str, ...] = ()
     pairs: int | None = None
@@ -45,6 +53,30 @@ class Options:
     def wants(self, workload: str) -> bool:
         """Whether to measure this workload."""
         return not self.workloads or workload in self.workloads
+
+    # What smoke means: the first case, once, in blocks of SMOKE_S seconds.
+
+    @property
+    def quick(self) -> bool:
+        """Whether rough results are enough; also with smoke."""
+        return self.effort != "full"
+
+    @property
+    def smoke(self) -> bool:
+        """Whether no result is needed."""
+        return self.effort == "smoke"
+
+    def cases(self, cases: Iterable[T]) -> list[T]:
+        """The cases to measure: all, or the first."""
+        return list(itertools.islice(cases, 1 if self.smoke else None))
+
+    def repeats(self, full: int, quick: int, least: int = 1) -> int:
+        """How often to measure. least: below which there is no result."""
+        return {"full": full, "quick": quick, "smoke": least}[self.effort]
+
+    def seconds(self, full: float, quick: float, least: float = SMOKE_S) -> float:
+        """How long to measure. least: below which there is no result."""
+        return {"full": full, "quick": quick, "smoke": least}[self.effort]
 
 
 # Statistics.
@@ -323,6 +355,22 @@ def report(tables: Table | Sequence[Table], environment: Environment) -> str:
     for table in others:
         lines += [f"-- {table.title}", "", *table.lines(), ""]
     return "\n".join(lines)
+
+
+def add_output(parser: argparse.ArgumentParser, name: str) -> None:
+    """The option -o. name: as in the default file name."""
+    parser.add_argument(
+        "-o", nargs="?", const="", metavar="FILE", dest="output",
+        help=f"also write the tables to FILE (default: benchmarks/results/<date>-<machine>-{name}.txt)",
+    )  # fmt: skip
+
+
+def write(text: str, output: str, name: str = "") -> None:
+    """Write the tables to a file; to the default file for this name if output is empty."""
+    path = Path(output or RESULTS / f"{time.strftime('%Y-%m-%d')}-{machine_slug()}-{name}.txt")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    say(f"wrote {path}")
 
 
 def as_ratio(value: float) -> str:

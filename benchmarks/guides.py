@@ -88,6 +88,15 @@ def guides(device: str) -> tuple[Guide, ...]:
     }
     return (
         Guide(
+            "eeg",
+            ("workload.dropout=0.0",),
+            plain,
+            (_workers(3, cores, 8, gpu), _GATHER, _ON_DEVICE, _FUSED, _TF32, _BF16, _GRAPH, _COMPILE),
+            (('"79 % faster", 1.79x', 1.79),),
+            "pinned memory",
+            loads=True,
+        ),
+        Guide(
             "antispoof",
             ("workload.size=guide", "batch.micro=4", "workload.clips=40", "workload.dropout=0.0"),
             plain,
@@ -117,15 +126,6 @@ def guides(device: str) -> tuple[Guide, ...]:
                   ROUNDING, apart=True)),
             (("4-5x, 4 workers", 4.0), ("8-11x, with bf16 and compile", 8.3)),
             "pinned memory; bf16 and compile on the GPU",
-            loads=True,
-        ),
-        Guide(
-            "eeg",
-            ("workload.dropout=0.0",),
-            plain,
-            (_workers(3, cores, 8, gpu), _GATHER, _ON_DEVICE, _FUSED, _TF32, _BF16, _GRAPH, _COMPILE),
-            (('"79 % faster", 1.79x', 1.79),),
-            "pinned memory",
             loads=True,
         ),
         Guide(

@@ -93,7 +93,7 @@ class Typist:
 
 def measure(options: Options) -> Table:
     """All keys in total, and each key."""
-    rounds = 4 if options.quick else 32
+    rounds = options.repeats(32, 4)
     argv = [sys.executable, "-m", "ndd_console", "--runs"]
     command = ["train", "--workload", TINY_WORKLOAD, "--run", _RUN]
     for setting in _SETTINGS:
@@ -114,7 +114,7 @@ def measure(options: Options) -> Table:
             typist.press(_PAUSE, b"p", _PAUSING)
             typist.wait_status("paused")
             typist.resume()
-        for _ in range(max(rounds // 2, 3)):
+        for _ in range(max(rounds // 2, min(rounds, 3))):
             typist.press("", b"?", _HELP)
             typist.press(_LONE, ESCAPE, _NAME)
         reader.poll()

@@ -111,7 +111,7 @@ class BareLoop:
 def measure(options: Options) -> Table:
     """All cases in one table."""
     table = Table(TITLE, ("case", "step, ms", "steps per block", *STATISTICS))
-    cases = CASES[1:-1] if options.quick else CASES
+    cases = options.cases(CASES[1:-1] if options.quick else CASES)
     if options.quick:
         table.note(
             "--quick skips the first case, and the default size of chartext, which takes seconds to choose"
@@ -125,46 +125,52 @@ def measure(options: Options) -> Table:
             )
         settings = (*sets, *ONLY_STEPS, f"run.device={options.device}", "precision.amp=off")
         with engine(workload, settings) as subject:
-            _case(table, name, subject, options.quick)
+            _case(table, name, subject, options)
     return table
 
 
-def _case(table: Table, name: str, subject: Engine, quick: bool) -> None:
-    config, device = subject.prepared.config, subject.prepared.device
-    bare = BareLoop(config, device)
+class Beside:
+    """The engine and the bare loop, both warm, in blocks of equally many steps. rates: those of the bare loop."""
 
-    def timed(train: Callable[[int], None], steps: int) -> float:
-        begin = now(device)
+    def __init__(self, subject: Engine, block_s: float) -> None:
+        self.subject, self.device = subject, subject.prepared.device
+        self.rates: list[float] = []
+        self._bare = BareLoop(subject.prepared.config, self.device)
+        subject.prepared.sampler.stop()
+        self.steps = steps_of(block_s, lambda count: self._timed(self._bare.train, count))
+        self._timed(subject.train, self.steps)  # the bare loop was warmed up by steps_of
+
+    def _timed(self, train: Callable[[int], None], steps: int) -> float:
+        begin = now(self.device)
         train(steps)
-        return steps / (now(device) - begin)
+        return steps / (now(self.device) - begin)
 
-    subject.prepared.sampler.stop()
-    block_s, pairs, limit_s = (0.4, 4, 4.0) if quick else (1.0, 28, 80.0)
-    steps = steps_of(block_s, lambda count: timed(bare.train, count))
-    timed(subject.train, steps)  # warm-up; the bare loop was warmed up by steps_of
-
-    def with_engine() -> float:
-        subject.prepared.sampler.start()
+    def engine(self) -> float:
+        """Steps per second of a block of the engine."""
+        self.subject.prepared.sampler.start()
         try:
-            return timed(subject.train, steps)
+            return self._timed(self.subject.train, self.steps)
         finally:
-            subject.prepared.sampler.stop()
+            self.subject.prepared.sampler.stop()
 
-    rates: list[float] = []
+    def bare(self) -> float:
+        """Steps per second of a block of the bare loop."""
+        self.rates.append(self._timed(self._bare.train, self.steps))
+        return self.rates[-1]
 
-    def without() -> float:
-        rates.append(timed(bare.train, steps))
-        return rates[-1]
+    @property
+    def step_ms(self) -> str:
+        """The median step of the bare loop."""
+        return f"{1e3 / sorted(self.rates)[len(self.rates) // 2]:.2f}"
 
-    values, note = undisturbed(paired(without, with_engine, pairs, limit_s))
-    size = config.workload.size
+
+def _case(table: Table, name: str, subject: Engine, options: Options) -> None:
+    both = Beside(subject, options.seconds(1.0, 0.4))
+    pairs, limit_s = options.repeats(28, 4), options.seconds(80.0, 4.0)
+    values, note = undisturbed(paired(both.bare, both.engine, pairs, limit_s))
+    size = subject.prepared.config.workload.size
     shown = f"{name} ({size})" if size is not None and size not in name else name
-    table.add(
-        shown,
-        f"{1e3 / sorted(rates)[len(rates) // 2]:.2f}",
-        str(steps),
-        *statistics_cells(values, as_ratio, TARGET),
-    )
+    table.add(shown, both.step_ms, str(both.steps), *statistics_cells(values, as_ratio, TARGET))
     if note:
         table.note(f"{name}: {note}")
 

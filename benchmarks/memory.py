@@ -7,7 +7,7 @@ micro-batches 4 to 24 times as large, and compared with recordings of these. "in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -121,19 +121,18 @@ def _row(table: Table, workload: str, amp: str, cases: list[Case]) -> None:
 
 def _cases(options: Options) -> Iterator[Case]:
     torch.set_num_threads(1)
-    for workload, models in MODELS.items():
-        if options.workloads and workload not in options.workloads:
-            continue
-        for sets in models[:1] if options.quick else models:
-            for amp in PRECISIONS:
+    times = options.cases(TIMES[::3] if options.quick else TIMES)
+    for workload in options.cases(filter(options.wants, MODELS)):
+        for sets in MODELS[workload][: options.repeats(3, 1)]:
+            for amp in options.cases(PRECISIONS):
                 say(f"memory: {workload} {' '.join(sets)} {amp}")
                 try:
-                    yield from _extrapolations(workload, sets, amp, TIMES[::3] if options.quick else TIMES)
+                    yield from _extrapolations(workload, sets, amp, times)
                 except NddError as error:
                     say(f"memory: {workload}: {error}")
 
 
-def _extrapolations(workload: str, sets: tuple[str, ...], amp: str, times: tuple[int, ...]) -> Iterator[Case]:
+def _extrapolations(workload: str, sets: tuple[str, ...], amp: str, times: Sequence[int]) -> Iterator[Case]:
     config = read(sets=[*sets, f"precision.amp={amp}", "run.device=cpu"], workload=workload).resolve()
     seed(config.run.seed)
     prober = Prober(config, prepare(config, lambda _: None), CPU, lambda _: None)

@@ -34,36 +34,42 @@ COLUMNS = (
 )  # fmt: skip
 # Milliseconds of a step, rounds of four steps, the highest overhead of the wall time.
 CASES = ((1.0, 8000, 0.02), (5.0, 6000, 0.01), (44.0, 1000, 0.01))
-QUICK = 20
+# Seconds of the usual observation, of which one step is profiled every 30 s.
+USUAL_S = 30.0
 # Microseconds of processor time a step: on average, and of a step that is timed by phase.
 AVERAGE_US, FULL_US = 18.0, 30.0
 CLOSING = "observe: windows vs. a clock that the observer does not read, at the ends of the same steps"
 CLOSING_COLUMNS = ("step", "windows", "clock", "sum of the windows", "phases off by, ns", "target", "")
-# Seconds of training, and how close the windows have to come.
-CLOSING_S, QUICK_S, CLOSE = 20.0, 5.0, 0.005
+# How close the windows have to come.
+CLOSE = 0.005
 _LOOP = Path(__file__).with_name("observed_loop.py")
 
 
 def measure(options: Options) -> list[Table]:
     """All lengths of a step."""
     table = Table(TITLE, COLUMNS)
-    for step_ms, rounds, limit in CASES:
+    for step_ms, rounds, limit in options.cases(CASES):
         say(f"observe: steps of {step_ms:g} ms")
-        table.add(*_row(run(step_ms, rounds // QUICK if options.quick else rounds), limit))
+        body, _ = _observed(
+            str(step_ms), "steps", str(options.repeats(rounds, rounds // 20, rounds // 80)),
+            str(options.seconds(USUAL_S, USUAL_S)),
+        )  # fmt: skip
+        table.add(*_row(body, limit))
     table.note("95 % intervals of medians")
     table.note("by phase: how often the observer times a step so; in full: a step timed by phase")
     table.note(
         "besides: ends of windows and closer looks, which are part of the average and of the wall time"
     )
     table.note("one step in 30 s runs under a profiler; what that slows it down is in none of the figures")
-    tables = [table, _closing(QUICK_S if options.quick else CLOSING_S)]
+    tables = [table, _closing(options)]
     return [*tables, whole_runs.measure(options)] if options.traceml else tables
 
 
-def _closing(seconds: float) -> Table:
+def _closing(options: Options) -> Table:
     """Do windows add up to the time that another clock shows?"""
     table = Table(CLOSING, CLOSING_COLUMNS)
-    for step_ms, *_ in CASES:
+    seconds = options.seconds(20.0, 5.0, least=3.0)
+    for step_ms, *_ in options.cases(CASES):
         say(f"observe: windows of steps of {step_ms:g} ms")
         body, windows = _observed(str(step_ms), "ends", str(seconds))
         ends = {int(step): end for step, end in body["ends"].items()}
@@ -136,12 +142,6 @@ def _costs(body: dict[str, Any], which: int) -> dict[str, Cost]:
 
 def _shown(found: Cost) -> str:
     return f"{found.median:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
-
-
-def run(step_ms: float, rounds: int) -> dict[str, Any]:
-    """What the loop measured, see `observed_loop`."""
-    body, _ = _observed(str(step_ms), "steps", str(rounds))
-    return body
 
 
 def _off(windows: list[dict[str, Any]]) -> int:

@@ -1,7 +1,7 @@
 """An ordinary training loop for `benchmarks.observe`, in a process that the observer entered.
 
-`python observed_loop.py MILLISECONDS steps ROUNDS` prints one JSON object: what single steps take that are observed in
-each way, and what the observer does besides.
+`python observed_loop.py MILLISECONDS steps ROUNDS SECONDS` prints one JSON object: what single steps take that are
+observed in each way, and what the observer does besides, in so many seconds of the usual observation.
 `python observed_loop.py MILLISECONDS ends SECONDS` trains for so long, observed, and prints when each step ended.
 """
 
@@ -25,8 +25,6 @@ from torch.utils.data import DataLoader, TensorDataset
 KINDS = ("without", "untimed", "timed", "again")
 # Seconds of observed training before: the observer learns what the steps call, and how often to time their phases.
 WARM_S = 2.0
-# Seconds of the usual observation, for what happens besides the steps: one of them is profiled every 30 s.
-USUAL_S = 30.0
 
 
 def raw_s() -> float:
@@ -98,7 +96,7 @@ def main() -> None:
         body["steps"] = [_steps(loop, observer, hooks, every, generator) for _ in range(int(count))]
         body["step_s"] = median(each["without"][0] for each in body["steps"]) / 1e9
         hooks.put(True, True)
-        body["besides"] = _besides(loop, observer)
+        body["besides"] = _besides(loop, observer, float(sys.argv[4]))
     print(json.dumps(body))
 
 
@@ -152,7 +150,7 @@ def _observe(observer: Any, kind: str, every: int) -> bool:
     return observed
 
 
-def _besides(loop: Loop, observer: Any) -> float:
+def _besides(loop: Loop, observer: Any, seconds: float) -> float:
     """The share of the time that ends of windows and closer looks take, as a user has them."""
     clock: Any = sys.modules["_ndd_watch.clock"]
     state, me = clock.S, get_ident()
@@ -169,7 +167,7 @@ def _besides(loop: Loop, observer: Any) -> float:
 
     observer.steps._sometimes = timed
     begin = time.perf_counter_ns()
-    while time.perf_counter_ns() - begin < USUAL_S * 1e9:
+    while time.perf_counter_ns() - begin < seconds * 1e9:
         loop.train(1)
     return spent[0] / (time.perf_counter_ns() - begin)
 

@@ -50,6 +50,7 @@ class Case:
 
 
 CASES = (
+    Case("eeg", 200, ("workload.samples=20000", "batch.micro=256")),
     Case(
         "antispoof", 240, ("workload.size=tiny", "workload.clips=200", "workload.eval_fraction=0.4",
                            "batch.sequence=8000", "optimizer.lr=0.003"),
@@ -58,7 +59,6 @@ CASES = (
     ),
     Case("chartext", 300, ("workload.size=tiny", "evaluate.batches=20")),
     Case("finetune", 100, ("workload.size=tiny", "loader.cache=true")),
-    Case("eeg", 200, ("workload.samples=20000", "batch.micro=256")),
     Case(
         "summarise", 40, ("workload.size=tiny", "schedule.warmup_steps=10", "evaluate.batches=10",
                           "workload.summaries=0"),
@@ -89,12 +89,10 @@ def judge(plain: Sequence[float], mixed: Sequence[float]) -> Verdict:
 def measure(options: Options) -> Table:
     """All workloads in one table."""
     table = Table(TITLE, COLUMNS)
-    seeds = range(1, 4 if options.quick else 6)
-    for case in CASES:
-        if not options.wants(case.workload):
-            continue
+    seeds = range(1, 1 + options.repeats(5, 3, least=2))
+    for case in options.cases(case for case in CASES if options.wants(case.workload)):
         # Fewer steps for a rough result; they are printed in the notes.
-        steps = max(case.steps // 4, 10) if options.quick else case.steps
+        steps = options.repeats(case.steps, max(case.steps // 4, 10), least=10)
         table.note(
             f"{case.workload}: {steps} steps, seeds {', '.join(map(str, seeds))}, {' '.join(case.sets)}"
         )
@@ -103,7 +101,7 @@ def measure(options: Options) -> Table:
         if isinstance(plain, str):
             table.add(case.workload, f"failed: {plain}")
             continue
-        for amp in _precisions(case, options):
+        for amp in options.cases(_precisions(case, options)):
             mixed = _by_seed(case, amp, steps, seeds, options)
             if isinstance(mixed, str):
                 table.add(f"{case.workload}", amp, "n/a")

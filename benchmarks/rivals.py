@@ -98,13 +98,16 @@ def measure(options: Options) -> Table:
     if not keep_memory():
         table.note("this allocator cannot be configured to keep memory: ratios of the larger steps are rough")
     # The sampler samples after 0.25 s and then once per second: blocks of a second include its usual cost.
-    effort = Effort(0.25, 2, 3.0, 3) if options.quick else Effort(1.0, 8, 24.0, 8)
+    effort = Effort(
+        options.seconds(1.0, 0.25), options.repeats(8, 2), options.seconds(24.0, 3.0), options.repeats(8, 3)
+    )
     if options.pairs is not None:
         effort = replace(effort, pairs=options.pairs, limit_s=math.inf)
     makers = _makers(table)
-    for case in CASES:
-        if (case.only_full and options.quick) or not options.wants(case.workload):
-            continue
+    wanted = (
+        case for case in CASES if not (case.only_full and options.quick) and options.wants(case.workload)
+    )
+    for case in options.cases(wanted):
         say(f"rivals: {case.workload}, {case.name}")
         table.note(f"{case.workload}, {case.name}: {' '.join(case.sets)} {' '.join(_SETTINGS[-3:])}")
         try:

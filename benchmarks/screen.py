@@ -61,7 +61,7 @@ class Stretch:
 
 def measure(options: Options) -> Table:
     """Ratio, bytes and CPU time."""
-    pairs, block_s = (3, 1.2) if options.quick else (options.pairs or 30, 2.5)
+    pairs, block_s = options.repeats(options.pairs or 30, 3), options.seconds(2.5, 1.2)
     say(f"screen: {2 * pairs + 1} blocks of {block_s} s")
     with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
         result = Path(folder) / "result.json"

@@ -45,9 +45,9 @@ _BATCH = 5_000
 def measure(options: Options) -> Table:
     """One row per measured start."""
     table = Table(TITLE, ("what", *STATISTICS))
-    _commands(table, 4 if options.quick else 15)
-    _home(table, 3 if options.quick else 10)
-    _long_run(table, 60_000 if options.quick else 1_050_000, 3 if options.quick else 7)
+    _commands(table, options.repeats(15, 4))
+    _home(table, options.repeats(10, 3))
+    _long_run(table, options.repeats(1_050_000, 60_000, 1_000), options.repeats(7, 3))
     return table
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from statistics import fmean, median
 
-from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.trial.process import SideProcess
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.planner import Planner, Situation
@@ -24,10 +23,8 @@ from ndd_engine.wizard.space import Model
 from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of
 
 from .common import Options, Table, as_percent, as_seconds, ignore, quantile, say
-from .wizard import answers_of, silent
+from .wizard import SETS, answers_of, silent
 
-ROUNDS = 5
-QUICK_ROUNDS = 2
 BLOCK_S = 1.5
 
 
@@ -60,11 +57,9 @@ def measure(options: Options) -> list[Table]:
         ("workload", "proposal", "predicted (s)", "measured (s)", "error", "by round", "blocks differ by"),
     )
     rows: list[Row] = []
-    for workload in WORKLOADS:
-        if not options.wants(workload):
-            continue
+    for workload in options.cases(filter(options.wants, SETS)):
         say(f"steps: {workload}")
-        found = _rows(answers_of(workload, options), QUICK_ROUNDS if options.quick else ROUNDS)
+        found = _rows(answers_of(workload, options), options)
         for row in found:
             batch, model = row.proposal.batch, row.proposal.model
             table.add(
@@ -88,16 +83,16 @@ def measure(options: Options) -> list[Table]:
     return [table]
 
 
-def _rows(answers: Answers, rounds: int) -> list[Row]:
+def _rows(answers: Answers, options: Options) -> list[Row]:
     """The proposals that the wizard would verify, measured."""
     with Planner(answers, silent, threading.Event()) as planner:
         situation = planner.open()
-        found = tuple(planner.probe(situation))
+        found = tuple(options.cases(planner.probe(situation)))
         every = tuple(row for one in found for row in proposals(situation, answers, one))
-        chosen = to_verify(ProposalSet(situation, found, every), answers)
+        chosen = options.cases(to_verify(ProposalSet(situation, found, every), answers))
         rows: list[Row] = []
         for model, group in groupby(sorted(chosen, key=lambda one: str(one.model)), lambda one: one.model):
-            rows += _model(planner, situation, answers, model, list(group), rounds)
+            rows += _model(planner, situation, answers, model, list(group), options.repeats(5, 2))
     return rows
 
 

@@ -27,8 +27,6 @@ CASES = (
     ("antispoof", ("run.epochs=1000",), "loader.workers=1"),
     ("finetune", ("run.epochs=1000",), "speed.attention=math"),
 )
-ROUNDS, BUDGET_S = 3, 60.0
-QUICK_ROUNDS, QUICK_BUDGET_S = 1, 20.0
 
 
 def measure(options: Options) -> list[Table]:
@@ -44,10 +42,8 @@ def measure(options: Options) -> list[Table]:
         "expected",
     )
     table = Table(TITLE, columns)
-    rounds, budget_s = (QUICK_ROUNDS, QUICK_BUDGET_S) if options.quick else (ROUNDS, BUDGET_S)
-    for workload, sets, change in CASES:
-        if not options.wants(workload):
-            continue
+    rounds, budget_s = options.repeats(3, 1), options.seconds(60.0, 20.0, least=2.0)
+    for workload, sets, change in options.cases(case for case in CASES if options.wants(case[0])):
         ways: tuple[list[Estimate], list[Estimate]] = ([], [])
         for turn in range(rounds):
             for restarts in (False, True) if turn % 2 == 0 else (True, False):

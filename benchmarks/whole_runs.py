@@ -26,9 +26,8 @@ COLUMNS = (
 )  # fmt: skip
 STEPS_MS = (1.0, 5.0, 44.0)
 SIDES = ("bare", "bare again", "ndd-console run", "traceml run")
-LAUNCHES, QUICK = 10, 2
 # Seconds of training before and while steps are measured.
-WARM_S, MEASURED_S, QUICK_S = 2.0, 8.0, 2.0
+WARM_S = 2.0
 TIMEOUT_S = 300.0
 _LOOP = str(Path(__file__).with_name("plain_loop.py"))
 
@@ -59,10 +58,10 @@ class Measured:
 def measure(options: Options) -> Table:
     """All lengths of a step. Raises RuntimeError if a run fails or trains something else."""
     table = Table(TITLE, COLUMNS)
-    launches = QUICK if options.quick else LAUNCHES
+    launches, measured_s = options.repeats(10, 2), options.seconds(8.0, 2.0)
     with tempfile.TemporaryDirectory(prefix="ndd-whole-") as folder:
-        for step_ms in STEPS_MS:
-            work = _sized(Path(folder), options.traceml, step_ms, QUICK_S if options.quick else MEASURED_S)
+        for step_ms in options.cases(STEPS_MS):
+            work = _sized(Path(folder), options.traceml, step_ms, measured_s)
             rounds = []
             for number in range(launches):
                 say(f"observe: whole runs of {step_ms:g} ms steps, {number + 1} of {launches}")

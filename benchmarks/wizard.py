@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 from ndd_engine.wizard.proposals import Proposal
@@ -56,9 +55,7 @@ class Outcome:
 
 def measure(options: Options) -> list[Table]:
     """All selected workloads. --quick skips the grid."""
-    outcomes = [
-        _outcome(workload, options) for workload in options.workloads or tuple(WORKLOADS) if workload in SETS
-    ]
+    outcomes = [_outcome(workload, options) for workload in options.cases(filter(options.wants, SETS))]
     table = Table(
         "the wizard: response time, accuracy and choice",
         ("workload", "first proposals", "with verification", "step: median error", "largest", "memory: median error",
@@ -109,9 +106,13 @@ def _outcome(workload: str, options: Options) -> Outcome:
             loaded.append(now)
         elif not outcome.first_s:
             outcome.first_s = now - loaded[0]
+            if options.smoke:
+                stop.set()
 
     proposed = propose(answers, silent, stop, look)
-    verified = verify(proposed.situation, answers, to_verify(proposed, answers), VERIFY_S, silent, stop)
+    chosen = options.cases(to_verify(proposed, answers))
+    seconds = options.seconds(VERIFY_S, VERIFY_S)
+    verified = verify(proposed.situation, answers, chosen, seconds, silent, threading.Event())
     outcome.whole_s = time.perf_counter() - begin
     for one in verified:
         known = one.measured

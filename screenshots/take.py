@@ -130,7 +130,7 @@ async def take_ranks(root: Path) -> None:
     os.environ.update(LATE_RANK="1", LATE_PHASE="data_wait", LATE_MS="20")
     words = ("--workload", "late_rank:factory", *(word for item in RANKS for word in ("--set", item)))
     command = [sys.executable, "-m", "ndd_console", "--runs", str(root), "train", *words]
-    with contextlib.chdir(FOLDER.parent / "benchmarks" / "scripts"):
+    with contextlib.chdir(FOLDER.parent / "qa" / "scripts"):
         run = RanksRun.open(RunRequest(read(sets=RANKS, workload="late_rank:factory"), root), command)
         engine = threading.Thread(target=run.execute, name="engine")
         engine.start()

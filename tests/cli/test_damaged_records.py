@@ -6,7 +6,6 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,12 +13,10 @@ from click.testing import CliRunner, Result
 from ndd_console.cli import cli
 from ndd_console.jobs import run_sources
 from ndd_console.jobs.run_sources import AttachedSource, HomeFolder
-from ndd_engine.record.events import EndEvent, MarkEvent
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
-from tests.report.report_help import T0, run_event, whole_life, window, write
+from tests.report.report_help import whole_life, write
 
-HOSTILE = "\x1b[31m\x07red"
 DAMAGED = "2 lines of events.jsonl are damaged and were skipped"
 
 
@@ -122,32 +119,3 @@ def test_a_screen_whose_record_cannot_be_followed_says_why(
         source.close()
     result = command(runs, "attach", "good", "--headless")
     assert "a defect" in str(result.exception)
-
-
-def test_foreign_text_cannot_control_the_terminal(tmp_path: Path) -> None:
-    names: dict[str, Any] = {
-        "name": HOSTILE, "workload": HOSTILE, "device_name": HOSTILE, "model": HOSTILE, "data": HOSTILE,
-        "item": HOSTILE, "token": HOSTILE, "precision": HOSTILE, "host": HOSTILE, "versions": {HOSTILE: HOSTILE},
-    }  # fmt: skip
-    metrics = {"metrics": {HOSTILE: 1.5}, "seconds": 1.0}
-    events: list[Any] = [(T0, run_event(False, **names))]
-    for index in range(1, 9):
-        event = window(18 * index, cuda=False)
-        phases = {**event.phases, f"forward/{HOSTILE}": {"host_ns": 10**6}}
-        events.append((T0 + index, window(18 * index, cuda=False, phases=phases)))
-    events += [
-        (T0 + 20, MarkEvent("evaluation", 144, HOSTILE, metrics)),
-        (T0 + 21, MarkEvent(HOSTILE, 144, HOSTILE)),
-        (T0 + 22, EndEvent("failed", HOSTILE, 144, 1, HOSTILE)),
-    ]
-    for name in (HOSTILE, "other"):
-        write(tmp_path, events, name)
-    for arguments in (
-        ("runs",),
-        ("attach", "other", "--headless"),
-        ("compare", "other", HOSTILE),
-        ("report", "--text"),
-    ):
-        result = command(tmp_path, *arguments)
-        assert result.exit_code in (0, 1), result.exception
-        assert all(line.isprintable() for line in result.output.split("\n")), arguments

@@ -92,10 +92,15 @@ def test_events_as_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "code", "word"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGHUP, 143, "terminated"),
+    ],
 )
 def test_signal_checkpoints_then_stops(tmp_path: Path, number: signal.Signals, code: int, word: str) -> None:
-    process = start("train", "--run", "one", *ENDLESS, folder=tmp_path)
+    process = start("train", "--run", "one", *ENDLESS, "--set", "console.on_hangup=stop", folder=tmp_path)
     wait_for(tmp_path, '"type":"window"')
     process.send_signal(number)
     returned, out, err = finish(process)
@@ -147,14 +152,6 @@ def test_hangup_does_not_stop_a_headless_run(tmp_path: Path) -> None:
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 143
-
-
-def test_hangup_stops_when_configured(tmp_path: Path) -> None:
-    process = start("train", "--run", "one", *ENDLESS, "--set", "console.on_hangup=stop", folder=tmp_path)
-    wait_for(tmp_path, '"type":"window"')
-    process.send_signal(signal.SIGHUP)
-    assert finish(process)[0] == 143
-    assert status(tmp_path) == "terminated"
 
 
 def test_two_processes_never_write_one_run(tmp_path: Path) -> None:

@@ -121,16 +121,6 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path
     ]
 
 
-def test_a_second_job_at_the_same_time_is_refused(tmp_path: Path) -> None:
-    job = RunDir(tmp_path / "runs" / "job")
-    process = start(*command(100_000), folder=tmp_path)
-    until(process, lambda: job.events.exists() and len(losses(job)) > 1)
-    second = run(*command(100_000), folder=tmp_path)
-    assert second.returncode == 2
-    assert f"run job is being written by process {process.pid}" in second.stderr
-    assert end(process, signal.SIGTERM)[0] == 143
-
-
 def request(root: Path, *sets: str, name: str | None = "job") -> RunRequest:
     named = () if name is None else (f"run.name={name}",)
     return RunRequest(read(None, ("workload.name=ndd", "run.max_steps=5", *named, *sets)), root)

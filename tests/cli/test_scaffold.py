@@ -124,12 +124,11 @@ def test_the_example_in_a_folder(tmp_path: Path) -> None:
         ("random.py", "a standard library module"),
         ("nowhere/net.py", "No such file or directory"),
         (".", "is a folder"),
-        ("\x1b[2J.py", "\\x1b"),
     ],
 )
 def test_names_that_cannot_be_imported(tmp_path: Path, path: str, expected: str) -> None:
     made = run("scaffold", path, folder=tmp_path)
-    assert made.returncode == 2 and expected in made.stderr and "\x1b" not in made.stderr
+    assert made.returncode == 2 and expected in made.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -154,32 +153,16 @@ def test_help_and_completion_know_it(tmp_path: Path) -> None:
     assert "scaffold" in done.stdout
 
 
-@pytest.mark.slow  # 26 s; tests/train/test_resume.py shows the same of the builtin workloads
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    write(tmp_path)
-    whole = run("train", "--json", "--run", "whole", "--max-steps", "14", *OWN, folder=tmp_path)
-    half = run("train", "--json", "--run", "half", "--max-steps", "6", *OWN, folder=tmp_path)
-    assert whole.returncode == half.returncode == 0, whole.stderr + half.stderr
-    # From elsewhere: the run's configuration says where its module lies.
-    (tmp_path / "elsewhere").mkdir()
-    command = [sys.executable, "-m", "ndd_console", "--runs", str(tmp_path / "runs"), "train", "--json"]
-    rest = subprocess.run(
-        [*command, "--resume", "half", "--max-steps", "14"], cwd=tmp_path / "elsewhere", env=environment(),
-        capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
-    assert rest.returncode == 0, rest.stderr
-    expected, found = losses(events(whole.stdout)), losses(events(rest.stdout))
-    assert found == {step: expected[step] for step in range(7, 15)}
-    other = run(
-        "train", "--resume", "half", "--max-steps", "20", "--set", "workload.options.a=1", folder=tmp_path
-    )
-    assert other.returncode == 2 and "workload.options was {}" in other.stderr
-
-
-def test_a_project_that_moved_is_found_once_it_is_said_where(tmp_path: Path) -> None:
+def test_a_resume_finds_its_module_from_elsewhere_and_a_moved_one_once_it_is_said_where(
+    tmp_path: Path,
+) -> None:
     write(tmp_path)
     assert run("train", "--run", "half", "--max-steps", "4", *OWN, folder=tmp_path).returncode == 0
     (tmp_path / "elsewhere").mkdir()
+    further = ("--runs", str(tmp_path / "runs"), "train", "--resume", "half", "--max-steps")
+    other = run(*further, "6", "--set", "workload.options.a=1", folder=tmp_path / "elsewhere")
+    assert other.returncode == 2 and "workload.options was {}" in other.stderr
+    assert run(*further, "6", folder=tmp_path / "elsewhere").returncode == 0
     (tmp_path / "my_workload.py").rename(tmp_path / "elsewhere" / "my_workload.py")
     further = ("train", "--resume", "half", "--max-steps", "8")
     lost = run(*further, folder=tmp_path)
@@ -218,49 +201,7 @@ def test_an_error_in_the_factory_is_one_line_and_its_traceback_is_in_the_log(tmp
     assert problem["where"] == f"my_workload.py:{line}"
 
 
-def test_a_mistake_in_a_name_writes_nothing(tmp_path: Path) -> None:
-    write(tmp_path)
-    for name, expected in (
-        ("my_workload:factroy", "did you mean factory?"),
-        ("my_worklod:factory", "did you mean my_workload?"),
-        ("my_workload.py:factory", "write it without .py: my_workload:factory"),
-    ):
-        done = run("train", "--workload", name, "--max-steps", "3", folder=tmp_path)
-        assert done.returncode == 2 and expected in done.stderr and "--set: workload.name" in done.stderr
-    (tmp_path / "my_workload.py").write_text("def factory(settings:\n")
-    done = run("train", "--max-steps", "3", *OWN, folder=tmp_path)
-    assert done.returncode == 2 and "my_workload.py:1 is not valid Python" in done.stderr
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_loss_that_is_no_scalar_ends_the_run_with_its_place(tmp_path: Path) -> None:
-    write(
-        tmp_path, SMALL.replace("mse_loss(output, batch[1])", "mse_loss(output, batch[1], reduction='none')")
-    )
-    done = run("train", "--max-steps", "3", *OWN, folder=tmp_path)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "loss returned a tensor of shape (32, 4): take its mean()" in done.stdout + done.stderr
-
-
-def test_a_model_that_fails_is_one_line_with_its_place(tmp_path: Path) -> None:
-    net = "class Net(nn.Linear):\n    def forward(self, x):\n        return super().forward(x)\n\ndef factory"
-    write(tmp_path, SMALL.replace("def factory", net).replace("model=nn.Linear(4, 4)", "model=Net(3, 4)"))
-    line = 1 + (tmp_path / "my_workload.py").read_text().splitlines().index(
-        "        return super().forward(x)"
-    )
-    for command in ("check", "train"):
-        done = run(command, "--set", "run.epochs=1", *OWN, folder=tmp_path)
-        told = done.stdout + done.stderr
-        assert done.returncode == 1 and "Traceback" not in told
-        assert "RuntimeError" in told and f"my_workload.py:{line}" in told
-    # A model that is torch's own has no place in the user's files, and none is made up.
-    write(tmp_path, SMALL.replace("model=nn.Linear(4, 4)", "model=nn.Linear(3, 4)"))
-    done = run("check", "--set", "run.epochs=1", *OWN, folder=tmp_path)
-    assert "ndd-console: my_workload:factory: a step failed: RuntimeError" in done.stderr
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_item_that_fails_is_named_with_its_place(tmp_path: Path, workers: int) -> None:
+def test_an_item_that_fails_in_a_worker_is_named_with_its_place(tmp_path: Path) -> None:
     lost = (
         "    def __getitem__(self, index):\n        if index == 33:\n            raise ValueError('lost')\n"
     )
@@ -268,7 +209,7 @@ def test_an_item_that_fails_is_named_with_its_place(tmp_path: Path, workers: int
     line = 1 + (tmp_path / "my_workload.py").read_text().splitlines().index(
         "            raise ValueError('lost')"
     )
-    options = ("--set", "run.epochs=1", "--set", f"loader.workers={workers}", "--set", "batch.micro=8")
+    options = ("--set", "run.epochs=1", "--set", "loader.workers=1", "--set", "batch.micro=8")
     done = run("train", *options, *OWN, folder=tmp_path)
     told = done.stdout + done.stderr
     assert done.returncode == 1 and "Traceback (most" not in told

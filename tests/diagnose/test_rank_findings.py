@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from benchmarks.simulated_ranks import Planted, beside
 from planted_runs import Planted as Run
 from planted_runs import cores
+from qa.ranks.simulated import Planted, beside
 
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.measure.ranks import RanksFold

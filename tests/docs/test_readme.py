@@ -12,7 +12,7 @@ import pytest
 from tests.cli.program import run
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(page for folder in (".", "docs", "qa", "tests") for page in (ROOT / folder).glob("*.md"))
 
 
 def test_it_is_short() -> None:

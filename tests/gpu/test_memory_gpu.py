@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu.capped import proposal, tried
-from benchmarks.gpu.memory import probed, replayed
+from qa.gpu.capped import proposal, tried
+from qa.gpu.memory import probed, replayed
 
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.predict.probing import endless

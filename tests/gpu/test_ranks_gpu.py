@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.gpu.ranks import RANKS, STRATEGIES, launched, trace
+from qa.gpu.ranks import RANKS, STRATEGIES, launched, trace
 
 from ndd_engine.predict.ranks import pretended
 from ndd_engine.record.channel import send

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu import runs
-from benchmarks.gpu.runs import EVERY_STEP, EXACT, Trained, difference, losses
+from qa.gpu import runs
+from qa.gpu.runs import EVERY_STEP, EXACT, Trained, difference, losses
 
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import DevicePhaseClock

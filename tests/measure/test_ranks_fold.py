@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from benchmarks.simulated_ranks import Planted, named
+from qa.ranks.simulated import Planted, named
 
 from ndd_engine.measure.late import KEPT_WINDOWS, WARM_UP, Column, trimmed
 from ndd_engine.measure.ranks import FIGURES, RanksFold

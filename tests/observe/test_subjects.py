@@ -18,7 +18,7 @@ MAIN = {
     "plain": None, "no_loader": "data_wait", "generator": GENERATOR, "gan": None, "lbfgs": None, "by_hand": None,
     "accumulate": None, "scaled": None, "evaluates": "evaluate", "streaming": "data_wait", "endless": None,
     "nested": None, "sharpens": None, "catches": None, "recurs": None, "ahead": None, "saves": "checkpoint",
-    "compiled_model": None, "compiled_function": None, "compiled_place": None,
+    "compiled model": None, "compiled function": None, "compiled place": None,
 }  # fmt: skip
 
 
@@ -33,7 +33,8 @@ QUICK = {"plain", "gan", "accumulate"}
     ],
 )
 def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
-    ran = run(tmp_path, f"{name}.py")
+    script, *words = name.split()
+    ran = run(tmp_path, f"{script}.py", *words)
     assert ran.status == 0, ran.errors
     steps = int(ran.word("STEPS"))
     (end,) = ran.of("end")
@@ -44,11 +45,11 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
     phases = ran.phases()
     if (expected := MAIN.get(name)) is not None:
         assert max(phases, key=phases.__getitem__) == expected, phases
-    if not name.startswith("compiled_function"):
+    if name != "compiled function":
         assert phases["forward"] > 0 and phases["backward"] > 0
-    bare = run(tmp_path, f"{name}.py", observed=False)
+    bare = run(tmp_path, f"{script}.py", *words, observed=False)
     assert ran.word("LOSS") == bare.word("LOSS")
-    if name.startswith("compiled"):
+    if script == "compiled":
         assert (ran.word("GRAPHS"), ran.word("BREAKS")) == (bare.word("GRAPHS"), bare.word("BREAKS"))
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ndd_engine.record.events import Event, MarkEvent, parse
 from ndd_engine.train.checkpoint import CheckpointStore
@@ -35,21 +34,6 @@ def launch(
     )
     assert done.returncode == 0 or not check, done.stdout[-4000:]
     return done
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two states are equal bit for bit, with types and dtypes."""
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return isinstance(one, Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return (
-            isinstance(other, dict)
-            and one.keys() == other.keys()
-            and all(same(one[k], other[k]) for k in one)
-        )
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other) and type(one) is type(other)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from benchmarks.ranks_job import RanksJob, same_weights
+from qa.ranks.job import RanksJob
+from tests.states import equal
 
 from ndd_engine.record.channel import send
 from ndd_engine.record.rundir import RunDir
@@ -69,7 +70,7 @@ def test_restarted_ranks_end_with_the_weights_of_an_uninterrupted_run(tmp_path: 
         job.until(lambda: job.marks(0, "checkpoint")[-1]["step"] >= 40)
         assert job.wait() == 0, job.said()
         assert "resume with" not in job.said()
-        assert same_weights(job.weights(), expected)
+        assert equal(job.weights(), expected)
         out, err = attached.communicate(timeout=60)
         assert "done: finished all 120 steps" in out, err  # it watched on during the restart
         assert not list(job.run.path.glob("attempt-*"))
@@ -153,7 +154,7 @@ def test_no_rank_uses_compiled_code_if_one_of_them_cannot_compile(tmp_path: Path
     with RanksJob(tmp_path / "compiled", *QUIET, *words, steps=40) as job:
         assert job.wait() == 0, job.said()
         assert "not in effect: torch.compile failed on another rank" in job.said()
-        assert same_weights(job.weights(), expected)
+        assert equal(job.weights(), expected)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from ranks_help import Trained, same, train
+from ranks_help import Trained, train
+from tests.states import equal
 
 # Every epoch has 5 steps of 8 items: the runs stop in the middle of the second and the third one.
 COMMON = (
@@ -44,10 +45,10 @@ def difference(one: Trained, other: Trained) -> float:
 def test_a_resumed_run_is_bit_identical(tmp_path: Path, ranks: int, strategy: str) -> None:
     whole = trained(tmp_path, "whole", *DROPOUT, parts=((ranks, 13, strategy),))
     parts = trained(tmp_path, "parts", *DROPOUT, parts=((ranks, 7, strategy), (ranks, 13, strategy)))
-    assert same(weights(parts), weights(whole))
+    assert equal(weights(parts), weights(whole))
     assert whole.metrics.items() <= parts.metrics.items() and whole.metrics.keys() >= {5, 10, 13}
     for rank in range(ranks if ranks > 1 else 0):
-        assert same(parts.random(13, rank), whole.random(13, rank))
+        assert equal(parts.random(13, rank), whole.random(13, rank))
     if ranks > 1:
         assert not torch.equal(whole.random(13, 0)["torch"], whole.random(13, 1)["torch"])
 
@@ -60,7 +61,7 @@ def test_another_number_of_ranks_continues_the_same_training(tmp_path: Path) -> 
     one = trained(tmp_path, "one", *sets, parts=((1, 13, "ddp"),))
     mixed = trained(tmp_path, "mixed", *sets, parts=((2, 4, "ddp"), (1, 8, "ddp"), (2, 13, "ddp")))
     for run in (one, mixed):
-        assert same(weights(run), weights(two))
+        assert equal(weights(run), weights(two))
         for step, metrics in two.metrics.items():
             assert run.metrics[step] == pytest.approx(metrics, rel=1e-13)
 
@@ -82,16 +83,16 @@ def test_a_stream_goes_on_in_the_middle_of_a_pass(tmp_path: Path) -> None:
     sets = ("workload.name=ranks_workloads:stream", "run.epochs=3", *DROPOUT)
     whole = trained(tmp_path, "whole", *sets, parts=((2, 13, "ddp"),))
     parts = trained(tmp_path, "parts", *sets, parts=((2, 7, "ddp"), (2, 13, "ddp")))
-    assert same(weights(parts), weights(whole))
+    assert equal(weights(parts), weights(whole))
 
 
 @pytest.mark.slow
 def test_callbacks_change_the_weights_of_all_ranks_alike(tmp_path: Path) -> None:
     sets = ("workload.name=ranks_workloads:averaged", "batch.effective=4", "run.max_steps=8")
     one, two = (trained(tmp_path, f"on-{n}", *sets, parts=((n, 8, "ddp"),)) for n in (1, 2))
-    assert same(weights(two, 8), weights(one, 8))
+    assert equal(weights(two, 8), weights(one, 8))
     averages = [run.state(8)["stateful"]["average"] for run in (one, two)]
-    assert same(averages[1]["weights"], averages[0]["weights"])
+    assert equal(averages[1]["weights"], averages[0]["weights"])
     # What differs between ranks is that of rank 0; its loss is that of its own micro-batches.
     assert averages[1]["losses"].shape == (8,) and not torch.equal(
         averages[1]["losses"], averages[0]["losses"]

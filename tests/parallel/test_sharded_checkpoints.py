@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ranks_help import launch, same
+from ranks_help import launch
 from sharded_worker import Job
+from tests.states import Bomb, equal
 
 from ndd_engine.errors import CheckpointError
 from ndd_engine.record.rundir import RunDir
@@ -74,7 +75,7 @@ def copy(two: Path, tmp_path: Path) -> CheckpointStore:
 def test_what_one_strategy_saved_the_other_loads_bit_for_bit(two: Path, loaded: str) -> None:
     step = loaded[0]
     saved, found = kept(two, f"saved-{step}"), kept(two, f"loaded-{loaded}")
-    assert same(state_of(found), state_of(saved))
+    assert equal(state_of(found), state_of(saved))
     assert found["ranks"] == (1 if step == "1" else 2)
     assert found["scaler"]["scale"] == 8.0
     assert found["optimizer"]["state"][0].keys() >= (
@@ -86,7 +87,7 @@ def test_what_one_strategy_saved_the_other_loads_bit_for_bit(two: Path, loaded: 
 def test_a_single_process_continues_with_the_checkpoint_of_several(two: Path, step: int) -> None:
     store = store_of(two)
     found = store.load(of_step(store, step))
-    assert same(state_of(found), state_of(kept(two, f"saved-{step}")))
+    assert equal(state_of(found), state_of(kept(two, f"saved-{step}")))
     assert found["model"]["head.weight"].data_ptr() == found["model"]["embed.weight"].data_ptr()
     job = Job("one", "sgd" if step == 4 else "foreach", seed=3)
     job.load(found)
@@ -97,18 +98,18 @@ def test_the_position_in_the_data_is_that_of_rank_0_as_a_whole(two: Path) -> Non
     store = store_of(two)
     for step in (2, 3, 4):
         position = store.load(of_step(store, step))["position"]
-        assert same(position, {"since": 0, "state": [torch.zeros(3), torch.zeros(3)]})
+        assert equal(position, {"since": 0, "state": [torch.zeros(3), torch.zeros(3)]})
 
 
 def test_each_rank_continues_with_its_own_random_numbers(two: Path) -> None:
     own = [kept(two, "saved-3", rank)["random"]["torch"] for rank in (0, 1)]
     assert not torch.equal(*own)
-    assert same([kept(two, "loaded-3-2-ddp", rank)["random"]["torch"] for rank in (0, 1)], own)
+    assert equal([kept(two, "loaded-3-2-ddp", rank)["random"]["torch"] for rank in (0, 1)], own)
     # A single process had only one state: the other rank gets one of its own, the same on every resume.
     first, second = (kept(two, "loaded-1-2-ddp", rank)["random"] for rank in (0, 1))
-    assert same(first, kept(two, "saved-1")["random"])
-    assert not same(first, second)
-    assert same(second, kept(two, "loaded-1-2-fsdp2", 1)["random"])
+    assert equal(first, kept(two, "saved-1")["random"])
+    assert not equal(first, second)
+    assert equal(second, kept(two, "loaded-1-2-fsdp2", 1)["random"])
 
 
 def test_tensors_are_written_once_by_the_ranks_together(two: Path) -> None:
@@ -193,16 +194,6 @@ def test_without_its_description_a_folder_does_not_count(copy: CheckpointStore) 
     assert newest_good(copy)[0].step == 3
 
 
-class Bomb:
-    """Runs a command when it is unpickled."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
-        return os.system, (self.command,)
-
-
 def forge(store: CheckpointStore, step: int, name: str, content: bytes) -> Saved:
     """Replace a file, with matching checksums."""
     saved = of_step(store, step)
@@ -274,7 +265,7 @@ def test_files_and_folders_are_kept_and_deleted_alike(copy: CheckpointStore) -> 
 def test_exported_weights_are_a_plain_file(two: Path, tmp_path: Path) -> None:
     done = export(RunDir(two), tmp_path / "weights.pt", "3")
     weights = torch.load(tmp_path / "weights.pt", weights_only=True)
-    assert same(dict(weights), dict(kept(two, "saved-3")["model"]))
+    assert equal(dict(weights), dict(kept(two, "saved-3")["model"]))
     Job("one", seed=5).model.load_state_dict(weights)
     assert (done.saved.step, done.tensors) == (3, 8)
     assert weights["head.weight"].data_ptr() == weights["embed.weight"].data_ptr()  # still tied
@@ -285,7 +276,7 @@ def test_dcp_reads_the_tensors_without_us(two: Path) -> None:
     model = Job("one", seed=5).model
     tensors = {f"model.{name}": value for name, value in model.state_dict().items() if name != "head.weight"}
     dcp.load(tensors, checkpoint_id=of_step(store_of(two), 3).path)
-    assert same(dict(model.state_dict()), dict(kept(two, "saved-3")["model"]))
+    assert equal(dict(model.state_dict()), dict(kept(two, "saved-3")["model"]))
 
 
 @pytest.mark.slow
@@ -303,11 +294,11 @@ def test_the_number_of_ranks_may_change_again_and_again(tmp_path: Path) -> None:
     for path in found:
         step = int(path.name.split("-")[1])
         loaded = torch.load(path, weights_only=True)
-        assert same(state_of(loaded, "step"), state_of(origin[step], "step")), path.name
+        assert equal(state_of(loaded, "step"), state_of(origin[step], "step")), path.name
     store = store_of(tmp_path)
     for step in (1, 2, 3, 4, 5, 6):
         loaded = store.load(of_step(store, step))
-        assert same(state_of(loaded, "step"), state_of(origin[step], "step")), step
+        assert equal(state_of(loaded, "step"), state_of(origin[step], "step")), step
 
 
 @pytest.mark.slow

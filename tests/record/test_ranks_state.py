@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from benchmarks.simulated_ranks import Planted
+from qa.ranks.simulated import Planted
 from record_help import run_event
 
 from ndd_engine.record.across import across

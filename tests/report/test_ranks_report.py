@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.simulated_ranks import Planted, beside
+from qa.ranks.simulated import Planted, beside
 
 from ndd_engine.record.events import Event
 from ndd_engine.record.rundir import RunDir

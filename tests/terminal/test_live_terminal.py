@@ -54,16 +54,7 @@ def test_keys_resize_and_stop(tmp_path: Path) -> None:
     assert state(tmp_path, "live") == "stopped"
 
 
-def test_ctrl_c_checkpoints_then_stops(tmp_path: Path) -> None:
-    with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
-        terminal.until("backward", START_S)
-        terminal.press("\x03")
-        assert terminal.wait() == 130
-    assert state(tmp_path, "live") == "interrupted"
-    assert list((tmp_path / "live" / "checkpoints").glob("*.pt"))
-
-
-def test_sigterm_checkpoints_then_stops(tmp_path: Path) -> None:
+def test_sigterm_checkpoints_stops_and_restores_the_terminal(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
         terminal.until("backward", START_S)
         os.kill(terminal.process.pid, signal.SIGTERM)
@@ -128,7 +119,7 @@ def test_killed_run_restores_the_terminal_and_resumes(tmp_path: Path) -> None:
         viewer.until("lost")
     with Terminal("train", "--resume", "live", runs=tmp_path) as again:
         again.until("● training", START_S)
-        again.press("\x03")
+        again.press("\x03")  # checkpoints, then stops
         assert again.wait() == 130
     assert state(tmp_path, "live") == "interrupted"
 

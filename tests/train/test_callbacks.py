@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from train_help import EVERY_STEP, Result, Trainer, equal
+from tests.states import equal
+from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.record.events import ScalarsEvent, TextsEvent
 from ndd_engine.train.callbacks import Monitor

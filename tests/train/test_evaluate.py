@@ -6,7 +6,8 @@ import random
 
 import pytest
 import torch
-from train_help import EVERY_STEP, Trainer, equal
+from tests.states import equal
+from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import Config, read
 from ndd_engine.train.control import StopNow

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from order_help import Sets, ordered, plain_losses
 from test_kill import kill_at
-from train_help import Result, Trainer, equal, stop_at, training_state
+from tests.states import equal
+from train_help import Result, Trainer, stop_at, training_state
 
 from ndd_console.output.progress import introduction, progress_line
 from ndd_engine.config import read

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from train_help import EVERY_STEP, Result, Trainer, equal
+from tests.states import equal
+from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.config import read
 from ndd_engine.predict.fakes import traced

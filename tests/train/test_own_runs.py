@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from train_help import Trainer, equal, training_state
+from tests.states import equal
+from train_help import Trainer, training_state
 
 SOURCE = """
 import math

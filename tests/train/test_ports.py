@@ -11,7 +11,8 @@ import port_gpt
 import port_recurrent
 import pytest
 import torch
-from train_help import EVERY_STEP, Result, Trainer, equal
+from tests.states import equal
+from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.train.data.epochs import EpochBatches
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from train_help import EVERY_STEP, Trainer, equal, stop_at
+from tests.states import equal
+from train_help import EVERY_STEP, Trainer, stop_at
 
 from ndd_engine.train.random_state import kept_random, random_state, restore_random_state
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from train_help import EVERY_STEP, Result, Trainer, equal, stop_at, training_state
+from tests.states import equal
+from train_help import EVERY_STEP, Result, Trainer, stop_at, training_state
 
 from ndd_engine.errors import EXIT_USAGE, UsageError
 

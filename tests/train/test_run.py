@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from train_help import EVERY_STEP, Result, Trainer, equal, in_step
+from tests.states import equal
+from train_help import EVERY_STEP, Result, Trainer, in_step
 
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, RunLockedError, UsageError

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from train_help import equal
+from tests.states import Bomb, equal
 
 from ndd_engine.errors import CheckpointError
 from ndd_engine.train import checkpoint
@@ -239,16 +239,6 @@ def test_leftovers_of_a_crash_are_removed_and_foreign_files_are_not(store: Check
     (store.folder / "notes.txt").write_text("mine")
     save(store, 2)
     assert names(store) == ["notes.txt", "step-00000002.json", "step-00000002.pt"]
-
-
-class Bomb:
-    """Runs a command when it is unpickled."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
-        return os.system, (self.command,)
 
 
 @pytest.mark.parametrize("form", ["zip", "bare"])

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests import forked
 
 from ndd_engine.config import read
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
@@ -22,6 +21,7 @@ from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
+from tests import forked
 
 NDD = (
     "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]",
@@ -182,17 +182,6 @@ def until(condition: Callable[[], object], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
-
-
-def equal(left: Any, right: Any) -> bool:
-    """Two nested states, bit for bit."""
-    if isinstance(left, torch.Tensor):
-        return isinstance(right, torch.Tensor) and torch.equal(left, right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(equal, left, right))
-    return bool(left == right)
 
 
 def training_state(state: dict[str, Any]) -> dict[str, Any]:

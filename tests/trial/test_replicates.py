@@ -7,7 +7,7 @@ import random
 from statistics import fmean
 
 import pytest
-from benchmarks.simulated_trials import MODELS, Course, Noise, ladder, rates, simulate
+from qa.trials.simulated import MODELS, Course, Noise, ladder, rates, simulate
 
 from ndd_engine.trial.paired import Estimate
 from ndd_engine.trial.replicates import ENOUGH, Replicates, Usual, joined, pooled, reach, standard_error

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from benchmarks.simulated_ranks import ITEMS, Planted, beside
+from qa.ranks.simulated import ITEMS, Planted, beside
 
 from ndd_engine.record.snapshot import Snapshot, Totals
 from ndd_engine.record.state import RunState

@@ -1,0 +1,1 @@
+"""Whether the program keeps its promises: hostile inputs, planted faults, ranks, intervals of trials, GPUs."""

@@ -1,0 +1,187 @@
+"""Plants faults into a script that knows nothing of the console: are they named first, and does the proposed fix gain?
+
+Each case is `ndd-console run --headless -- python …`, its report, and a trial of the first proposed setting if
+its ceiling is over 1.1x. Innocent scripts must not be accused. Functions of a
+known duration must be stated with that duration.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import Options, Table, say
+
+from ndd_engine.diagnose.view import View
+from ndd_engine.record.reader import load_state
+from ndd_engine.record.rundir import RunDir
+
+TITLE = "script_faults: faults in scripts that are only observed"
+COLUMNS = ("case", "named first", "ceiling", "place", "trial of the fix", "")
+FOLDER = Path(__file__).parents[1] / "scripts"
+TRIAL_S = 60.0  # the default of `try`
+# Causes that accuse an innocent script if their ceiling is higher than this.
+ACCUSED = 1.10
+# How close the stated time of a function has to come to its time.
+CLOSE = 0.10
+# Without a setting that could remove them; their advice is in words.
+WORDS = frozenset({"slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "late-rank"})
+INNOCENTS = (
+    "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """causes: the right ones. function: that a finding must name, "" if there is none. levels: low and high.
+
+    ranks: of the script, under torchrun if there are several.
+    """
+
+    name: str
+    causes: tuple[str, ...]
+    levels: tuple[float, float]
+    function: str = ""
+    ranks: int = 1
+
+
+FAULTS = (
+    Fault("slow-item", ("data-wait",), (2, 10), "work, called by Items.__getitem__"),
+    Fault("slow-storage", ("data-wait",), (2, 10), "__getitem__"),
+    Fault("slow-collate", ("data-wait",), (2, 10), "work, called by collate"),
+    Fault("slow-batch", ("data-wait", "slow-function"), (2, 10), "work, called by get_batch"),
+    Fault("slow-generator", ("slow-function",), (2, 10), "work, called by tokenize"),
+    Fault("slow-function", ("slow-function",), (2, 10), "work, called by schedule"),
+    Fault("log-norms", ("user-code", "slow-function"), (2, 10), "log_norms"),
+    Fault("many-workers", ("many-workers", "data-wait"), (1, 1)),
+    Fault("optimizer-loop", ("optimizer",), (2, 8)),
+    Fault("checkpoint", ("checkpoint",), (2, 10)),
+    Fault("evaluate", ("evaluation",), (2, 10)),
+    Fault("threads", ("oversubscribed",), (4, 16)),
+    Fault("garbage", ("gc",), (2, 10)),
+    Fault("anomaly", ("anomaly",), (1, 1)),
+    Fault("late-rank", ("late-rank",), (5, 20), "augment", ranks=2),
+)
+
+
+def measure(options: Options) -> list[Table]:
+    """All cases; with --quick without trials."""
+    planted, innocent = Table(TITLE, COLUMNS), Table("innocent scripts", COLUMNS)
+    right = done = gained = tried = 0
+    for fault in options.cases(FAULTS):
+        for level in options.cases(dict.fromkeys(fault.levels)):
+            row, is_right, gain = _planted(fault, level, options)
+            planted.add(*row)
+            done, right = done + 1, right + is_right
+            if gain is not None:
+                tried, gained = tried + 1, gained + gain
+    planted.note(f"named first: {right} of {done}; the proposed setting gains: {gained} of {tried}")
+    accused, kinds = 0, options.cases(INNOCENTS)
+    for kind in kinds:
+        say(f"script_faults: innocent {kind}")
+        with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
+            found = observe(Path(folder), "innocent.py", kind, seconds=_seconds(options))[0]
+        wrong = (found["ceiling"] or 1.0) >= ACCUSED
+        accused += wrong
+        innocent.add(kind, found["cause"], _times(found["ceiling"]), "", "", "ACCUSED" if wrong else "")
+    innocent.note(f"accused: {accused} of {len(kinds)}")
+    return [planted, innocent, _durations(options)]
+
+
+def _planted(fault: Fault, level: float, options: Options) -> tuple[tuple[str, ...], bool, bool | None]:
+    """(row, whether it was named, whether its fix gains; None if there was no trial)."""
+    name = f"{fault.name} {level:g}"
+    say(f"script_faults: {name}")
+    with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as text:
+        folder = Path(text)
+        found = observe(
+            folder, "planted.py", fault.name, f"{level:g}", ranks=fault.ranks, seconds=_seconds(options)
+        )[0]
+        where = found["title"] + "".join(change["where"] or "" for change in found["changes"])
+        placed = not fault.function or fault.function in where
+        right = found["cause"] in fault.causes and placed
+        sets = next((change["sets"] for change in found["changes"] if change["sets"]), [])
+        costs = (found["ceiling"] or ACCUSED) >= ACCUSED
+        gain, shown = None, ""
+        if not options.quick and right and sets and costs and found["cause"] not in WORDS:
+            event = attempt(folder, [word for item in sets for word in ("--set", item)])
+            gain, shown = event["verdict"] == "faster", f"{' '.join(sets)}: {event['text'].partition(',')[0]}"
+    place = fault.function if placed else "not named"
+    return (
+        (name, found["cause"], _times(found["ceiling"]), place, shown, "" if right else "WRONG"),
+        right,
+        gain,
+    )
+
+
+def _durations(options: Options) -> Table:
+    """Functions that take about a known time: what the profiled step says of them."""
+    table = Table("the stated time of a slow function", ("function", "its time", "stated", "error", ""))
+    right = done = 0
+    for kind in options.cases(("loop", "calls", "builtins")):
+        for level in options.cases((1.0, 3.0)):
+            say(f"script_faults: duration {kind} {level:g} ms")
+            with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as text:
+                folder = Path(text)
+                observe(folder, "fixed_work.py", kind, f"{level:g}", seconds=_seconds(options))
+                actual_ms = float((folder / "milliseconds").read_text())
+                view = View(load_state(RunDir(folder / "runs" / "it")).snapshot())
+                stated_ms = (
+                    sum(item.ns for item in view.functions if item.file.endswith("fixed_work.py")) / 1e6
+                )
+            error = stated_ms / actual_ms - 1
+            done, right = done + 1, right + (abs(error) <= CLOSE)
+            table.add(
+                f"{kind}, {level:g} ms", f"{actual_ms:.2f} ms", f"{stated_ms:.2f} ms", f"{error:+.1%}",
+                "" if abs(error) <= CLOSE else "WRONG",
+            )  # fmt: skip
+    table.note(
+        f"within {CLOSE:.0%}: {right} of {done}; its time: the mean of all steps, which the script measures"
+    )
+    return table
+
+
+def _seconds(options: Options) -> float:
+    """The training of a case."""
+    return options.seconds(14.0, 14.0, least=4.0)
+
+
+def observe(
+    folder: Path, script: str, *arguments: str, seconds: float, ranks: int = 1
+) -> list[dict[str, Any]]:
+    """The findings of an observed run of a script."""
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    )
+    words = [sys.executable, *launcher, str(FOLDER / script), *arguments]
+    _console(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{seconds:g}")
+    found: list[dict[str, Any]] = json.loads(_console(folder, "report", "it", "--json"))["findings"]
+    return found
+
+
+def attempt(folder: Path, change: Sequence[str], budget_s: float = TRIAL_S) -> dict[str, Any]:
+    """The outcome of a trial of the run. change: options of `try`."""
+    words = ("try", "it", *change, "--budget", f"{budget_s:g}", "--json")
+    found: dict[str, Any] = json.loads(_console(folder, *words))
+    return found
+
+
+def _console(folder: Path, *words: str, **more: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "ndd_console", *words], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=300, check=False, env={**os.environ, **more},
+    )  # fmt: skip
+    if done.returncode and words[0] != "try":
+        raise RuntimeError(f"{' '.join(words)}: status {done.returncode}: {done.stderr[-500:]}")
+    return done.stdout
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}x"

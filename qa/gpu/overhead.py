@@ -1,0 +1,107 @@
+"""Part "overhead": engine vs. bare loop, with the device clock on and off, in blocks of one process.
+
+The device clock is switched between blocks: off, no step carries events. On the CPU there is none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.common import as_ratio, paired, say, summarise, undisturbed
+from benchmarks.engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine
+from benchmarks.loop import Beside, keep_memory
+
+from ndd_engine.measure.clock import DevicePhaseClock
+from ndd_watch.device import NEVER
+
+from .figures import FAIL, NO_GPU, PASS, UNCLEAR, Task, one_line, task
+
+TARGET = 0.99
+# (name, workload, settings); --quick runs the first two.
+CASES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("tiny step", TINY_WORKLOAD, TINY),
+    ("chartext small", "chartext", ("workload.size=small",)),
+    ("eeg", "eeg", ()),
+    ("chartext guide", "chartext", ("workload.size=guide", "workload.dropout=0.0")),
+)
+
+
+def main() -> int:
+    """Measure the cases."""
+    given = task()
+    keep_memory()
+    for name, workload, sets in CASES[: int(given.of(len(CASES), 2, 1))]:
+        say(f"overhead: {name}")
+        settings = (*sets, *ONLY_STEPS, f"run.device={given.device}", "precision.amp=off")
+        if given.left_s < 15:
+            given.skip(name, "no time left")
+            continue
+        try:
+            with engine(workload, settings) as subject:
+                measure(given, name, subject)
+        except Exception as error:  # noqa: BLE001  continue with the other cases
+            given.put(name, "not measured", f"≥ {TARGET}", FAIL, one_line(f"{type(error).__name__}: {error}"))
+    return 0
+
+
+def measure(given: Task, name: str, subject: Engine) -> None:
+    """Three comparisons of one case: both engines with the bare loop, and with each other."""
+    clock, both = subject.prepared.clock, Beside(subject, given.of(0.6, 0.25, 0.05))
+
+    def with_engine(timing: bool) -> float:
+        if isinstance(clock, DevicePhaseClock):
+            time_device(clock, timing)
+        return both.engine()
+
+    on, off = partial(with_engine, True), partial(with_engine, False)
+    pairs, limit_s = int(given.of(16, 6, 2)), given.of(20.0, 5.0, 2.0)
+    has_clock = isinstance(clock, DevicePhaseClock)
+    first = "engine with device timing / bare loop" if has_clock else "engine / bare loop"
+    compare(given, f"{name}: {first}", both.bare, on, pairs, limit_s)
+    given.put(f"{name}: step of the bare loop", f"{both.step_ms} ms")
+    for what, baseline, side in (
+        ("engine without device timing / bare loop", both.bare, off),
+        ("device timing on / off", off, on),
+    ):
+        if has_clock:
+            compare(given, f"{name}: {what}", baseline, side, pairs, limit_s)
+        else:
+            given.skip(f"{name}: {what}", NO_GPU)
+
+
+def time_device(clock: DevicePhaseClock, on: bool) -> None:
+    """Whether some of the next steps carry events, or none."""
+    clock._device.due = 0 if on else NEVER
+
+
+def compare(
+    given: Task,
+    name: str,
+    baseline: Callable[[], float],
+    side: Callable[[], float],
+    pairs: int,
+    limit_s: float,
+) -> None:
+    """One ratio of rates with its interval against the target."""
+    values, note = undisturbed(paired(baseline, side, pairs, limit_s))
+    found = summarise(values)
+    text = as_ratio(found.median)
+    if found.interval is not None:
+        text += f" (95 % CI {as_ratio(found.interval[0])} to {as_ratio(found.interval[1])})"
+    verdict, reason = judged(found.median, found.interval)
+    given.put(name, text, f"≥ {TARGET}", verdict, "; ".join(filter(None, (reason, note))))
+
+
+def judged(median: float, interval: tuple[float, float] | None) -> tuple[str, str]:
+    """(verdict, why). A median below the target fails only if the whole interval is below it."""
+    if median >= TARGET:
+        return PASS, ""
+    if interval is None:
+        return UNCLEAR, "too few pairs for an interval"
+    return (UNCLEAR, "the interval includes the target") if interval[1] >= TARGET else (FAIL, "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

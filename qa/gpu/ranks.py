@@ -1,0 +1,267 @@
+"""Part "marks of ranks": what marking the exchange costs two GPUs; and the ranks that `tests/gpu` starts.
+
+A rank is this module under torchrun: `… -m qa.gpu.ranks KIND OUT DEVICE WORDS`; rank 0 writes what it found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from benchmarks.common import as_ratio, say, summarise
+from torch import Tensor, nn
+
+from ndd_engine.config import read
+from ndd_engine.config.schema import ParallelSection
+from ndd_engine.measure import clock as phase
+from ndd_engine.measure.capture import ProfilerCapture
+from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, no_phase
+from ndd_engine.predict.probing import Prober
+from ndd_engine.predict.trace import Trace
+from ndd_engine.train.parallel.marks import PART, DdpMarks, StreamWaits, mark_collectives
+from ndd_engine.train.parallel.strategy import Ddp, Fsdp2
+from ndd_engine.train.prepare import seed
+from ndd_engine.workloads.registry import prepare
+from qa.ranks.launch import launch
+
+from .figures import FAIL, Task, one_line, task
+from .overhead import TARGET, judged
+
+MODULE = "qa.gpu.ranks"
+RANKS = 2
+STRATEGIES = ("ddp", "fsdp2")
+WARM_UP = 5
+MEASURED = 10  # less than what DevicePhaseClock keeps
+
+
+def main() -> int:
+    """Measure the cost of the marks with both strategies."""
+    given = task()
+    if given.on_gpu and torch.cuda.device_count() < RANKS:
+        given.skip("marks of the exchange", "needs two CUDA GPUs")
+        return 0
+    for strategy in STRATEGIES:
+        say(f"marks of ranks: {strategy}")
+        name = f"{strategy}: marks of the exchange, on / off"
+        pairs = int(given.of(16, 8, 2))
+        try:
+            found = launched("cost", given.device, strategy, pairs, limit_s=given.left_s)
+        except RuntimeError as error:
+            given.put(name, "not measured", f"≥ {TARGET}", FAIL, one_line(error))
+            continue
+        _report(given, name, found)
+    return 0
+
+
+def _report(given: Task, name: str, found: dict[str, Any]) -> None:
+    ratios = summarise(found["ratios"])
+    text = as_ratio(ratios.median)
+    if ratios.interval is not None:
+        text += f" (95 % CI {as_ratio(ratios.interval[0])} to {as_ratio(ratios.interval[1])})"
+    verdict, why = judged(ratios.median, ratios.interval)
+    given.put(
+        name, text, f"≥ {TARGET}", verdict, "; ".join(filter(None, (why, f"step {found['step_ms']:.2f} ms")))
+    )
+
+
+def launched(kind: str, device: str, *words: object, limit_s: float = 150.0) -> dict[str, Any]:
+    """What rank 0 of two found. Raises RuntimeError if a rank fails or takes too long."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "found.json")
+        launch(RANKS, MODULE, kind, out, device, *words, limit_s=limit_s)
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+# The rest runs in a rank.
+
+
+@dataclass
+class Subject:
+    """A model that the ranks share, with or without marks. clock: None without. marking: the context of its steps."""
+
+    compute: nn.Module
+    batch: Tensor
+    optimizer: torch.optim.Optimizer
+    clock: PhaseClock | None = None
+    marking: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+    def step(self) -> None:
+        """One optimizer step."""
+        enter = no_phase if self.clock is None else self.clock.enter
+        enter(phase.FORWARD)
+        loss = self.compute(self.batch).square().mean()
+        enter(phase.BACKWARD)
+        loss.backward()
+        enter(phase.OPTIMIZER)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.clock is not None:
+            self.clock.end_step()
+
+
+def subject(strategy: str, device: torch.device, items: int, marked: bool) -> Subject:
+    """Equal layers; beside the computation of few items their exchange takes long."""
+    torch.manual_seed(0)
+    width, layers = (4096, 8) if device.type == "cuda" else (128, 4)
+    section = ParallelSection(ranks=dist.get_world_size(), strategy=strategy)  # type: ignore[arg-type]
+    shared = (Fsdp2 if strategy == "fsdp2" else Ddp)(section, device)
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+    shared.place(model)
+    model.to(device)
+    compute = shared.computing()
+    batch = torch.randn(items, width, device=device)
+    found = Subject(compute, batch, torch.optim.SGD(model.parameters(), 1e-4))
+    if not marked:
+        return found
+    found.clock = clock = clock_on(device)
+    if isinstance(shared, Ddp):
+        assert shared.ddp is not None
+        marks = DdpMarks(shared.ddp)
+        for _ in range(2):
+            compute(batch).sum().backward()
+        marks.learned(clock)
+    elif device.type == "cuda":
+        found.marking = partial(_stream_waits, clock, device)
+    else:
+        mark_collectives(model.modules(), clock)
+    return found
+
+
+@contextlib.contextmanager
+def _stream_waits(clock: PhaseClock, device: torch.device) -> Iterator[None]:
+    waits = StreamWaits(clock, torch.cuda.current_stream(device))
+    try:
+        yield
+    finally:
+        waits.stop()
+
+
+def clock_on(device: torch.device) -> PhaseClock:
+    """The clock that a run would use."""
+    if device.type != "cuda":
+        return PhaseClock()
+    return DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done all work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def cost(device: torch.device, strategy: str, pairs: str) -> dict[str, Any]:
+    """Rates of steps with marks / without, in neighbouring blocks of the same number of steps on all ranks."""
+    bare, marked = (subject(strategy, device, 2048, marked) for marked in (False, True))
+
+    def rate(which: Subject, steps: int) -> float:
+        dist.barrier()
+        wait_for(device)
+        begin = time.perf_counter()
+        with which.marking():
+            for _ in range(steps):
+                which.step()
+            wait_for(device)
+        return steps / (time.perf_counter() - begin)
+
+    for which in (bare, marked):
+        rate(which, WARM_UP)
+    steps = torch.tensor([max(round(rate(bare, WARM_UP) * 0.5), 5)])
+    dist.broadcast(steps, 0)
+    ratios: list[float] = []
+    rates: list[float] = []
+    for index in range(int(pairs)):
+        order = (bare, marked) if index % 2 == 0 else (marked, bare)
+        found = [rate(which, int(steps)) for which in order]
+        plain, with_marks = found if index % 2 == 0 else found[::-1]
+        ratios.append(with_marks / plain)
+        rates.append(plain)
+    return {"ratios": ratios, "step_ms": 1e3 / sorted(rates)[len(rates) // 2]}
+
+
+def exchange(device: torch.device, strategy: str) -> dict[str, Any]:
+    """Exposed exchange of the same steps, in nanoseconds: by the events of the marks, and by a profiler capture."""
+    rows: list[list[float | None]] = []
+    marked = subject(strategy, device, 128, marked=True)
+    clock = marked.clock
+    assert isinstance(clock, DevicePhaseClock)
+    clock.choose(lambda _key, row: rows.append(row))
+    with marked.marking():
+        for _ in range(WARM_UP):
+            marked.step()
+        capture = ProfilerCapture(device, clock)
+        capture.start()
+        marked.step()
+        wait_for(device)
+        capture.begin()
+        for index in range(MEASURED):
+            clock.sample(index)
+            marked.step()
+            capture.measured += 1
+        wait_for(device)
+        event = capture.end(MEASURED)
+        marked.step()  # reads the events
+    by_events = sum(
+        value
+        for row in rows
+        for name, value in zip(clock.names, row, strict=False)
+        if name.endswith(f"/{PART}") and value is not None
+    )
+    return {
+        "events_ns": by_events,
+        "exposed_ns": event.exposed_ns,
+        "collective_ns": event.collective_ns,
+        "steps": len(rows),
+    }
+
+
+def memory(device: torch.device, *sets: str) -> dict[str, Any]:
+    """Most bytes that any rank allocates in the steps that a prediction records."""
+    trace(device, *sets)
+    most = torch.tensor([torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)])
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return {"allocated": int(most[0]), "reserved": int(most[1])}
+
+
+def trace(device: torch.device, *sets: str) -> Trace:
+    """The allocations of steps of chartext, in the present process group."""
+    config = read(sets=sets, workload="chartext").resolve()
+    seed(config.run.seed)
+    return Prober(config, prepare(config, lambda _: None), device, lambda _: None).trace(config.batch.micro)
+
+
+KINDS: dict[str, Callable[..., dict[str, Any]]] = {"cost": cost, "exchange": exchange, "memory": memory}
+
+
+def rank(kind: str, out: str, device: str, *words: str) -> None:
+    """One rank. Ends the process: gloo's threads may hold up the interpreter's end."""
+    here = torch.device("cpu")
+    if device == "cuda":
+        here = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(here)
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=here)
+    else:
+        dist.init_process_group("gloo")
+    found = KINDS[kind](here, *words)
+    if dist.get_rank() == 0:
+        Path(out).write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        rank(*sys.argv[1:])
+    sys.exit(main())

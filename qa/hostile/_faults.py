@@ -1,0 +1,253 @@
+"""Every awkward workload: models, data, other parts of a factory, and statements that raise in each of them."""
+
+# ruff: noqa: E501  one fault per line, as code
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from textwrap import indent
+
+from qa.hostile._faulty_code import PLACE, PLAIN, Fault, code, data_with
+from qa.hostile._faulty_models import BROKEN_MODELS, TRAINING_MODELS
+
+DATA = [
+    data_with("twice too long", "def __len__(self):\n    return 2 * self.count", f"IndexError.*{PLACE}"),
+    data_with("empty", "def __len__(self):\n    return 0", "train_data: is empty"),
+    data_with("one item", "def __len__(self):\n    return 1", "one optimizer step takes|only one item"),
+    data_with("len raises", "def __len__(self):\n    raise ValueError('who knows')", r"len\(train_data\) failed: ValueError: who knows"),
+    data_with("len is a float", "def __len__(self):\n    return 4.0", r"len\(train_data\) failed: TypeError"),
+    data_with("len is negative", "def __len__(self):\n    return -1", r"len\(train_data\) failed: ValueError"),
+    data_with("len is 10**18", "def __len__(self):\n    return 10 ** 18", "order of these items needs"),
+    data_with("len is 10**18 and every index is fine", "def __len__(self):\n    return 10 ** 18\ndef __getitem__(self, index):\n"
+          "    return torch.ones(4), torch.ones(())", r"len\(\) is 1,000,000,000,000,000,000; the order"),
+    data_with("items are None", "def item(self, index):\n    return None", "collating two items of train_data failed: TypeError"),
+    data_with("items are objects", "def item(self, index):\n    return Foo()", "add collate"),
+    data_with("items are generators", "def item(self, index):\n    yield 1", "add collate"),
+    data_with("items are strings", "def item(self, index):\n    return 'x'", "a batch contains no tensor"),
+    data_with("items are numbers", "def item(self, index):\n    return index", "RuntimeError|TypeError|AttributeError|a batch contains"),
+    data_with("items of different lengths", "def item(self, index):\n    return torch.ones(index % 3 + 1), 1.0", "add collate"),
+    data_with("ragged later", "def item(self, index):\n    x = torch.ones(5 if due(6) else 4)\n    return x, x.sum()",
+          "RuntimeError.*stack expects each tensor to be equal size", settings=PLAIN, saves=True),
+    data_with("items with a gradient", "def item(self, index):\n    x = torch.ones(4, requires_grad=True)\n    return x, x.sum() * 2"),
+    data_with("items of integers", "def item(self, index):\n    x = torch.arange(4)\n    return x, x.sum()", "RuntimeError.*(?i:dtype)"),
+    data_with("sparse items", "def item(self, index):\n    x = torch.eye(4).to_sparse()\n    return x, torch.tensor(1.0)", ""),
+    data_with("an item of NaN", "def item(self, index):\n    x, y = super().item(index)\n    return x * (math.nan if due(6) else 1), y",
+          "the loss is nan at step \\d+, so training stopped", saves=True, settings=PLAIN),
+    data_with("named tuples", "kind = collections.namedtuple('Pair', 'x y')\ndef item(self, index):\n    return self.kind(*super().item(index))"),
+    data_with("lists", "def item(self, index):\n    return list(super().item(index))"),
+    data_with("nested dicts", "def item(self, index):\n    x, y = super().item(index)\n    return x, y, {'a': [x, {'b': y}]}"),
+    data_with("with strings", "def item(self, index):\n    x, y = super().item(index)\n    return x, y, '\\x1b[31m'"),
+    data_with("too few items at once", "def __getitems__(self, indices):\n    return [self[i] for i in indices][1:]",
+          r"ValueError.*Data\.__getitems__ returned 1 items for 2 indices", settings=PLAIN),
+    data_with("too many items at once", "def __getitems__(self, indices):\n    return [self[i] for i in indices] * 2",
+          r"ValueError.*Data\.__getitems__ returned 4 items for 2 indices", settings=PLAIN),
+    data_with("no items at once", "def __getitems__(self, indices):\n    return None", "TypeError.*NoneType"),
+    data_with("a generator of items", "def __getitems__(self, indices):\n    return (self[i] for i in indices)"),
+    data_with("__getitems__ is None", "__getitems__ = None"),
+    data_with("StopIteration", "def item(self, index):\n    if due(4):\n        raise StopIteration\n    return super().item(index)",
+          f"raised StopIteration.*{PLACE}", settings=PLAIN),
+    data_with("StopIteration at once", "def item(self, index):\n    raise StopIteration", "StopIteration"),
+    data_with("changes at every look", "def item(self, index):\n    COUNT['look'] += 1\n    x, y = super().item(index)\n    return x + COUNT['look'], y",
+          repeats=False),
+    data_with("random items", "def item(self, index):\n    x, y = super().item(index)\n    return x + torch.rand(4), y", repeats=False),
+    data_with("__getattr__ that knows everything", "def __getattr__(self, name):\n    if name.startswith('__'):\n"
+          "        raise AttributeError(name)\n    return None", "TypeError|NoneType"),
+    code("data: a list", "EXTRA = {'train_data': [Data()[i] for i in range(20)]}"),
+    code("data: a dict", "EXTRA = {'train_data': {0: 1}}", "train_data: is a dict"),
+    code("data: a string", "EXTRA = {'train_data': 'x' * 10**6}", "train_data: is a str"),
+    code("data: a number", "EXTRA = {'train_data': 7}", "an int has no __len__ and no __getitem__"),
+    code("data: a class", "EXTRA = {'train_data': Data}", "has no __len__"),
+    code("data: a generator", "EXTRA = {'train_data': (i for i in range(9))}", "has no __len__"),
+    code("data: infinite", """
+        class Stream(IterableDataset):
+            def __iter__(self):
+                while True:
+                    yield torch.ones(4), torch.ones(())
+            def state_dict(self):
+                return {}
+            def load_state_dict(self, state):
+                pass
+        EXTRA = {'train_data': Stream()}
+    """),
+    code("data: tensors", "x = torch.randn(40, 4)\nEXTRA = {'train_data': TensorDataset(x, x.sum(1))}"),
+    code("data: a subset", "EXTRA = {'train_data': Subset(Data(), range(5, 30))}"),
+    code("data: several", "EXTRA = {'train_data': ConcatDataset([Data(20), Data(17)])}"),
+    code("data: a loader", "EXTRA = {'train_data': DataLoader(Data(), batch_size=7, num_workers=3)}", "batch_size: is 7"),
+    code("data: a sampler with weights",
+          "EXTRA = {'sampler': WeightedRandomSampler([1] * 48, 48)}"),
+    code("data: a loader of whole batches", "EXTRA = {'train_data': DataLoader(Data(), batch_size=None)}", "batch_size: is None"),
+    code("data: no evaluation items", "EXTRA = {'eval_data': Data(0)}", "eval_data: is empty"),
+    code("data: evaluation from training", "EXTRA = {'eval_data': None}"),
+    code("data: cached", "", settings=(("loader.cache", "true"),)),
+    code("data: on the device", "", settings=(("loader.placement", "device"),)),
+]  # fmt: skip
+
+PARTS = [
+    code("loss: not reduced", "def loss(o, b):\n    return (o.squeeze(-1) - b[1]) ** 2", "loss returned a tensor of shape .*take its mean"),
+    code("loss: one element", "def loss(o, b):\n    return ((o.squeeze(-1) - b[1]) ** 2).mean()[None]", r"of shape \(1,\)"),
+    code("loss: a number", "def loss(o, b):\n    return 1.5", "loss returned a float, not a scalar tensor"),
+    code("loss: None", "def loss(o, b):\n    pass", "loss returned a NoneType"),
+    code("loss: detached", "def loss(o, b):\n    return F.mse_loss(o.squeeze(-1), b[1]).detach()", "does not depend on the model's parameters"),
+    code("loss: an integer", "def loss(o, b):\n    return (o.squeeze(-1) > b[1]).sum()", "does not depend on the model's"),
+    code("loss: complex", "def loss(o, b):\n    return torch.complex(o.mean(), o.mean())", "RuntimeError.*(?i:complex|grad)"),
+    code("loss: float64", "def loss(o, b):\n    return F.mse_loss(o.squeeze(-1).double(), b[1].double())"),
+    code("loss: bf16", "def loss(o, b):\n    return F.mse_loss(o.squeeze(-1), b[1]).bfloat16()"),
+    code("loss: inf", "def loss(o, b):\n    return F.mse_loss(o.squeeze(-1), b[1]) * INF", "the loss is (inf|nan) at step 1, so training stopped; there is no checkpoint"),
+    code("loss: NaN in step 4", "def loss(o, b):\n    return F.mse_loss(o.squeeze(-1), b[1]) * (math.nan if due(4) else 1)",
+          "the loss is nan at step 4, so training stopped; the last good checkpoint is step 3", settings=PLAIN, saves=True),
+    code("loss: a string in step 4", "def loss(o, b):\n    return 'x' if due(4) else F.mse_loss(o.squeeze(-1), b[1])",
+          "loss returned a str", settings=PLAIN, saves=True),
+    code("loss: negative", "def loss(o, b):\n    return -F.mse_loss(torch.tanh(o.squeeze(-1)), b[1])"),
+    code("loss: other sizes", "def loss(o, b):\n    return F.mse_loss(o[:, :0], b[1][:, None][:, :0]) + 0 * o.sum()", "the loss is nan"),
+    code("loss: a module", "EXTRA = {'loss': nn.MSELoss()}", r"nn.MSELoss takes \(output, target\)"),
+    code("loss: one argument", "def loss(o):\n    return o.mean()", r"loss: cannot be called as loss\(output, batch\)"),
+    code("loss: not a function", "EXTRA = {'loss': 7}", "loss: is an int"),
+    code("forward: a dict", "class Net(Base):\n    def forward(self, x):\n        return {'o': super().forward(x)}\n"
+          "def loss(o, b):\n    return F.mse_loss(o['o'].squeeze(-1), b[1])"),
+    code("forward: a tuple", "class Net(Base):\n    def forward(self, x):\n        return super().forward(x), None\n"
+          "def loss(o, b):\n    return F.mse_loss(o[0].squeeze(-1), b[1])"),
+    code("forward: of the factory", "EXTRA = {'forward': lambda model, batch: model(batch[0]) * 2}"),
+    code("forward: raises", "def fw(model, batch):\n    raise ValueError('boom')\nEXTRA = {'forward': fw}", f"ValueError.*boom.*{PLACE}"),
+    code("collate: None", "EXTRA = {'collate': lambda items: None}", "a batch contains no tensor"),
+    code("collate: objects", "EXTRA = {'collate': lambda items: [Foo()]}", "a batch contains a Foo"),
+    code("collate: empty", "EXTRA = {'collate': lambda items: []}", "a batch contains no tensor"),
+    code("collate: later None", "def join(items):\n    x = torch.stack([i[0] for i in items])\n"
+          "    return None if due(4) else (x, x.sum(1))\nEXTRA = {'collate': join}",
+          "TypeError at step 5 in data_wait: the collate function returned None", settings=PLAIN, saves=True),
+    code("metric: no methods", "EXTRA = {'metric': lambda: 7}", "which has no update and no result"),
+    code("metric: None", "class M:\n    def update(self, *a): pass\n    def result(self): return None\nEXTRA = {'metric': M}",
+          r"result\(\) returned a NoneType"),
+    code("metric: empty", "class M:\n    def update(self, *a): pass\n    def result(self): return {}\nEXTRA = {'metric': M}"),
+    code("metric: NaN", "class M:\n    def update(self, *a): pass\n    def result(self): return {'m': math.nan}\nEXTRA = {'metric': M}"),
+    code("metric: many and foreign", "class M:\n    def update(self, *a): pass\n"
+          "    def result(self): return {'\\x1b[31m' + 'n' * i: i for i in range(0, 90, 9)}\nEXTRA = {'metric': M}"),
+    code("metric: strings", "class M:\n    def update(self, *a): pass\n    def result(self): return {'m': 'x'}\nEXTRA = {'metric': M}",
+          "returned a dict, not numbers by name"),
+    code("item: long", "EXTRA = {'item': 'x' * 10**6}", "item: has 1,000,000 characters; allowed: at most 40"),
+    code("item: foreign", "EXTRA = {'item': '\\x1b[31m\\u202e\\ud800', 'describe_model': '\\x9b2J' * 500, 'notes': ['\\x07' * 3000]}"),
+    code("item: a number", "EXTRA = {'item': 7}", "item: is an int"),
+    code("token: alone", "EXTRA = {'token': 'word'}", "tokens_per_item: is missing, but token is set"),
+    code("token: of nothing", "EXTRA = {'token': 'word', 'tokens_per_item': 0}", "a number above 0"),
+    code("token: of inf", "EXTRA = {'token': 'word', 'tokens_per_item': INF}", "a number above 0"),
+    code("better: sideways", "EXTRA = {'better': 'sideways'}", '"lower" or "higher"'),
+    code("parts: of another model", "EXTRA = {'parts': {'a': nn.Linear(1, 1)}}", "is not a part of the model"),
+    code("parts: foreign names", "def factory(s):\n    m = Net()\n    return dict(model=m, train_data=Data(), loss=loss, parts={'\\x1b[31m': m.head})",
+          "this is no name for a phase"),
+    code("parts: used", "def factory(s):\n    m = Net()\n    return dict(model=m, train_data=Data(), loss=loss, parts={'head': m.head, 'all': [m.encoder]})"),
+    code("notes: numbers", "EXTRA = {'notes': [1, 2]}", "has other items than strings"),
+    code("notes: many", "EXTRA = {'notes': ['note'] * 30}"),
+    code("describe: raises", "def d():\n    raise ValueError('boom')\nEXTRA = {'describe_data': d}", r"describe_data\(\) failed: ValueError: boom"),
+    code("factory: None", "def factory(s):\n    pass", "the factory returned None"),
+    code("factory: the model", "def factory(s):\n    return Net()", "the factory returned only the model"),
+    code("factory: a class", "def factory(s):\n    return Net", "the factory returned the class"),
+    code("factory: a tuple", "def factory(s):\n    return Net(), Data(), loss", "the factory returned a tuple"),
+    code("factory: async", "async def factory(s):\n    return 1", "a coroutine"),
+    code("factory: a generator", "def factory(s):\n    yield 1", "is missing from the generator that the factory returned"),
+    code("factory: parts missing", "def factory(s):\n    return types.SimpleNamespace()", "is missing from the SimpleNamespace that the factory returned"),
+    code("factory: no argument", "def factory():\n    return 1", "the factory failed: TypeError"),
+    code("factory: two arguments", "def factory(a, b):\n    return 1", "the factory failed: TypeError"),
+    code("factory: a number", "factory = 7", "factory is an int, not a function"),
+    code("factory: a name that is long", "def factory(s):\n    return type('N' * 10**6, (), {})()", "is missing from the N+"),
+    code("factory: properties that raise", "class R:\n    @property\n    def model(self):\n        raise OSError('gone')\ndef factory(s):\n    return R()",
+          "reading model failed: OSError: gone"),
+    code("factory: a mapping", "def factory(s):\n    return types.MappingProxyType(dict(model=Net(), train_data=Data(), loss=loss))"),
+    code("factory: an option of another type", "def factory(s):\n    s.option('width', 3)\n    return dict(model=Net(), train_data=Data(), loss=loss)",
+          settings=(),),
+    code("module: raises", "raise ValueError('import\\x1b[31m')", r"importing awkward_\d+_\d+ failed: ValueError: import\\x1b\[31m"),
+    code("module: exits", "sys.exit(3)", "exited the program"),
+    code("module: not Python", "def factory(s)\n    return 1", "is not valid Python"),
+    code("module: null bytes", "\0", "is not valid Python"),
+    code("module: deep", "x = " + "(" * 150 + "1" + ")" * 150 + "\ny = " + "-" * 100000 + "1", "is not valid Python|RecursionError|MemoryError|too complex"),
+]  # fmt: skip
+
+# (name, statements that raise, words of the message)
+RAISES = [
+    ("ValueError", "raise ValueError('boom')", "ValueError.*boom"),
+    ("a message of a megabyte", "raise ValueError('boom ' * 200_000)", "ValueError.*boom.*…"),
+    ("many lines", "raise ValueError('boom\\n' * 1000)", "ValueError.*boom"),
+    ("control characters", "raise ValueError('\\x1b]0;boom\\x07\\u202e\\ud800')", r"ValueError.*\\x1b\]0;boom"),
+    ("no message", "raise ValueError", "ValueError.*no message"),
+    ("__str__ raises", "E = type('E', (Exception,), {'__str__': lambda s: 1 / 0})\nraise E", "E.*its message cannot be shown: __str__ raises ZeroDivisionError"),
+    ("__str__ returns a number", "E = type('E', (Exception,), {'__str__': lambda s: 7})\nraise E", "E.*its message cannot be shown"),
+    ("a type with a long name", "raise type('E' * 10**6, (Exception,), {})('boom')", "EEEE.*boom"),
+    ("a cycle of causes", "a, b = ValueError('boom'), KeyError('b')\na.__cause__, b.__cause__ = b, a\nraise a", "boom"),
+    ("a group", "raise ExceptionGroup('boom', [ValueError(1)])", "boom"),
+    ("KeyError", "raise KeyError('boom')", "KeyError.*boom"),
+    ("SyntaxError", "raise SyntaxError('boom')", "SyntaxError.*boom"),
+    ("UnicodeDecodeError", "b'\\xff'.decode()", "UnicodeDecodeError"),
+    ("AssertionError", "assert False", "AssertionError.*no message"),
+    ("RecursionError", "def f():\n    f()\nf()", "RecursionError"),
+    ("MemoryError", "raise MemoryError", "out of memory|MemoryError"),
+    ("BaseException", "raise type('Stop', (BaseException,), {})('boom')", "Stop.*boom"),
+    ("SystemExit", "sys.exit(3)", "SystemExit"),
+    ("KeyboardInterrupt", "raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ("GeneratorExit", "raise GeneratorExit", "GeneratorExit"),
+    ("OSError", "open('/none\\x1b/x')", r"/none\\x1b/x"),
+    ("too many open files", "raise OSError(24, 'Too many open files')", r"too many open files.*ulimit -n"),
+    ("no more threads", "raise RuntimeError(\"can't start new thread\")", "cannot start another thread or process.*ulimit -u"),
+    ("no fork", "raise BlockingIOError(11, 'Resource temporarily unavailable')", "cannot start another thread or process"),
+    ("a file-size limit", "raise OSError(27, 'File too large')", "file too large.*ulimit -f"),
+    ("ancillary data", "raise RuntimeError('received 0 items of ancdata')", "too many open files"),
+    ("StopIteration", "raise StopIteration('boom')", "StopIteration"),
+    ("a warning", "raise UserWarning('boom')", "UserWarning.*boom"),
+]  # fmt: skip
+
+# (name, code around the statements, whether a checkpoint exists by then)
+PLACES = [
+    ("the factory", "def factory(s):\n{0}", False),
+    ("forward", "class Net(Base):\n    def middle(self, h):\n        if due(4):\n{2}\n        return h", True),
+    ("the first forward", "class Net(Base):\n    def middle(self, h):\n{1}", False),
+    ("the loss", "def loss(o, b):\n    if due(4):\n{1}\n    return F.mse_loss(o.squeeze(-1), b[1])", True),
+    ("an item", "class Data(Data):\n    def item(self, index):\n        if due(7):\n{2}\n        return super().item(index)", True),
+    ("the first item", "class Data(Data):\n    def item(self, index):\n{1}", False),
+    ("collate", "def join(items):\n    if due(4):\n{1}\n    x = torch.stack([i[0] for i in items])\n    return x, x.sum(1)\nEXTRA = {{'collate': join}}", True),
+    ("a gradient's hook", "class Net(Base):\n    def init(self):\n        self.head.weight.register_hook(self.hook)\n"
+     "    def hook(self, g):\n        COUNT['h'] += training()\n        if COUNT['h'] >= 4:\n{2}", True),
+    ("the metric", "class M:\n    def update(self, *a):\n        if COUNT['calls'] > 3:\n{2}\n    def result(self):\n        return {{'m': 1}}\n"
+     "class Net(Base):\n    def middle(self, h):\n        due(99)\n        return h\nEXTRA = {{'metric': M}}", True),
+]  # fmt: skip
+
+
+def _raising() -> Iterator[Fault]:
+    """Every exception in two places, so that every place sees many."""
+    for number, (name, statements, words) in enumerate(RAISES):
+        for turn in range(2):
+            place, code, saves = PLACES[(number + turn * 4) % len(PLACES)]
+            if name in ("GeneratorExit", "StopIteration") and "item" in place:
+                continue  # ends the generator that fetches the items; tested by name
+            blocks = [indent(statements, " " * 4 * depth) for depth in (1, 2, 3)]
+            settings = (*PLAIN, ("evaluate.every_steps", 4)) if place == "the metric" else PLAIN
+            yield Fault(
+                f"{place}: {name}", "", "\n" + code.format(*blocks) + "\n", words, settings, saves=saves
+            )
+
+
+FAULTS = [*TRAINING_MODELS, *BROKEN_MODELS, *DATA, *PARTS, *_raising()]
+
+WORKERS = (*PLAIN, ("loader.workers", 1), ("loader.fetch", "item"))
+
+
+def _worker(name: str, statements: str, words: str | None, **more: object) -> Fault:
+    body = f"def item(self, index):\n    if torch.utils.data.get_worker_info() is not None and index % 5 == 0:\n{indent(statements, ' ' * 8)}\n    return super().item(index)"
+    return data_with(f"in a worker: {name}", body, words, settings=WORKERS, **more)
+
+
+IN_PROCESSES = [
+    _worker("os._exit", "os._exit(3)", r"loader worker \d+ exited with status 3 \(os\._exit"),
+    _worker("sys.exit", "sys.exit(5)", r"loader worker \d+ exited with status 5|SystemExit"),
+    _worker("SIGKILL", "os.kill(os.getpid(), signal.SIGKILL)", r"loader worker \d+ was killed by SIGKILL"),
+    _worker("SIGSEGV", "os.kill(os.getpid(), signal.SIGSEGV)", r"loader worker \d+ was killed by SIGSEGV"),
+    _worker("StopIteration", "raise StopIteration", rf"raised StopIteration.*{PLACE}"),
+    _worker("an error", "raise ValueError('boom')", rf"ValueError.*boom.*{PLACE}"),
+    _worker("a message of a megabyte", "raise ValueError('boom ' * 200_000)", "ValueError.*boom"),
+    _worker("a local class", "raise type('Local', (Exception,), {})('boom')", "Local: boom"),
+    _worker("__str__ raises", "raise type('E', (Exception,), {'__str__': lambda s: 1 / 0})", "its message cannot be shown"),
+    _worker("an object as item", "return Foo(), 1", "TypeError.*Foo"),
+    _worker("a thread", "threading.Thread(target=time.sleep, args=(0.01,)).start()\nreturn super().item(index)", None),
+    data_with("workers", "pass", settings=WORKERS),
+    code("limits: open files", "", "too many open files", settings=WORKERS, limits=((resource.RLIMIT_NOFILE, 20),)),
+    code("limits: fewer open files", "", "too many open files", settings=WORKERS, limits=((resource.RLIMIT_NOFILE, 16),)),
+    code("limits: file size", "class Net(Base):\n    def init(self):\n        self.big = nn.Linear(300, 300)", "file too large.*of this process is 64 KB.*ulimit -f",
+          settings=PLAIN, limits=((resource.RLIMIT_FSIZE, 65536),)),
+    code("stopped at once while workers start", "", "immediately|interrupted", settings=WORKERS, stop_when="running a test step"),
+]  # fmt: skip

@@ -1,0 +1,151 @@
+"""Strange values: texts that attack a terminal, numbers at the limits, and mutations of dataclasses by their types."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+# The first one is what the tests try: escape sequences, markup and HTML.
+TEXTS = (
+    "\x1b[2J\x1b]0;title\x07[red]<script>alert(1)</script>\x9b31m",
+    "", " ", "\n", "\t\t", "a", "x" * 28, "x" * 300, "y" * 5000, "wort " * 200,
+    "\x1b[2J\x1b[31mred", "\x1b]0;title\x07", "\x1b]52;c;aGk=\x07", "\x1bPq\x1b\\", "\x9b31m", "\x90q\x9c",
+    "a\x00b", "\x07\x08\x0b\x0c\x0e\x7f", "first\r\nsecond", "\rover", "a\u2028b\u2029c\x85d\x1cx",
+    "\u202eabc\u202c", "\u2066\u2067\u2069x", "\u200b\u200c\u200d\u2060\ufeff", "\u00ad\u034f",
+    "漢字" * 20, "ｗｉｄｅ", "한국어", "👩‍👩‍👧‍👦" * 6, "❤️" * 9, "🇩🇪🇫🇷", "👍🏽", "e" + "\u0301" * 60, "Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A̴̵̜̰͔ͫ͗͢",
+    "שלום עולם", "مرحبا بالعالم", "นี่คือ", "\udc80\udcff", "\ud800", "\U000e0001\U000e0041", "\ufff9\ufffb", "\ue000",
+    "[bold]markup[/bold]", "[/]", "<script>alert(1)</script>", "&amp;\"'<>",
+    "</style><svg onload=x>", "{0} %s %n {x.y}",
+    "../../etc/passwd", "-rf", "--help", "$(reboot)", "`id`", "; ls", "a/b", "C:\\x", "nan", "None", "\\x1b[31m",
+    "ﷺ" * 8, "𒐫" * 5, "\t" * 40, "—" * 90, "a" + "b" * 200 + "漢" * 200,
+)  # fmt: skip
+NUMBERS = (
+    0, 1, -1, 2, 7, 99, 1023, 10**6, 10**9, 10**15, 2**63 - 1, -(2**63),
+    0.0, -0.0, 0.5, 1.0, 1e-300, 1e-9, 1.5, 99.95, 1e6, 1e15, 1e300, -1e300, math.nan, math.inf, -math.inf,
+)  # fmt: skip
+POSITIVE = (1, 2, 7, 99, 1023, 10**6, 10**12, 0.25, 1.5, 1e-6, 1e6)
+SIZES = (1, 2, 3, 5, 8, 10, 19, 20, 23, 24, 27, 39, 40, 41, 44, 48, 60, 72, 80, 100, 120, 150, 200, 300)
+
+
+def text(rng: random.Random) -> str:
+    """A strange text, sometimes two."""
+    found = rng.choice(TEXTS)
+    return found + rng.choice(TEXTS) if rng.random() < 0.15 else found
+
+
+def size(rng: random.Random) -> tuple[int, int]:
+    """The size of a terminal: columns, rows."""
+    known = ((80, 24), (80, 24), (1, 1), (20, 5), (120, 40), (300, 100))
+    return rng.choice(known) if rng.random() < 0.4 else (rng.choice(SIZES), min(rng.choice(SIZES), 100))
+
+
+def anything(rng: random.Random, depth: int = 2) -> Any:
+    """A JSON value."""
+    kind = rng.randrange(7 if depth else 5)
+    if kind == 5:
+        return [anything(rng, depth - 1) for _ in range(rng.randrange(4))]
+    if kind == 6:
+        return {text(rng): anything(rng, depth - 1) for _ in range(rng.randrange(4))}
+    return (None, rng.random() < 0.5, rng.choice(NUMBERS), rng.choice(NUMBERS), text(rng))[kind]
+
+
+def mutated(rng: random.Random, value: Any, share: float, numbers: Sequence[float] = NUMBERS) -> Any:
+    """A copy of a dataclass in which about `share` of all values are strange ones of their types.
+
+    numbers: those to use.
+    """
+    hints = _hints(type(value))
+    changes = {}
+    for item in dataclasses.fields(value):
+        if item.init:
+            changes[item.name] = _mutated(rng, getattr(value, item.name), hints[item.name], share, numbers)
+    return dataclasses.replace(value, **changes)
+
+
+@lru_cache
+def _hints(kind: type) -> dict[str, Any]:
+    import importlib
+
+    more: dict[str, Any] = {}
+    for name in ("ndd_engine.wizard.proposals", "ndd_engine.trial.request", "ndd_engine.trial.tuning"):
+        more.update(vars(importlib.import_module(name)))
+    return typing.get_type_hints(kind, localns=more, include_extras=True)
+
+
+def _mutated(rng: random.Random, value: Any, hint: Any, share: float, numbers: Sequence[float]) -> Any:
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, row = hint.__origin__, hint.__metadata__[0]
+        if typing.get_origin(row) is tuple and isinstance(value, (list, tuple)):
+            # The reader of records checks the length and the types of such rows.
+            pairs = zip(value, typing.get_args(row), strict=True)
+            return type(value)(_mutated(rng, item, kind, share, numbers) for item, kind in pairs)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if types.NoneType in args and rng.random() < share / 2:
+            return None
+        kinds = [arg for arg in args if arg is not types.NoneType]
+        if value is None:
+            plain = [kind for kind in kinds if kind in (int, float, str)]
+            return (
+                _mutated(rng, None, rng.choice(plain), 1.0, numbers)
+                if plain and rng.random() < share
+                else None
+            )
+        hint = kinds[0]
+        origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return mutated(rng, value, share, numbers)
+    if isinstance(value, tuple) and not args:
+        return value
+    if isinstance(value, (tuple, list)):
+        return _sequence(rng, value, args, share, numbers)
+    if isinstance(value, Mapping):
+        return _mapping(rng, value, args, share, numbers)
+    if rng.random() >= share or origin is typing.Literal:
+        return value
+    if hint is bool:
+        return rng.random() < 0.5
+    if hint is int:
+        return rng.choice([number for number in numbers if isinstance(number, int)])
+    if hint is float:
+        return rng.choice(numbers)
+    if hint is str:
+        return text(rng)
+    return anything(rng) if hint in (Any, object) else value
+
+
+def _sequence(
+    rng: random.Random, value: Any, args: tuple[Any, ...], share: float, numbers: Sequence[float]
+) -> Any:
+    fixed = isinstance(value, tuple) and args and args[-1] is not Ellipsis
+    if not fixed and rng.random() < share / 2:
+        return type(value)()
+    hints = args if fixed else (args[0] if args else Any,) * len(value)
+    few = share if len(value) < 30 else share / 10
+    out = [_mutated(rng, item, hint, few, numbers) for item, hint in zip(value, hints, strict=True)]
+    if not fixed and out and rng.random() < share / 2:
+        out *= rng.choice((2, 5, 20)) if len(out) < 30 else 2
+    return type(value)(out)
+
+
+def _mapping(
+    rng: random.Random,
+    value: Mapping[Any, Any],
+    args: tuple[Any, ...],
+    share: float,
+    numbers: Sequence[float],
+) -> Any:
+    hint = args[1] if len(args) == 2 else Any
+    out = {}
+    for key, item in value.items():
+        if rng.random() < share / 4:
+            continue
+        name = text(rng) if rng.random() < share / 4 else key
+        out[name] = _mutated(rng, item, hint, share, numbers)
+    return out

@@ -1,0 +1,301 @@
+"""A run is killed at chosen points and random moments, and resumes as if it had not been."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.states import equal
+
+from ndd_console.__main__ import status_of
+from ndd_engine.errors import RunLockedError
+from ndd_engine.record.events import WindowEvent, parse
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.rundir import RunDir, RunLock
+from ndd_engine.train.checkpoint import CheckpointStore
+from qa.hostile.attempts import Attempt, Kind
+
+# With dropout and accumulation, so that the random state and the position in the data count.
+SETS = (
+    "workload.name=chartext", "workload.size=tiny", "workload.width=16", "workload.dropout=0.2",
+    "batch.sequence=16", "batch.micro=8", "batch.accumulation=2", "run.threads=1", "run.max_steps=20",
+    "schedule.kind=cosine", "schedule.warmup_steps=4", "log.every_steps=1", "log.window_s=0",
+    "checkpoint.every_steps=4", "checkpoint.keep=2", "evaluate.every_steps=10",
+)  # fmt: skip
+# Calls at which a run is killed, by how often they are chosen.
+CALLS = {
+    "write": 8, "fsync": 6, "replace": 6, "unlink": 5, "save": 5, "open": 3, "mkdir": 2, "flock": 1, "pwrite": 1,
+    "close": 3, "ftruncate": 1,
+}  # fmt: skip
+STATUS = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 0}
+
+
+class Runs:
+    """Runs by way of a process that has imported everything, and the undisturbed one that all are compared with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "runs"
+        folder.mkdir(parents=True, exist_ok=True)
+        draw = random.Random(7)
+        words = ("the cat", "a dog", "nobody", "sees", "paints", "a boat", "his hat")
+        text = "".join(" ".join(draw.choices(words, k=3)) + ".\n" for _ in range(140))
+        (folder / "text.txt").write_text(text)
+        self._process: subprocess.Popen[str] | None = None
+        self.counts: dict[str, int] = {}
+        self.ended = self.resumed = 0
+        self.seconds = 0.0
+        self.losses: dict[int, float] = {}
+        self.state: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Start the process and make the undisturbed run, once."""
+        if self._process is not None:
+            return
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "qa.hostile._killable", str(self.folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        found = self.order(self.new("whole"))
+        assert found["status"] == 0, found["output"]
+        whole = RunDir(self.root / "whole")
+        self.losses, self.state = losses(whole), final_state(whole)
+        whole.path.rename(self.folder / "whole")
+        # The later ones import nothing.
+        self.counts, self.seconds = found["counts"], min(found["seconds"], 1.5)
+        assert sorted(self.losses) == list(range(1, 21))
+
+    def order(self, arguments: list[str], **more: Any) -> dict[str, Any]:
+        assert (
+            self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        )
+        order = {"arguments": ["--runs", str(self.root), *arguments], "counts": self.counts, **more}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        self.ended += answer["status"] not in (0, 1, 2)
+        assert answer["left"] == [], f"left behind: {answer['left']}"
+        assert answer["status"] != 999, f"it did not end: {answer['output']}"
+        assert "Traceback" not in answer["output"], answer["output"]
+        return answer
+
+    def new(self, name: str, *more: str) -> list[str]:
+        """The command line of a new run."""
+        sets = (*SETS, f"workload.data={self.folder / 'text.txt'}", *more)
+        options = [part for each in sets for part in ("--set", each)]
+        return ["train", "--headless", "--run", name, *options]
+
+    def end(self) -> None:
+        """Stop the process."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+            self._process.wait(30)
+            print(
+                f"  {self.ended} runs ended early, {self.resumed} resumed to an identical end",
+                file=sys.stderr,
+            )
+
+
+def losses(run: RunDir) -> dict[int, float]:
+    """Loss by step. Steps that were done twice have to agree bit for bit."""
+    found: dict[int, float] = {}
+    for item in map(parse, run.events.read_bytes().splitlines()):
+        if item is not None and isinstance(item[1], WindowEvent) and item[1].last_loss is not None:
+            step, loss = item[1].last_loss
+            assert found.setdefault(step, loss) == loss, f"step {step} was done twice with different losses"
+    return found
+
+
+def final_state(run: RunDir) -> dict[str, Any]:
+    """What the last checkpoint contains of training."""
+    state = torch.load(CheckpointStore(run.checkpoints, 9).all()[-1].path, weights_only=True)
+    return {key: state[key] for key in ("step", "model", "optimizer", "scaler", "random")}
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    """Exit status and standard output of a command line, in this process."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = status_of(list(arguments))
+    return status, out.getvalue()
+
+
+def check_killed(runs: Runs, run: RunDir, statuses: tuple[str, ...]) -> bool:
+    """What has to be true of a run after its process ended. Returns whether it can be resumed."""
+    if not run.path.exists():
+        return False
+    assert run.live_owner() is None, "its lock is held"
+    with contextlib.closing(Lock(run)):
+        pass
+    if not run.exists:
+        return False
+    reader = RunReader(run)
+    reader.poll()
+    assert reader.snapshot().status in statuses, reader.snapshot().status
+    status, listed = command("--runs", str(runs.root), "runs", "--json")
+    row = next(row for row in json.loads(listed)["runs"] if row["name"] == run.name)
+    assert status == 0 and row["status"] in statuses and not row["live"], row
+    store = CheckpointStore(run.checkpoints, 9)
+    for saved in store.all():
+        assert store.load(saved)["step"] == saved.step
+    return bool(store.all())
+
+
+class Lock:
+    """The lock of a run, to see that it is free."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._lock = RunLock(run)
+        try:
+            self._lock.acquire(0.0)
+        except RunLockedError as error:
+            raise AssertionError(str(error)) from None
+
+    def close(self) -> None:
+        self._lock.release()
+
+
+def check_resumed(runs: Runs, run: RunDir, resumable: bool, **more: Any) -> None:
+    """Resume to the end: the same losses and the same state as the undisturbed run."""
+    if not resumable:
+        if run.path.exists():
+            found = runs.order(["train", "--headless", "--resume", run.name])
+            assert found["status"] in (1, 2), found
+            assert len(found["output"].strip().splitlines()) < 12 and "Traceback" not in found["output"]
+        return
+    found = runs.order(["train", "--headless", "--resume", run.name])
+    if found["status"] == 2:
+        assert "has finished all 20 steps" in found["output"], found["output"]
+    else:
+        assert found["status"] == 0, found["output"]
+    assert losses(run) == runs.losses, "the losses differ from those of the undisturbed run"
+    assert equal(final_state(run), runs.state), "the state differs from that of the undisturbed run"
+    assert not list(run.checkpoints.glob("*.tmp")), "temporary files remain"
+    runs.resumed += found["status"] == 0
+
+
+def statuses_after(number: int) -> tuple[str, ...]:
+    """How the record may end. A kill after the end, and a signal before the run or after its end, change nothing."""
+    if number == signal.SIGKILL:
+        return ("lost", "done")
+    return ("done", "terminated", "interrupted", "lost")
+
+
+def at_point(
+    runs: Runs, index: int, call: str, share: float, how: str, number: int, again: float | None
+) -> None:
+    """Send a signal at the n-th call. again: the resumed run is killed, too, at this share of its calls."""
+    runs.begin()
+    name = f"run-{index}"
+    run = RunDir(runs.root / name)
+    for attempt in range(4):
+        # The number of calls varies a little with the threads.
+        found = runs.order(runs.new(name), call=call, share=share * 0.8**attempt, how=how, signal=number)
+        if found["status"] != 0 or number == signal.SIGHUP:
+            break
+        run.path.rename(runs.folder / f"{name}-{attempt}")
+    codes = (STATUS[signal.Signals(number)], 0)
+    assert found["status"] in codes, found
+    assert number == signal.SIGHUP or found["status"] != 0, "the run was never killed"
+    resumable = check_killed(runs, run, statuses_after(number))
+    if resumable and again is not None:
+        found = runs.order(
+            ["train", "--headless", "--resume", name], call="write", share=again, signal=signal.SIGKILL
+        )
+        assert found["status"] in (-9, 0, 2), found
+        # Killed after its last checkpoint, it has nothing to resume and says so.
+        resumable = check_killed(runs, run, ("lost", "done", *(["failed"] if found["status"] == 2 else [])))
+    check_resumed(runs, run, resumable)
+
+
+def at_moment(runs: Runs, index: int, share: float, number: int, workers: int, victim: str) -> None:
+    """Send a signal after a share of the duration of an undisturbed run."""
+    runs.begin()
+    name = f"run-{index}"
+    run = RunDir(runs.root / name)
+    more = (f"loader.workers={workers}",) if workers else ()
+    longer = 3.5 if workers else 0.0  # the fork server imports torch
+    after_s = share * (runs.seconds + longer)
+    found = runs.order(runs.new(name, *more), after_s=after_s, signal=number, victim=victim)
+    codes = {STATUS[signal.Signals(number)], 0}
+    if victim == "worker":
+        codes = {0, 1, -9}
+    if number in (signal.SIGTERM, signal.SIGINT):
+        codes |= {-number, 1}  # before Python handles it
+    assert found["status"] in codes, found
+    statuses = ("failed", *statuses_after(number)) if victim == "worker" else statuses_after(number)
+    check_resumed(runs, run, check_killed(runs, run, statuses))
+
+
+def real(runs: Runs, index: int, after_s: float, number: int) -> None:
+    """The same with a real command line."""
+    runs.begin()
+    name = f"run-{index}"
+    run = RunDir(runs.root / name)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ndd_console", "--runs", str(runs.root), *runs.new(name)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    time.sleep(after_s)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode in (STATUS[signal.Signals(number)], 0), (process.returncode, output)
+    assert "Traceback" not in output, output
+    check_resumed(runs, run, check_killed(runs, run, statuses_after(number)))
+
+
+def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
+    """Chosen points, random moments, runs with workers, and real command lines."""
+    runs = Runs(folder)
+    try:
+        for index in range(1_000_000):
+            yield drawn(rng, runs, index)
+    finally:
+        runs.end()
+
+
+def drawn(rng: random.Random, runs: Runs, index: int) -> Attempt:
+    """The next attempt."""
+    # Most of them after the first checkpoint, so that there is something to resume.
+    sort, share, how = rng.random(), rng.random() ** 0.7, rng.choice(["before", "before", "after", "torn"])
+    call = rng.choices(list(CALLS), list(CALLS.values()))[0]
+    again = rng.random() if rng.random() < 0.25 else None
+    gentle = rng.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    number = gentle if rng.random() < 0.2 else signal.SIGKILL
+    after_s = 0.15 + rng.random() * 6
+    if index % 40 == 25:
+        victim = rng.choice(["run", "worker"])
+        words = f"{signal.SIGKILL.name} to the {victim} with 2 workers at {share:.2f} of the duration"
+        return Attempt(words, lambda: at_moment(runs, index, share, signal.SIGKILL, 2, victim))
+    if index % 40 == 5:
+        words = f"{number.name} to a real command line after {after_s:.2f} s"
+        return Attempt(words, lambda: real(runs, index, after_s, number))
+    if sort < 0.7:
+        words = f"{number.name} {how} call {share:.2f} of {call}" + (
+            f", again at {again:.2f}" if again else ""
+        )
+        return Attempt(words, lambda: at_point(runs, index, call, share, how, number, again))
+    words = f"{number.name} at {share:.2f} of the duration"
+    return Attempt(words, lambda: at_moment(runs, index, share, number, 0, "run"))
+
+
+KIND = Kind(
+    "runs killed",
+    "no process, lock or torn file stays; runs lists it; every checkpoint loads; resumed, it is bit-identical",
+    full=240,
+    short=6,
+    attempts=attempts,
+)

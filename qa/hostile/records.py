@@ -1,0 +1,283 @@
+"""Damaged records: one edited value, flipped bytes, cut ends, lines twice, in another order or of nonsense."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from ndd_console.cli import cli
+from ndd_console.cli.compare import describe
+from ndd_console.jobs.run_sources import HomeFolder
+from ndd_console.output.progress import RunProgress, summary
+from ndd_console.report import html, text
+from ndd_console.report.model import load
+from ndd_console.report.sections import page
+from ndd_console.screens.diagnosis import Diagnosis
+from ndd_console.view.diagnosis import diagnosis_lines
+from ndd_console.view.home import HomeState, home_rows
+from ndd_console.view.live import LiveState, live_rows
+from ndd_console.view.rows import fit, width_of
+from ndd_console.view.settings import settings_lines
+from ndd_engine.errors import NddError, UsageError
+from ndd_engine.record.derive import figures
+from ndd_engine.record.events import finite
+from ndd_engine.record.reader import RunReader, load_state
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import printable
+from ndd_engine.train.preflight import check_resume
+from ndd_engine.trial.compare import compare
+from qa.hostile import _real_logs
+from qa.hostile._values import NASTY, NONSENSE, VALUES
+from qa.hostile.attempts import Attempt, Kind
+
+_SIZES = ((80, 24), (40, 12), (160, 50), (120, 30))
+_PLACE = "\ue000"  # stands for a value that is put in as text
+
+
+@dataclass(frozen=True)
+class _Log:
+    """A log to damage. bodies: its parsed lines."""
+
+    run: RunDir
+    lines: tuple[bytes, ...]
+    bodies: tuple[Any, ...]
+
+
+def _log(run: RunDir) -> _Log:
+    lines = tuple(run.events.read_bytes().splitlines())
+    return _Log(run, lines, tuple(map(json.loads, lines)))
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value of a line, short lists and tables as a whole and in parts."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _paths(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value[:6]):
+            yield from _paths(item, (*path, index))
+
+
+def _edited(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
+    """One value of one line of a random type is replaced, removed, or gets another name."""
+    kind = rng.choice(sorted({body["type"] for body in log.bodies}))
+    index = rng.choice([place for place, body in enumerate(log.bodies) if body["type"] == kind])
+    body = copy.deepcopy(log.bodies[index])
+    path = rng.choice(list(_paths(body)))
+    holder = body
+    for part in path[:-1]:
+        holder = holder[part]
+    what, new = rng.choice("rrrrrrrrrdn"), rng.choice(VALUES)
+    if what == "r":
+        holder[path[-1]] = _PLACE
+    else:
+        value = holder.pop(path[-1])
+        new = "removed" if what == "d" else "renamed"
+        if what == "n" and isinstance(holder, dict):
+            holder[NASTY] = value
+    line = json.dumps(body, separators=(",", ":")).replace(json.dumps(_PLACE), new).encode()
+    lines = list(log.lines)
+    lines[index] = line
+    return f"{log.run.name}: line {index} ({kind}) {'.'.join(map(str, path))} = {new[:40]}", lines
+
+
+def _flipped(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
+    data = bytearray(b"\n".join(log.lines))
+    places = [rng.randrange(len(data)) for _ in range(rng.choice((1, 1, 3, 30)))]
+    for place in places:
+        data[place] ^= 1 << rng.randrange(8)
+    return f"{log.run.name}: bits of bytes {places[:5]} flipped", bytes(data).split(b"\n")
+
+
+def _cut(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
+    data = b"\n".join(log.lines)
+    begin = rng.choice((0, 0, rng.randrange(len(data))))
+    end = rng.randrange(begin, len(data))
+    return f"{log.run.name}: bytes {begin} to {end} alone", data[begin:end].split(b"\n")
+
+
+def _reordered(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
+    lines = list(log.lines)
+    what = rng.choice(("twice", "swapped", "shuffled", "reversed", "removed", "one type"))
+    first, second = rng.randrange(len(lines)), rng.randrange(len(lines))
+    if what == "twice":
+        lines.insert(second, lines[first])
+    elif what == "swapped":
+        lines[first], lines[second] = lines[second], lines[first]
+    elif what == "shuffled":
+        rng.shuffle(lines)
+    elif what == "reversed":
+        lines.reverse()
+    elif what == "removed":
+        del lines[min(first, second) : max(first, second)]
+    else:
+        kind = log.bodies[first]["type"]
+        lines = [line for line, body in zip(lines, log.bodies, strict=True) if body["type"] == kind]
+    return f"{log.run.name}: lines {what} ({first}, {second})", lines
+
+
+def _nonsense(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
+    lines = list(log.lines)
+    for _ in range(rng.choice((1, 1, 5))):
+        lines.insert(rng.randrange(len(lines) + 1), rng.choice(NONSENSE))
+    return f"{log.run.name}: nonsense inserted", lines
+
+
+def _many_edits(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
+    """Several values in several lines."""
+    lines = log.lines
+    names = []
+    for _ in range(rng.choice((2, 5))):
+        name, found = _edited(rng, log)
+        names.append(name)
+        lines = tuple(
+            new if new != old else line for new, old, line in zip(found, log.lines, lines, strict=True)
+        )
+    return "; ".join(names), list(lines)
+
+
+_WAYS = (*[_edited] * 14, _many_edits, _flipped, _flipped, _cut, _reordered, _nonsense)
+
+
+def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    logs = [_log(_real_logs.trained(folder / "runs")), _log(_real_logs.written(folder / "runs"))]
+    bad = RunDir(folder / "runs" / "bad")
+    bad.path.mkdir()
+    index = 0
+    while True:
+        # A generator of its own: an attempt draws as many numbers as the lengths of the logs need.
+        own = random.Random(rng.getrandbits(64))
+        log, size = own.choice(logs), own.choice(_SIZES)
+        name, lines = own.choice(_WAYS)(own, log)
+        yield Attempt(name, _checked(bad, log, lines, size, index))
+        index += 1
+
+
+def _checked(
+    bad: RunDir, log: _Log, lines: list[bytes], size: tuple[int, int], index: int
+) -> Callable[[], None]:
+    def check() -> None:
+        bad.events.write_bytes(b"\n".join(lines) + b"\n")
+        snapshot = _followed(bad)
+        _shown(snapshot, size)
+        json.dumps(finite(load(bad).to_json()), allow_nan=False)
+        # The slow readers read some of the records.
+        if index % 3 == 0:
+            _listed(bad, log)
+        if index % 8 == 1:
+            _page(bad)
+        if index % 30 == 2:
+            _plain(text.render(page(load(bad))))
+        if index % 4 == 3:
+            _compared(bad, log)
+        if index % 4 == 2:
+            _resumed(bad)
+        if index % 60 == 5:
+            _commands(bad)
+
+    return check
+
+
+def _plain(output: str) -> None:
+    """No line may control the terminal."""
+    assert all(line.isprintable() for line in output.split("\n")), "unprintable characters"
+
+
+def _followed(run: RunDir) -> Snapshot:
+    """As `attach --headless` does."""
+    said: list[str] = []
+    progress = RunProgress(lambda line: said.append(printable(line)), since=0.0)
+    reader = RunReader(run, progress.hear)
+    reader.poll()
+    snapshot = reader.snapshot()
+    progress.look(snapshot)
+    said += map(printable, summary(snapshot, snapshot.end, str(run.path)))
+    json.dumps(finite(figures(snapshot)), allow_nan=False)
+    assert snapshot.final, "attach --headless waits for ever"
+    _plain("\n".join(said))
+    return snapshot
+
+
+def _shown(snapshot: Snapshot, size: tuple[int, int]) -> None:
+    width, height = size
+    found = Diagnosis().of(snapshot)
+    assert not found.trouble, found.trouble
+    state = LiveState("bad", snapshot.status, (("q", "quit"),), None, None, found)
+    rows = live_rows(snapshot, state, width, height)
+    assert len(rows) == height
+    rows += settings_lines(snapshot, width)
+    rows += diagnosis_lines(snapshot, found, "bad", False, width)
+    for row in rows[:height]:
+        assert width_of(row) == width
+    for row in (fit(row, width) for row in rows):
+        assert all(span.isprintable() for span, _ in row), "unprintable characters"
+
+
+def _listed(bad: RunDir, log: _Log) -> None:
+    """Every run is listed, on the home screen and by `runs`."""
+    rows = HomeFolder(bad.path.parent).runs()
+    assert {row.name for row in rows} == {"bad", *(each.name for each in bad.path.parent.iterdir())}
+    good = next(row for row in rows if row.name == log.run.name)
+    assert good.step > 0
+    home_rows(HomeState(("machine",), (), tuple(rows)), 80, 24)
+
+
+def _page(run: RunDir) -> None:
+    made = page(load(run))
+    document = html.render(made)
+    assert "cannot be shown" not in document
+    assert "\x1b" not in document and "<script" not in document
+    document.encode()
+
+
+def _compared(bad: RunDir, log: _Log) -> None:
+    try:
+        _plain("\n".join(map(printable, describe(compare(bad, log.run)))))
+        json.dumps(finite(compare(log.run, bad).to_dict()), allow_nan=False)
+    except UsageError:
+        pass  # says why
+
+
+def _resumed(run: RunDir) -> None:
+    state = load_state(run)
+    try:
+        check_resume(run.name, state, _CONFIG, None)
+    except NddError:
+        pass  # says why
+    state.snapshot()
+
+
+_CONFIG = _real_logs.draft().resolve()
+_COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("attach", "bad", "--headless"), ("report", "bad", "--text"), ("report", "bad", "--json"), ("runs",),
+    ("runs", "--json"),
+)  # fmt: skip
+
+
+def _commands(run: RunDir) -> None:
+    for arguments in _COMMANDS:
+        result = CliRunner().invoke(cli, ["--runs", str(run.path.parent), *arguments], standalone_mode=False)
+        if result.exception is not None and not isinstance(result.exception, NddError):
+            raise result.exception
+        _plain(result.output)
+
+
+KIND = Kind(
+    name="damaged records",
+    holds="every reader shows what is left, and no run hides another",
+    full=10_000,
+    short=50,
+    attempts=attempts,
+)

@@ -1,0 +1,311 @@
+"""Every screen with strange values at every size: a whole frame, no control character, no row that is too wide."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tests.terminal.screen import START_S, Terminal
+from tests.trial.written_runs import steady, windows, write_run
+from tests.ui import fake_tuning, fake_wizard, fakes
+from tests.ui.fake_sources import FakeHome, FakeSource, FakeTrials
+
+from ndd_console.app import ConsoleApp
+from ndd_console.screens.base import CanvasScreen
+from ndd_console.screens.diagnosis import Diagnosis
+from ndd_console.view.diagnosis import diagnosis_lines
+from ndd_console.view.frame import inner_width
+from ndd_console.view.home import HomeState, RunRow, StartRow, home_rows
+from ndd_console.view.live import LiveState, live_rows
+from ndd_console.view.pager import help_lines, log_view, page_rows
+from ndd_console.view.question import box, overlay
+from ndd_console.view.rows import width_of
+from ndd_console.view.settings import settings_lines
+from ndd_console.view.style import COLOUR, Row, ascii_rows
+from ndd_console.view.trial import BUDGETS_S, ProposedChange, TrialState, trial_rows
+from ndd_console.view.tuning import TuningView, tuning_rows
+from ndd_console.view.wizard import PAGES, Field, Preview, WizardView, wizard_rows
+from ndd_console.widgets.canvas import Canvas, changes
+from ndd_engine.diagnose import diagnose
+from ndd_engine.record.snapshot import STATUSES, Snapshot
+from ndd_engine.trial.request import Progress
+from ndd_engine.wizard.proposals import Measured
+from qa.hostile import _strange as strange
+from qa.hostile.attempts import Attempt, Kind
+
+Draw = Callable[[int, int], list[Row]]
+
+
+def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
+    screens = (live, live, live, page, diagnosis, home, trial, tuning, wizard, wizard)
+    for number in count(1):
+        make, seed = rng.choice(screens), rng.getrandbits(48)
+        if number % 200 == 0:
+            yield Attempt(f"a terminal with seed {seed}", partial(in_terminal, seed, folder / f"{number}"))
+        elif number % 50 == 0:
+            yield Attempt(f"an app with seed {seed}", partial(in_app, seed))
+        else:
+            yield Attempt(f"{make.__name__} with seed {seed}", partial(check, make, seed))
+
+
+def check(make: Callable[[random.Random], Draw], seed: int) -> None:
+    rng = random.Random(seed)
+    draw = make(rng)
+    for _ in range(3):
+        width, height = strange.size(rng)
+        rows = draw(width, height)
+        whole(rows, width, height)
+        whole(ascii_rows(rows), width, height, ascii_only=True)
+        painted(rows, make(rng)(width, height))
+
+
+def whole(rows: list[Row], width: int, height: int, ascii_only: bool = False) -> None:
+    """The rows are a frame of this size."""
+    assert len(rows) == height, f"{len(rows)} rows of {height} at {width}x{height}"
+    for row in rows:
+        assert width_of(row) == width, f"{width_of(row)} cells of {width}: {row!r}"
+        for text, style in row:
+            assert text.isprintable(), f"a control character in {text!r}"
+            assert not ascii_only or text.isascii(), f"not ASCII: {text!r}"
+            assert style in COLOUR
+
+
+def painted(before: list[Row], after: list[Row]) -> None:
+    """The escape sequences from one frame to the next contain nothing but moves and colours."""
+    canvas = Canvas()
+    canvas._rows = after
+    for y, (old, new) in enumerate(zip(before, after, strict=True)):
+        sent = canvas.patch((y, start, end) for start, end in changes(old, new))
+        assert all(char.isprintable() or char == "\x1b" for char in sent), repr(sent)
+
+
+# Real apps and terminals, with keys and resizes.
+
+KEYS = (
+    *"pcekdtwilsq?rmbvnyjkhgG0+- ", "up", "down", "left", "right", "home", "end", "pageup", "pagedown", "enter",
+    "escape", "tab", "backspace", "delete", "ctrl+t", "ctrl+u", "f1", "ctrl+z", "é", "漢", "👍",
+)  # fmt: skip
+RAW = (
+    "p", "d", "t", "i", "l", "?", "\x1b", "\r", "j", "k", "q", "w", "\x1b[A", "\x1b[B", "\x1b[5~", "\x1b[999;999H",
+    "\x1b[200~" + "pasted " * 3000 + "\x1b[201~", "\x1b]0;title\x07", "\x1b[<0;1;1M", "\x1b[?1;2c", "\x00", "\x7f",
+    "\x9b", "漢字", "\x1bP+r\x1b\\", "\x1b[48;99;299;1;1t", "\x1b[I\x1b[O", "x" * 5000,
+)  # fmt: skip
+
+
+def in_app(seed: int) -> None:
+    """Keys and resizes, through Textual."""
+    rng = random.Random(seed)
+    at_home = rng.random() < 0.3
+    app = ConsoleApp(
+        None if at_home else FakeSource(snapshot(rng), owned=False, tries=FakeTrials()), FakeHome()
+    )
+
+    async def scenario() -> None:
+        async with app.run_test(size=strange.size(rng)) as pilot:
+            for _ in range(40):
+                if app.closing:
+                    return
+                if rng.random() < 0.2:
+                    await pilot.resize_terminal(*strange.size(rng))
+                else:
+                    await pilot.press(rng.choice(KEYS))
+                if isinstance(app.screen, CanvasScreen) and not app.closing:
+                    canvas = app.screen.canvas
+                    if rows := list(canvas.rows):
+                        whole(rows, width_of(rows[0]), len(rows))
+
+    asyncio.run(scenario())
+    assert app.failures == [], app.failures[0][-1500:]
+
+
+def in_terminal(seed: int, folder: Path) -> None:
+    """Raw input and resizes, through a terminal; then SIGTERM."""
+    rng = random.Random(seed)
+    write_run(
+        folder / "foreign", windows(steady(20, 0.1)), model=strange.text(rng), item=strange.text(rng),
+        data=strange.text(rng), device_name=strange.text(rng), workload=strange.text(rng), token=strange.text(rng),
+    )  # fmt: skip
+    arguments = rng.choice(((), ("attach", "foreign"), ("wizard",)))
+    columns, rows = strange.size(rng)
+    with Terminal(*arguments, runs=folder, columns=max(columns, 2), rows=max(rows, 2)) as terminal:
+        terminal.until(lambda _: b"\x1b[?1049h" in terminal.raw, START_S)
+        os.set_blocking(terminal.process.fd, False)
+        for _ in range(30):
+            if not terminal.process.isalive():
+                break
+            if rng.random() < 0.3:
+                columns, rows = strange.size(rng)
+                terminal.resize(max(columns, 2), max(rows, 2))
+            else:
+                # On the home screen, the return key starts a run.
+                with contextlib.suppress(OSError):  # what does not fit into the terminal's buffer is dropped
+                    terminal.press(rng.choice(RAW if arguments else [keys for keys in RAW if keys != "\r"]))
+            terminal.pump(0.05)
+        if terminal.process.isalive():
+            terminal.process.kill(signal.SIGTERM)
+        assert terminal.wait() in (0, 143)
+        assert terminal.echoes(), "the terminal is raw"
+        assert b"Traceback" not in terminal.raw and b"screen failed" not in terminal.raw, terminal.raw[-1500:]
+
+
+# The screens. Each function draws its values from the generator and returns what draws them.
+
+
+def snapshot(rng: random.Random) -> Snapshot:
+    cuda = rng.random() < 0.5
+    base = fakes.snapshot(cuda, **(fakes.MEASURED if rng.random() < 0.6 else {}))
+    if rng.random() < 0.25:
+        base = fakes.ended(rng.choice(STATUSES[6:]), strange.text(rng))
+    if rng.random() < 0.1:
+        base = fakes.empty_snapshot(stage=strange.text(rng))
+    if rng.random() < 0.3:
+        base = replace(base, trials=(fakes.trial_event(), fakes.trial_event("loss")))
+    found = strange.mutated(rng, base, rng.choice((0.02, 0.1, 0.4, 1.0)))
+    return replace(found, status=rng.choice((*STATUSES, found.status)))
+
+
+def result_of(rng: random.Random, found: Snapshot) -> Any:
+    if rng.random() < 0.5:
+        return Diagnosis(diagnose).of(found)
+    findings = (fakes.FINDING, fakes.SECOND, fakes.HEALTHY)[: rng.randrange(4)]
+    return Diagnosis(fakes.found(*(strange.mutated(rng, one, 0.3) for one in findings))).of(found)
+
+
+def live(rng: random.Random) -> Draw:
+    found = snapshot(rng)
+    message = strange.text(rng) if rng.random() < 0.5 else None
+    keys = (("t", "try"), ("d", "diagnosis"), ("p", "pause"), ("?", "help"), ("q", "quit"))
+    waited = rng.choice((None, 0, 12.0, 1e9))
+    diagnosed, can_try = result_of(rng, found), rng.random() < 0.5
+    state = LiveState(strange.text(rng), found.status, keys, message, waited, diagnosed, can_try)
+    question = f"{strange.text(rng)} is still running." if rng.random() < 0.3 else ""
+
+    def draw(width: int, height: int) -> list[Row]:
+        rows = live_rows(found, state, width, height)
+        return overlay(rows, box(question, keys, width), width) if question else rows
+
+    return draw
+
+
+def page(rng: random.Random) -> Draw:
+    found, top = snapshot(rng), rng.choice((0, 1, 40))
+    log = [strange.text(rng) for _ in range(rng.randrange(30))]
+    choices = (
+        help_lines,
+        partial(settings_lines, found),
+        partial(log_view, log),
+    )
+    lines = rng.choice(choices)
+    title = strange.text(rng)
+    return lambda width, height: page_rows(
+        lines(inner_width(width)), top, (("esc", "back"),), title, width, height
+    )
+
+
+def diagnosis(rng: random.Random) -> Draw:
+    found = snapshot(rng)
+    result, name, can_try = result_of(rng, found), strange.text(rng), rng.random() < 0.5
+
+    def draw(width: int, height: int) -> list[Row]:
+        lines = diagnosis_lines(found, result, name, can_try, inner_width(width))
+        return page_rows(lines, 0, (("esc", "back"),), "diagnosis", width, height)
+
+    return draw
+
+
+def home(rng: random.Random) -> Draw:
+    run = RunRow("charlm-003", "chartext", "training", 4_218, 6_900, fakes.T0, "loss 1.498", True)
+    start = StartRow("chartext", "character-level text model", "sizes tiny, mini")
+    state = HomeState(
+        tuple(strange.text(rng) for _ in range(rng.randrange(5))),
+        tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(6))),
+        tuple(strange.mutated(rng, run, 0.4) for _ in range(rng.randrange(30))),
+        rng.choice((0, 1, 3, 30, 99)),
+        rng.choice((None, strange.text(rng))),
+        rng.random() < 0.5,
+    )
+    return partial(home_rows, state)
+
+
+def trial(rng: random.Random) -> Draw:
+    offered = tuple(
+        strange.mutated(rng, ProposedChange(("loader.workers=4",), "too few workers", None, 2.0), 0.4)
+        for _ in range(rng.randrange(5))
+    )
+    typed = strange.text(rng)
+    progress = Progress("measuring", 12.0, 60.0, 3, 1.1, 0.96, 1.26)
+    state = TrialState(
+        rng.choice(("choose", "measure", "result")), strange.text(rng), offered, rng.randrange(len(offered) + 1),
+        typed, rng.randrange(len(typed) + 1), rng.choice(("", strange.text(rng))),
+        tuple(strange.mutated(rng, fakes.trial_event(), 0.3) for _ in range(rng.randrange(4))),
+        (strange.text(rng),), rng.choice(("", strange.text(rng))), rng.choice(BUDGETS_S),
+        rng.choice((None, strange.mutated(rng, progress, 0.3))), rng.random() < 0.3,
+        rng.choice((None, strange.mutated(rng, fakes.trial_event(), 0.3))), rng.choice(("", strange.text(rng))),
+    )  # fmt: skip
+    return partial(trial_rows, state)
+
+
+def tuning(rng: random.Random) -> Draw:
+    state = rng.choice((None, fake_tuning.MEASURING, fake_tuning.DONE))
+    view = TuningView(
+        strange.text(rng), state and strange.mutated(rng, state, rng.choice((0.05, 0.3))),
+        rng.choice((None, 0, 5, -3, 10**6)), rng.random() < 0.3, rng.choice(("", "", strange.text(rng))),
+        rng.choice(("", strange.text(rng))), rng.choice(("", strange.text(rng))),
+    )  # fmt: skip
+    return partial(tuning_rows, view)
+
+
+def wizard(rng: random.Random) -> Draw:
+    share = rng.choice((0.05, 0.3))
+    measured = replace(fake_wizard.ROWS[0], measured=Measured(0.12, 6 * fakes.GB))
+    known = (*fake_wizard.ROWS, measured)
+    rows = tuple(
+        strange.mutated(rng, rng.choice(known), share, strange.POSITIVE) for _ in range(rng.randrange(12))
+    )
+    start = StartRow("chartext", "character-level text model", "sizes tiny, mini")
+    texts = tuple(strange.text(rng) for _ in range(rng.randrange(6)))
+    fields = tuple(strange.mutated(rng, Field("goal", "throughput", "speed"), 0.4) for _ in range(3))
+    view = WizardView(
+        page=rng.randrange(len(PAGES)),
+        machine=rng.choice((None, texts)),
+        workloads=tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(5))),
+        facts=texts[:2],
+        fields=fields,
+        rows=rows,
+        best=rows[:3],
+        marked=rows[1:3],
+        verified=rows[:4],
+        notes=texts,
+        column=rng.randrange(12),
+        plot=rng.random() < 0.7,
+        chosen=rng.choice((0, 1, 5, 40)),
+        top=rng.choice((0, 3, 99)),
+        stage=strange.text(rng),
+        share=rng.choice((None, 0.0, 0.4, 1.0)),
+        left_s=rng.choice((None, 9.0, 1e12)),
+        file=Preview(texts, strange.text(rng), rng.random() < 0.5, texts[:3]),
+        show_diff=rng.random() < 0.3,
+        saved=rng.choice(("", strange.text(rng))),
+        message=rng.choice(("", strange.text(rng))),
+        bad=rng.random() < 0.5,
+        can_train=rng.random() < 0.5,
+    )
+    return partial(wizard_rows, view)
+
+
+KIND = Kind(
+    name="screens with strange values",
+    holds="a whole frame of the terminal's size, no exception, no control character",
+    full=1000,
+    short=60,
+    attempts=attempts,
+)

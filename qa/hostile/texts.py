@@ -1,0 +1,257 @@
+"""Foreign texts in every output: names of runs, records, arguments, paths, files and logs."""
+
+from __future__ import annotations
+
+import contextlib
+import html.parser
+import io
+import os
+import random
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from tests.trial.written_runs import evaluation, steady, window, windows, write_run
+from tests.ui.fakes import trial_event
+
+from ndd_console.__main__ import status_of
+from ndd_console.cli.printing import say, show, table
+from ndd_console.jobs.run_sources import tail
+from ndd_engine.config import anywhere, read, to_toml
+from ndd_engine.errors import NddError
+from ndd_engine.record.events import MarkEvent, SettingEvent, StageEvent
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.wizard.writing import difference, into
+from qa.hostile import _strange as strange
+from qa.hostile.attempts import Attempt, Kind
+
+
+def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
+    outputs = (*RECORDED, *ARGUMENTS, *FILES)
+    for number in count():
+        # Every output with every text before anything is repeated.
+        output = outputs[number % len(outputs)]
+        found = strange.TEXTS[number // len(outputs)] if number // len(outputs) < len(strange.TEXTS) else ""
+        found = found or strange.text(rng)
+        place = folder / f"{number}"
+        yield Attempt(f"{output.__name__}: {found[:60]!a}", partial(output, found, place))
+
+
+def clean(text: str) -> None:
+    """No character that a terminal would obey."""
+    for line in text.split("\n"):
+        bad = [char for char in line if not char.isprintable()]
+        assert not bad, f"{bad[:5]!r} in {line[:200]!r}"
+
+
+def told(*arguments: str, status: tuple[int, ...]) -> str:
+    """The output of a command, checked."""
+    out, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    errors.reconfigure(errors="backslashreplace")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        found = status_of(list(arguments))
+    texts = [stream.buffer.getvalue().decode() for stream in (out, errors)]  # type: ignore[attr-defined]
+    assert found in status, f"status {found}: {''.join(texts)[:500]}"
+    assert "Traceback" not in texts[1], texts[1][-1500:]
+    for text in texts:
+        clean(text)
+    return texts[0]
+
+
+# A record from another machine.
+
+
+def record(text: str, folder: Path, name: str = "foreign") -> RunDir:
+    """A finished run whose texts are all foreign."""
+    config = {
+        "batch": {"micro": 16},
+        "loader": {"workers": 0},
+        "speed": {"compile": text},
+        "run": {text: text},
+    }
+    phases = {
+        "forward": {"host_ns": 8 * 10**8, "device_ns": None},
+        text: {"host_ns": 10**8, "device_ns": None},
+    }
+    events = [
+        StageEvent("prepare", text),
+        SettingEvent(text, text, text, False, text),
+        *windows(steady(20, 0.1)),
+        window(210, 0.1, 1.0, phases=phases),
+        evaluation(210, **{text: 1.5}),
+        MarkEvent("warning", 210, text, {"file": text}),
+        replace(trial_event(), sets=[text], against=text, text=text, device=text, loss=text, loss_text=text),
+    ]
+    return write_run(
+        folder / name, events, workload=text, config=config, host=text, device_name=text, item=text, token=text,
+        versions={text: text}, precision=text, model=text, data=text,
+    )  # fmt: skip
+
+
+def list_of_runs(text: str, folder: Path) -> None:
+    record(text, folder)
+    told("--runs", str(folder), "runs", status=(0,))
+    told("--runs", str(folder), "runs", "--json", status=(0,))
+
+
+def home_without_a_terminal(text: str, folder: Path) -> None:
+    record(text, folder)
+    told("--runs", str(folder), status=(0,))
+
+
+def attached(text: str, folder: Path) -> None:
+    record(text, folder)
+    told("--runs", str(folder), "attach", "foreign", "--headless", status=(0,))
+
+
+def text_report(text: str, folder: Path) -> None:
+    record(text, folder)
+    told("--runs", str(folder), "report", "foreign", "--text", status=(0,))
+    told("--runs", str(folder), "report", "foreign", "--json", status=(0,))
+
+
+def page(text: str, folder: Path) -> None:
+    run = record(text, folder)
+    told("--runs", str(folder), "report", "foreign", status=(0,))
+    written = (run.path / "report.html").read_text("utf-8")
+    clean(written)
+    Tags().feed(written)
+
+
+class Tags(html.parser.HTMLParser):
+    """Nothing of a foreign text becomes a tag or an attribute."""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag != "script"
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+
+def compared(text: str, folder: Path) -> None:
+    record(text, folder)
+    record(text, folder, "other")
+    told("--runs", str(folder), "compare", "foreign", "other", status=(0, 2))
+    told("--runs", str(folder), "compare", "foreign", "other", "--json", status=(0, 2))
+
+
+# Arguments.
+
+
+def argument(text: str) -> str:
+    """The text as the kernel passes an argument."""
+    return text.replace("\x00", "").encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
+
+
+def wrong_set(text: str, folder: Path) -> None:
+    told("check", f"--set={argument(text)}", status=(2,))
+    told("check", f"--set=loader.{argument(text)}=1", status=(2,))
+    told("check", f"--set=loader.workers={argument(text)}x", status=(2,))
+
+
+def wrong_workload(text: str, folder: Path) -> None:
+    told("check", f"--workload={argument(text)}", status=(2,))
+    told("check", f"--workload={argument(text)}:factory", status=(2,))
+
+
+def wrong_command(text: str, folder: Path) -> None:
+    if argument(text).startswith("-") or not argument(text):
+        return
+    told(argument(text), status=(2,))
+    told("runs", argument(text), status=(2,))
+    told("check", f"--{argument(text)}x", status=(2,))
+
+
+def wrong_run(text: str, folder: Path) -> None:
+    if "/" in text or not argument(text):
+        return  # a path, which may exist
+    for command in (("report",), ("attach",), ("try", "--set=loader.workers=2"), ("compare", "a")):
+        told("--runs", str(folder), *command, "--", argument(text), status=(2,))
+    told("--runs", str(folder), "train", f"--resume={argument(text)}", status=(2,))
+
+
+def wrong_run_name(text: str, folder: Path) -> None:
+    name = argument(text)
+    if name and not name.isalnum():
+        told("--runs", str(folder), "train", "--max-steps=1", f"--run={name}/x", status=(2,))
+
+
+def wrong_gpu(text: str, folder: Path) -> None:
+    told("wizard", "--headless", f"--gpu={argument(text)}nosuchgpu", status=(2, 3))
+
+
+def wrong_file(text: str, folder: Path) -> None:
+    path = os.path.join(folder, argument(text) + "x")  # noqa: PTH118  Path would change the text
+    told("check", path, status=(2,))
+    folder.mkdir()
+    told("--runs", path, "runs", status=(0, 2))
+    told("scaffold", path, status=(2,))
+    record("x", folder / "runs")
+    told("--runs", str(folder / "runs"), "report", "foreign", "-o", os.path.join(path, "y"), status=(2,))  # noqa: PTH118
+
+
+def wrong_toml(text: str, folder: Path) -> None:
+    folder.mkdir()
+    path = folder / "a.toml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass") + b"\n[batch\n")
+    told("check", str(path), status=(2,))
+    quoted = "".join(f"\\U{ord(char):08x}" if not 0xD800 <= ord(char) < 0xE000 else "?" for char in text)
+    path.write_text(f'[batch]\n"{quoted}" = "{quoted}"\n["{quoted}"]\nmicro = "{quoted}"\n')
+    told("check", str(path), status=(2,))
+
+
+# Files and logs.
+
+
+def written_toml(text: str, folder: Path) -> None:
+    """What is written is valid, reads back as it was, and shows no control character."""
+    config = anywhere(read(workload="chartext").resolve())
+    body = to_toml(config, text, {"batch.micro": text, "loader.workers": text})
+    clean(body.replace("\t", " "))
+    assert tomllib.loads(body) == tomllib.loads(to_toml(config))
+    try:
+        edited = into(
+            "[batch]\nmicro = 4 # mine\n", {"batch.micro": 8, "loader.workers": 2}, {"batch.micro": text}
+        )
+    except NddError:
+        return
+    assert tomllib.loads(edited) == {"batch": {"micro": 8}, "loader": {"workers": 2}}
+    for line in difference("a", edited, text):
+        clean(line)
+
+
+def log_page(text: str, folder: Path) -> None:
+    folder.mkdir()
+    path = folder / "console.log"
+    path.write_bytes(text.encode("utf-8", "surrogatepass") * 3)
+    for line in tail(path, 100):
+        clean(line)
+
+
+def printed(text: str, folder: Path) -> None:
+    """The functions that all commands print with."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        say(text)
+        show([text, text])
+        show(table([("name", "value"), (text, text)], right={1}))
+        show({text: text})
+    for stream in (out, errors):
+        clean(stream.getvalue())
+
+
+Output = Callable[[str, Path], None]
+RECORDED: tuple[Output, ...] = (list_of_runs, home_without_a_terminal, attached, text_report, page, compared)
+ARGUMENTS: tuple[Output, ...] = (
+    wrong_set, wrong_workload, wrong_command, wrong_run, wrong_run_name, wrong_gpu, wrong_file, wrong_toml,
+)  # fmt: skip
+FILES: tuple[Output, ...] = (written_toml, log_page, printed)
+
+KIND = Kind(
+    name="foreign texts in every output",
+    holds="no control character arrives, HTML is escaped, TOML reads back, the exit status is right, no traceback",
+    full=len(strange.TEXTS) * (len(RECORDED) + len(ARGUMENTS) + len(FILES)),
+    short=len(RECORDED) + len(ARGUMENTS) + len(FILES),
+    attempts=attempts,
+)

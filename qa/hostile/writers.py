@@ -1,0 +1,340 @@
+"""Every writer of a file that a user names, onto everything that a path can be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from tests.trial.written_runs import steady, windows, write_run
+
+from ndd_console.jobs.saving import save_new
+from ndd_engine.config import read
+from ndd_engine.errors import ConfigError, UsageError
+from ndd_engine.files import create_text, replacing, write_problem, write_text
+from ndd_engine.measure.capture import ProfilerCapture
+from ndd_engine.train.preflight import preflight
+from qa.hostile.attempts import Attempt, Kind
+from qa.hostile.texts import told
+
+BEFORE = "what was there before\n"
+# A writer writes this text, or more, onto a path. Raises UsageError or OSError.
+Writer = Callable[[Path, str], None]
+
+
+def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
+    yield Attempt("writers of one file at the same time", partial(at_the_same_time, folder / "same"))
+    yield Attempt("a link to another file system", partial(other_file_system, folder / "other"))
+    number = 0
+    while True:
+        places = list(PLACES)
+        rng.shuffle(places)
+        for place in places:
+            for writer in WRITERS:
+                text = f"{rng.getrandbits(64)}\n" * rng.choice((1, 1, 3000))
+                number += 1
+                yield Attempt(
+                    f"{writer.__name__} onto {place.__name__}",
+                    partial(check, place, writer, text, folder / f"{number}"),
+                )
+
+
+def check(place: Callable[[Path], Place], writer: Writer, text: str, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    try:
+        found = place(folder)
+    except (PermissionError, NotImplementedError):
+        return  # device nodes need privileges
+    with found.around():
+        try:
+            writer(found.path, text)
+        except UsageError as error:
+            assert found.refused, f"refused: {error}"
+        except OSError as error:
+            assert found.refused, f"refused: {error}"
+        else:
+            assert not found.refused, "written"
+            found.written(writer, text)
+    found.kept()
+    assert [path.name for path in folder.rglob(".ndd-*")] == [], "an intermediate file was left behind"
+
+
+class Place:
+    """A path, and what has to become of it. refused: writing to it is an error."""
+
+    def __init__(self, path: Path, refused: bool = False, reads: Path | None = None) -> None:
+        self.path, self.refused = path, refused
+        self.target = path if reads is None else reads
+        self.links = {one: one.readlink() for one in path.parent.rglob("*") if one.is_symlink()}
+        self.kinds = {
+            one: (
+                stat.S_IFMT(one.lstat().st_mode),
+                one.lstat().st_ino if not stat.S_ISREG(one.lstat().st_mode) else 0,
+            )
+            for one in path.parent.rglob("*")
+        }
+        self.mode = stat.S_IMODE(self.target.stat().st_mode) if os.path.isfile(self.target) else None  # noqa: PTH113  the name may be too long
+        self.got = b""
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        yield
+
+    def written(self, writer: Writer, text: str) -> None:
+        if self.target.is_file():
+            assert text in self.target.read_text() or writer in (report_page, trace), (
+                "another text was written"
+            )
+            if self.mode is not None:
+                assert stat.S_IMODE(self.target.stat().st_mode) == self.mode, "other permissions"
+
+    def kept(self) -> None:
+        """Links, devices and FIFOs are the same as before."""
+        for link, target in self.links.items():
+            assert link.is_symlink() and link.readlink() == target, f"{link.name} is no longer a link"
+        for one, (kind, number) in self.kinds.items():
+            now = one.lstat()
+            assert stat.S_IFMT(now.st_mode) == kind, f"{one.name} was replaced"
+            assert not number or now.st_ino == number, f"{one.name} was replaced"
+
+
+class Fifo(Place):
+    """A FIFO with a reader."""
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        def drain() -> None:
+            self.got = self.path.read_bytes()
+
+        reader = threading.Thread(target=drain, daemon=True)
+        reader.start()
+        yield
+        reader.join(20)
+        assert not reader.is_alive(), "the reader waits for ever"
+
+    def written(self, writer: Writer, text: str) -> None:
+        assert text.encode() in self.got or writer in (report_page, trace) or self.got == b""
+
+
+# What a path can be.
+
+
+def nothing(folder: Path) -> Place:
+    return Place(folder / "new.txt")
+
+
+def file(folder: Path) -> Place:
+    (folder / "old.txt").write_text(BEFORE)
+    (folder / "old.txt").chmod(0o640)
+    return Place(folder / "old.txt")
+
+
+def link(folder: Path) -> Place:
+    (folder / "far").mkdir()
+    (folder / "far" / "old.txt").write_text(BEFORE)
+    (folder / "link.txt").symlink_to("far/old.txt")
+    return Place(folder / "link.txt", reads=folder / "far" / "old.txt")
+
+
+def chain_of_links(folder: Path) -> Place:
+    found = link(folder)
+    (folder / "first.txt").symlink_to(found.path)
+    return Place(folder / "first.txt", reads=found.target)
+
+
+def dangling_link(folder: Path) -> Place:
+    (folder / "link.txt").symlink_to(folder / "later.txt")
+    return Place(folder / "link.txt", reads=folder / "later.txt")
+
+
+def link_to_nowhere(folder: Path) -> Place:
+    (folder / "link.txt").symlink_to(folder / "missing" / "later.txt")
+    return Place(folder / "link.txt", refused=True)
+
+
+def loop_of_links(folder: Path) -> Place:
+    (folder / "a.txt").symlink_to(folder / "b.txt")
+    (folder / "b.txt").symlink_to(folder / "a.txt")
+    return Place(folder / "a.txt", refused=True)
+
+
+def directory(folder: Path) -> Place:
+    (folder / "sub").mkdir()
+    return Place(folder / "sub", refused=True)
+
+
+def link_to_directory(folder: Path) -> Place:
+    (folder / "sub").mkdir()
+    (folder / "link").symlink_to(folder / "sub")
+    return Place(folder / "link", refused=True)
+
+
+def missing_folder(folder: Path) -> Place:
+    return Place(folder / "no" / "a.txt", refused=True)
+
+
+def file_as_folder(folder: Path) -> Place:
+    (folder / "old.txt").write_text(BEFORE)
+    return Place(folder / "old.txt" / "a.txt", refused=True)
+
+
+def long_name(folder: Path) -> Place:
+    return Place(folder / ("x" * 300), refused=True)
+
+
+def longest_name(folder: Path) -> Place:
+    return Place(folder / ("x" * 255))
+
+
+def unix_socket(folder: Path) -> Place:
+    before = Path.cwd()
+    os.chdir(folder)  # the path of a socket has to be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("s")
+    os.chdir(before)
+    return Place(folder / "s", refused=True)
+
+
+def null_device(folder: Path) -> Place:
+    """A private copy of /dev/null."""
+    os.mknod(folder / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    Path(folder / "null").open("wb").close()  # some file systems do not allow devices
+    return Place(folder / "null")
+
+
+def link_to_null_device(folder: Path) -> Place:
+    null_device(folder)
+    (folder / "link").symlink_to(folder / "null")
+    return Place(folder / "link")
+
+
+def full_device(folder: Path) -> Place:
+    os.mknod(folder / "full", 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+    Path(folder / "full").open("wb").close()
+    return Place(folder / "full", refused=True)
+
+
+def block_device(folder: Path) -> Place:
+    """The node of a device that does not exist."""
+    os.mknod(folder / "disk", 0o666 | stat.S_IFBLK, os.makedev(250, 250))
+    return Place(folder / "disk", refused=True)
+
+
+def fifo(folder: Path) -> Place:
+    os.mkfifo(folder / "pipe")
+    return Fifo(folder / "pipe")
+
+
+def link_to_fifo(folder: Path) -> Place:
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to(folder / "pipe")
+    return Fifo(folder / "link")
+
+
+PLACES = (
+    nothing, file, link, chain_of_links, dangling_link, link_to_nowhere, loop_of_links, directory, link_to_directory,
+    missing_folder, file_as_folder, long_name, longest_name, unix_socket, null_device, link_to_null_device,
+    full_device, block_device, fifo, link_to_fifo,
+)  # fmt: skip
+
+
+# The writers.
+
+
+def text_file(path: Path, text: str) -> None:
+    """`-o` of tune, claims and the wizard, and every configuration."""
+    if (why := write_problem(path)) is not None:
+        raise UsageError(why)
+    write_text(path, text, "-o ")
+
+
+def parts(path: Path, text: str) -> None:
+    """Written in parts, as checkpoints and traces are."""
+    with replacing(path, 10.0) as stream:
+        for start in range(0, len(text), 1000):
+            stream.write(text[start : start + 1000].encode())
+
+
+def report_page(path: Path, _text: str) -> None:
+    """`report -o`."""
+    with tempfile.TemporaryDirectory() as runs:
+        write_run(Path(runs, "one"), windows(steady(20, 0.1)))
+        try:
+            told("--runs", runs, "report", "one", "-o", str(path), status=(0,))
+        except AssertionError as error:
+            assert str(error).startswith("status 2"), error
+            raise UsageError(str(error)) from None
+
+
+def trace(path: Path, text: str) -> None:
+    """`train --trace`: the check before training, and the export of a capture."""
+    try:
+        preflight(read(overrides={"log": {"trace": str(path)}}))
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    capture = object.__new__(ProfilerCapture)
+    capture._profile = Exporter(text)  # type: ignore[assignment]
+    capture.export(path)
+
+
+class Exporter:
+    """A profiler that has recorded something."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def export_chrome_trace(self, path: str) -> None:
+        Path(path).write_text(self._text)
+
+
+WRITERS: tuple[Writer, ...] = (text_file, parts, report_page, trace)
+
+
+def at_the_same_time(folder: Path) -> None:
+    """Each text arrives whole or not at all; new files never replace one another."""
+    folder.mkdir(parents=True)
+    texts = [f"{number}\n" * 20_000 for number in range(8)]
+    work = [threading.Thread(target=write_text, args=(folder / "a.txt", text)) for text in texts]
+    work += [threading.Thread(target=save_new, args=("new", text, folder)) for text in texts]
+    for each in work:
+        each.start()
+    for each in work:
+        each.join()
+    assert (folder / "a.txt").read_text() in texts
+    assert sorted(path.read_text() for path in folder.glob("new*.toml")) == sorted(texts)
+    with contextlib.suppress(FileExistsError):
+        create_text(folder / "a.txt", "again")
+        raise AssertionError("an existing file was replaced")
+    assert len(list(folder.iterdir())) == 9
+
+
+def other_file_system(folder: Path) -> None:
+    """The target is replaced beside itself."""
+    folder.mkdir(parents=True)
+    elsewhere = Path("/dev/shm")
+    if not os.access(elsewhere, os.W_OK) or elsewhere.stat().st_dev == folder.stat().st_dev:
+        return
+    target = elsewhere / f"ndd-hostile-{os.getpid()}"
+    try:
+        target.write_text(BEFORE)
+        (folder / "link").symlink_to(target)
+        write_text(folder / "link", "new")
+        assert (folder / "link").is_symlink() and target.read_text() == "new"
+    finally:
+        target.unlink()
+
+
+KIND = Kind(
+    name="files that users name",
+    holds="links, devices and FIFOs stay and receive the text; else one error; files are replaced whole or not at all",
+    full=240,
+    short=42,
+    attempts=attempts,
+)

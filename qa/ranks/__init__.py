@@ -1,0 +1,1 @@
+"""Runs of several ranks: late ranks, failures, what they cost and need."""

@@ -1,0 +1,1 @@
+"""Whether the intervals of trials contain the truth."""
