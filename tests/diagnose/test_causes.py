@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cases import PAIRS
-from pairs import Pair, card, own
+from pairs import Pair, gpu, own
 from planted_runs import Planted, alone, cores, data, healthy, work
 
 from ndd_engine.diagnose import CAUSES
@@ -58,8 +58,8 @@ def test_a_healthy_run_is_called_healthy(workload: str) -> None:
     assert found.ceiling is None
 
 
-def test_a_healthy_run_on_a_card_is_called_healthy() -> None:
-    (found,) = card().found()
+def test_a_healthy_run_on_a_gpu_is_called_healthy() -> None:
+    (found,) = gpu().found()
     assert found.cause == "healthy"
 
 

@@ -28,7 +28,7 @@ rule that needs a signal that is missing (null) returns no finding.
     tf32, amp          model share, MFU and published peaks                      precision.tf32, precision.amp
     cudnn-benchmark    convolutions of fixed shapes in a capture                 speed.cudnn_benchmark
     cudnn-shapes       convolutions in a capture; varying shapes slower          speed.cudnn_benchmark
-    neighbour-card     other GPU processes, high utilization, slower model       use another GPU
+    neighbour-gpu     other GPU processes, high utilization, slower model       use another GPU
     throttling         NVML throttle reasons and lowered clocks                  nothing in software
     thrash             allocator retries                                         batch.micro, batch.accumulation
     small-micro        fixed overhead per micro-batch                            batch.micro, batch.accumulation

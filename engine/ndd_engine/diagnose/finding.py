@@ -31,7 +31,7 @@ CAUSES: dict[str, str] = {
     "launch-bound": "kernel launch overhead",
     "sync": "host-device synchronisation",
     "collectives": "communication between GPUs",
-    "neighbour-card": "another process on the GPU",
+    "neighbour-gpu": "another process on the GPU",
     "throttling": "GPU throttling",
     "thrash": "allocator retries",
     # Several ranks.

@@ -131,12 +131,12 @@ def collectives(view: View) -> Finding | None:
 
 def neighbour_gpu(view: View) -> Finding | None:
     """Another process computes on the GPU."""
-    gpu, slowed = view.snapshot.card or {}, view.slowed
+    gpu, slowed = view.snapshot.gpu or {}, view.slowed
     processes, others, util = gpu.get("processes"), gpu.get("memory_others_bytes"), gpu.get("util_percent")
     if not processes or slowed is None or slowed < 1.2 or util is None or util < BUSY_UTIL:
         return None
     title = f"{processes} other process{'es share' if processes > 1 else ' shares'} the GPU"
-    draft = Draft("neighbour-card", title, view.part(1 - 1 / slowed), "possible")
+    draft = Draft("neighbour-gpu", title, view.part(1 - 1 / slowed), "possible")
     draft.saw(
         f"forward and backward take {slowed:.2g} times as long as before training", "device and host clock"
     )
@@ -151,7 +151,7 @@ def throttling(view: View) -> Finding | None:
 
     At its power limit it computes as fast as that limit allows, which is usual: that alone is no finding.
     """
-    gpu, usual = view.snapshot.card or {}, view.snapshot.usual_clock_mhz
+    gpu, usual = view.snapshot.gpu or {}, view.snapshot.usual_clock_mhz
     reasons = [word for word in gpu.get("throttle") or () if word in WORDS]
     clock, most, util = gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz"), gpu.get("util_percent")
     if not clock or util is None or util < 50:
@@ -219,7 +219,7 @@ def _idle_in_model(view: View) -> float | None:
 
     None unless host and device clocks, utilization and power all indicate that the GPU waits for the host.
     """
-    gpu = view.snapshot.card or {}
+    gpu = view.snapshot.gpu or {}
     device = sum(view.phases[name].device_ns or 0.0 for name in MODEL if name in view.phases)
     if not device or view.model.ns < LAUNCHING * device:
         return None

@@ -161,7 +161,7 @@ class TrialEvent(Event):
     "no difference", "inconclusive", "out of memory", "failed" or "stopped". Records before 0.6 have "gain", "loss" and
     "no gain", and before 0.5 "undecided"; they are converted when read.
     text: the result in one sentence. ratio: throughput (items per second) of the candidate relative to the baseline,
-    with the confidence interval low..high at level `confidence`; null without a comparison. quads: number of ABBA
+    with the confidence interval low..high at level `confidence`; null without a comparison. abba_blocks: number of ABBA
     blocks. pairs: number of pairs of processes that measured them, 0 if unknown or if one process measured both sides.
     method: "pairs" for an interval from the differences between pairs, "usual difference" if few pairs were completed
     by the usual difference between processes, "one process" for one from the blocks of a process that switched between
@@ -183,7 +183,7 @@ class TrialEvent(Event):
     low: float | None = None
     high: float | None = None
     confidence: float = 0.95
-    quads: int = 0
+    abba_blocks: int = 0
     pairs: int = 0
     method: str = ""
     between: float | None = None

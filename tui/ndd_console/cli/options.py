@@ -35,9 +35,9 @@ set_option = click.option(
 )  # fmt: skip
 
 
-yes_option = click.option(
-    "--yes", "outside", is_flag=True,
-    help="Of an observed script: let trials write outside its folder and use the network as the script does.",
+side_effects_option = click.option(
+    "--allow-side-effects", is_flag=True,
+    help="Allow trials of an observed script to write outside its folder and to use the network, as the script does.",
 )  # fmt: skip
 
 
