@@ -35,8 +35,8 @@ CAUSES: dict[str, str] = {
     "throttling": "GPU throttling",
     "thrash": "allocator retries",
     # Several ranks.
-    "late-rank": "a rank is late",
-    "exchange": "exchange between the ranks",
+    "straggler": "straggler",
+    "exchange": "exposed communication",
     "skew": "ranks of uneven speed",
     # Training step.
     "small-micro": "micro-batches too small",

@@ -112,10 +112,10 @@ def sync(view: View) -> Finding | None:
 
 
 def collectives(view: View) -> Finding | None:
-    """Communication between GPUs that no computation hides."""
+    """Exposed communication between GPUs."""
     capture = view.kernels
     if view.snapshot.ranks is not None:
-        return None  # the clocks of all ranks tell the exchange from waiting for a late rank
+        return None  # the clocks of all ranks tell communication from waiting for a straggler
     if capture is None or capture.exposed_ns < FLOOR * capture.wall_ns:
         return None
     share, hidden = capture.exposed_ns / capture.wall_ns, capture.collective_ns - capture.exposed_ns
@@ -125,7 +125,7 @@ def collectives(view: View) -> Finding | None:
     draft.saw(f"another {percent(hidden / capture.wall_ns)} overlaps with computation", CAPTURE)
     draft.change("with gradient accumulation, exchange gradients only in the last micro-batch (no_sync)")
     draft.change("use larger micro-batches, so that backward hides more of the exchange")
-    draft.change("find a rank that arrives late: the others wait for it inside the collective")
+    draft.change("find the straggler: the others wait for it inside the collective")
     return draft.done()
 
 
