@@ -225,6 +225,18 @@ def _type(hint: Any) -> str:
     )
 
 
+# Claims.
+
+
+def claims() -> str:
+    """The claims of the tuning guides."""
+    rows = [
+        (claim["id"], f"`{claim['guide']}`", claim["text"])
+        for claim in ndd_profiles.read("claims", "guides")["claim"]
+    ]
+    return _table(("claim", "guide", "text"), rows)
+
+
 # Glossary.
 
 
@@ -253,6 +265,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "presets": presets,
     "record-format": record_format,
     "phases": phases,
+    "claims": claims,
     "glossary": glossary,
 }
 

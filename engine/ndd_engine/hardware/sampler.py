@@ -53,11 +53,11 @@ class Sampler:
     temperature, power, clocks and PCIe are of the whole GPU. PCIe, limits and free disk space are read every fifth
     sample.
 
-    Host counters (counters.HOST_KEYS): cpu_percent is relative to the usable CPU (the quota, or the cores of the
-    affinity, listed in cpu_per_core); process_cpu_percent is relative to one core and includes child processes;
-    ranks_cpu_percent is the same of the other ranks on this host, null if there are none.
-    rss_bytes counts shared pages in every process. neighbours: the busiest other processes; stoppable is true for
-    those of this user that are no system processes. cpu_throttled: share of time throttled by the cgroup quota (0..1).
+    Host counters (counters.HOST_KEYS). cpu_percent: relative to the usable CPU (the quota, or the cores of the
+    affinity, listed in cpu_per_core). process_cpu_percent: relative to one core, with child processes.
+    ranks_cpu_percent: the same of the other ranks on this host, null if there are none. rss_bytes: shared pages count
+    in every process. neighbours: the busiest other processes; stoppable is true for those of this user that
+    are no system processes. cpu_throttled: share of time throttled by the cgroup quota (0..1).
     """
 
     def __init__(

@@ -29,7 +29,7 @@ COMMANDS = {
     "try": "Measure a change against a baseline in a paired A/B trial.",
     "tune": "Measure settings one after another and keep those that significantly help.",
     "scaling": "Measure 1, 2, ... ranks in turn: how much faster they train, and where the rest of the time goes.",
-    "claims": "Measure the performance claims of the training guides on this machine.",
+    "claims": "Measure on this machine what five notes on training speed claim.",
     "compare": "Compare two recorded runs: what differs, and the effect on speed and loss.",
     "report": "Write a run as one HTML page with plots, or as text.",
     "export": "Write the weights of a run for plain PyTorch, as .pt or .safetensors.",

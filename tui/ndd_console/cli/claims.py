@@ -49,11 +49,14 @@ def claims(
     output: Path | None,
     as_json: bool,
 ) -> int:
-    """Measure the performance claims of the training guides on this machine.
+    """Measure on this machine what five notes on training speed claim.
 
-    ID is a claim (N1) or a guide (eeg, antispoof, chartext, finetune, summarise) for all of its claims; the default
-    is every claim. Prints each claim with the measured ratio, its 95 % CI and the verdict. Where this machine cannot
-    reproduce a guide's condition, the closest one it can reproduce is measured, and the output says so.
+    The notes (guides) come from real projects, one for each built-in workload. Most of their figures are estimates, and
+    they contradict each other: torch.compile is 1.3 times faster in one and 9.5 times slower in another.
+
+    ID is a claim (N1) or a guide (eeg, antispoof, chartext, finetune, summarise) for all of its claims. The default is
+    every claim. Prints each claim with the measured ratio, its 95 % CI and the verdict. If this machine cannot
+    reproduce a guide's condition, the closest one is measured, and the output says so.
     """
     from ndd_engine.hardware.detect import detect
     from ndd_engine.trial.candidates import Place
