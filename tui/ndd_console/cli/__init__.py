@@ -172,8 +172,8 @@ def _setting(error: click.NoSuchOption) -> str:
     from ndd_engine.config.reference import keys
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    found = next((key.name for key in keys() if key.name.partition(".")[2] == name), None)
-    return f"; to set this key: --set {found}=VALUE" if found else ""
+    key = next((key.name for key in keys() if key.name.partition(".")[2] == name), None)
+    return f"; to set this key: --set {key}=VALUE" if key else ""
 
 
 def _escaped(text: str) -> str:

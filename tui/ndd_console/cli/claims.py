@@ -104,18 +104,18 @@ def _listed(wanted: Sequence[Claim], place: Place, budget_s: float) -> Iterator[
 
 def _conditions(claim: Claim, place: Place) -> list[str]:
     """The condition under which each part is measured on this machine, without repetitions."""
-    found = []
+    conditions = []
     for part in claim.parts:
         variant, missing = part.choose(place)
         name = f"{part.name}: " if part.name else ""
         if variant is None:
-            found.append(f"{name}not measurable on this machine: {missing}")
+            conditions.append(f"{name}not measurable on this machine: {missing}")
         elif variant.where:
             needs = f"; the condition of the {claim.guide} guide {missing}" if missing else ""
-            found.append(f"{name}on this machine: {variant.where}{needs}")
+            conditions.append(f"{name}on this machine: {variant.where}{needs}")
         else:
-            found.append(f"{name}same condition as in the {claim.guide} guide")
-    return list(dict.fromkeys(found))
+            conditions.append(f"{name}same condition as in the {claim.guide} guide")
+    return list(dict.fromkeys(conditions))
 
 
 def _total(wanted: Sequence[Claim], place: Place, budget_s: float) -> str:
