@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from textual.pilot import Pilot
 
-from ndd_console.app import CanvasApp, ConsoleApp, TuningApp, WizardApp
+from ndd_console.app import ConsoleApp, TuningApp, WizardApp
 from ndd_engine.config.messages import meant
 from ndd_engine.diagnose import Finding
 from ndd_engine.record.snapshot import Snapshot
@@ -40,12 +40,14 @@ from .fakes import (
     trial_event,
 )
 
+ScreenApp = ConsoleApp | TuningApp | WizardApp
+
 
 class Shown(NamedTuple):
     """A screen: its app, and the keys that lead to it."""
 
     text: str
-    app: Callable[[], CanvasApp]
+    app: Callable[[], ScreenApp]
     keys: Sequence[str] = ()
 
 
@@ -72,17 +74,17 @@ class QuickWizard(FakeWizard):
         self.go_on()
 
 
-def run(value: Snapshot, *findings: Finding, tries: FakeTrials | None = None) -> Callable[[], CanvasApp]:
+def run(value: Snapshot, *findings: Finding, tries: FakeTrials | None = None) -> Callable[[], ScreenApp]:
     return lambda: ConsoleApp(
         FakeSource(value, tries=tries), None, refresh_hz=1.0, clock=Clock(T0 + 12), rules=found(*findings)
     )
 
 
-def diagnosed(job: FakeJob | None = None) -> Callable[[], CanvasApp]:
+def diagnosed(job: FakeJob | None = None) -> Callable[[], ScreenApp]:
     return run(snapshot(**MEASURED), FINDING, SECOND, tries=FixedTrials(job=job or FakeJob()))
 
 
-def tuning(state: TuningState) -> Callable[[], CanvasApp]:
+def tuning(state: TuningState) -> Callable[[], ScreenApp]:
     return lambda: TuningApp(FixedTuning(state))
 
 
