@@ -1,6 +1,7 @@
-# Two commands do everything on a fresh machine with Python 3.11 or newer and make:
+# These commands do everything on a fresh machine with Python 3.11 or newer and make:
 #   make run     set up and train the default workload in the console
 #   make test    set up and run lint, types, import contracts, docs and tests
+#   make serve   set up and list the screens; with SCREEN=live, open one with recorded data
 # Others: test-slow (the tests that take long), test-textual (the UI tests with the lowest and the highest Textual),
 # test-extras (every optional dependency, installed and used),
 # docs, dist, bench, faults (planted faults, about 70 minutes), hostile (damaged files, kills, limits, fuzzed input),
@@ -22,7 +23,7 @@ PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
 # Both ends of the range in pyproject.toml.
 TEXTUAL_RANGE ?= 6.0.0 8.2.8
 
-.PHONY: run test test-all test-slow test-textual test-extras lint docs dist bench faults gpu hostile screenshots clean
+.PHONY: run test test-all test-slow test-textual test-extras lint docs dist bench faults gpu hostile screenshots serve clean
 
 # In the background, so that a SIGTERM that only make receives reaches the program; a signal ends wait, not the program.
 run: $(VENV)/.run
@@ -93,6 +94,10 @@ hostile: $(VENV)/.dev
 
 screenshots: $(VENV)/.dev
 	$(BIN)/python screenshots/take.py
+
+# A screen with recorded data, such as SCREEN=live; without a name, the list of screens.
+serve: $(VENV)/.dev
+	@$(BIN)/python -m tests.ui.serve $(SCREEN)
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -240,14 +240,14 @@ def machine() -> str:
     """CPU, usable cores and GPU, in one line."""
     found = detect(use_torch=False)
     cores = f"{found.host.usable_cpus:g} of {found.host.logical_cores} cores usable"
-    gpu = found.cards[0].name if found.cards else "no CUDA GPU"
+    gpu = found.gpus[0].name if found.gpus else "no CUDA GPU"
     return f"{found.host.cpu or platform.machine()}, {cores}, {gpu}"
 
 
 def machine_slug() -> str:
     """The machine as part of a file name."""
     found = detect(use_torch=False)
-    name = f"{found.cards[0].name if found.cards else found.host.cpu} {found.host.logical_cores} cores"
+    name = f"{found.gpus[0].name if found.gpus else found.host.cpu} {found.host.logical_cores} cores"
     return "-".join("".join(char if char.isalnum() else " " for char in name.lower()).split())
 
 

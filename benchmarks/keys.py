@@ -1,7 +1,7 @@
 """Latency from a key press to the repaint while training.
 
 Runs `ndd-console train` in a real 80x24 pseudo-terminal, with steps of 1-3 ms that hold the GIL. A key is pressed at
-a random moment; the latency ends when text arrives that only its repaint contains: the title of the page that opens,
+a random moment. The latency ends when text arrives that only its repaint contains: the title of the page that opens,
 the run's name when it closes (figures do not update while a page is open), or "pausing after". Resuming is not counted,
 as nothing trains then.
 

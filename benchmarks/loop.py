@@ -10,8 +10,8 @@ steps (about a second) alternate in the order A B B A; the steps per second of n
 - The bare block is the usual hand-written loop: DataLoader with shuffle, zero_grad, forward, loss, backward, clip if
   configured, step, loss.item() every 10 steps. The sampler is stopped and the recorder idle while it runs. It profits
   from the engine's gc.freeze(), which also counts against the engine.
-- glibc may return freed memory to the system and request it again within a step, depending on the heap layout: up to
-  a thousand page faults per step on either side, which shifts a ratio by several percent for the life of the process.
+- glibc may return freed memory to the system and request it again within a step, depending on the heap layout. Up to
+  a thousand page faults per step on either side then shift a ratio by several percent for the life of the process.
   For all rows but the first, mallopt disables this on both sides; the first row uses the default allocator.
 """
 

@@ -1,8 +1,8 @@
 """Accuracy of memory predictions for large batches from two small traces, vs. real traces.
 
 Five workloads, several models each, fp32 and bf16: a step is recorded at two small micro-batches, extrapolated to
-micro-batches 4 to 24 times as large, and compared with recordings of these. "in use" is the peak of allocated memory,
-"reserved" the memory that the CUDA caching allocator would reserve for the same requests.
+micro-batches 4 to 24 times as large, and compared with recordings of these. The peak of allocated memory is "in use";
+"reserved" is the memory that the CUDA caching allocator would reserve for the same requests.
 """
 
 from __future__ import annotations

@@ -185,9 +185,10 @@ def _event(name: str, kind: type[Event]) -> str:
 
 
 def explained(docstring: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """(the docstring without what it says of single fields, {field: what it says}).
+    """(the docstring without what it says of fields, {field: what it says of this field alone}).
 
-    A docstring says "field, other_field: text. third: text."; a name may have a `*` in it.
+    A docstring says "field: text. other, third: text of both."; a name may have a `*` in it. What it says of several
+    fields explains none of them by itself: fields.toml has a text for each.
     """
     text = " ".join(docstring.split())
     found: list[tuple[int, int, list[str]]] = []
@@ -200,9 +201,9 @@ def explained(docstring: str, names: Sequence[str]) -> tuple[str, dict[str, str]
     ends = [start for start, _, _ in found[1:]] + [len(text)]
     meanings: dict[str, str] = {}
     for (_, begin, patterns), end in zip(found, ends, strict=True):
-        for name in names:
-            if any(fnmatch(name, pattern) for pattern in patterns):
-                meanings.setdefault(name, text[begin:end].strip().rstrip(";"))
+        matching = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+        if len(matching) == 1:
+            meanings.setdefault(matching[0], text[begin:end].strip().rstrip(";."))
     return text[: found[0][0]].strip(), meanings
 
 
@@ -222,6 +223,18 @@ def _type(hint: Any) -> str:
     return {int: "integer", float: "number", str: "string", bool: "boolean", dict: "object"}.get(
         origin, "array"
     )
+
+
+# Claims.
+
+
+def claims() -> str:
+    """The claims of the tuning guides."""
+    rows = [
+        (claim["id"], f"`{claim['guide']}`", claim["text"])
+        for claim in ndd_profiles.read("claims", "guides")["claim"]
+    ]
+    return _table(("claim", "guide", "text"), rows)
 
 
 # Glossary.
@@ -252,6 +265,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "presets": presets,
     "record-format": record_format,
     "phases": phases,
+    "claims": claims,
     "glossary": glossary,
 }
 

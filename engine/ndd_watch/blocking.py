@@ -1,7 +1,7 @@
 """Times reads of tensors on a GPU, which wait for it, in a profiled step: `loss.item()`, `if loss:`, `x.to("cpu")`.
 
-No profiler sees all of them: Python calls `__float__` and other methods of operators from C, a call of `to` does not
-tell where the copy goes, and the function with the training loop has been called before the step begins. So for that
+No profiler sees all of them. Python calls `__float__` and other methods of operators from C, and a call of `to` does
+not tell where the copy goes. The function with the training loop has been called before the step begins. So for that
 one step, the class torch.Tensor gets functions of these names, which call the methods.
 """
 

@@ -432,7 +432,7 @@ class Hooks:
         steps, faking, traced = self.steps, self._looks.faking, self._looks.traced
 
         def begins(_probe: Any, zero: int) -> int:
-            # In steps that are timed as a whole, the begin is not noted.
+            # In steps that are timed as a whole, the beginning is not noted.
             if steps.skip > 1 and not S[TIMED] and S[BASE] == OTHER:
                 return zero
             if traced():

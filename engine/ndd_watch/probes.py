@@ -306,7 +306,7 @@ def _locate(node: Any, around: tuple[int, ...]) -> None:
 
 
 def _change(function: Any, begins: Any, ends: Any, always: bool) -> None:
-    """Put these expressions at the begin and the ends of the function."""
+    """Put these expressions at the beginning and the ends of the function."""
     body: list[Any] = function.body
     first = body[0]
     documented = isinstance(first, ast.Expr) and isinstance(getattr(first, "value", None), ast.Constant)

@@ -130,9 +130,9 @@ class StepProfiler:
     ) -> dict[str, Any]:
         """End, and return {"ns": of the step, "functions": […], "waits": […], "phases": {…}}; ns 0 if unknown.
 
-        functions: [file, line, name, calls, ns, own ns, caller, phase]; ns with everything that the function calls,
-        own ns without other functions of the user's own code and without torch; phase: in which it takes most of its
-        time, "" if that is not known. waits: [file, line, name, method, calls, ns] of what waits for the device: the
+        functions: [file, line, name, calls, ns, own ns, caller, phase]. Here, ns includes everything that the function
+        calls, and own ns leaves out torch and other functions of the user's own code. The phase is that of most of its
+        time, or "" if it is unknown. waits: [file, line, name, method, calls, ns] of what waits for the device: the
         name of a method or function, or "float", "int", "bool" and "format" of a tensor; the line of the call, or that
         of its function. phases: nanoseconds by phase. What the profiler adds to the calls is subtracted.
 

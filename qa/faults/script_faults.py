@@ -32,7 +32,7 @@ ACCUSED = 1.10
 # How close the stated time of a function has to come to its time.
 CLOSE = 0.10
 # Without a setting that could remove them; their advice is in words.
-WORDS = frozenset({"slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "late-rank"})
+WORDS = frozenset({"slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "straggler"})
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates",
 )  # fmt: skip
@@ -67,7 +67,7 @@ FAULTS = (
     Fault("threads", ("oversubscribed",), (4, 16)),
     Fault("garbage", ("gc",), (2, 10)),
     Fault("anomaly", ("anomaly",), (1, 1)),
-    Fault("late-rank", ("late-rank",), (5, 20), "augment", ranks=2),
+    Fault("straggler", ("straggler",), (5, 20), "augment", ranks=2),
 )
 
 

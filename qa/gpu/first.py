@@ -194,7 +194,7 @@ def load(given: Task, folder: Path) -> None:
     sampler = Sampler(machine.chosen, lambda event: None)
     size, seconds = int(given.of(8192, 8192, 256)), int(given.of(8, 8, 1))
     square = torch.randn(size, size, device=given.device, dtype=torch.bfloat16)
-    cards: list[Json] = []
+    gpus: list[Json] = []
     for second in range(seconds):
         end = time.monotonic() + 1.0
         while time.monotonic() < end:
@@ -202,9 +202,9 @@ def load(given: Task, folder: Path) -> None:
                 torch.mm(square, square)
             if given.on_gpu:
                 torch.cuda.synchronize()
-        card = sampler.read_once().card
-        if card is not None:
-            cards.append(card)
+        gpu = sampler.read_once().gpu
+        if gpu is not None:
+            gpus.append(gpu)
             keys = (
                 "util_percent",
                 "sm_clock_mhz",
@@ -213,12 +213,12 @@ def load(given: Task, folder: Path) -> None:
                 "power_limit_w",
                 "temperature_c",
             )
-            shown = ", ".join(f"{key} {card.get(key)}" for key in (*keys, "throttle", "processes"))
+            shown = ", ".join(f"{key} {gpu.get(key)}" for key in (*keys, "throttle", "processes"))
             given.put(f"second {second + 1}", shown)
     if given.on_gpu:
         errors = f"{sampler.errors} {sampler.last_error or ''} {sampler.reasons or ''}"
-        given.check("errors while sampling", one_line(errors), "0", not sampler.errors and bool(cards))
-        busiest = max((card["util_percent"] or 0 for card in cards), default=0)
+        given.check("errors while sampling", one_line(errors), "0", not sampler.errors and bool(gpus))
+        busiest = max((gpu["util_percent"] or 0 for gpu in gpus), default=0)
         given.check("utilisation under load", f"{busiest} %", "≥ 90 %", busiest >= 90)
     else:
         given.skip("counters under load", NO_GPU)

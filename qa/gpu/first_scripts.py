@@ -187,7 +187,7 @@ def tried(given: Task, root: Path, change: str) -> Json | None:
         budget,
         "--set",
         change,
-        "--yes",
+        "--allow-side-effects",
         "--json",
     )
     try:

@@ -45,8 +45,8 @@ def facts(given: Task) -> Iterator[tuple[str, str]]:
         yield "published figures", gpu.profile.name if gpu.profile else gpu.reasons.get("profile", "none")
         yield "driver", f"{gpu.driver}, for CUDA up to {gpu.cuda_driver}"
         yield "other processes on the GPU", "unknown" if gpu.processes is None else str(len(gpu.processes))
-        if len(machine.cards) > 1:
-            yield "GPUs", str(len(machine.cards))
+        if len(machine.gpus) > 1:
+            yield "GPUs", str(len(machine.gpus))
     yield "torch", f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {_cudnn()}"
     yield "triton", _version("triton")
     yield "ndd-console", f"{__version__}{_commit()}"

@@ -1,8 +1,11 @@
 """A process that has imported everything and forks one command line after the other, to be killed at chosen points.
 
-Reads one order (a JSON object) per line of standard input, and answers each with one line. An order: arguments of
-ndd-console; signal and, for a chosen point, call, share (of the calls that an undisturbed run makes) and how ("before",
-"after", "torn"), or for a random one, after_s; victim: "run" or "worker"; counts: calls of an undisturbed run.
+Reads one order (a JSON object) per line of standard input, and answers each with one line. Keys of an order:
+- arguments: of ndd-console.
+- signal; for a chosen point call, share (of the calls of an undisturbed run) and how ("before", "after", "torn"); for a
+  random point after_s.
+- victim: "run" or "worker".
+- counts: calls of an undisturbed run.
 The answer: status, output, left (processes that remain), counts (calls of this run), seconds.
 """
 

@@ -36,7 +36,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Shortfall:
-    """An attempt that fell short. index: its position, for --only."""
+    """An attempt that failed. index: its position, for --only."""
 
     index: int
     name: str
@@ -77,7 +77,7 @@ def attack(
             attempt.check()
         except (KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as error:  # noqa: BLE001  whatever it is, the program fell short
+        except BaseException as error:  # noqa: BLE001  whatever it is, the attempt failed
             shortfall = Shortfall(index, attempt.name, f"{type(error).__name__}: {error}")
             outcome.shortfalls.append(shortfall)
             on_shortfall(shortfall)

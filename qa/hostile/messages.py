@@ -28,8 +28,9 @@ _SIDE = SideFacts(
     "cpu", "CPU", 1, 16, 100, 1.0, None, 0.1, 2, 0.01, 1600.0, 10**9, None, [1.0, 0.5]
 ).to_dict()
 _TRIAL = TrialEvent(
-    ["loader.workers=2"], "run one", "faster", "faster: 1.42x", 1.42, 1.3, 1.5, quads=6, seconds=24.0, budget_s=60.0,
-    device="CPU", in_effect=True, loss="same", loss_text="equal", break_even_steps=10, base=_SIDE, change=_SIDE,
+    ["loader.workers=2"], "run one", "faster", "faster: 1.42x", 1.42, 1.3, 1.5, abba_blocks=6,
+    seconds=24.0, budget_s=60.0, device="CPU", in_effect=True, loss="same", loss_text="equal",
+    break_even_steps=10, base=_SIDE, change=_SIDE,
 )  # fmt: skip
 
 # Sends something over new connections, which stay open until the stack is closed.

@@ -1,6 +1,6 @@
-"""What several ranks cost the one that shows them, and how often a planted late rank is named. Simulated windows.
+"""What several ranks cost the one that shows them, and how often a planted straggler is named. Simulated windows.
 
-The noise of a rank's step is 1 to 3 % from window to window, its share of lasting differences 0.4 %; in a tenth of the
+The noise of a rank's step is 1 to 3 % from window to window, its share of lasting differences 0.4 %. In a tenth of the
 windows one rank is 50 ms longer, and the first window is four times as long.
 """
 

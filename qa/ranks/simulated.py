@@ -1,4 +1,4 @@
-"""Windows of several simulated ranks, with noise, start-up costs and single slow windows, and a late rank if wanted."""
+"""Windows of several simulated ranks, with noise, start-up costs and single slow windows, and a straggler if wanted."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Planted:
 
 
 def named(events: Sequence[RanksEvent]) -> tuple[int, str] | None:
-    """The late rank and its phase at the end, None if there is none."""
+    """The straggler and its phase at the end, None if there is none."""
     late = events[-1].late
     return (late["rank"], late["phase"]) if late is not None else None
 

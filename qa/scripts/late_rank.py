@@ -29,7 +29,7 @@ def work(seconds: float) -> None:
 
 
 class Items(Dataset[tuple[Tensor, Tensor]]):
-    """Items that are in memory; on the late rank, reading one takes longer."""
+    """Items that are in memory; on the straggler, reading one takes longer."""
 
     def __init__(self) -> None:
         self.x = torch.rand(ITEMS, WIDTH)
@@ -79,7 +79,7 @@ class Model(nn.Module):
         return out
 
     def late(self, x: Tensor) -> Tensor:
-        """What only the late rank does in forward and backward."""
+        """What only the straggler does in forward and backward."""
         if PHASE == "forward":
             work(LATE_S)
         elif PHASE == "garbage":

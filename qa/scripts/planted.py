@@ -111,7 +111,7 @@ def evaluate(model: nn.Module, data: Items) -> None:
 
 def augment(x: Tensor) -> Tensor:
     """What the data of one rank needs, and that of the others does not."""
-    if planted("late-rank") and RANK == 1:
+    if planted("straggler") and RANK == 1:
         work(MS)
     return x
 

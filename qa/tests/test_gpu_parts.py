@@ -194,7 +194,7 @@ def test_the_facts_name_the_gpu_and_not_the_host(tmp_path: Path, monkeypatch: py
         free_bytes=20 << 30,
     )
     found = detect("cpu")
-    machine = replace(found, cards=(gpu,), chosen=gpu, device="cuda:0")
+    machine = replace(found, gpus=(gpu,), chosen=gpu, device="cuda:0")
     monkeypatch.setattr("ndd_engine.hardware.detect.detect", lambda *_: machine)
     facts = dict(facts_of(task(tmp_path, device="cuda")))
     assert facts["GPU"] == "NVIDIA A10"

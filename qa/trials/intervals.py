@@ -37,7 +37,7 @@ COLUMNS = (
 )
 GAIN = 1.05
 LOW, HIGH = 0.93, 0.97
-# Starts of a pair: as of the built-in workloads on a quiet CPU, and dear ones, where few pairs fit.
+# Starts of a pair: as of the built-in workloads on a quiet CPU, and expensive ones, where few pairs fit.
 CHEAP, DEAR = Course(start_s=3.5), Course(start_s=25.0)
 # One process is prepared, and warms up both sides.
 TOGETHER = Course(start_s=6.0)

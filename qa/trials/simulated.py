@@ -144,7 +144,7 @@ def trial(machine: Machine, course: Course, usual: Usual | None = None) -> Outco
         for _ in range(blocks):
             replicates.add(machine.block(ORDERS[number % 2], abba_s / BLOCKS / OVERHEAD))
             spent += abba_s
-            if replicates.dear and replicates.early() is not None:
+            if replicates.few_pairs and replicates.early() is not None:
                 break
         if (verdict := replicates.early()) is not None:
             break

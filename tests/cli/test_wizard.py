@@ -50,7 +50,7 @@ def test_for_a_gpu_that_is_not_in_this_machine(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["card"] == "NVIDIA GeForce RTX 4080 SUPER"
+    assert found["gpu"] == "NVIDIA GeForce RTX 4080 SUPER"
     assert found["verified"] is False
     assert all(row["step_is_lower_bound"] for row in found["proposals"])
     assert all(row["predicted_memory_bytes"] > 500 << 20 for row in found["proposals"])

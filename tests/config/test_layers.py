@@ -138,7 +138,7 @@ def test_every_size_of_every_workload_is_a_valid_configuration() -> None:
 
 def test_auto_names_sizes_that_exist() -> None:
     auto = read().auto
-    assert {auto["card_size"], *auto["candidates"]} <= set(read().sizes)
+    assert {auto["gpu_size"], *auto["candidates"]} <= set(read().sizes)
 
 
 def test_where_a_value_was_written_is_known(toml: Path) -> None:

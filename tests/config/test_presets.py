@@ -94,7 +94,7 @@ def test_the_written_file_holds_the_effective_batch_when_the_micro_batch_changes
 @pytest.mark.parametrize(
     ("memory_gb", "micro"), [(7.6, 128), (11.6, 96), (15.7, 128), (23.6, 192), (139.0, 192)]
 )
-def test_a_card_gets_the_guides_batch_for_its_memory(memory_gb: float, micro: int) -> None:
+def test_a_gpu_gets_the_guides_batch_for_its_memory(memory_gb: float, micro: int) -> None:
     draft = read(None, [], "chartext")
     assert draft.resolve("guide", memory_gb).batch.micro == micro
     # An explicit batch size overrides the one for the GPU.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from card_cases import CARD
-from pairs import MB, Pair, capture, card, memory, own
+from gpu_cases import GPU
+from pairs import MB, Pair, capture, gpu, memory, own
 from planted_runs import (
     Planted,
     alone,
@@ -329,11 +329,11 @@ HAZARDS = [
     ),
     Pair(
         "near-limit",
-        card(memory=memory(free_bytes=500 * MB, reserved_bytes=79 << 30, peak_allocated_bytes=79 << 30)),
+        gpu(memory=memory(free_bytes=500 * MB, reserved_bytes=79 << 30, peak_allocated_bytes=79 << 30)),
         # All of it is reserved, and most of that is not in use.
-        card(memory=memory(free_bytes=500 * MB, reserved_bytes=79 << 30, peak_allocated_bytes=30 << 30)),
-        name="card",
+        gpu(memory=memory(free_bytes=500 * MB, reserved_bytes=79 << 30, peak_allocated_bytes=30 << 30)),
+        name="gpu",
     ),
 ]
 
-PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *CARD, *HAZARDS]
+PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *GPU, *HAZARDS]

@@ -10,7 +10,7 @@ from planted_runs import NVML, Planted, alone, cores, healthy, profiled, work
 from ndd_engine.record.events import KernelsEvent, MemoryEvent
 
 MB = 1 << 20
-CARD_STEP = {
+GPU_STEP = {
     "to_device": 0.2,
     "forward": 7.0,
     "loss": 0.5,
@@ -19,8 +19,8 @@ CARD_STEP = {
     "log": 0.1,
     "other": 0.1,
 }
-CARD_HOST = cores(1.2, 1.1, usable=16.0)
-CARD_RUN = {"usable_cores": 16.0, "threads": 16}
+GPU_HOST = cores(1.2, 1.1, usable=16.0)
+GPU_RUN = {"usable_cores": 16.0, "threads": 16}
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Pair:
         return self.cause + (f"-{self.name}" if self.name else "")
 
 
-def card(**changes: Any) -> Planted:
+def gpu(**changes: Any) -> Planted:
     """A healthy run on a GPU."""
     body: dict[str, Any] = {
-        "phases": healthy(to_device=0.1), "device": CARD_STEP, "card": NVML, "host": CARD_HOST, "run": CARD_RUN,
+        "phases": healthy(to_device=0.1), "device": GPU_STEP, "gpu": NVML, "host": GPU_HOST, "run": GPU_RUN,
         "sets": ("precision.amp=bf16",), "baseline": alone(threads=16),
     }  # fmt: skip
     body |= changes

@@ -36,7 +36,7 @@ HEALTHY = {
     "data_wait": 0.2, "forward": 7.0, "loss": 0.5, "backward": 11.5, "optimizer": 0.4, "zero_grad": 0.1, "log": 0.1,
     "other": 0.2,
 }  # fmt: skip
-CARD = {
+GPU = {
     "name": "NVIDIA H100 80GB HBM3",
     "profile": {"name": "H100", "dense_tflops": {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}},
 }
@@ -69,7 +69,7 @@ class Planted:
     functions: FunctionsEvent | None = None
     memory: MemoryEvent | None = None
     host: Mapping[str, Any] | None = None
-    card: Mapping[str, Any] | None = None
+    gpu: Mapping[str, Any] | None = None
     settings: Sequence[SettingEvent] = ()
     trials: Sequence[TrialEvent] = ()
     marks: Sequence[MarkEvent] = ()
@@ -97,11 +97,11 @@ class Planted:
             t += window.wall_ns * 1e-9
             events.append((t, window))
             events += [(t, event) for event in self.after.get(index, ())]
-            if self.host is not None or self.card is not None:
+            if self.host is not None or self.gpu is not None:
                 host = dict(self.host or {})
                 if self.used and run.device == "cpu":
                     host["rss_bytes"] = self.used[index]
-                events.append((t, SampleEvent(dict(self.card) if self.card else None, host)))
+                events.append((t, SampleEvent(dict(self.gpu) if self.gpu else None, host)))
         last: list[Event | None] = [self.kernels, self.stacks, self.functions, self.memory, *self.trials]
         return events + [(t, event) for event in last if event is not None]
 
@@ -111,7 +111,7 @@ class Planted:
         body: dict[str, Any] = {
             "name": "r", "workload": self.workload, "config": config, "pid": 1, "host": "h",
             "device": "cpu" if self.device is None else "cuda:0", "device_name": "CPU",
-            "card": None if self.device is None else CARD, "versions": {}, "parameters": 10_000, "precision": "fp32",
+            "gpu": None if self.device is None else GPU, "versions": {}, "parameters": 10_000, "precision": "fp32",
             "item": "window", "token": None, "tokens_per_item": 0,
             "items_per_step": config["batch"]["micro"] * config["batch"]["accumulation"], "items_per_epoch": 6400,
             "steps_per_epoch": 200, "epochs": 500, "total_steps": 100_000, "model": "m", "data": "d", "threads": 2,

@@ -22,7 +22,7 @@ HOLES = {
     "baseline": ("other_micro", "other_ns", "threads", "operations"),
     "work": ("flops_per_step", "bytes_per_step", "flops_forward", "peak_tflops"),
     "memory": ("growth_bytes", "free_bytes", "total_bytes", "others_bytes"),
-    "run": ("card", "token", "threads", "usable_cores"),
+    "run": ("gpu", "token", "threads", "usable_cores"),
     "cores": ("throttled",),
 }
 EMPTY: dict[str, Any] = {

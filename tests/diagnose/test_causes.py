@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cases import PAIRS
-from pairs import Pair, card, own
+from pairs import Pair, gpu, own
 from planted_runs import Planted, alone, cores, data, healthy, work
 
 from ndd_engine.diagnose import CAUSES
@@ -12,7 +12,7 @@ from ndd_engine.diagnose import CAUSES
 # Findings about settings and about the run as a whole; they have tests of their own.
 # Of scripts: see test_script.py; of several ranks: see test_rank_findings.py.
 ELSEWHERE = {
-    "too-short", "healthy", "no-effect", "slow-function", "anomaly", "late-rank", "exchange", "skew",
+    "too-short", "healthy", "no-effect", "slow-function", "anomaly", "straggler", "exchange", "skew",
 }  # fmt: skip
 
 
@@ -58,8 +58,8 @@ def test_a_healthy_run_is_called_healthy(workload: str) -> None:
     assert found.ceiling is None
 
 
-def test_a_healthy_run_on_a_card_is_called_healthy() -> None:
-    (found,) = card().found()
+def test_a_healthy_run_on_a_gpu_is_called_healthy() -> None:
+    (found,) = gpu().found()
     assert found.cause == "healthy"
 
 

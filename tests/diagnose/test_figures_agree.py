@@ -85,7 +85,7 @@ def planted(draws: st.DrawFn) -> Planted:
     return Planted(
         "summarise" if draws(st.booleans()) else "eeg", sets, phases, device, wobble=draws(st.sampled_from([0.0, 0.3])),
         run={**run, "precision": "fp32"}, loader=makes, baseline=baseline, work=work(), kernels=capture, host=host,
-        card={**NVML, "util_percent": draws(st.integers(0, 100)), "processes": 1} if cuda else None, after=aside,
+        gpu={**NVML, "util_percent": draws(st.integers(0, 100)), "processes": 1} if cuda else None, after=aside,
         window={"gc_ns": gc_ns, "gc_count": 3, "gc_max_ns": gc_ns // 2}, prepared_s=draws(st.sampled_from([0.1, 60.0])),
     )  # fmt: skip
 

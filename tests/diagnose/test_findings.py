@@ -365,7 +365,7 @@ def test_a_replay_says_the_same() -> None:
         assert _told(diagnose(again.snapshot())) == _told(diagnose(state.snapshot()))
 
 
-def test_a_run_without_a_card_is_not_told_to_use_one() -> None:
+def test_a_run_without_a_gpu_is_not_told_to_use_one() -> None:
     for pair in PAIRS:
         for item in pair.guilty.found():
             for change in item.changes:

@@ -16,7 +16,7 @@ from ndd_engine.record.events import SampleEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 
-CAUSES = {"late-rank", "exchange", "skew"}
+CAUSES = {"straggler", "exchange", "skew"}
 QUIET = {"noise": (0.005, 0.01)}
 
 
@@ -44,7 +44,7 @@ def found(planted: Planted, **options: Any) -> dict[str, Finding]:
 def test_a_late_rank_is_the_verdict_with_host_code_and_ceiling() -> None:
     planted = Planted(16, late=(13,), late_ms=20.0, places=("text.py:88 tokenise",), on_host=8, **QUIET)
     first = diagnose(snapshot_of(planted))[0]
-    assert first.cause == "late-rank"
+    assert first.cause == "straggler"
     assert first.title.startswith("rank 13 holds up the others: +")
     assert first.title.endswith(" ms a step in data_wait")
     assert "rank 13 on node1 is mostly at text.py:88 tokenise" in first.evidence[0].text
@@ -54,7 +54,7 @@ def test_a_late_rank_is_the_verdict_with_host_code_and_ceiling() -> None:
 
 def test_a_late_host_is_named_as_a_whole() -> None:
     planted = Planted(32, late=tuple(range(8, 16)), late_ms=15.0, phase="forward", **QUIET)
-    title = found(planted)["late-rank"].title
+    title = found(planted)["straggler"].title
     assert title.startswith("host node1 (8 ranks) holds up the others: +")
 
 
@@ -68,14 +68,14 @@ def test_a_late_host_is_named_as_a_whole() -> None:
     ],
 )
 def test_the_change_fits_the_phase(phase: str, words: str) -> None:
-    finding = found(Planted(2, late=(1,), late_ms=20.0, phase=phase, **QUIET))["late-rank"]
+    finding = found(Planted(2, late=(1,), late_ms=20.0, phase=phase, **QUIET))["straggler"]
     assert words in finding.changes[0].text
 
 
 def test_late_data_offers_more_loader_workers() -> None:
     planted = Planted(2, late=(1,), late_ms=20.0, **QUIET)
-    assert found(planted, sets=["loader.workers=2"])["late-rank"].sets == ("loader.workers=4",)
-    assert found(planted, sets=["loader.workers=0"])["late-rank"].sets == ()
+    assert found(planted, sets=["loader.workers=2"])["straggler"].sets == ("loader.workers=4",)
+    assert found(planted, sets=["loader.workers=0"])["straggler"].sets == ()
 
 
 def test_a_rank_without_a_processor_is_told() -> None:
@@ -149,7 +149,7 @@ def test_the_phase_in_which_ranks_take_turns_is_named() -> None:
 
 
 def test_waiting_for_a_late_rank_is_not_counted_twice() -> None:
-    assert set(found(Planted(8, late=(2,), late_ms=30.0, exchange_ms=2.0, **QUIET))) == {"late-rank"}
+    assert set(found(Planted(8, late=(2,), late_ms=30.0, exchange_ms=2.0, **QUIET))) == {"straggler"}
 
 
 def test_phases_add_up_to_the_step_with_exchange_and_skew() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pairs import CARD_HOST
+from pairs import GPU_HOST
 from planted_runs import MS, NVML, Planted
 
 from ndd_engine.record.events import FunctionsEvent
@@ -29,11 +29,11 @@ AHEAD = {"data_wait": 0.2, "to_device": 0.2, "forward": 2.0, "backward": 1.0, "o
 FULL, HALF = {**NVML, "util_percent": 99}, {**NVML, "util_percent": 45, "power_w": 200.0}
 
 
-def script(host: dict[str, float], device: dict[str, Any], card: dict[str, Any], **more: Any) -> Planted:
+def script(host: dict[str, float], device: dict[str, Any], gpu: dict[str, Any], **more: Any) -> Planted:
     """With the milliseconds of each phase by both clocks."""
     config = {"script": {"command": ["python", "train.py"]}, "batch": {"accumulation": 1, "micro": 8}}
     run = {"config": config, "usable_cores": 16.0, "threads": 16}
-    return Planted(run=run, phases={**AHEAD, **host}, device=device, card=card, host=CARD_HOST, **more)
+    return Planted(run=run, phases={**AHEAD, **host}, device=device, gpu=gpu, host=GPU_HOST, **more)
 
 
 def waits(ms: float) -> FunctionsEvent:

@@ -68,10 +68,10 @@ def test_samples_follow_what_is_allocated(machine: Machine) -> None:
     assert gpu is not None and gpu.uuid is not None
     held: Any = torch.zeros(1, device="cuda")
     sampler = Sampler(gpu, lambda event: None)
-    before = sampler.read_once().card
+    before = sampler.read_once().gpu
     held = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
-    after = sampler.read_once().card
+    after = sampler.read_once().gpu
     assert before is not None and after is not None and tuple(after) == GPU_KEYS
     grown = after["memory_used_bytes"] - before["memory_used_bytes"]
     assert grown == pytest.approx(held.numel(), rel=0.1)

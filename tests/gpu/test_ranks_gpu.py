@@ -1,4 +1,4 @@
-"""Several ranks on several GPUs: the exposed exchange, memory, a slow card, a long pause.
+"""Several ranks on several GPUs: the exposed exchange, memory, a slow GPU, a long pause.
 
 The cost of the marks is a figure of `make gpu`.
 """
@@ -24,10 +24,10 @@ from ndd_engine.predict.ranks import pretended
 from ndd_engine.record.channel import send
 from ndd_engine.record.rundir import RunDir
 
-CARDS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(CARDS < RANKS, reason=f"needs two CUDA GPUs; torch sees {CARDS}"),
+    pytest.mark.skipif(GPUS < RANKS, reason=f"needs two CUDA GPUs; torch sees {GPUS}"),
 ]
 
 # CUDA's caching allocator allocates in multiples of this.
@@ -112,14 +112,14 @@ def test_a_pause_is_not_taken_for_a_hang(tmp_path: Path, pause_s: int) -> None:
 
 @contextmanager
 def slowed(index: int) -> Iterator[None]:
-    """The card's clock at its least supported rate. Skips the test where that is not permitted."""
+    """The gpu's clock at its least supported rate. Skips the test where that is not permitted."""
     if not os.environ.get(LOCK_CLOCKS):
-        pytest.skip(f"changes the clock of a card, and resets it to its default: set {LOCK_CLOCKS}=1")
-    card = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        pytest.skip(f"changes the clock of a GPU, and resets it to its default: set {LOCK_CLOCKS}=1")
+    gpu = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
     def smi(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["nvidia-smi", "-i", card, *words], capture_output=True, text=True, timeout=60, check=False
+            ["nvidia-smi", "-i", gpu, *words], capture_output=True, text=True, timeout=60, check=False
         )
 
     rates = smi("--query-supported-clocks=graphics", "--format=csv,noheader,nounits").stdout.split()
@@ -135,7 +135,7 @@ def slowed(index: int) -> Iterator[None]:
         smi("--reset-gpu-clocks")
 
 
-def test_a_card_with_a_low_clock_is_named(tmp_path: Path) -> None:
+def test_a_gpu_with_a_low_clock_is_named(tmp_path: Path) -> None:
     def named() -> list[dict[str, Any]]:
         return [event["late"] for event in events(run, "ranks") if event["late"]]
 

@@ -62,7 +62,7 @@ def test_a_run_is_timed_by_both_clocks(tmp_path: Path) -> None:
     found = train(tmp_path, "workload.size=small")
     assert found.end.status == "done"
     (run,) = found.of("run")
-    assert run["device"].startswith("cuda") and run["card"]["name"]
+    assert run["device"].startswith("cuda") and run["gpu"]["name"]
     windows = found.of("window")
     for window in windows:
         top = sum(item["host_ns"] for name, item in window["phases"].items() if name in PHASES)

@@ -18,26 +18,26 @@ class NVMLError(Exception):
     """What pynvml raises."""
 
 
-class FakeCard:
+class FakeGpu:
     """A GPU, or a MIG instance (with `instances` None)."""
 
     def __init__(self, name: str | bytes, uuid: str, memory: int, **more: Any) -> None:
         self.name, self.uuid, self.memory = name, uuid, memory
         self.used: int = more.get("used", GIB)
         self.capability: tuple[int, int] = more.get("capability", (9, 0))
-        self.instances: list[FakeCard] | None = more.get("instances")
+        self.instances: list[FakeGpu] | None = more.get("instances")
         self.processes: list[tuple[int, int | None]] = more.get("processes", [])
         self.bits: int = more.get("bits", 0)
 
 
 class FakeNvml:
-    """pynvml's functions over FakeCards. failing: functions that raise; survives: calls before all do."""
+    """pynvml's functions over FakeGpus. failing: functions that raise; survives: calls before all do."""
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
-    def __init__(self, *cards: FakeCard) -> None:
-        self.cards = list(cards)
+    def __init__(self, *gpus: FakeGpu) -> None:
+        self.gpus = list(gpus)
         self.failing: set[str] = set()
         self.survives = 1 << 60
         self.calls: list[str] = []
@@ -58,83 +58,83 @@ class FakeNvml:
         return 12040
 
     def nvmlDeviceGetCount(self) -> int:
-        return len(self.cards)
+        return len(self.gpus)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeCard:
-        return self.cards[index]
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        return self.gpus[index]
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeCard:
-        everyone: list[FakeCard] = [each for card in self.cards for each in (card, *(card.instances or ()))]
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
+        everyone: list[FakeGpu] = [each for gpu in self.gpus for each in (gpu, *(gpu.instances or ()))]
         return {each.uuid: each for each in everyone}[uuid]
 
-    def nvmlDeviceGetName(self, card: FakeCard) -> str | bytes:
-        return card.name
+    def nvmlDeviceGetName(self, gpu: FakeGpu) -> str | bytes:
+        return gpu.name
 
-    def nvmlDeviceGetUUID(self, card: FakeCard) -> str:
-        return card.uuid
+    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
+        return gpu.uuid
 
-    def nvmlDeviceGetCudaComputeCapability(self, card: FakeCard) -> tuple[int, int]:
-        return card.capability
+    def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> tuple[int, int]:
+        return gpu.capability
 
-    def nvmlDeviceGetMigMode(self, card: FakeCard) -> list[int]:
-        return [int(card.instances is not None)] * 2
+    def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:
+        return [int(gpu.instances is not None)] * 2
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, card: FakeCard) -> int:
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:
         return 7
 
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: FakeCard, index: int) -> FakeCard:
-        if index >= len(card.instances or ()):
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: int) -> FakeGpu:
+        if index >= len(gpu.instances or ()):
             raise NVMLError("Not Found")
-        return (card.instances or [])[index]
+        return (gpu.instances or [])[index]
 
-    def nvmlDeviceGetMemoryInfo(self, card: FakeCard) -> SimpleNamespace:
-        return SimpleNamespace(total=card.memory, used=card.used, free=card.memory - card.used)
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> SimpleNamespace:
+        return SimpleNamespace(total=gpu.memory, used=gpu.used, free=gpu.memory - gpu.used)
 
-    def nvmlDeviceGetUtilizationRates(self, card: FakeCard) -> SimpleNamespace:
+    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> SimpleNamespace:
         return SimpleNamespace(gpu=63, memory=21)
 
-    def nvmlDeviceGetTemperature(self, card: FakeCard, sensor: int) -> int:
+    def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:
         return 55
 
-    def nvmlDeviceGetPowerUsage(self, card: FakeCard) -> int:
+    def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:
         return 312_500
 
-    def nvmlDeviceGetEnforcedPowerLimit(self, card: FakeCard) -> int:
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: FakeGpu) -> int:
         return 700_000
 
-    def nvmlDeviceGetClockInfo(self, card: FakeCard, kind: int) -> int:
+    def nvmlDeviceGetClockInfo(self, gpu: FakeGpu, kind: int) -> int:
         return {1: 1755, 2: 3201}[kind]
 
-    def nvmlDeviceGetMaxClockInfo(self, card: FakeCard, kind: int) -> int:
+    def nvmlDeviceGetMaxClockInfo(self, gpu: FakeGpu, kind: int) -> int:
         return 1980
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, card: FakeCard) -> int:
-        return card.bits
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:
+        return gpu.bits
 
-    def nvmlDeviceGetPcieThroughput(self, card: FakeCard, counter: int) -> int:
+    def nvmlDeviceGetPcieThroughput(self, gpu: FakeGpu, counter: int) -> int:
         return 1000 if counter else 500
 
-    def nvmlDeviceGetGraphicsRunningProcesses(self, card: FakeCard) -> list[SimpleNamespace]:
+    def nvmlDeviceGetGraphicsRunningProcesses(self, gpu: FakeGpu) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=999_999, usedGpuMemory=1 << 20)]  # a desktop
 
-    def nvmlDeviceGetComputeRunningProcesses(self, card: FakeCard) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in card.processes]
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes]
 
 
-def fake_torch(*cards: FakeCard, cuda: str | None = "12.6", available: bool = True) -> Any:
-    """The part of torch that detection uses, seeing `cards` in this order. UUIDs come without their prefix."""
+def fake_torch(*gpus: FakeGpu, cuda: str | None = "12.6", available: bool = True) -> Any:
+    """The part of torch that detection uses, seeing `gpus` in this order. UUIDs come without their prefix."""
     properties = [
         SimpleNamespace(
-            name=card.name,
-            uuid=card.uuid.partition("-")[2],
-            total_memory=card.memory,
-            major=card.capability[0],
-            minor=card.capability[1],
+            name=gpu.name,
+            uuid=gpu.uuid.partition("-")[2],
+            total_memory=gpu.memory,
+            major=gpu.capability[0],
+            minor=gpu.capability[1],
         )
-        for card in cards
+        for gpu in gpus
     ]
     module = SimpleNamespace(
-        is_available=lambda: available and bool(cards),
+        is_available=lambda: available and bool(gpus),
         device_count=lambda: len(properties),
         get_device_properties=lambda index: properties[index],
     )
@@ -144,8 +144,8 @@ def fake_torch(*cards: FakeCard, cuda: str | None = "12.6", available: bool = Tr
 
 @pytest.fixture
 def fakes() -> Any:
-    """FakeCard, FakeNvml, fake_torch and the error, under one name."""
-    return SimpleNamespace(card=FakeCard, nvml=FakeNvml, torch=fake_torch, error=NVMLError, gib=GIB)
+    """FakeGpu, FakeNvml, fake_torch and the error, under one name."""
+    return SimpleNamespace(gpu=FakeGpu, nvml=FakeNvml, torch=fake_torch, error=NVMLError, gib=GIB)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def test_json_is_one_document() -> None:
     result = CliRunner().invoke(command.gpu, ["--json"])
     body = json.loads(result.stdout)
     assert result.exit_code == 0 and body["device"] and body["host"]["usable_cpus"] > 0
-    assert set(body) == {"device", "chosen", "cards", "host", "reasons", "problems"}
+    assert set(body) == {"device", "chosen", "gpus", "host", "reasons", "problems"}
 
 
 def test_text_names_the_device_and_the_cores() -> None:
@@ -28,7 +28,7 @@ def test_text_names_the_device_and_the_cores() -> None:
     assert "device" in result.stdout and "usable" in result.stdout
 
 
-def test_without_a_card_torch_is_not_imported() -> None:
+def test_without_a_gpu_torch_is_not_imported() -> None:
     code = (
         "import sys, json\n"
         "import ndd_engine.hardware.detect as engine\n"
@@ -42,9 +42,9 @@ def test_without_a_card_torch_is_not_imported() -> None:
     assert "no CUDA GPU: no NVIDIA driver: tested" in done.stdout
 
 
-def test_card_is_described_with_its_reasons(fakes: Any) -> None:
-    first = fakes.card("NVIDIA H200", "GPU-b", 143771 << 20, used=20 << 30, processes=[(4_000_000, 19 << 30)])
-    odd = fakes.card("NVIDIA Odd\x1b[31mCard", "GPU-c", 8 << 30)
+def test_gpu_is_described_with_its_reasons(fakes: Any) -> None:
+    first = fakes.gpu("NVIDIA H200", "GPU-b", 143771 << 20, used=20 << 30, processes=[(4_000_000, 19 << 30)])
+    odd = fakes.gpu("NVIDIA Odd\x1b[31mCard", "GPU-c", 8 << 30)
     machine = detect("auto", nvml=Nvml(fakes.nvml(first, odd)), torch=fakes.torch(first), environ={})
     text = "\n".join(command.machine_lines(machine))
     assert "dense peak TFLOP/s: bf16 989, fp16 989" in text
@@ -55,20 +55,20 @@ def test_card_is_described_with_its_reasons(fakes: Any) -> None:
 
 
 def test_torch_without_cuda_is_warned_about(fakes: Any) -> None:
-    card = fakes.card("NVIDIA L4", "GPU-b", 23034 << 20, capability=(8, 9))
-    machine = detect("auto", nvml=Nvml(fakes.nvml(card)), torch=fakes.torch(cuda=None), environ={})
+    gpu = fakes.gpu("NVIDIA L4", "GPU-b", 23034 << 20, capability=(8, 9))
+    machine = detect("auto", nvml=Nvml(fakes.nvml(gpu)), torch=fakes.torch(cuda=None), environ={})
     text = "\n".join(command.machine_lines(machine))
     assert "warning: torch build has no CUDA" in text and "device      cpu" in text
 
 
-def test_cards_ask_torch(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_ask_torch(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only torch knows its numbering: it is queried if there is a GPU."""
-    card = fakes.card("NVIDIA L4", "GPU-b", 23034 << 20, capability=(8, 9))
+    gpu = fakes.gpu("NVIDIA L4", "GPU-b", 23034 << 20, capability=(8, 9))
     asked: list[bool] = []
 
     def fake_detect(choice: str = "auto", use_torch: bool = True) -> Any:
         asked.append(use_torch)
-        return detect(choice, use_torch, nvml=Nvml(fakes.nvml(card)), torch=fakes.torch(card), environ={})
+        return detect(choice, use_torch, nvml=Nvml(fakes.nvml(gpu)), torch=fakes.torch(gpu), environ={})
 
     monkeypatch.setattr(command, "detect", fake_detect)
     result = CliRunner().invoke(command.gpu)

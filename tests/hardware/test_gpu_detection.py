@@ -21,8 +21,8 @@ MIG_A, MIG_B = "MIG-cccccccc-0000-0000-0000-00000000000a", "MIG-cccccccc-0000-00
 def pair(fakes: Any) -> Any:
     """An L4 on the first bus and an H200 on the second: CUDA puts the H200 first, NVML the L4."""
     return [
-        fakes.card(b"NVIDIA L4", L4, 23034 << 20, capability=(8, 9)),
-        fakes.card("NVIDIA H200", H200, 143771 << 20),
+        fakes.gpu(b"NVIDIA L4", L4, 23034 << 20, capability=(8, 9)),
+        fakes.gpu("NVIDIA H200", H200, 143771 << 20),
     ]
 
 
@@ -30,8 +30,8 @@ def pair(fakes: Any) -> Any:
 def divided(fakes: Any) -> Any:
     """An A100 with two MIG instances."""
     name = "NVIDIA A100-SXM4-80GB"
-    parts = [fakes.card(f"{name} MIG 3g.40gb", uuid, 40 << 30, capability=(8, 0)) for uuid in (MIG_A, MIG_B)]
-    return fakes.card(name, "GPU-dddddddd", 80 << 30, capability=(8, 0), instances=parts)
+    parts = [fakes.gpu(f"{name} MIG 3g.40gb", uuid, 40 << 30, capability=(8, 0)) for uuid in (MIG_A, MIG_B)]
+    return fakes.gpu(name, "GPU-dddddddd", 80 << 30, capability=(8, 0), instances=parts)
 
 
 def look(library: Any, choice: str = "auto", torch: Any = None, **environ: str) -> Machine:
@@ -42,7 +42,7 @@ def test_no_driver_here_gives_the_cpu_and_the_reason(monkeypatch: pytest.MonkeyP
     library = fakes.nvml()
     library.failing.add("nvmlInit")
     machine = look(library)
-    assert (machine.device, machine.chosen, machine.cards) == ("cpu", None, ())
+    assert (machine.device, machine.chosen, machine.gpus) == ("cpu", None, ())
     assert "nvmlInit failed" in machine.reasons["device"]
 
     class NVMLError_LibraryNotFound(Exception):  # noqa: N801, N818 - pynvml's own name
@@ -56,7 +56,7 @@ def test_no_driver_here_gives_the_cpu_and_the_reason(monkeypatch: pytest.MonkeyP
     assert look(library).reasons["device"] == "no NVIDIA driver: NVML library not found"
 
 
-def test_driver_without_card(fakes: Any) -> None:
+def test_driver_without_gpu(fakes: Any) -> None:
     machine = look(fakes.nvml())
     assert machine.device == "cpu" and "loaded but lists no GPU" in machine.reasons["device"]
 
@@ -65,20 +65,20 @@ def test_torch_order_is_matched_by_uuid(pair: Any, fakes: Any) -> None:
     machine = look(fakes.nvml(*pair), torch=fakes.torch(pair[1], pair[0]))
     assert machine.device == "cuda:0" and machine.chosen is not None
     assert (machine.chosen.name, machine.chosen.nvml_index, machine.chosen.index) == ("NVIDIA H200", 1, 0)
-    assert machine.cards[0].index == 1 and machine.cards[0].name == "NVIDIA L4"
+    assert machine.gpus[0].index == 1 and machine.gpus[0].name == "NVIDIA L4"
     assert machine.chosen.profile is not None and machine.chosen.profile.slug == "h200-sxm"
     assert (machine.chosen.driver, machine.chosen.cuda_driver, machine.chosen.cuda_torch) == (
         "550.54.15",
         "12.4",
         "12.6",
     )
-    assert look(fakes.nvml(*pair), "cuda:1", fakes.torch(pair[1], pair[0])).chosen == machine.cards[0]
+    assert look(fakes.nvml(*pair), "cuda:1", fakes.torch(pair[1], pair[0])).chosen == machine.gpus[0]
 
 
-def test_hidden_card_stays_listed(pair: Any, fakes: Any) -> None:
+def test_hidden_gpu_stays_listed(pair: Any, fakes: Any) -> None:
     machine = look(fakes.nvml(*pair), torch=fakes.torch(pair[0]), CUDA_VISIBLE_DEVICES=L4)
-    assert machine.chosen is machine.cards[0] and machine.cards[1].index is None
-    assert "torch does not see it" in machine.cards[1].reasons["index"]
+    assert machine.chosen is machine.gpus[0] and machine.gpus[1].index is None
+    assert "torch does not see it" in machine.gpus[1].reasons["index"]
     with pytest.raises(MachineError, match=r"cuda:1 is not available.*cuda:0 NVIDIA L4"):
         look(fakes.nvml(*pair), "cuda:1", fakes.torch(pair[0]))
 
@@ -103,44 +103,44 @@ def test_visible_devices_without_torch(
 ) -> None:
     machine = look(fakes.nvml(*pair), **environ)
     assert (machine.chosen.name if machine.chosen else None) == chosen
-    assert [card.index for card in machine.cards] == indices
+    assert [gpu.index for gpu in machine.gpus] == indices
     if chosen is None:
         assert machine.device == "cpu" and "CUDA_VISIBLE_DEVICES" in machine.reasons["device"]
         with pytest.raises(MachineError, match="cuda is not available"):
             look(fakes.nvml(*pair), "cuda", **environ)
 
 
-def test_unlike_cards_are_not_numbered_by_guess(pair: Any, fakes: Any) -> None:
+def test_unlike_gpu_are_not_numbered_by_guess(pair: Any, fakes: Any) -> None:
     machine = look(fakes.nvml(*pair))
-    assert machine.device == "cuda:0" and [card.index for card in machine.cards] == [None, None]
+    assert machine.device == "cuda:0" and [gpu.index for gpu in machine.gpus] == [None, None]
     assert "fastest" in machine.reasons["device"]
 
 
-def test_mig_instances_stand_for_their_card(divided: Any, fakes: Any) -> None:
+def test_mig_instances_stand_for_their_gpu(divided: Any, fakes: Any) -> None:
     machine = look(fakes.nvml(divided))
-    assert [card.uuid for card in machine.cards] == [MIG_A, MIG_B]
-    first = machine.cards[0]
+    assert [gpu.uuid for gpu in machine.gpus] == [MIG_A, MIG_B]
+    first = machine.gpus[0]
     assert first.mig and (first.mig_profile, first.mig_parent) == ("3g.40gb", "GPU-dddddddd")
     assert first.memory_total_bytes == 40 << 30 and "whole GPU" in first.reasons["profile"]
-    assert machine.chosen is first and machine.cards[1].index is None
+    assert machine.chosen is first and machine.gpus[1].index is None
     second = look(fakes.nvml(divided), CUDA_VISIBLE_DEVICES=MIG_B)
-    assert second.chosen is second.cards[1]
+    assert second.chosen is second.gpus[1]
 
 
-@pytest.mark.parametrize("answers", ["instance", "whole card"])
+@pytest.mark.parametrize("answers", ["instance", "whole gpu"])
 def test_torch_on_mig(divided: Any, fakes: Any, answers: str) -> None:
     """CUDA may name the instance or the whole GPU."""
     torch = fakes.torch(divided.instances[1] if answers == "instance" else divided)
     machine = look(fakes.nvml(divided), torch=torch, CUDA_VISIBLE_DEVICES=MIG_B)
-    assert machine.chosen is machine.cards[1] and machine.device == "cuda:0"
+    assert machine.chosen is machine.gpus[1] and machine.device == "cuda:0"
 
 
 def test_mig_on_without_instance_cannot_be_used(fakes: Any) -> None:
-    machine = look(fakes.nvml(fakes.card("NVIDIA A100-SXM4-80GB", "GPU-d", 80 << 30, instances=[])))
-    assert machine.device == "cpu" and "no instance" in machine.cards[0].reasons["mig"]
+    machine = look(fakes.nvml(fakes.gpu("NVIDIA A100-SXM4-80GB", "GPU-d", 80 << 30, instances=[])))
+    assert machine.device == "cpu" and "no instance" in machine.gpus[0].reasons["mig"]
 
 
-def test_torch_without_cuda_is_a_warning_where_a_card_is(pair: Any, fakes: Any) -> None:
+def test_torch_without_cuda_is_a_warning_where_a_gpu_is(pair: Any, fakes: Any) -> None:
     machine = look(fakes.nvml(pair[0]), torch=fakes.torch(cuda=None))
     expected = "torch build has no CUDA (2.13.0+cpu) although NVML lists NVIDIA L4"
     assert (
@@ -162,7 +162,7 @@ def test_torch_that_fails_is_a_warning(pair: Any, fakes: Any) -> None:
     assert machine.device == "cpu" and "unknown error" in machine.problems[0]
 
 
-def test_card_that_only_torch_sees(pair: Any, fakes: Any) -> None:
+def test_gpu_that_only_torch_sees(pair: Any, fakes: Any) -> None:
     library = fakes.nvml()
     library.failing.add("nvmlInit")
     machine = look(library, torch=fakes.torch(pair[1]))
@@ -178,7 +178,7 @@ def test_free_memory_that_nvml_does_not_report_is_that_of_cuda(pair: Any, fakes:
     machine = look(library, "cuda:1", torch)
     assert machine.free_bytes is None
     found = with_free_memory(machine, torch)
-    assert found.free_bytes == 8 << 30 and found.chosen in found.cards and found.chosen is not None
+    assert found.free_bytes == 8 << 30 and found.chosen in found.gpus and found.chosen is not None
     assert found.chosen.reasons["memory"] == "by CUDA; NVML does not report it"
 
     def fail(index: int) -> None:
@@ -212,6 +212,6 @@ def test_choices(pair: Any, fakes: Any) -> None:
 
 def test_event_form_is_json(divided: Any, fakes: Any) -> None:
     divided.instances[0].processes = [(1, None), (4_000_000, 5 << 30)]
-    body = json.loads(json.dumps(look(fakes.nvml(divided)).cards[0].to_dict()))
+    body = json.loads(json.dumps(look(fakes.nvml(divided)).gpus[0].to_dict()))
     assert body["compute_capability"] == [8, 0] and body["profile"]["slug"] == "a100-80gb-sxm"
     assert body["processes"][1] == {"pid": 4_000_000, "used_bytes": 5 << 30, "name": None}

@@ -54,7 +54,7 @@ GIB = 1 << 30
         ("Tesla V100-PCIE-32GB", 32768, "v100-pcie-32gb"),
     ],
 )
-def test_known_card_is_found(name: str, mib: int, slug: str) -> None:
+def test_known_gpu_is_found(name: str, mib: int, slug: str) -> None:
     profile = match(name, mib << 20)
     assert profile is not None and profile.slug == slug
 
@@ -83,15 +83,15 @@ def test_known_card_is_found(name: str, mib: int, slug: str) -> None:
         ("", 0),
     ],
 )
-def test_unknown_card_gets_no_figures(name: str, gib: int) -> None:
+def test_unknown_gpu_gets_no_figures(name: str, gib: int) -> None:
     assert match(name, gib * GIB) is None
 
 
-def test_memory_is_needed_where_it_tells_cards_apart() -> None:
+def test_memory_is_needed_where_it_tells_gpu_apart() -> None:
     assert match("NVIDIA GeForce RTX 3080", None) is None
 
 
-def test_mig_instance_gets_its_whole_card_with_a_note() -> None:
+def test_mig_instance_gets_its_whole_gpu_with_a_note() -> None:
     profile = match("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 40 * GIB)
     assert profile is not None and profile.slug == "a100-80gb-sxm"
     assert profile.note is not None and "whole GPU" in profile.note and "3g.40gb" in profile.note

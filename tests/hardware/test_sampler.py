@@ -37,13 +37,13 @@ def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
     return condition()
 
 
-def test_this_machine_without_a_card(tmp_path: Path) -> None:
+def test_this_machine_without_a_gpu(tmp_path: Path) -> None:
     sampler = Sampler(None, ignore, run_dir=tmp_path)
     time.sleep(0.1)
     sample = sampler.read_once()
     sampler.stop()
     host = sample.host
-    assert sample.card is None and tuple(host) == HOST_KEYS and sampler.errors == 0
+    assert sample.gpu is None and tuple(host) == HOST_KEYS and sampler.errors == 0
     assert 0 <= host["cpu_percent"] <= 100 and all(0 <= core <= 100 for core in host["cpu_per_core"])
     assert host["rss_bytes"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     assert 0 < host["memory_available_bytes"] <= psutil.virtual_memory().total
@@ -143,82 +143,82 @@ def test_without_proc_the_same_keys() -> None:
 
 @pytest.fixture
 def library(fakes: Any) -> Any:
-    card = fakes.card("NVIDIA H200", UUID, 143771 << 20, used=20 << 30)
-    card.processes = [(os.getpid(), 8 << 30), (4_000_000, 11 << 30)]
-    card.bits = 0x1 | 0x2 | 0x4 | 0x20
-    return fakes.nvml(card)
+    gpu = fakes.gpu("NVIDIA H200", UUID, 143771 << 20, used=20 << 30)
+    gpu.processes = [(os.getpid(), 8 << 30), (4_000_000, 11 << 30)]
+    gpu.bits = 0x1 | 0x2 | 0x4 | 0x20
+    return fakes.nvml(gpu)
 
 
 def h200(library: Any) -> Gpu:
     return list_gpus(Nvml(library))[0]
 
 
-def test_card_counters(library: Any) -> None:
+def test_gpu_counters(library: Any) -> None:
     sampler = Sampler(h200(library), ignore, nvml=Nvml(library))
-    card = sampler.read_once().card
-    assert card is not None and tuple(card) == GPU_KEYS and None not in card.values()
-    assert (card["util_percent"], card["temperature_c"], card["power_w"]) == (63, 55, 312.5)
-    assert card["memory_others_bytes"] == 12 << 30 and card["processes"] == 1
-    assert card["throttle"] == ["power cap", "thermal"]
-    assert card["pcie_rx_bytes_s"] == 2 * card["pcie_tx_bytes_s"]
-    json.dumps(card)
+    gpu = sampler.read_once().gpu
+    assert gpu is not None and tuple(gpu) == GPU_KEYS and None not in gpu.values()
+    assert (gpu["util_percent"], gpu["temperature_c"], gpu["power_w"]) == (63, 55, 312.5)
+    assert gpu["memory_others_bytes"] == 12 << 30 and gpu["processes"] == 1
+    assert gpu["throttle"] == ["power cap", "thermal"]
+    assert gpu["pcie_rx_bytes_s"] == 2 * gpu["pcie_tx_bytes_s"]
+    json.dumps(gpu)
 
 
 def test_another_process_of_the_run_decides_which_gpu_is_sampled(fakes: Any) -> None:
     library = fakes.nvml(
-        fakes.card("NVIDIA L4", "GPU-a", 23 << 30), fakes.card("NVIDIA H200", "GPU-b", 141 << 30)
+        fakes.gpu("NVIDIA L4", "GPU-a", 23 << 30), fakes.gpu("NVIDIA H200", "GPU-b", 141 << 30)
     )
     sampler = Sampler(None, ignore, nvml=Nvml(library))
-    assert sampler.read_once().card is None
+    assert sampler.read_once().gpu is None
     second = list_gpus(Nvml(library))[1]
     sampler.follow(second)
-    card = sampler.read_once().card
-    assert card is not None and card["memory_total_bytes"] == 141 << 30
+    gpu = sampler.read_once().gpu
+    assert gpu is not None and gpu["memory_total_bytes"] == 141 << 30
     sampler.follow(None)
-    assert sampler.read_once().card is None
+    assert sampler.read_once().gpu is None
 
 
 def test_a_run_in_a_container_is_not_its_own_neighbour(fakes: Any) -> None:
     """The driver lists ids of the host; this process and the script have others."""
-    gpu = fakes.card("NVIDIA L4", "GPU-a", 23 << 30, processes=[(4_000_000, 2 << 30)])
-    library = fakes.nvml(gpu)
+    fake = fakes.gpu("NVIDIA L4", "GPU-a", 23 << 30, processes=[(4_000_000, 2 << 30)])
+    library = fakes.nvml(fake)
     sampler = Sampler(None, ignore, nvml=Nvml(library))
     sampler.follow(list_gpus(Nvml(library))[0])
-    card = sampler.read_once().card
-    assert card is not None and card["processes"] is None and card["memory_others_bytes"] is None
+    gpu = sampler.read_once().gpu
+    assert gpu is not None and gpu["processes"] is None and gpu["memory_others_bytes"] is None
     assert "container" in sampler.reasons["processes"]
     # Where the ids are those of this process, the other one is a neighbour.
-    gpu.processes.append((os.getpid(), 1 << 30))
-    card = sampler.read_once().card
-    assert card is not None and card["processes"] == 1 and "processes" not in sampler.reasons
+    fake.processes.append((os.getpid(), 1 << 30))
+    gpu = sampler.read_once().gpu
+    assert gpu is not None and gpu["processes"] == 1 and "processes" not in sampler.reasons
 
 
 def test_pcie_is_asked_at_every_fifth_sample_only(library: Any) -> None:
     sampler = Sampler(h200(library), ignore, nvml=Nvml(library))
-    samples = [sampler.read_once().card for _ in range(6)]
+    samples = [sampler.read_once().gpu for _ in range(6)]
     assert library.calls.count("nvmlDeviceGetPcieThroughput") == 4
-    assert all(card is not None and card["pcie_rx_bytes_s"] is not None for card in samples)
+    assert all(gpu is not None and gpu["pcie_rx_bytes_s"] is not None for gpu in samples)
 
 
 def test_hidden_process_memory_is_null_not_zero(library: Any) -> None:
-    library.cards[0].processes = [(os.getpid(), None), (4_000_000, None)]
+    library.gpus[0].processes = [(os.getpid(), None), (4_000_000, None)]
     sampler = Sampler(h200(library), ignore, nvml=Nvml(library))
-    card = sampler.read_once().card
-    assert card is not None and card["memory_others_bytes"] is None and card["processes"] == 1
+    gpu = sampler.read_once().gpu
+    assert gpu is not None and gpu["memory_others_bytes"] is None and gpu["processes"] == 1
     assert "per process" in sampler.reasons["memory_others_bytes"]
     library.failing.add("nvmlDeviceGetComputeRunningProcesses")
-    card = sampler.read_once().card
-    assert card is not None and card["processes"] is None and card["memory_used_bytes"] == 20 << 30
+    gpu = sampler.read_once().gpu
+    assert gpu is not None and gpu["processes"] is None and gpu["memory_used_bytes"] == 20 << 30
 
 
-def test_mig_has_its_own_memory_and_its_cards_power(fakes: Any) -> None:
-    part = fakes.card("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "MIG-c", 40 << 30, used=3 << 30)
-    whole = fakes.card("NVIDIA A100-SXM4-80GB", "GPU-d", 80 << 30, instances=[part])
+def test_mig_has_its_own_memory_and_its_gpu_power(fakes: Any) -> None:
+    part = fakes.gpu("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "MIG-c", 40 << 30, used=3 << 30)
+    whole = fakes.gpu("NVIDIA A100-SXM4-80GB", "GPU-d", 80 << 30, instances=[part])
     library = fakes.nvml(whole)
     library.failing.add("nvmlDeviceGetUtilizationRates")
-    card = Sampler(h200(library), ignore, nvml=Nvml(library)).read_once().card
-    assert card is not None and card["util_percent"] is None
-    assert (card["memory_total_bytes"], card["power_w"]) == (40 << 30, 312.5)
+    gpu = Sampler(h200(library), ignore, nvml=Nvml(library)).read_once().gpu
+    assert gpu is not None and gpu["util_percent"] is None
+    assert (gpu["memory_total_bytes"], gpu["power_w"]) == (40 << 30, 312.5)
 
 
 def test_a_driver_that_dies_leaves_nulls_and_the_host(library: Any) -> None:
@@ -231,7 +231,7 @@ def test_a_driver_that_dies_leaves_nulls_and_the_host(library: Any) -> None:
     assert wait_for(lambda: len(seen) > count + 2)
     sampler.stop()
     last = seen[-1]
-    assert last.card is not None and last.card["temperature_c"] is None and last.card["util_percent"] is None
+    assert last.gpu is not None and last.gpu["temperature_c"] is None and last.gpu["util_percent"] is None
     assert last.host["rss_bytes"] > 0 and "failed" in sampler.reasons["temperature_c"]
 
 
@@ -264,11 +264,11 @@ def test_a_sampler_can_start_again(library: Any) -> None:
     sampler.start()
     assert wait_for(lambda: len(seen) > count)
     sampler.stop()
-    assert seen[-1].card is not None
+    assert seen[-1].gpu is not None
 
 
-def test_without_driver_the_card_is_null(library: Any, fakes: Any) -> None:
+def test_without_driver_the_gpu_is_null(library: Any, fakes: Any) -> None:
     absent = fakes.nvml()
     absent.failing.add("nvmlInit")
     sampler = Sampler(h200(library), ignore, nvml=Nvml(absent))
-    assert sampler.read_once().card is None and "nvmlInit failed" in sampler.reasons["card"]
+    assert sampler.read_once().gpu is None and "nvmlInit failed" in sampler.reasons["gpu"]

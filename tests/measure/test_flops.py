@@ -223,7 +223,7 @@ def profile(**changes: Any) -> GpuProfile:
     return replace(made, **changes)
 
 
-def card(found: GpuProfile | None = None, **changes: Any) -> Gpu:
+def gpu(found: GpuProfile | None = None, **changes: Any) -> Gpu:
     return replace(Gpu(0, 0, None, "X 9000", None, None, profile=found), **changes)
 
 
@@ -246,22 +246,22 @@ def test_a_step_is_all_its_micro_batches_and_the_update() -> None:
 
 
 def test_the_peak_is_that_of_the_precision_in_use() -> None:
-    assert published_peak(card(profile()), "bf16") == ("bf16", 165.0, 700.0, "a sheet", "")
-    assert published_peak(card(profile()), "tf32")[:2] == ("tf32", 82.0)
-    kind, peak, bandwidth, _, reason = published_peak(card(profile()), "fp16")
+    assert published_peak(gpu(profile()), "bf16") == ("bf16", 165.0, 700.0, "a sheet", "")
+    assert published_peak(gpu(profile()), "tf32")[:2] == ("tf32", 82.0)
+    kind, peak, bandwidth, _, reason = published_peak(gpu(profile()), "fp16")
     assert (kind, peak, bandwidth) == (None, None, 700.0)
     assert reason == "no published fp16 peak for X 9000"
-    noted = published_peak(card(profile(note="72 W card")), "bf16")
+    noted = published_peak(gpu(profile(note="72 W board")), "bf16")
     assert noted[1] == 165.0
-    assert noted[3] == "a sheet; 72 W card"
+    assert noted[3] == "a sheet; 72 W board"
 
 
 @pytest.mark.parametrize(
     ("chosen", "reason"),
     [
         (None, NO_CPU_PEAK),
-        (card(None, reasons={"profile": "no published figures are known for this card"}), "no published figures"),
-        (card(profile(note="figures are of the whole card"), mig=True), "figures are of the whole card"),
+        (gpu(None, reasons={"profile": "no published figures are known for this GPU"}), "no published figures"),
+        (gpu(profile(note="figures are of the whole GPU"), mig=True), "figures are of the whole GPU"),
     ],
 )  # fmt: skip
 def test_without_a_published_peak_there_is_a_reason(chosen: Gpu | None, reason: str) -> None:

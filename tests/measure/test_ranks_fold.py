@@ -1,4 +1,4 @@
-"""A late rank is named with its phase, at any number of ranks; ranks that only differ by noise are not."""
+"""A straggler is named with its phase, at any number of ranks; ranks that only differ by noise are not."""
 
 from __future__ import annotations
 

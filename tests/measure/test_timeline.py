@@ -42,23 +42,23 @@ MARKS = st.lists(st.tuples(TIME, st.sampled_from([*PHASES, "forward/encoder"])),
 
 @given(st.lists(SEEN, max_size=20), MARKS, st.booleans())
 def test_busy_and_the_causes_add_up_to_the_wall(
-    seen: list[TraceEvent], marks: list[tuple[int, str]], card: bool
+    seen: list[TraceEvent], marks: list[tuple[int, str]], gpu: bool
 ) -> None:
     seen += [kernel(40, 41), host(40, 41)]
     try:
-        found = timeline(seen, marks, 0, 100, card)
+        found = timeline(seen, marks, 0, 100, gpu)
     except ValueError:
-        assert not card  # all operators may lie where a batch is made
+        assert not gpu  # all operators may lie where a batch is made
         return
     assert found.wall_ns == 100
     assert found.busy_ns + sum(found.idle_ns.values()) == 100
     assert all(value > 0 for value in found.idle_ns.values())
     assert found.copy_ns <= found.busy_ns
     assert 0 <= found.exposed_ns <= found.collective_ns <= found.busy_ns
-    assert "synchronising" not in found.idle_ns or card
+    assert "synchronising" not in found.idle_ns or gpu
 
 
-def of_card(*seen: TraceEvent, marks: list[tuple[int, str]]) -> CaptureTimeline:
+def of_gpu(*seen: TraceEvent, marks: list[tuple[int, str]]) -> CaptureTimeline:
     return timeline(list(seen), marks, 0, 100, gpu=True)
 
 
@@ -72,8 +72,8 @@ STEP = [
 ]
 
 
-def test_a_card_is_busy_while_a_kernel_or_a_copy_runs() -> None:
-    found = of_card(
+def test_a_gpu_is_busy_while_a_kernel_or_a_copy_runs() -> None:
+    found = of_gpu(
         kernel(35, 45, "Memcpy HtoD (Pageable -> Device)"),
         kernel(40, 50),
         kernel(48, 60),  # on another stream: the time counts once
@@ -87,8 +87,8 @@ def test_a_card_is_busy_while_a_kernel_or_a_copy_runs() -> None:
     assert found.top[1] == ["gemm", 22, 2]
 
 
-def test_named_ranges_on_the_card_compute_nothing() -> None:
-    found = of_card(
+def test_named_ranges_on_the_gpu_compute_nothing() -> None:
+    found = of_gpu(
         kernel(50, 60),
         named(0, 100, "Optimizer.step#AdamW.step", on_gpu=True),
         TraceEvent("Context Sync", 0, 100, 0, True, False),
@@ -97,8 +97,8 @@ def test_named_ranges_on_the_card_compute_nothing() -> None:
     assert (found.busy_ns, found.launches) == (10, 1)
 
 
-def test_the_card_runs_dry_while_the_host_waits_for_it() -> None:
-    found = of_card(
+def test_the_gpu_runs_dry_while_the_host_waits_for_it() -> None:
+    found = of_gpu(
         kernel(0, 50),
         host(45, 52, "aten::item"),
         host(46, 51, "cudaStreamSynchronize"),
@@ -124,14 +124,14 @@ def test_the_card_runs_dry_while_the_host_waits_for_it() -> None:
 )
 def test_every_way_of_waiting_is_synchronising(names: tuple[str, ...]) -> None:
     waits = [host(40 + place, 60 - place, name) for place, name in enumerate(names)]
-    found = of_card(kernel(0, 50), *waits, kernel(80, 100), marks=[(0, "other")])
+    found = of_gpu(kernel(0, 50), *waits, kernel(80, 100), marks=[(0, "other")])
     assert found.idle_ns == {"synchronising": 30}
-    found = of_card(kernel(0, 50), host(40, 60, "aten::add"), kernel(80, 100), marks=[(0, "other")])
+    found = of_gpu(kernel(0, 50), host(40, 60, "aten::add"), kernel(80, 100), marks=[(0, "other")])
     assert found.idle_ns == {"other": 30}
 
 
 def test_waiting_for_data_stays_that_even_after_a_synchronisation() -> None:
-    found = of_card(
+    found = of_gpu(
         kernel(0, 50),
         host(40, 51, "cudaDeviceSynchronize"),
         kernel(90, 100),
@@ -142,21 +142,21 @@ def test_waiting_for_data_stays_that_even_after_a_synchronisation() -> None:
 
 def test_a_replayed_graph_is_one_phase_with_all_its_kernels() -> None:
     kernels = [kernel(begin, begin + 8) for begin in range(10, 90, 10)]
-    found = of_card(*kernels, host(5, 7, "cudaGraphLaunch"), marks=[(0, "forward"), (2, "forward/graph")])
+    found = of_gpu(*kernels, host(5, 7, "cudaGraphLaunch"), marks=[(0, "forward"), (2, "forward/graph")])
     assert (found.launches, found.busy_ns) == (8, 64)
     assert found.idle_ns == {"launch gaps": 36}
 
 
-def test_a_card_of_which_nothing_was_seen_is_not_called_idle() -> None:
+def test_a_gpu_of_which_nothing_was_seen_is_not_called_idle() -> None:
     with pytest.raises(ValueError, match="no GPU kernels"):
-        of_card(host(10, 50), named(0, 100, "step", on_gpu=True), marks=STEP)
+        of_gpu(host(10, 50), named(0, 100, "step", on_gpu=True), marks=STEP)
 
 
 def of_host(*seen: TraceEvent, marks: list[tuple[int, str]]) -> CaptureTimeline:
     return timeline(list(seen), marks, 0, 100, gpu=False)
 
 
-def test_without_a_card_operators_compute_and_what_is_between_them_does_not() -> None:
+def test_without_a_gpu_operators_compute_and_what_is_between_them_does_not() -> None:
     found = of_host(
         host(40, 50, "aten::linear"),
         host(42, 48, "aten::addmm"),  # inside the other one
@@ -187,7 +187,7 @@ def test_what_a_compiler_made_computes() -> None:
 
 
 def test_names_are_made_printable_and_short() -> None:
-    found = of_card(kernel(10, 20, "k\x1b[2J" + "x" * 5000), marks=STEP)
+    found = of_gpu(kernel(10, 20, "k\x1b[2J" + "x" * 5000), marks=STEP)
     name = str(found.top[0][0])
     assert name.isprintable()
     assert len(name) < 200
@@ -202,7 +202,7 @@ def launched(begin: int, end: int, correlation: int, name: str = "gemm", device:
 
 
 def test_a_gap_before_a_kernel_that_was_already_launched_is_not_the_hosts() -> None:
-    found = of_card(
+    found = of_gpu(
         call(0, 2, "cudaLaunchKernel", 1), launched(0, 40, 1),
         call(2, 4, "cudaLaunchKernel", 2), launched(50, 80, 2),  # launched before the gap at 40 began
         call(85, 88, "cudaLaunchKernel", 3), launched(90, 100, 3),  # launched within the gap at 80
@@ -213,7 +213,7 @@ def test_a_gap_before_a_kernel_that_was_already_launched_is_not_the_hosts() -> N
 
 def test_a_copy_to_pageable_memory_is_a_wait_and_one_to_pinned_memory_is_not() -> None:
     def idle(kind: str) -> dict[str, int]:
-        return of_card(
+        return of_gpu(
             launched(0, 20, 1), call(10, 60, "cudaMemcpyAsync", 2),
             launched(55, 60, 2, f"Memcpy DtoH (Device -> {kind})"), launched(80, 100, 3), marks=[(0, "forward")],
         ).idle_ns  # fmt: skip
@@ -230,12 +230,12 @@ def test_another_gpu_of_the_process_does_not_count() -> None:
 
 def test_a_range_on_the_gpus_line_that_the_profiler_does_not_mark_is_no_work() -> None:
     unmarked = TraceEvent("ndd: forward", 0, 100, 0, True, False)
-    found = of_card(unmarked, named(0, 100, "ndd: forward"), kernel(0, 10), marks=[(0, "forward")])
+    found = of_gpu(unmarked, named(0, 100, "ndd: forward"), kernel(0, 10), marks=[(0, "forward")])
     assert found.busy_ns == 10
 
 
 def test_copies_within_the_gpu_are_no_transfer() -> None:
-    found = of_card(
+    found = of_gpu(
         kernel(0, 10, "Memcpy DtoD (Device -> Device)"), kernel(20, 25, "Memcpy HtoD (Pinned -> Device)"),
         kernel(30, 40), marks=[(0, "forward")],
     )  # fmt: skip
@@ -243,7 +243,7 @@ def test_copies_within_the_gpu_are_no_transfer() -> None:
 
 
 def test_collectives_are_split_into_exposed_and_hidden() -> None:
-    found = of_card(
+    found = of_gpu(
         kernel(0, 40),
         kernel(30, 70, "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
         kernel(70, 80),
@@ -266,4 +266,4 @@ def test_collectives_are_split_into_exposed_and_hidden() -> None:
     ],
 )
 def test_convolutions_are_told_by_the_name_of_the_kernel(name: str, convolves: bool) -> None:
-    assert (of_card(kernel(0, 10, name), marks=[(0, "forward")]).convolution_ns == 10) is convolves
+    assert (of_gpu(kernel(0, 10, name), marks=[(0, "forward")]).convolution_ns == 10) is convolves

@@ -172,7 +172,7 @@ def test_after_a_lost_connection_the_ranks_without_a_word_are_named(
     two.notes.put("noticed/2", "")
     cause = others(zero, LOST, "RuntimeError: …", "at step 7 in backward")
     assert "lost the connection to another rank at step 7 in backward" in cause.text
-    assert "; no word since then from rank 1 (elsewhere, process 77): RuntimeError" in cause.text
+    assert "; no response since from rank 1 (elsewhere, process 77): RuntimeError" in cause.text
     assert (cause.own, cause.curable) == (True, True)
 
 

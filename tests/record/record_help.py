@@ -36,7 +36,7 @@ def run_event(**changes: Any) -> RunEvent:
     """A run of 1000 steps on the CPU: 100 steps per epoch, 16 items of 64 tokens per step."""
     body: dict[str, Any] = {
         "name": "r", "workload": "chartext", "config": CONFIG, "pid": 1, "host": "h",
-        "device": "cpu", "device_name": "CPU, 1 thread", "card": None, "versions": {}, "parameters": 10,
+        "device": "cpu", "device_name": "CPU, 1 thread", "gpu": None, "versions": {}, "parameters": 10,
         "precision": "fp32", "item": "window", "token": "character", "tokens_per_item": 64, "items_per_step": 16,
         "items_per_epoch": 1600, "steps_per_epoch": 100, "epochs": 10, "total_steps": 1000, "model": "m", "data": "d",
     }  # fmt: skip
@@ -115,7 +115,7 @@ _PHASES = st.dictionaries(
 )
 _SAMPLE = st.builds(
     SampleEvent,
-    card=st.none()
+    gpu=st.none()
     | st.fixed_dictionaries(
         {"util_percent": st.none() | st.integers(0, 100), "memory_free_bytes": st.none() | _COUNT}
     ),

@@ -73,7 +73,7 @@ def test_quantiles_are_of_the_newest_window_that_had_steps() -> None:
     assert {share.name: share.p95_ns for share in shares} == {"forward": 30, "evaluate": None}
 
 
-def test_idle_of_a_card_comes_from_the_device_clock() -> None:
+def test_idle_of_a_gpu_comes_from_the_device_clock() -> None:
     phases = {
         "data_wait": phase(10, 600),
         "to_device": phase(10, 100),
@@ -202,8 +202,8 @@ def test_device_times_are_weighted_by_the_steps_that_carried_events() -> None:
 
 
 def test_without_a_device_clock_idle_is_what_the_driver_says() -> None:
-    card = SampleEvent({"util_percent": 37}, {})
-    shot = snapshot(window(1), card, device="cuda:0")
+    gpu = SampleEvent({"util_percent": 37}, {})
+    shot = snapshot(window(1), gpu, device="cuda:0")
     assert (shot.idle.method, shot.idle.causes) == ("nvml", ())
     assert shot.idle.share == pytest.approx(0.63)
 
@@ -257,15 +257,15 @@ def test_nothing_sampled_is_nothing_known() -> None:
         assert room.fits_micro is None
 
 
-def test_headroom_of_a_card_takes_the_allocator_first_and_the_driver_for_the_rest() -> None:
-    card = SampleEvent({"memory_free_bytes": 1, "memory_total_bytes": 2, "memory_others_bytes": 3}, {})
-    room = snapshot(memory(), card, device="cuda:0").headroom
-    assert (room.kind, room.free_bytes, room.total_bytes, room.others_bytes) == ("card", 8 * GIB, 16 * GIB, 3)
+def test_headroom_of_a_gpu_takes_the_allocator_first_and_the_driver_for_the_rest() -> None:
+    gpu = SampleEvent({"memory_free_bytes": 1, "memory_total_bytes": 2, "memory_others_bytes": 3}, {})
+    room = snapshot(memory(), gpu, device="cuda:0").headroom
+    assert (room.kind, room.free_bytes, room.total_bytes, room.others_bytes) == ("gpu", 8 * GIB, 16 * GIB, 3)
     assert (room.used_bytes, room.peak_bytes) == (3 * GIB, 5 * GIB)
-    room = snapshot(memory(free_bytes=None, total_bytes=None), card, device="cuda:0").headroom
+    room = snapshot(memory(free_bytes=None, total_bytes=None), gpu, device="cuda:0").headroom
     assert (room.free_bytes, room.total_bytes) == (1, 2)
     # A full GPU has 0 bytes free, which differs from unknown.
-    assert snapshot(memory(free_bytes=0), card, device="cuda:0").headroom.free_bytes == 0
+    assert snapshot(memory(free_bytes=0), gpu, device="cuda:0").headroom.free_bytes == 0
     nothing = SampleEvent({"memory_free_bytes": None}, {})
     assert snapshot(nothing, device="cuda:0").headroom.free_bytes is None
 

@@ -66,7 +66,7 @@ def run_event(cuda: bool = True, **changes: Any) -> RunEvent:
     body: dict[str, Any] = {
         "name": "one", "workload": "chartext", "config": CONFIG, "pid": 1, "host": "trainer",
         "device": "cuda:0" if cuda else "cpu", "device_name": "NVIDIA GeForce RTX 4080 SUPER" if cuda else "CPU",
-        "card": {"memory_total_bytes": 16 * GIB} if cuda else None, "versions": {"torch": "2.6.0"},
+        "gpu": {"memory_total_bytes": 16 * GIB} if cuda else None, "versions": {"torch": "2.6.0"},
         "parameters": 10_788_929, "precision": "bf16", "item": "window", "token": "character", "tokens_per_item": 256,
         "items_per_step": 128, "items_per_epoch": 35_328, "steps_per_epoch": 276, "epochs": 25, "total_steps": 6_900,
         "model": "6 layers, width 384", "data": "465,231 characters", "threads": 16,
@@ -120,7 +120,7 @@ def trial(
 ) -> TrialEvent:
     ratio, low, high = interval or (None, None, None)
     body: dict[str, Any] = {
-        "quads": 6, "seconds": 41.0, "budget_s": 60.0, "device": "NVIDIA GeForce RTX 4080 SUPER", "loss": "same",
+        "abba_blocks": 6, "seconds": 41.0, "budget_s": 60.0, "device": "NVIDIA GeForce RTX 4080 SUPER", "loss": "same",
         "loss_text": "equal over the first 20 steps", "base": {"peak_bytes": 6 * GIB, "prepare_s": 3.1},
         "change": {"peak_bytes": None if interval is None else 7 * GIB, "prepare_s": 12.4},
     }  # fmt: skip
@@ -204,7 +204,7 @@ def _applied(t: float) -> list[Timed]:
 
 
 def _sample(index: int, cuda: bool) -> SampleEvent:
-    card = {
+    gpu = {
         "util_percent": 35 + index % 5, "temperature_c": 55 + index / 20, "power_w": 210.0 + index % 9,
         "sm_clock_mhz": 2505 - (index % 7), "memory_free_bytes": 7 * GIB,
     }  # fmt: skip
@@ -212,7 +212,7 @@ def _sample(index: int, cuda: bool) -> SampleEvent:
         "cpu_percent": 53.0, "process_cpu_percent": 101.0, "rss_bytes": 2.1 * GIB, "workers_rss_bytes": 0,
         "memory_available_bytes": 24 * GIB, "memory_limit_bytes": 64 * GIB,
     }  # fmt: skip
-    return SampleEvent(card if cuda else None, host)
+    return SampleEvent(gpu if cuda else None, host)
 
 
 def _memory(index: int) -> MemoryEvent:

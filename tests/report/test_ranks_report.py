@@ -24,7 +24,7 @@ def recorded(folder: Path, planted: Planted, name: str = "one") -> RunDir:
 def test_a_late_rank_is_in_the_report(tmp_path: Path) -> None:
     planted = Planted(8, late=(5,), late_ms=20.0, phase="backward", places=("model.py:9 forward",), on_host=4)
     report, page, words = pages(recorded(tmp_path, planted))
-    assert report.findings[0].cause == "late-rank"
+    assert report.findings[0].cause == "straggler"
     for text in (page, words):
         assert "Phases of all ranks" in text
         assert "Slowest ranks" in text

@@ -215,10 +215,10 @@ L4, H200 = "GPU-aaaaaaaa-0000-0000-0000-000000000001", "GPU-bbbbbbbb-0000-0000-0
 
 def gpu_of(machine: Machine, **told: Any) -> RunEvent:
     """The run of a script that says this of its GPU; the console would use the L4."""
-    cards = tuple(Gpu(place, place, uuid, name, 24 << 30, (8, 9)) for place, (uuid, name) in enumerate(
+    gpus = tuple(Gpu(place, place, uuid, name, 24 << 30, (8, 9)) for place, (uuid, name) in enumerate(
         [(L4, "NVIDIA L4"), (H200, "NVIDIA H200")]
     ))  # fmt: skip
-    facts = Facts("r", Command(("python", "t.py"), Path("/")), replace(machine, cards=cards, chosen=cards[0]))
+    facts = Facts("r", Command(("python", "t.py"), Path("/")), replace(machine, gpus=gpus, chosen=gpus[0]))
     list(facts.take(line("process", pid=7, host="h", python="3.11", torch="2.13", threads=2)))
     list(facts.take(line("model", device="cuda:0", optimizer="Adam", parameters=1, **told)))
     (run, _) = facts.take(window(10))
@@ -230,12 +230,12 @@ def test_a_script_trains_on_the_gpu_that_it_names(machine: Machine) -> None:
     """CUDA_VISIBLE_DEVICES and the order of CUDA decide what "cuda:0" is in its process."""
     known = {"name": "NVIDIA H200", "total_bytes": 141 << 30, "capability": [9, 0], "visible": "1"}
     run = gpu_of(machine, gpu={"uuid": H200.removeprefix("GPU-"), **known})
-    assert run.device_name == "NVIDIA H200" and run.card is not None and run.card["uuid"] == H200
+    assert run.device_name == "NVIDIA H200" and run.gpu is not None and run.gpu["uuid"] == H200
     # One that NVML does not list is what torch says, and never another GPU.
     run = gpu_of(machine, gpu={"uuid": None, **known, "name": "Orin"})
-    assert run.device_name == "Orin" and run.card is not None and run.card["memory_total_bytes"] == 141 << 30
+    assert run.device_name == "Orin" and run.gpu is not None and run.gpu["memory_total_bytes"] == 141 << 30
     run = gpu_of(machine, gpu=None)
-    assert run.card is None and run.device_name == "cuda:0"
+    assert run.gpu is None and run.device_name == "cuda:0"
 
 
 def test_a_resumed_training_goes_on_with_the_steps_of_its_framework(facts: Facts) -> None:

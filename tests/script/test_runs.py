@@ -227,8 +227,8 @@ def test_the_gpu_that_the_script_trains_on_is_sampled(
 ) -> None:
     """The console would choose the first one; "cuda:0" of the script is the second, as its UUID says."""
     uuids = ("GPU-bbbbbbbb-0000-0000-0000-000000000002", "GPU-aaaaaaaa-0000-0000-0000-000000000001")
-    cards = tuple(Gpu(place, place, uuid, "NVIDIA L4", 1000, (8, 9)) for place, uuid in enumerate(uuids))
-    machine = replace(detect("cpu", use_torch=False), cards=cards, chosen=cards[0])
+    gpus = tuple(Gpu(place, place, uuid, "NVIDIA L4", 1000, (8, 9)) for place, uuid in enumerate(uuids))
+    machine = replace(detect("cpu", use_torch=False), gpus=gpus, chosen=gpus[0])
     sampled: list[Gpu | None] = []
 
     class Samples(Sampler):
@@ -251,4 +251,4 @@ def test_the_gpu_that_the_script_trains_on_is_sampled(
         run_of_script.close()
     assert [None if gpu is None else gpu.uuid for gpu in sampled] == [None, uuids[1]]
     seen = [event for event in events(tmp_path, "on_gpu-001") if isinstance(event, RunEvent)]
-    assert seen and seen[0].card is not None and seen[0].card["uuid"] == uuids[1]
+    assert seen and seen[0].gpu is not None and seen[0].gpu["uuid"] == uuids[1]

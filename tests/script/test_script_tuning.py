@@ -27,7 +27,7 @@ def identity(tmp_path: Path, **changes: Any) -> RunEvent:
     }  # fmt: skip
     body: dict[str, Any] = {
         "name": "r", "workload": "train.py", "config": config, "pid": 1, "host": "h", "device": "cpu",
-        "device_name": "CPU", "card": None, "versions": {}, "parameters": 9, "precision": "", "item": "item",
+        "device_name": "CPU", "gpu": None, "versions": {}, "parameters": 9, "precision": "", "item": "item",
         "token": None, "tokens_per_item": 0, "items_per_step": 8, "items_per_epoch": 0, "steps_per_epoch": 0,
         "epochs": 0, "total_steps": 0, "model": "AdamW", "data": "", "threads": 2,
     }  # fmt: skip

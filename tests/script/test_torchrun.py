@@ -145,7 +145,7 @@ def test_a_rank_with_slow_data_is_named_with_phase_and_line(tmp_path: Path) -> N
     assert (ranks["late"]["rank"], ranks["late"]["phase"]) == (1, "data_wait")
     assert ranks["late"]["phase_ns"] > 10 * 10**6
     assert "train.py:" in ranks["late"]["where"] and "decode" in ranks["late"]["where"]
-    assert any(one["cause"] == "late-rank" for one in found["findings"])
+    assert any(one["cause"] == "straggler" for one in found["findings"])
     seen = windows(tmp_path)
     phases_close(seen)
     # Rank 0 waits for its 20 ms, so this is skew and no exchange.
@@ -157,7 +157,7 @@ def test_a_rank_with_slow_data_is_named_with_phase_and_line(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2", "compiled", "no_sync", "alone"])
 def test_every_way_to_exchange(tmp_path: Path, mode: str) -> None:
-    """Observed or not, the losses are the same; the late rank is named; without one, none is at the end."""
+    """Observed or not, the losses are the same; the straggler is named; without one, none is at the end."""
     late, even = tmp_path / "late", tmp_path / "even"
     late.mkdir()
     even.mkdir()
@@ -174,7 +174,7 @@ def test_every_way_to_exchange(tmp_path: Path, mode: str) -> None:
     assert found[-1].strategy == {"fsdp2": "fsdp2", "alone": ""}.get(mode, "ddp")
     run(even, MODE=mode, STEPS="300")
     assert windows(even)[-1].late is None
-    assert not any(one["cause"] == "late-rank" for one in report(even)["findings"])
+    assert not any(one["cause"] == "straggler" for one in report(even)["findings"])
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_a_killed_rank_is_the_reason(tmp_path: Path) -> None:
     done = run(tmp_path, STEPS="4000", EACH=kill, status=1)
     end = events(tmp_path)[-1]
     assert isinstance(end, EndEvent) and end.status == "failed"
-    assert "rank 1 (process " in end.reason and "was gone first" in end.reason, end.reason
+    assert "rank 1 (process " in end.reason and "exited first" in end.reason, end.reason
     assert "ndd_console" not in done.stderr.replace(str(tmp_path), "")
 
 

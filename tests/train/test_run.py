@@ -324,7 +324,7 @@ def test_the_record_begins_with_who_runs_what(trainer: Trainer) -> None:
         "character",
         16,
     )
-    assert (identity.items_per_step, identity.device, identity.card, identity.threads) == (8, "cpu", None, 1)
+    assert (identity.items_per_step, identity.device, identity.gpu, identity.threads) == (8, "cpu", None, 1)
     assert identity.versions.keys() >= {"ndd", "python", "torch", "system"}
     assert (identity.resumed_step, identity.resumed_from) == (None, None)
     first = parse(result.directory.events.read_bytes().splitlines()[0])

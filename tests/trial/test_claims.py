@@ -202,7 +202,7 @@ def test_what_can_only_be_measured_in_part_depends() -> None:
 
 def test_what_ended_early_and_is_unclear_is_measured_again_in_what_is_left() -> None:
     # Clear of 1 after a second, and yet no answer to whether it is twice as fast.
-    bench = Constant(trial("faster", 2.0, low=1.6, high=2.5, quads=4, seconds=1.0))
+    bench = Constant(trial("faster", 2.0, low=1.6, high=2.5, abba_blocks=4, seconds=1.0))
     result = measured("A3", bench)
     assert len(bench.requests) == 3
     assert [request.budget_s for request in bench.requests] == [5.0, 4.0, 3.0]
@@ -212,7 +212,7 @@ def test_what_ended_early_and_is_unclear_is_measured_again_in_what_is_left() -> 
     assert value.low is not None and value.high is not None
     assert 1.6 < value.low < 2.0 < value.high < 2.5
     assert result.verdict == "confirmed"
-    spent = Constant(trial("faster", 2.0, low=1.7, high=2.35, quads=4, seconds=4.9))
+    spent = Constant(trial("faster", 2.0, low=1.7, high=2.35, abba_blocks=4, seconds=4.9))
     assert measured("A3", spent).verdict == "not measurable on this machine"
     assert len(spent.requests) == 1
 

@@ -118,7 +118,7 @@ def test_the_sentence_has_the_figures_and_their_interval() -> None:
         request, "out of memory", "tried to allocate 9 GB", None, (SideFacts(), SideFacts()), [], 3.0
     )
     assert nothing.text == "out of memory: tried to allocate 9 GB"
-    assert nothing.ratio is None and nothing.quads == 0
+    assert nothing.ratio is None and nothing.abba_blocks == 0
     few = result(
         request,
         "faster",

@@ -122,7 +122,7 @@ def run(budget_s: float = 60.0, tell: Callable[[Progress], None] = lambda told: 
 def test_cheap_starts_are_repeated_and_alternate(world: World) -> None:
     told: list[Progress] = []
     event = run(tell=told.append)
-    assert event.pairs >= 4 and event.quads >= 2 * event.pairs and event.method == "pairs"
+    assert event.pairs >= 4 and event.abba_blocks >= 2 * event.pairs and event.method == "pairs"
     assert event.df == event.pairs - 1 and event.between is None
     assert f"interval from {event.pairs} pairs of processes" in event.text
     assert event.seconds <= 66
@@ -130,10 +130,10 @@ def test_cheap_starts_are_repeated_and_alternate(world: World) -> None:
     assert prepared == [1, 0, 0, 1] * (event.pairs // 2) + [1, 0] * (event.pairs % 2)
     runs = [side for what, side in world.log if what == "run"]
     blocks = [tuple(runs[at : at + 4]) for at in range(0, len(runs), 4)]
-    per_pair = event.quads // event.pairs
+    per_pair = event.abba_blocks // event.pairs
     assert blocks[:per_pair] == [(0, 1, 1, 0)] * per_pair
     assert blocks[per_pair : 2 * per_pair] == [(1, 0, 0, 1)] * per_pair
-    assert told[-1].pairs == event.pairs and told[-1].quads == event.quads
+    assert told[-1].pairs == event.pairs and told[-1].abba_blocks == event.abba_blocks
     assert len(event.base["peaks"]) == event.pairs
 
 
@@ -161,7 +161,7 @@ def test_dear_starts_use_what_earlier_trials_measured(world: World) -> None:
 def test_the_budget_is_used_where_no_other_pair_fits(world: World) -> None:
     world.start_s = 14.0
     event = run(50.0)
-    assert event.pairs == 1 and event.quads >= 4
+    assert event.pairs == 1 and event.abba_blocks >= 4
     assert 44 <= event.seconds <= 52
 
 
@@ -180,7 +180,7 @@ def test_a_large_effect_ends_after_the_fourth_pair_or_a_few_blocks(world: World)
     assert run().pairs == 4
     world.start_s = 12.0
     event = run()
-    assert event.verdict == "faster" and event.pairs < 4 and event.quads == 3
+    assert event.verdict == "faster" and event.pairs < 4 and event.abba_blocks == 3
 
 
 def test_without_room_for_both_there_is_one_process_at_a_time(world: World) -> None:

@@ -22,7 +22,7 @@ from ndd_engine.trial.request import Base
 from ndd_engine.trial.store import record_trial
 
 EVENT = TrialEvent(
-    ["loader.workers=2"], "run live", "faster", "faster 1.42x", ratio=1.42, low=1.38, high=1.47, quads=6
+    ["loader.workers=2"], "run live", "faster", "faster 1.42x", ratio=1.42, low=1.38, high=1.47, abba_blocks=6
 )
 HOLDER = """
 import sys, time

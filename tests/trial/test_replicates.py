@@ -16,8 +16,8 @@ from ndd_engine.trial.verdict import judged
 TRIALS = 400
 
 
-def replicates(*pairs: list[float], usual: Usual | None = None, dear: bool = False) -> Replicates:
-    found = Replicates(usual, dear)
+def replicates(*pairs: list[float], usual: Usual | None = None, few_pairs: bool = False) -> Replicates:
+    found = Replicates(usual, few_pairs)
     for pair in pairs:
         found.begin()
         for value in pair:
@@ -77,9 +77,9 @@ def test_nothing_is_called_before_enough_pairs() -> None:
     assert replicates(large, large, large, [math.log(1.99)] * 2).early() == "faster"
     assert replicates(*[[-value for value in large]] * 4).early() == "slower"
     assert replicates(*[[0.001, -0.001], [0.0, 0.001]] * 2).early() == "no difference"
-    # Where starting is dear, a large effect is clear after a few blocks.
-    assert replicates(large, dear=True).early() is None
-    assert replicates([*large, math.log(2)], dear=True).early() == "faster"
+    # When start-up is expensive, a large effect is clear after a few blocks.
+    assert replicates(large, few_pairs=True).early() is None
+    assert replicates([*large, math.log(2)], few_pairs=True).early() == "faster"
 
 
 def test_a_noisier_machine_widens_the_interval_of_few_pairs() -> None:

@@ -27,8 +27,8 @@ def configured(*sets: str) -> Config:
 
 
 def gpus(count: int) -> Machine:
-    cards = tuple(Gpu(index, index, f"GPU-{index}", "Test GPU", 80 << 30, (9, 0)) for index in range(count))
-    return replace(machine(gpu=True), cards=cards, chosen=cards[0])
+    gpus = tuple(Gpu(index, index, f"GPU-{index}", "Test GPU", 80 << 30, (9, 0)) for index in range(count))
+    return replace(machine(gpu=True), gpus=gpus, chosen=gpus[0])
 
 
 # What is compared.

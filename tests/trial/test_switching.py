@@ -129,7 +129,7 @@ def test_stopped_workers_of_both_sides_end_with_a_killed_process(tmp_path: Path)
     killed: list[int] = []
 
     def tell(progress: object) -> None:
-        if killed or getattr(progress, "quads", 0) < 2:
+        if killed or getattr(progress, "abba_blocks", 0) < 2:
             return
         for child in psutil.Process().children():
             if "ndd_engine.trial.side" in " ".join(child.cmdline()):
@@ -154,4 +154,4 @@ def test_stopped_workers_of_both_sides_end_with_a_killed_process(tmp_path: Path)
 )
 def test_short_epochs_are_no_problem(tmp_path: Path, change: str) -> None:
     event = measured(planted(tmp_path, count=12, sleep=0.001), change, budget_s=8.0)
-    assert event.method == METHOD and event.ratio is not None and event.quads >= 2, event.text
+    assert event.method == METHOD and event.ratio is not None and event.abba_blocks >= 2, event.text

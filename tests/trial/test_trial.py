@@ -34,7 +34,7 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     assert event.verdict == "faster", event.text
     assert event.ratio is not None and event.low is not None and event.high is not None
     assert 2 < event.low <= event.ratio <= event.high
-    assert event.quads >= 3
+    assert event.abba_blocks >= 3
     assert re.match(r"faster [\d.]+x \(95 % CI [\d.]+ to [\d.]+\), \d+ ABBA blocks in ", event.text)
     assert event.break_even_steps is not None
     for side in (event.base, event.change):
@@ -47,7 +47,7 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     assert event.loss == "not comparable"
     stages = [progress.stage for progress in told]
     assert any(stage.startswith("preparing the candidate") for stage in stages) and "measuring" in stages
-    assert told[-1].quads == event.quads and told[-1].ratio == pytest.approx(event.ratio)
+    assert told[-1].abba_blocks == event.abba_blocks and told[-1].ratio == pytest.approx(event.ratio)
     assert {path.name for path in set(tmp_path.iterdir()) - before} <= {
         "planted.py",
         "planted.toml",
@@ -76,7 +76,7 @@ def test_a_candidate_that_fails_is_a_result(tmp_path: Path, fault: str, verdict:
     assert event.verdict == verdict, event.text
     assert event.text.startswith(verdict) and words in event.text
     assert "console.log" not in event.text
-    assert event.ratio is None and event.quads == 0
+    assert event.ratio is None and event.abba_blocks == 0
 
 
 def test_a_baseline_that_fails_is_not_blamed_on_the_candidate(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_with_memory_for_one_process_only_each_run_opens_its_own(tmp_path: Path)
         planted(tmp_path, room=room, **SLOW), FIXED, budget_s=150, tell=lambda told: stages.append(told.stage)
     )
     assert event.verdict == "faster", event.text
-    assert event.quads >= 3
+    assert event.abba_blocks >= 3
     opened = [stage for index, stage in enumerate(stages) if stage != stages[index - 1]]
     assert opened.count("preparing the candidate") > 3 and opened.count("preparing the baseline") > 3
 
@@ -119,7 +119,7 @@ def test_a_trial_can_be_stopped(tmp_path: Path) -> None:
     assert event.text == "stopped before there was a result; peak memory {}, unchanged".format(
         size(event.change["peak_bytes"])
     )
-    assert event.quads == 0 and event.change["prepare_s"] > 0
+    assert event.abba_blocks == 0 and event.change["prepare_s"] > 0
     assert children() <= before
 
 
@@ -144,7 +144,7 @@ from ndd_engine.trial.request import Base, TrialRequest
 from ndd_engine.trial.trial import run_trial
 base = Base("planted", Path(sys.argv[1]), None, ("workload.options.sleep=0.002",))
 request = TrialRequest(base, ("loader.workers=1",), 1000.0, restarts=sys.argv[2] == "2")
-print(run_trial(request, lambda told: print(told.stage, told.quads, flush=True)).text)
+print(run_trial(request, lambda told: print(told.stage, told.abba_blocks, flush=True)).text)
 """
 
 

@@ -17,7 +17,7 @@ STEPS = 10  # of a window
 def run_event(**changes: Any) -> RunEvent:
     body: dict[str, Any] = {
         "name": "r", "workload": "chartext", "config": {"batch": {"micro": 16}, "loader": {"workers": 0}}, "pid": 1,
-        "host": "h", "device": "cpu", "device_name": "CPU", "card": None, "versions": {"torch": "2.6"},
+        "host": "h", "device": "cpu", "device_name": "CPU", "gpu": None, "versions": {"torch": "2.6"},
         "parameters": 10, "precision": "fp32", "item": "window", "token": None, "tokens_per_item": 0,
         "items_per_step": ITEMS, "items_per_epoch": 1600, "steps_per_epoch": 100, "epochs": 10, "total_steps": 1000,
         "model": "m", "data": "d", "usable_cores": 2.0,

@@ -59,7 +59,7 @@ def run_event(cuda: bool = True, **changes: Any) -> RunEvent:
         host="trainer",
         device="cuda:0" if cuda else "cpu",
         device_name="NVIDIA GeForce RTX 4080 SUPER" if cuda else "AMD EPYC 7543 32-Core Processor",
-        card={"name": "NVIDIA GeForce RTX 4080 SUPER", "memory_total_bytes": 16 * GB} if cuda else None,
+        gpu={"name": "NVIDIA GeForce RTX 4080 SUPER", "memory_total_bytes": 16 * GB} if cuda else None,
         versions={"torch": "2.6.0", "ndd-console": "0.1.0", "python": "3.11.7", "cuda": "12.4"},
         parameters=10_788_929,
         precision="bf16" if cuda else "float32",
@@ -105,7 +105,7 @@ def rate_curve(count: int = 120) -> tuple[tuple[int, float], ...]:
 
 
 def sample(cuda: bool = True, cores: int = 16) -> SampleEvent:
-    card = {
+    gpu = {
         "util_percent": 37, "temperature_c": 61, "power_w": 212.4, "power_limit_w": 320.0,
         "sm_clock_mhz": 2505,
         "throttle": [], "memory_free_bytes": 7 * GB, "memory_total_bytes": 16 * GB,
@@ -117,7 +117,7 @@ def sample(cuda: bool = True, cores: int = 16) -> SampleEvent:
         "memory_available_bytes": 24.1 * GB,
         "memory_limit_bytes": 64 * GB, "disk_free_bytes": 180.0 * GB,
     }  # fmt: skip
-    return SampleEvent(card if cuda else None, host)
+    return SampleEvent(gpu if cuda else None, host)
 
 
 SETTINGS = (
@@ -168,7 +168,7 @@ def snapshot(cuda: bool = True, **changes: Any) -> Snapshot:
         ("other", 0.008),
     )
     head = (
-        Headroom(int(7.9 * GB), 16 * GB, int(6.9 * GB), int(1.2 * GB), int(7.4 * GB), 288, "card")
+        Headroom(int(7.9 * GB), 16 * GB, int(6.9 * GB), int(1.2 * GB), int(7.4 * GB), 288, "gpu")
         if cuda
         else Headroom(int(24.1 * GB), 64 * GB, int(3.3 * GB), int(36.6 * GB), None, None, "host")
     )
@@ -200,7 +200,7 @@ def empty_snapshot(**changes: Any) -> Snapshot:
         step=0, epoch=0, epoch_step=0, items=0, tokens=0, step_ns=None, steps_per_s=None, items_per_s=None,
         tokens_per_s=None, left=TimeLeft(), elapsed_s=0.0, phases=(), idle=Idle(None, "host", (),
         "nothing measured yet"),
-        headroom=Headroom(None, None, None, None, None, None, "card"), loss=None, lr=None, grad_norm=None,
+        headroom=Headroom(None, None, None, None, None, None, "gpu"), loss=None, lr=None, grad_norm=None,
         loss_scale=None, evaluations=(), best=None, checkpoint=None, sample=None, memory=None, loss_trend=(),
         rate_trend=(), marks=(), warnings=0,
     )  # fmt: skip
@@ -258,7 +258,7 @@ def trial_event(verdict: str = "faster", **changes: Any) -> TrialEvent:
         against="run charlm-001",
         verdict=verdict,
         text="faster: 1.42 times as many windows per second as the baseline",
-        ratio=1.42, low=1.35, high=1.49, quads=7, seconds=24.2, budget_s=60.0, device="RTX 4080 SUPER",
+        ratio=1.42, low=1.35, high=1.49, abba_blocks=7, seconds=24.2, budget_s=60.0, device="RTX 4080 SUPER",
         in_effect=True, loss="same", loss_text="20 steps, bit for bit", break_even_steps=310,
         cause="few-workers",
         base={"peak_bytes": 2.1 * GB, "step_s": 0.0546, "prepare_s": 6.1},

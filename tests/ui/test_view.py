@@ -47,7 +47,7 @@ def assert_fits(rows: list[Row], width: int, height: int) -> None:
 
 
 SNAPSHOTS = {
-    "card": snapshot(),
+    "gpu": snapshot(),
     "host": snapshot(False),
     "empty": empty_snapshot(),
     "prepared": empty_snapshot(run=run_event(), sample=sample()),
@@ -67,7 +67,7 @@ MISSING: dict[str, Any] = {
     "marks": (), "settings": (), "work": None, "throughput": Throughput(), "micro_steps": None,
     "evaluations": (), "best": None, "checkpoint": None, "loss_trend": (), "rate_trend": (),
     "idle": Idle(None, "events", (), "no device clock and no NVML"),
-    "headroom": Headroom(None, None, None, None, None, None, "card"),
+    "headroom": Headroom(None, None, None, None, None, None, "gpu"),
 }  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def test_the_use_of_the_cores_is_that_of_all_ranks_on_the_host() -> None:
 def test_missing_is_never_zero() -> None:
     value = snapshot(
         lr=None, grad_norm=None, loss=None, left=TimeLeft(), steps_per_s=None, items_per_s=None,
-        sample=replace(sample(), card={"util_percent": None}, host={}), idle=MISSING["idle"],
+        sample=replace(sample(), gpu={"util_percent": None}, host={}), idle=MISSING["idle"],
         headroom=MISSING["headroom"],
     )  # fmt: skip
     text = screen(value, 120, 40)
@@ -151,13 +151,13 @@ def test_missing_is_never_zero() -> None:
 
 
 def test_no_gpu_counters() -> None:
-    assert "n/a: NVML counters are not available" in screen(snapshot(sample=replace(sample(), card=None)))
+    assert "n/a: NVML counters are not available" in screen(snapshot(sample=replace(sample(), gpu=None)))
 
 
 def test_throttling_is_shown() -> None:
     hot = sample()
-    assert hot.card is not None
-    text = screen(snapshot(sample=replace(hot, card={**hot.card, "throttle": ["power cap", "thermal"]})))
+    assert hot.gpu is not None
+    text = screen(snapshot(sample=replace(hot, gpu={**hot.gpu, "throttle": ["power cap", "thermal"]})))
     assert "throttled: power" in text
 
 

@@ -160,7 +160,7 @@ def test_gpus_of_another_name_and_other_devices_are_left_out() -> None:
     assert len(equal_gpus(machine("A", "A", "B", "A"))) == 2
     assert len(equal_gpus(machine("A"))) == 1
     second = machine("A", "A")
-    assert equal_gpus(replace(second, chosen=second.cards[1], device="cuda:1")) == []
+    assert equal_gpus(replace(second, chosen=second.gpus[1], device="cuda:1")) == []
     assert equal_gpus(machine()) == []
 
 

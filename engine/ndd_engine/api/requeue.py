@@ -89,7 +89,7 @@ def _listed(changed: dict[str, tuple[Any, Any]]) -> str:
 def _changed(before: Config, draft: Draft) -> dict[str, tuple[Any, Any]]:
     """What the command changes in the recorded configuration. Size "auto" stays what it was resolved to."""
     if draft.size == "auto" and draft.auto:
-        memories = (None, *(float(tier["min_gb"]) for tier in draft.profile.get("cards", ())))
+        memories = (None, *(float(tier["min_gb"]) for tier in draft.profile.get("gpus", ())))
         size = getattr(before.workload, "size", None)
         found = min((_apart(before, draft.resolve(size, memory)) for memory in memories), key=len)
         if draft.resolve(size).run.threads is None:

@@ -1,4 +1,4 @@
-"""What the callbacks share: an observation from the begin of each training to its end, which never raises."""
+"""What the callbacks share: an observation from the beginning of each training to its end, which never raises."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Draft:
 
     @property
     def auto(self) -> Table:
-        """How size "auto" is resolved: card_size, candidates, min_steps_per_second; {} if it is not supported."""
+        """How size "auto" is resolved: gpu_size, candidates, min_steps_per_second; {} if it is not supported."""
         return dict(self.profile.get("auto", {}))
 
     @property
@@ -140,7 +140,7 @@ class Draft:
 
     def _gpu_tier(self, memory_gb: float | None) -> Table:
         """The profile's settings for a GPU with this much memory."""
-        tiers: list[Table] = self.profile.get("cards", [])
+        tiers: list[Table] = self.profile.get("gpus", [])
         fitting = [tier for tier in tiers if memory_gb is not None and memory_gb >= tier["min_gb"]]
         best = max(fitting, key=lambda tier: float(tier["min_gb"]), default={})
         return {key: value for key, value in best.items() if key != "min_gb"}

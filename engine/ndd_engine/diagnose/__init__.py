@@ -22,13 +22,13 @@ rule that needs a signal that is missing (null) returns no finding.
     launch-bound       launch gaps in a capture; or utilization and power        speed.cuda_graph, speed.compile
     sync               synchronisation in a capture; or gaps at loss reads       log.every_steps, code
     collectives        collectives without computation in a capture              code
-    late-rank          one rank's own time is longer in every window             by its phase; code
-    exchange           exchange that computation does not hide                   parallel.*, batch.accumulation
+    straggler          one rank's own time is longer in every window             by its phase; code
+    exchange           exposed communication between ranks                       parallel.*, batch.accumulation
     skew               waiting for slower ranks, another one each time           even batches
     tf32, amp          model share, MFU and published peaks                      precision.tf32, precision.amp
     cudnn-benchmark    convolutions of fixed shapes in a capture                 speed.cudnn_benchmark
     cudnn-shapes       convolutions in a capture; varying shapes slower          speed.cudnn_benchmark
-    neighbour-card     other GPU processes, high utilization, slower model       use another GPU
+    neighbour-gpu      other GPU processes, high utilization, slower model      use another GPU
     throttling         NVML throttle reasons and lowered clocks                  nothing in software
     thrash             allocator retries                                         batch.micro, batch.accumulation
     small-micro        fixed overhead per micro-batch                            batch.micro, batch.accumulation

@@ -31,12 +31,12 @@ CAUSES: dict[str, str] = {
     "launch-bound": "kernel launch overhead",
     "sync": "host-device synchronisation",
     "collectives": "communication between GPUs",
-    "neighbour-card": "another process on the GPU",
+    "neighbour-gpu": "another process on the GPU",
     "throttling": "GPU throttling",
     "thrash": "allocator retries",
     # Several ranks.
-    "late-rank": "a rank is late",
-    "exchange": "exchange between the ranks",
+    "straggler": "straggler",
+    "exchange": "exposed communication",
     "skew": "ranks of uneven speed",
     # Training step.
     "small-micro": "micro-batches too small",

@@ -86,7 +86,7 @@ def _convolutions(view: View) -> float:
 def _peaks(view: View) -> Mapping[str, float]:
     """Published dense peaks of the GPU in TFLOP/s by format; {} if unknown."""
     run = view.snapshot.run
-    profile: Any = (run.card or {}).get("profile") if run is not None else None
+    profile: Any = (run.gpu or {}).get("profile") if run is not None else None
     found = profile.get("dense_tflops") if isinstance(profile, dict) else None
     return found if isinstance(found, dict) else {}
 

@@ -112,10 +112,10 @@ def sync(view: View) -> Finding | None:
 
 
 def collectives(view: View) -> Finding | None:
-    """Communication between GPUs that no computation hides."""
+    """Exposed communication between GPUs."""
     capture = view.kernels
     if view.snapshot.ranks is not None:
-        return None  # the clocks of all ranks tell the exchange from waiting for a late rank
+        return None  # the clocks of all ranks tell communication from waiting for a straggler
     if capture is None or capture.exposed_ns < FLOOR * capture.wall_ns:
         return None
     share, hidden = capture.exposed_ns / capture.wall_ns, capture.collective_ns - capture.exposed_ns
@@ -125,18 +125,18 @@ def collectives(view: View) -> Finding | None:
     draft.saw(f"another {percent(hidden / capture.wall_ns)} overlaps with computation", CAPTURE)
     draft.change("with gradient accumulation, exchange gradients only in the last micro-batch (no_sync)")
     draft.change("use larger micro-batches, so that backward hides more of the exchange")
-    draft.change("find a rank that arrives late: the others wait for it inside the collective")
+    draft.change("find the straggler: the others wait for it inside the collective")
     return draft.done()
 
 
 def neighbour_gpu(view: View) -> Finding | None:
     """Another process computes on the GPU."""
-    gpu, slowed = view.snapshot.card or {}, view.slowed
+    gpu, slowed = view.snapshot.gpu or {}, view.slowed
     processes, others, util = gpu.get("processes"), gpu.get("memory_others_bytes"), gpu.get("util_percent")
     if not processes or slowed is None or slowed < 1.2 or util is None or util < BUSY_UTIL:
         return None
     title = f"{processes} other process{'es share' if processes > 1 else ' shares'} the GPU"
-    draft = Draft("neighbour-card", title, view.part(1 - 1 / slowed), "possible")
+    draft = Draft("neighbour-gpu", title, view.part(1 - 1 / slowed), "possible")
     draft.saw(
         f"forward and backward take {slowed:.2g} times as long as before training", "device and host clock"
     )
@@ -151,7 +151,7 @@ def throttling(view: View) -> Finding | None:
 
     At its power limit it computes as fast as that limit allows, which is usual: that alone is no finding.
     """
-    gpu, usual = view.snapshot.card or {}, view.snapshot.usual_clock_mhz
+    gpu, usual = view.snapshot.gpu or {}, view.snapshot.usual_clock_mhz
     reasons = [word for word in gpu.get("throttle") or () if word in WORDS]
     clock, most, util = gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz"), gpu.get("util_percent")
     if not clock or util is None or util < 50:
@@ -219,7 +219,7 @@ def _idle_in_model(view: View) -> float | None:
 
     None unless host and device clocks, utilization and power all indicate that the GPU waits for the host.
     """
-    gpu = view.snapshot.card or {}
+    gpu = view.snapshot.gpu or {}
     device = sum(view.phases[name].device_ns or 0.0 for name in MODEL if name in view.phases)
     if not device or view.model.ns < LAUNCHING * device:
         return None

@@ -67,7 +67,7 @@ def near_limit(view: View) -> Finding | None:
     headroom, memory = snapshot.headroom, snapshot.memory
     if headroom.free_bytes is None or not headroom.total_bytes or not snapshot.totals.steps or snapshot.final:
         return None
-    free, on_gpu = headroom.free_bytes, headroom.kind == "card"
+    free, on_gpu = headroom.free_bytes, headroom.kind == "gpu"
     if on_gpu:
         if memory is None:
             return None

@@ -1,4 +1,4 @@
-"""Several ranks: one that is late, exchange that no computation hides, and ranks whose speeds vary."""
+"""Several ranks: stragglers, exposed communication, and ranks whose speeds vary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TWICE = 2
 COMPUTING = (*MODEL, "clip", "optimizer", "zero_grad")
 
 
-def late_rank(view: View) -> Finding | None:
+def straggler(view: View) -> Finding | None:
     """One rank, or those of one host, that the others wait for in every step."""
     ranks = view.snapshot.ranks
     late = ranks.late if ranks is not None else None
@@ -32,7 +32,7 @@ def late_rank(view: View) -> Finding | None:
     who, several = subject(late)
     verb = "hold" if several and not late.get("same_host") else "holds"
     title = f"{who} {verb} up the others: +{milliseconds(late['late_ns'])} a step in {phase}"
-    draft = Draft("late-rank", title, view.part(1 - 1 / late["ceiling"]))
+    draft = Draft("straggler", title, view.part(1 - 1 / late["ceiling"]))
     rank = f"rank {late['rank']}"
     host = f" on {printable(late['host'])}" if late.get("host") and ranks.newest.hosts > 1 else ""
     where = printable(late["where"]) if late.get("where") else None
@@ -42,7 +42,7 @@ def late_rank(view: View) -> Finding | None:
             "profiled step or stack samples" if view.is_script else "profiled step",
         )
     draft.saw(
-        f"{rank}{host} works {milliseconds(late['late_ns'])} a step longer than the usual rank "
+        f"{rank}{host} works {milliseconds(late['late_ns'])} a step longer than the median rank "
         f"(+{milliseconds(late['phase_ns'])} in {phase}), since step {late.get('since_step', 0):,}",
         CLOCKS,
     )
@@ -55,7 +55,7 @@ def late_rank(view: View) -> Finding | None:
 
 
 def subject(late: Mapping[str, Any]) -> tuple[str, bool]:
-    """Who is late: "rank 5", "rank 5 and 2 others", or "host node3 (8 ranks)"; and whether that is several."""
+    """The straggler: "rank 5", "rank 5 and 2 others", or "host node3 (8 ranks)"; and whether that is several."""
     count = int(late.get("count", 1))
     if count > 1 and late.get("same_host"):
         return f"host {printable(late['host'])} ({count} ranks)", True
@@ -70,7 +70,7 @@ def milliseconds(ns: float) -> str:
 
 
 def _lacking(ranks: Ranks, late: Mapping[str, Any]) -> float | None:
-    """Processor time as a share of the late rank's own time, if it computes and gets too little."""
+    """Processor time as a share of the straggler's own time, if it computes and gets too little."""
     newest = ranks.newest
     row = newest.rows_us.get(str(late["rank"]))
     if row is None or "cpu" not in newest.row_names or late["phase"] not in COMPUTING:
@@ -119,7 +119,7 @@ def _changes(
 
 
 def exchange(view: View) -> Finding | None:
-    """Exchange of gradients and parameters that no computation hides."""
+    """Exposed communication of gradients and parameters."""
     ranks, cost = view.snapshot.ranks, view.cost(EXCHANGE)
     if ranks is None or not cost.clear:
         return None
@@ -129,7 +129,7 @@ def exchange(view: View) -> Finding | None:
         return _exchange_elsewhere(cost)
     title = f"exchanging {what} takes {percent(cost.share)} of each step"
     draft = Draft("exchange", title, cost)
-    draft.add(taken(cost, "exchange that no computation hides takes", CLOCKS))
+    draft.add(taken(cost, "exposed communication takes", CLOCKS))
     if ranks.hidden_ns is not None:
         draft.saw(f"another {span(ranks.hidden_ns)} is hidden by computation", CLOCKS)
     if view.is_script:
@@ -185,7 +185,7 @@ def skew(view: View) -> Finding | None:
     if ranks is None or ranks.late is not None or not cost.clear:
         return None
     if ranks.alternating_ns < MOST_OF * ranks.skew_ns:
-        return None  # one rank is the slowest, but not known to be late
+        return None  # one rank is the slowest, but not a straggler
     title = f"ranks wait for each other {percent(cost.share)} of each step, for another one each time"
     draft = Draft("skew", title, cost)
     draft.add(taken(cost, "waiting for slower ranks takes", CLOCKS))
@@ -206,4 +206,4 @@ def skew(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (late_rank, exchange, skew)
+RULES = (straggler, exchange, skew)

@@ -179,7 +179,7 @@ class View:
     @cached_property
     def idle(self) -> float | None:
         """Share of the time (0..1) in which the GPU runs no kernel, by NVML; None if unknown and without a GPU."""
-        util = (self.snapshot.card or {}).get("util_percent")
+        util = (self.snapshot.gpu or {}).get("util_percent")
         return 1 - float(util) / 100 if self.gpu and util is not None else None
 
     def part(self, share: float) -> Cost:

@@ -58,7 +58,7 @@ def detect(
         reasons["torch"] = "not queried"
     device, chosen, reasons["device"] = _choose(choice, view, reasons["nvml"])
     known = host if host is not None else detect_host()
-    return Machine(view.cards, chosen, device, reasons, known, view.problems)
+    return Machine(view.gpus, chosen, device, reasons, known, view.problems)
 
 
 def equal_gpus(machine: Machine) -> list[Gpu]:
@@ -68,7 +68,7 @@ def equal_gpus(machine: Machine) -> list[Gpu]:
     """
     if machine.chosen is None or machine.device != "cuda:0":
         return []
-    numbered = {gpu.index: gpu for gpu in machine.cards if gpu.index is not None and not gpu.mig}
+    numbered = {gpu.index: gpu for gpu in machine.gpus if gpu.index is not None and not gpu.mig}
     found: list[Gpu] = []
     while (gpu := numbered.get(len(found))) is not None and gpu.name == machine.chosen.name:
         found.append(gpu)
@@ -85,7 +85,7 @@ def list_gpus(nvml: Nvml) -> tuple[Gpu, ...]:
         handle = nvml.handle(index)
         if handle is None:
             unknown = Gpu(None, index, None, f"GPU {index}", None, None, driver, cuda)
-            gpus.append(unknown.because("card", nvml.reasons.get("handle", "")))
+            gpus.append(unknown.because("gpu", nvml.reasons.get("handle", "")))
             continue
         instances = nvml.mig_instances(handle)
         whole = _read_gpu(nvml, handle, index, driver, cuda)
@@ -170,7 +170,7 @@ def _nvml_reason(nvml: Nvml, gpus: Sequence[Gpu]) -> str:
 def _without_torch(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> VisibleGpus:
     """What torch would see, judged by NVML and the environment alone."""
     usable = [
-        place for place, gpu in enumerate(gpus) if "mig" not in gpu.reasons and "card" not in gpu.reasons
+        place for place, gpu in enumerate(gpus) if "mig" not in gpu.reasons and "gpu" not in gpu.reasons
     ]
     shown = [gpus[place] for place in usable]
     entries = [Entry(gpu.nvml_index, gpu.uuid, gpu.name, gpu.mig, gpu.mig_parent) for gpu in shown]
@@ -193,22 +193,22 @@ def _choose(choice: str, view: VisibleGpus, nvml_reason: str) -> tuple[str, Gpu 
     """(device, GPU, reason). Raises MachineError if the requested GPU does not exist."""
     if choice == "cpu":
         return "cpu", None, "the CPU was requested"
-    if not view.cards:
+    if not view.gpus:
         missing = nvml_reason
     elif not view.order:
-        missing = view.reason if view.problems else f"{names(view.cards)} cannot be used: {view.reason}"
+        missing = view.reason if view.problems else f"{names(view.gpus)} cannot be used: {view.reason}"
     else:
         missing = ""
     wanted = int(choice.partition(":")[2] or 0)
     if not missing and wanted < len(view.order):
-        gpu = view.cards[view.order[wanted]]
+        gpu = view.gpus[view.order[wanted]]
         why = f"{choice} was requested" if choice != "auto" else "the first visible GPU"
         if not view.certain:
             why += f"; torch decides which GPU that is: {view.reason}"
         return f"cuda:{wanted}", gpu, why
     if choice == "auto":
         return "cpu", None, missing
-    there = ", ".join(f"cuda:{place} {view.cards[at].name}" for place, at in enumerate(view.order))
+    there = ", ".join(f"cuda:{place} {view.gpus[at].name}" for place, at in enumerate(view.order))
     raise MachineError(
         f"{choice} is not available: {missing or 'this machine has ' + there}; use device auto or cpu"
     )

@@ -54,7 +54,7 @@ class Gpu:
         return replace(self, reasons={**self.reasons, key: reason}, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON object; the `card` field of the run event."""
+        """A JSON object; the `gpu` field of the run event."""
         body = asdict(replace(self, profile=None))
         body["profile"] = self.profile.to_dict() if self.profile is not None else None
         body["compute_capability"] = list(self.compute_capability) if self.compute_capability else None
@@ -66,11 +66,11 @@ class Gpu:
 class Machine:
     """The hardware that a run can use.
 
-    cards: all GPUs found, including those torch does not see. chosen: the GPU of the run. device: "cpu" or "cuda:N", as
+    gpus: all GPUs found, including those torch does not see. chosen: the GPU of the run. device: "cpu" or "cuda:N", as
     for torch. reasons: "device" explains the choice; "nvml" and "torch" give their answers. problems: warnings.
     """
 
-    cards: tuple[Gpu, ...]
+    gpus: tuple[Gpu, ...]
     chosen: Gpu | None
     device: str
     reasons: dict[str, str]
@@ -83,11 +83,11 @@ class Machine:
         return self.chosen.free_bytes if self.chosen is not None else free_memory()
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON object. chosen: position in cards, or null."""
+        """A JSON object. chosen: position in gpus, or null."""
         return {
             "device": self.device,
-            "chosen": next((place for place, gpu in enumerate(self.cards) if gpu is self.chosen), None),
-            "cards": [gpu.to_dict() for gpu in self.cards],
+            "chosen": next((place for place, gpu in enumerate(self.gpus) if gpu is self.chosen), None),
+            "gpus": [gpu.to_dict() for gpu in self.gpus],
             "host": self.host.to_dict(),
             "reasons": dict(self.reasons),
             "problems": list(self.problems),
@@ -96,9 +96,9 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpus:
-    """All GPUs and which of them are visible to torch. order: positions in cards, in torch's order."""
+    """All GPUs and which of them are visible to torch. order: positions in gpus, in torch's order."""
 
-    cards: tuple[Gpu, ...]
+    gpus: tuple[Gpu, ...]
     order: tuple[int, ...]
     reason: str
     problems: tuple[str, ...] = ()

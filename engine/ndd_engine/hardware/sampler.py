@@ -46,18 +46,18 @@ class Sampler:
     """Calls `sink` with a SampleEvent every `period_s` seconds, in its own daemon thread.
 
     Never raises: a counter that cannot be read is null; `errors` counts failures, `last_error` has the latest and
-    `reasons` the reason per counter. Without a GPU or NVML the sample's card is null.
+    `reasons` the reason per counter. Without a GPU or NVML the sample's `gpu` is null.
 
     GPU counters (GPU_KEYS) come from NVML. memory_others_bytes: memory used by other processes, null if the driver
     does not report it per process. processes: number of other processes. throttle: list of reasons. On a MIG instance
     temperature, power, clocks and PCIe are of the whole GPU. PCIe, limits and free disk space are read every fifth
     sample.
 
-    Host counters (counters.HOST_KEYS): cpu_percent is relative to the usable CPU (the quota, or the cores of the
-    affinity, listed in cpu_per_core); process_cpu_percent is relative to one core and includes child processes;
-    ranks_cpu_percent is the same of the other ranks on this host, null if there are none.
-    rss_bytes counts shared pages in every process. neighbours: the busiest other processes; stoppable is true for
-    those of this user that are no system processes. cpu_throttled: share of time throttled by the cgroup quota (0..1).
+    Host counters (counters.HOST_KEYS). cpu_percent: relative to the usable CPU (the quota, or the cores of the
+    affinity, listed in cpu_per_core). process_cpu_percent: relative to one core, with child processes.
+    ranks_cpu_percent: the same of the other ranks on this host, null if there are none. rss_bytes: shared pages count
+    in every process. neighbours: the busiest other processes; stoppable is true for those of this user that
+    are no system processes. cpu_throttled: share of time throttled by the cgroup quota (0..1).
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Sampler:
         """Counter -> why it is null."""
         reasons = {**self._nvml.reasons, **self._host_reasons}
         if self._gpu is not None and self._nvml.reason:
-            reasons["card"] = self._nvml.reason
+            reasons["gpu"] = self._nvml.reason
         return reasons
 
     def follow(self, gpu: Gpu | None) -> None:
@@ -169,8 +169,8 @@ class Sampler:
             try:
                 gpu = self._read_gpu()
             except Exception as error:  # noqa: BLE001 - the observer never raises
-                self._note("card", error)
-            return SampleEvent(card=gpu, host=host)
+                self._note("gpu", error)
+            return SampleEvent(gpu=gpu, host=host)
 
     def _note(self, signal: str, error: Exception) -> None:
         self.errors += 1
@@ -181,7 +181,7 @@ class Sampler:
         try:
             self._find_gpu()
         except Exception as error:  # noqa: BLE001 - a broken driver must not stop a run
-            self._note("card", error)
+            self._note("gpu", error)
 
     def _find_gpu(self) -> None:
         gpu = self._gpu

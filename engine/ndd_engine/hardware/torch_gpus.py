@@ -61,8 +61,8 @@ def with_free_memory(machine: Machine, torch: Any = None) -> Machine:
     else:
         known = {"free_bytes": free, "used_bytes": total - free, "memory_total_bytes": total}
         found = gpu.because("memory", "by CUDA; NVML does not report it", **known)
-    cards = tuple(found if card is gpu else card for card in machine.cards)
-    return replace(machine, cards=cards, chosen=found)
+    gpus = tuple(found if each is gpu else each for each in machine.gpus)
+    return replace(machine, gpus=gpus, chosen=found)
 
 
 def _numbered(

@@ -1,7 +1,7 @@
-"""Judges from the recent windows of all ranks which rank holds up the others, in which phase, and what that costs.
+"""Judges from the recent windows of all ranks which rank is the straggler, in which phase, and what that costs.
 
-All ranks take the same time for a step, since they exchange data in it: who works longer waits less. So ranks are
-compared by their own time, the wall time without waiting for others. A rank is late if its own time is longer than
+All ranks take the same time for a step, since they exchange data in it: a rank that works longer waits less. Ranks are
+therefore compared by their own time, the wall time without waiting for others. A straggler's own time is longer than
 usual by more than a share of the step, more than ranks usually differ by, and more than it varies between windows.
 """
 
@@ -18,15 +18,15 @@ from typing import Any
 # Windows that are judged, and the first ones of a run, which have start-up costs.
 KEPT_WINDOWS = 16
 WARM_UP = 2
-# If no rank is late in these, more of them show smaller delays; not of many ranks, since rank 0 does this as it trains.
+# If these have no straggler, more of them show smaller delays; not of many ranks, since rank 0 does this as it trains.
 MORE_WINDOWS = 64
 MOST_RANKS_FOR_MORE = 64
 # Fewer windows are not judged.
 LEAST_WINDOWS = 6
 # Part of the windows that is left out at each end of their order: single slow windows.
 TRIMMED = 0.2
-# A rank is late from this share of a step on (in more windows, of the other), and from this many standard deviations of
-# the ranks' own times on.
+# A straggler is late by this share of a step or more (in more windows, by the other share), and by this many standard
+# deviations of the ranks' own times.
 LATE_SHARE = 0.04
 LATE_SHARE_OF_MORE = 0.03
 LATE_SPREADS = 5.5
@@ -40,9 +40,9 @@ STUDENT = (
 )  # fmt: skip
 # A rank that is named stays named down to this part of the thresholds.
 STAYS = 0.7
-# A rank that is late in more windows has to be late in the newest as well, from this part of the threshold on.
+# A straggler in more windows has to be one in the newest as well, from this part of the threshold on.
 STILL = 0.5
-# Other ranks are late as well from this part of the longest delay on.
+# Other ranks are stragglers as well from this part of the longest delay on.
 ALSO_LATE = 0.5
 # The median absolute deviation of normally distributed values, as a standard deviation.
 MAD_TO_SIGMA = 1.4826
@@ -80,7 +80,7 @@ class Judged:
     wall_ns: float
 
 
-# A rank, by how many nanoseconds a step it is later than usual, the ceiling, and all ranks that are late.
+# A rank, by how many nanoseconds a step it is later than usual, the ceiling, and all stragglers.
 Lateness = tuple[int, float, float, list[int]]
 
 
@@ -149,7 +149,7 @@ class Judge:
         }
 
     def _found(self) -> tuple[Sequence[Judged], Lateness] | None:
-        """The windows in which a rank is late, and by how much: the newest ones, or more of them."""
+        """The windows in which a rank is a straggler, and by how much: the newest ones, or more of them."""
         every = list(self._windows)
         newest = every[-KEPT_WINDOWS:]
         if (found := self._late(newest, self.excess, LATE_SHARE)) is not None:
@@ -161,7 +161,7 @@ class Judge:
         return None
 
     def _late(self, windows: Sequence[Judged], mean_excess: Sequence[float], share: float) -> Lateness | None:
-        """Who is late in these windows, by at least a share of the step. mean_excess: of each rank, see `excess`."""
+        """The stragglers in these windows, by at least a share of the step. mean_excess: of each rank, see `excess`."""
         excess = Column(mean_excess)
         values = excess.values
         order = sorted(range(len(values)), key=values.__getitem__)

@@ -1,4 +1,4 @@
-"""Folds the figures of all ranks in the same steps to one event: phases, exchange, skew, and which rank is late.
+"""Folds the figures of all ranks in the same steps to one event: phases, exchange, skew, and the straggler.
 
 Uses neither torch nor numpy: rank 0 does this beside its training.
 """

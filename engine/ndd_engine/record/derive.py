@@ -201,7 +201,7 @@ def idle(
     graphed = any(share.name == "forward/graph" for share in shares)
     if not graphed and any(share.device_ns for share in shares if share.name not in ASIDES):
         return _by_events(shares, aside)
-    util = sample.card.get("util_percent") if sample and sample.card else None
+    util = sample.gpu.get("util_percent") if sample and sample.gpu else None
     if util is not None:
         return Idle(1 - util / 100, "nvml", ())
     return Idle(None, "events", (), GRAPH_REASON if graphed else "no device clock and no NVML")
@@ -291,14 +291,14 @@ def _summed(method: str, found: Sequence[tuple[str, float]]) -> Idle:
 def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEvent | None) -> Headroom:
     """Free and used memory of the GPU, or of the host if the run is on the CPU."""
     if run is not None and run.device.startswith("cuda"):
-        gpu = (sample.card if sample else None) or {}
+        gpu = (sample.gpu if sample else None) or {}
         free, total, others = (
             value if (value := getattr(memory, name, None)) is not None else gpu.get(f"memory_{name}")
             for name in ("free_bytes", "total_bytes", "others_bytes")
         )
         used = memory.reserved_bytes if memory else None
         peak = memory.peak_reserved_bytes if memory else None
-        return Headroom(free, total, used, others, peak, _fits(run, free, memory), "card")
+        return Headroom(free, total, used, others, peak, _fits(run, free, memory), "gpu")
     host = sample.host if sample else {}
     limit = host.get("memory_limit_bytes")
     available = host.get("memory_available_bytes")

@@ -76,7 +76,7 @@ PHASES = (
 class RunEvent(Event):
     """Identity of a run.
 
-    config: the resolved configuration. device: "cpu" or "cuda:N". card: the GPU, see hardware.gpu.Gpu.to_dict; null
+    config: the resolved configuration. device: "cpu" or "cuda:N". gpu: the GPU, see hardware.gpu.Gpu.to_dict; null
     without one. versions: package -> version. parameters: number of model parameters. precision: "fp32", "tf32",
     "bf16" or "fp16". item, token: names of the workload's units ("window", "character"); token may be null and
     tokens_per_item 0. items_per_step: effective batch size. items_per_epoch, steps_per_epoch: of the training set,
@@ -94,7 +94,7 @@ class RunEvent(Event):
     host: str
     device: str
     device_name: str
-    card: Gpu | None
+    gpu: Gpu | None
     versions: dict[str, str]
     parameters: int
     precision: str
@@ -176,13 +176,13 @@ class WindowEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class SampleEvent(Event):
-    """Counters at one moment. card: GPU counters, null without NVML. host: host counters. Each value may be null.
+    """Counters at one moment. gpu: GPU counters, null without NVML. host: host counters. Each value may be null.
 
     See hardware.sampler.Sampler for the counters and their units.
     """
 
     type: ClassVar[str] = "sample"
-    card: GpuCounters | None
+    gpu: GpuCounters | None
     host: HostCounters
 
 

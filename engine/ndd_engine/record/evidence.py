@@ -116,9 +116,9 @@ class FunctionsEvent(Event):
     """The functions of the user's own code in one step under Python's profiler, which sees every call.
 
     step: optimizer steps done. wall_ns: of the profiled step, which is slower than the others and is part of no
-    statistics. functions: [file, line, name, calls, ns, own_ns, caller, phase] each, the longest first. ns: with
-    everything that the function calls; own_ns: without torch and other functions of the user's own code; caller: the
-    one of them that calls it, or ""; phase: the one in which it takes most of its time, "" if that is not known.
+    statistics. functions: [file, line, name, calls, ns, own_ns, caller, phase] each, the longest first. Here, ns
+    includes everything that the function calls, and own_ns leaves out torch and other functions of the user's own code.
+    The caller is the one of these that calls it, or "". The phase is that of most of its time, or "" if it is unknown.
     waits: [file, line, name, method, calls, ns] of what waits for the device, such as item and float, by the
     function that calls them. phases: nanoseconds of this step by phase. Up to Python 3.11, pure Python takes longer
     under the profiler: compare a function with its phase in this event, not with usual steps.
@@ -161,11 +161,11 @@ class TrialEvent(Event):
     "no difference", "inconclusive", "out of memory", "failed" or "stopped". Records before 0.6 have "gain", "loss" and
     "no gain", and before 0.5 "undecided"; they are converted when read.
     text: the result in one sentence. ratio: throughput (items per second) of the candidate relative to the baseline,
-    with the confidence interval low..high at level `confidence`; null without a comparison. quads: number of ABBA
+    with the confidence interval low..high at level `confidence`; null without a comparison. abba_blocks: number of ABBA
     blocks. pairs: number of pairs of processes that measured them, 0 if unknown or if one process measured both sides.
-    method: "pairs" for an interval from the differences between pairs, "usual difference" if few pairs were completed
-    by the usual difference between processes, "one process" for one from the blocks of a process that switched between
-    both sides, "" in records before 0.6. between: standard deviation of that usual difference, as a share, or null.
+    method: what the interval is from. "pairs": the differences between pairs. "usual difference": few pairs, and the
+    usual difference between processes. "one process": the blocks of a process that switched between both sides. "": a
+    record before 0.6. between: standard deviation of that usual difference, as a share, or null.
     df: degrees of freedom of the interval, or null. seconds, budget_s: duration and time budget of the trial.
     device: the device of the measurement.
     in_effect: whether the change took effect, null if unknown; not_in_effect: why it did not. loss: "same", "close",
@@ -183,7 +183,7 @@ class TrialEvent(Event):
     low: float | None = None
     high: float | None = None
     confidence: float = 0.95
-    quads: int = 0
+    abba_blocks: int = 0
     pairs: int = 0
     method: str = ""
     between: float | None = None

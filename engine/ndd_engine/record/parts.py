@@ -177,9 +177,9 @@ MarkData = Annotated[Json, _MarkData]
 Finding = Annotated[Json, _Finding]
 Side = Annotated[Json, _Side]
 State = Annotated[Json, _State]
-# The rank that holds up the others: late_ns a step longer than the usual rank, of it phase_ns in phase; ceiling: speed
+# The rank that holds up the others: late_ns a step longer than the median rank, of it phase_ns in phase; ceiling: speed
 # with that rank as fast as the next slowest, over now, at most; where: file, line and function, if known. count: number
-# of ranks that are late, this one included, to which the ceiling then refers; same_host: they are all ranks of a host.
+# of stragglers, this one included, to which the ceiling then refers; same_host: they are all ranks of a host.
 Late = Annotated[Json, _Late]
 # Rows of events; see StacksEvent, FunctionsEvent, KernelsEvent and BaselineEvent.
 Frame = Annotated[list[Any], tuple[str, str, int, str, int, int]]

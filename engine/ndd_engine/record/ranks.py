@@ -23,16 +23,16 @@ class RanksEvent(Event):
     exchanging data takes; skew_ns: mean wait beyond that, which is waiting for slower ranks. hidden_ns: mean time of
     exchange during computation, or null. critical_ns: sum over the steps of the longest own time of any rank.
 
-    columns_us: {name: [least, median, mean, most, rank of the most]} over the ranks, in microseconds per step (of a
-    window without steps: in all), for each phase without its waiting for other ranks, for "wait" (that waiting), "own"
-    (wall time without "wait", evaluations and checkpoints) and "cpu" (processor time). memory_bytes: the same for
+    columns_us: {name: [least, median, mean, most, rank of the most]} over the ranks, in microseconds per step, or in
+    all if the window has no steps. Names are the phases without their waiting for other ranks, "wait" (that waiting),
+    "own" (wall time without "wait", evaluations and checkpoints) and "cpu" (processor time). memory_bytes: the same for
     "rss" and "allocated". rows_us: {rank: figures} of up to eight ranks with the longest own time, in microseconds per
     step; row_names: what the figures are: "own", "wait", "cpu" if it is known, and the larger phases. row_hosts:
     {rank: host} of these ranks, {} on one host.
 
     cells: one digit for every group of consecutive ranks: by how much the longest own time among them exceeds the
     median of all, in units of 2 % of it, at most 9; "" if rows_us has all ranks. cell_ranks: number of ranks of a
-    group. late: the rank that holds up the others, or null.
+    group. late: the straggler, or null.
 
     launched: number of ranks that were launched if only `world` of them are observed, or null. first_rank: number of
     the first one that is observed.

@@ -144,7 +144,7 @@ class Headroom:
     others_bytes: int | None
     peak_bytes: int | None
     fits_micro: int | None
-    kind: str  # "card" or "host"
+    kind: str  # "gpu" or "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +302,9 @@ class Snapshot:
         return min(self.step / total, 1.0) if total else 0.0
 
     @property
-    def card(self) -> dict[str, Any] | None:
+    def gpu(self) -> dict[str, Any] | None:
         """The newest GPU counters, or None."""
-        return self.sample.card if self.sample else None
+        return self.sample.gpu if self.sample else None
 
     @property
     def host(self) -> dict[str, Any] | None:

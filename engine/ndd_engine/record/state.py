@@ -118,7 +118,7 @@ class RunState:
         elif isinstance(event, SampleEvent):
             self.sample = event
             self.samples.append(event)
-            self._clock(event.card or {})
+            self._clock(event.gpu or {})
             self._memory(memory_bytes(self.run, event))
         elif isinstance(event, MemoryEvent):
             self.memory = event
@@ -253,8 +253,8 @@ class RunState:
             if name in self.scalars or len(self.scalars) < KEPT_SCALARS:
                 self.scalars.setdefault(name, Trend()).add(event.step, value)
 
-    def _clock(self, card: Mapping[str, Any]) -> None:
-        clock, util = card.get("sm_clock_mhz"), card.get("util_percent")
+    def _clock(self, gpu: Mapping[str, Any]) -> None:
+        clock, util = gpu.get("sm_clock_mhz"), gpu.get("util_percent")
         if clock and util is not None and util >= 50 and len(self.first_clocks) < FIRST_CLOCKS:
             self.first_clocks.append(int(clock))
 

@@ -263,9 +263,11 @@ def releases(
 ) -> list[Release]:
     """Runs of released segments. levels: (reserved, requested) before the first entry and after each.
 
-    "retry": an allocation released them because memory was full: it needed a new segment right after, and reserving it
-    without the release would have been more than was ever reserved. "empty_cache": the program called it, or it could
-    not have been a retry. "other": no segment is allocated after it, or the garbage collection is on (`collects`).
+    Kinds of runs:
+    - "retry": an allocation released them because memory was full. It needed a new segment right after, and reserving
+      it without the release would have been more than was ever reserved.
+    - "empty_cache": the program called it, or it could not have been a retry.
+    - "other": no segment is allocated after it, or the garbage collection is on (`collects`).
     """
     found = []
     most = max(level[0] for level in levels)

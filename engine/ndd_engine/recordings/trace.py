@@ -137,7 +137,7 @@ def record(use: TraceUse, device: DeviceUse) -> Iterator[tuple[float, Event]]:
     steps = use.steps or ((use.begin, use.end),)
     yield start, RunEvent(
         name=use.path.name.split(".")[0][:64] or "trace", workload="trace", config={}, pid=0, host="",
-        device=f"cuda:{device.index}" if gpu else "cpu", device_name=device.name, card=None, versions={},
+        device=f"cuda:{device.index}" if gpu else "cpu", device_name=device.name, gpu=None, versions={},
         parameters=0, precision="", item="step", token=None, tokens_per_item=0, items_per_step=1,
         items_per_epoch=len(steps), steps_per_epoch=len(steps), epochs=1, total_steps=len(steps),
         model="not in a trace", data="not in a trace",

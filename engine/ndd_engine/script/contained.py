@@ -50,8 +50,8 @@ def check_contained(seen: Mapping[str, Any]) -> None:
     said = [f"writes to {named(places)}"] * bool(places) + [f"connects to {named(hosts)}"] * bool(hosts)
     if said:
         raise UsageError(
-            f"the script {' and '.join(said)}, which a scratch copy does not contain: add --yes to let the processes "
-            "of the trial do the same"
+            f"the script {' and '.join(said)}, which a scratch copy does not contain: add --allow-side-effects "
+            "to let the processes of the trial do the same"
         )
 
 

@@ -141,10 +141,10 @@ class Facts:
             return None
         known = model.get("gpu")
         if known is None:  # torch did not say
-            return self.machine.cards[0] if len(self.machine.cards) == 1 else None
+            return self.machine.gpus[0] if len(self.machine.gpus) == 1 else None
         major, minor = known["capability"]
         return trained_on(
-            self.machine.cards, known["uuid"], printable(str(known["name"])), int(known["total_bytes"]),
+            self.machine.gpus, known["uuid"], printable(str(known["name"])), int(known["total_bytes"]),
             (int(major), int(minor)), str(known["visible"] or ""),
         )  # fmt: skip
 
@@ -235,7 +235,7 @@ class Facts:
             config=self._seen(),
             pid=self.pid, host=self.host or socket.gethostname(), device=device,
             device_name=machine.host.cpu if device == "cpu" else gpu.name if gpu is not None else device,
-            card=None if gpu is None else gpu.to_dict(), versions=versions,
+            gpu=None if gpu is None else gpu.to_dict(), versions=versions,
             parameters=int(model.get("parameters") or 0),
             precision="", item="item", token=None, tokens_per_item=0, items_per_step=self._items, items_per_epoch=0,
             steps_per_epoch=0, epochs=self._epochs, total_steps=self._total_steps, model=optimizer,

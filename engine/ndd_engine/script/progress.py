@@ -1,7 +1,7 @@
 """Looks from outside at what observed processes do: where they are, and whether they make progress.
 
-The process itself tells in its memory how far it is; a hang shows by what stands still there, whatever it hangs in: a
-call of native code that keeps Python's interpreter lock, a signal that stopped it, a network file system. py-spy reads
+The process writes into its memory how far it is. A hang shows by what stands still there, whatever its cause: a call of
+native code that keeps Python's interpreter lock, a signal that stopped the process, a network file system. py-spy reads
 its stack without stopping it.
 """
 

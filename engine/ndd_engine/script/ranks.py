@@ -29,7 +29,7 @@ MOST_RANKS = 1 << 16
 # Lines with samples of the stack that tell where a rank takes its time: one is written every 5 s.
 KEPT_LOOKS = 6
 _CHARS = 160  # of a place
-# A function that takes a rank longer than the others, by this part of a step, is why it is late.
+# A function that takes a rank longer than the others, by this part of a step, makes it a straggler.
 LONGER = 0.1
 _UNKNOWN = -1.0
 # Errors of a rank whose partner is gone: of gloo, and of NCCL.
@@ -174,7 +174,7 @@ class ScriptRanks:
                 found.append((secondary, t, status, f"{who}: {reason}" if status != "done" else after))
             elif t := self._gone.times.get(member.pid, 0.0):
                 reason = (
-                    f"{who} (process {member.pid}) was gone first, without an end: killed, or by os._exit"
+                    f"{who} (process {member.pid}) exited first, without an end event: killed, or by os._exit"
                 )
                 found.append((False, t, "failed", reason))
         all_done = all(member.ended is not None and member.ended[1] == "done" for member in members)

@@ -236,7 +236,7 @@ class ScriptRun:
 
 
 def last_line(path: Path) -> str:
-    """The last line in the log of the output, often the reason of the end; "" if the output went past it."""
+    """The last line in the log of the output, often the cause of exit; "" if the output went past it."""
     try:
         with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - LONGEST_LINE, 0))

@@ -361,7 +361,7 @@ def _run_event(run: OpenRun, machine: Machine, loop: Loop) -> RunEvent:
         host=socket.gethostname(),
         device=machine.device,
         device_name=gpu.name if gpu is not None else machine.host.cpu,
-        card=gpu.to_dict() if gpu is not None else None,
+        gpu=gpu.to_dict() if gpu is not None else None,
         versions=versions(),
         parameters=parameter_count(stepper.model),
         precision=stepper.precision.name,

@@ -187,9 +187,9 @@ def _window(
 
 def _sampled(run: RunEvent | None, event: SampleEvent) -> Iterator[tuple[str, float | None]]:
     yield "memory/resident_bytes", memory_bytes(run, event)
-    gpu = event.card or {}
+    gpu = event.gpu or {}
     for key in ("util_percent", "memory_free_bytes", "temperature_c", "power_w"):
-        yield f"card/{key}", gpu.get(key)
+        yield f"gpu/{key}", gpu.get(key)
 
 
 def both(first: Listener | None, second: Listener | None) -> Listener | None:

@@ -199,7 +199,7 @@ def _changed(kind: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[
 
 def _machine(side: Recorded) -> dict[str, Any]:
     run = side.run
-    gpu = run.card or {}
+    gpu = run.gpu or {}
     return {
         "host": run.host, "device": run.device_name, "driver": gpu.get("driver"), "threads": run.threads,
         "usable cores": run.usable_cores,

@@ -19,9 +19,11 @@ def estimate_of(trial: TrialEvent) -> Estimate | None:
     if trial.ratio is None or trial.low is None or trial.high is None:
         return None
     # Records before 0.6 took blocks as independent.
-    df = trial.df or max(trial.quads - 1, 1)
-    pairs = trial.pairs or max(trial.quads, 1)
-    return Estimate(trial.ratio, trial.low, trial.high, trial.quads, pairs, df, trial.method, trial.between)
+    df = trial.df or max(trial.abba_blocks - 1, 1)
+    pairs = trial.pairs or max(trial.abba_blocks, 1)
+    return Estimate(
+        trial.ratio, trial.low, trial.high, trial.abba_blocks, pairs, df, trial.method, trial.between
+    )
 
 
 def joined_trials(trials: Sequence[TrialEvent]) -> TrialEvent:
@@ -36,7 +38,7 @@ def joined_trials(trials: Sequence[TrialEvent]) -> TrialEvent:
         ratio=found.ratio,
         low=found.low,
         high=found.high,
-        quads=found.blocks,
+        abba_blocks=found.blocks,
         pairs=sum(trial.pairs for trial in trials),
         df=found.df,
         seconds=sum(trial.seconds for trial in trials),

@@ -119,7 +119,7 @@ def result(
         low=found.low if found else None,
         high=found.high if found else None,
         confidence=CONFIDENCE,
-        quads=found.blocks if found else 0,
+        abba_blocks=found.blocks if found else 0,
         pairs=found.pairs if found else 0,
         df=round(found.df, 2) if found else None,
         method=found.method if found else "",
@@ -145,7 +145,7 @@ def sentence(event: TrialEvent, reason: str = "") -> str:
     if event.ratio is not None:
         head += "" if event.verdict in DIFFERENT else ":"
         head += f" {with_interval(f'{times(event.ratio)}x', event.confidence, event.low, event.high, times)}"
-        head += f", {counted(event.quads, 'ABBA block')} in {duration(event.seconds)}"
+        head += f", {counted(event.abba_blocks, 'ABBA block')} in {duration(event.seconds)}"
         if source := interval_source(event):
             head += f", {source}"
     # "out of memory on cuda:0 in forward" repeats the verdict.

@@ -2,8 +2,8 @@
 
 Two processes with the same configuration differ by about 1 % for as long as they live, so the blocks of one pair are
 not independent: the unit of replication is the pair. From ENOUGH pairs on, the interval is Student's t interval of
-the means of the pairs. With fewer pairs, where starting is dear, their variance is combined with the usual difference
-between processes on this machine (`Usual`) and with the variance between blocks of a pair.
+the means of the pairs. With fewer pairs, when start-up is expensive, their variance is combined with the usual
+difference between processes on this machine (`Usual`) and with the variance between blocks of a pair.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Usual:
 
 
 class Replicates:
-    """The blocks of a trial, pair by pair. dear: whether it has to do with fewer than ENOUGH pairs."""
+    """The blocks of a trial, pair by pair. few_pairs: whether it has to do with fewer than ENOUGH pairs."""
 
-    def __init__(self, usual: Usual | None = None, dear: bool = False) -> None:
+    def __init__(self, usual: Usual | None = None, few_pairs: bool = False) -> None:
         self.usual = usual or Usual()
-        self.dear = dear
+        self.few_pairs = few_pairs
         self._pairs: list[list[float]] = []
 
     def begin(self) -> None:
@@ -110,7 +110,7 @@ class Replicates:
         if strict is None or usual is None:
             return None
         many = len(self.pairs) >= ENOUGH
-        if not many and not (self.dear and self.blocks >= FEWEST_EARLY):
+        if not many and not (self.few_pairs and self.blocks >= FEWEST_EARLY):
             return None
         if (call := judged(strict.ratio, strict.low, strict.high)) in DIFFERENT:
             return call

@@ -66,7 +66,7 @@ MEASURING = "measuring"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a trial is. stage: for display. quads: ABBA blocks measured, by `pairs` pairs of processes.
+    """How far a trial is. stage: for display. abba_blocks: ABBA blocks measured, by `pairs` pairs of processes.
 
     ratio, low, high: so far, or None. elapsed_s: may exceed budget_s, because what was begun is finished.
     """
@@ -74,7 +74,7 @@ class Progress:
     stage: str
     elapsed_s: float
     budget_s: float
-    quads: int = 0
+    abba_blocks: int = 0
     ratio: float | None = None
     low: float | None = None
     high: float | None = None

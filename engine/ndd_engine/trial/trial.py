@@ -323,7 +323,7 @@ class Trial:
     def _separate(self) -> None:
         """Both do not fit at once: from here on only one process is open at a time."""
         self._exclusive = True
-        self._replicates = Replicates(self._replicates.usual, self._replicates.dear)
+        self._replicates = Replicates(self._replicates.usual, self._replicates.few_pairs)
         self._sides.forget()
         self._sides.close()
 
@@ -363,7 +363,7 @@ class Trial:
             self._abba_s = (self._elapsed_s - begin) / done
             self._progress(MEASURING)
             over = self._left_s < 0 and done >= FEWEST_ABBA
-            if over or (replicates.dear and self._clear()):
+            if over or (replicates.few_pairs and self._clear()):
                 break
 
     def _in_turn(self, order: tuple[int, ...], plan: BlockPlan, blocks: int) -> None:

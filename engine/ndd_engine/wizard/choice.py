@@ -126,7 +126,7 @@ def against(one: Proposal, present: Proposal, confidence: float = CONFIDENCE) ->
     )
     if len(pairs) < FEWEST:
         return None
-    blocks = Replicates(dear=True)
+    blocks = Replicates(few_pairs=True)
     blocks.begin()
     for mine, theirs in pairs:
         blocks.add(math.log(one.batch.items / mine) - math.log(present.batch.items / theirs))

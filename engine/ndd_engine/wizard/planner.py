@@ -125,7 +125,7 @@ class Planner:
         device = preflight(draft, use_torch=False).run.device
         answers.checked(longest_sequence(draft), draft.sizes)
         if gpu is not None and draft.size == "auto":
-            sets = (*sets, f"workload.size={draft.auto['card_size']}")
+            sets = (*sets, f"workload.size={draft.auto['gpu_size']}")
         machine = detect(device, use_torch=False)
         free = free_memory()  # before the probe process takes its share
         self._spec = spec_of(answers.config, answers.workload, sets)

@@ -280,9 +280,12 @@ class PointerGenerator(nn.Module):
     words that are not in the vocabulary from `vocabulary` on. The decoder starts from the forward direction's final
     states, layer by layer.
 
-    Parameters with vocabulary V, embedding E, hidden H, L layers: embeddings 2 V E; encoder 2 directions of
-    4 H (E + H + 2) and, for each further layer, 4 H (3 H + 2); decoder 4 H (E + 3 H + 2) and 4 H (2 H + 2) for
-    each further layer; attention 3 H^2 + H; output (3 H + E + 1) (V + 1).
+    Parameters with vocabulary V, embedding E, hidden H, L layers:
+    - embeddings 2 V E
+    - encoder 2 directions of 4 H (E + H + 2) and, for each further layer, 4 H (3 H + 2)
+    - decoder 4 H (E + 3 H + 2) and 4 H (2 H + 2) for each further layer
+    - attention 3 H^2 + H
+    - output (3 H + E + 1) (V + 1)
     """
 
     def __init__(

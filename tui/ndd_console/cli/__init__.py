@@ -29,7 +29,7 @@ COMMANDS = {
     "try": "Measure a change against a baseline in a paired A/B trial.",
     "tune": "Measure settings one after another and keep those that significantly help.",
     "scaling": "Measure 1, 2, ... ranks in turn: how much faster they train, and where the rest of the time goes.",
-    "claims": "Measure the performance claims of the training guides on this machine.",
+    "claims": "Measure on this machine what five notes on training speed claim.",
     "compare": "Compare two recorded runs: what differs, and the effect on speed and loss.",
     "report": "Write a run as one HTML page with plots, or as text.",
     "export": "Write the weights of a run for plain PyTorch, as .pt or .safetensors.",
@@ -172,8 +172,8 @@ def _setting(error: click.NoSuchOption) -> str:
     from ndd_engine.config.reference import keys
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    found = next((key.name for key in keys() if key.name.partition(".")[2] == name), None)
-    return f"; to set this key: --set {found}=VALUE" if found else ""
+    key = next((key.name for key in keys() if key.name.partition(".")[2] == name), None)
+    return f"; to set this key: --set {key}=VALUE" if key else ""
 
 
 def _escaped(text: str) -> str:

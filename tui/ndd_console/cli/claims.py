@@ -49,11 +49,14 @@ def claims(
     output: Path | None,
     as_json: bool,
 ) -> int:
-    """Measure the performance claims of the training guides on this machine.
+    """Measure on this machine what five notes on training speed claim.
 
-    ID is a claim (N1) or a guide (eeg, antispoof, chartext, finetune, summarise) for all of its claims; the default
-    is every claim. Prints each claim with the measured ratio, its 95 % CI and the verdict. Where this machine cannot
-    reproduce a guide's condition, the closest one it can reproduce is measured, and the output says so.
+    The notes (guides) come from real projects, one for each built-in workload. Most of their figures are estimates, and
+    they contradict each other: torch.compile is 1.3 times faster in one and 9.5 times slower in another.
+
+    ID is a claim (N1) or a guide (eeg, antispoof, chartext, finetune, summarise) for all of its claims. The default is
+    every claim. Prints each claim with the measured ratio, its 95 % CI and the verdict. If this machine cannot
+    reproduce a guide's condition, the closest one is measured, and the output says so.
     """
     from ndd_engine.hardware.detect import detect
     from ndd_engine.trial.candidates import Place
@@ -101,18 +104,18 @@ def _listed(wanted: Sequence[Claim], place: Place, budget_s: float) -> Iterator[
 
 def _conditions(claim: Claim, place: Place) -> list[str]:
     """The condition under which each part is measured on this machine, without repetitions."""
-    found = []
+    conditions = []
     for part in claim.parts:
         variant, missing = part.choose(place)
         name = f"{part.name}: " if part.name else ""
         if variant is None:
-            found.append(f"{name}not measurable on this machine: {missing}")
+            conditions.append(f"{name}not measurable on this machine: {missing}")
         elif variant.where:
             needs = f"; the condition of the {claim.guide} guide {missing}" if missing else ""
-            found.append(f"{name}on this machine: {variant.where}{needs}")
+            conditions.append(f"{name}on this machine: {variant.where}{needs}")
         else:
-            found.append(f"{name}same condition as in the {claim.guide} guide")
-    return list(dict.fromkeys(found))
+            conditions.append(f"{name}same condition as in the {claim.guide} guide")
+    return list(dict.fromkeys(conditions))
 
 
 def _total(wanted: Sequence[Claim], place: Place, budget_s: float) -> str:

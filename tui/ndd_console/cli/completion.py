@@ -69,8 +69,8 @@ def key_items(incomplete: str, workload: str, end: str = "=") -> list[Completion
     every = keys(workload)
     if "." not in incomplete:
         sections = dict.fromkeys(one.name.partition(".")[0] for one in every)
-        if found := [CompletionItem(f"{name}.") for name in sections if name.startswith(incomplete)]:
-            return found
+        if items := [CompletionItem(f"{name}.") for name in sections if name.startswith(incomplete)]:
+            return items
         return [
             CompletionItem(one.name + end, help=one.effect)
             for one in every
@@ -86,22 +86,22 @@ def joined(words: list[str]) -> tuple[list[str], str]:
 
     bash splits "--set batch.micro=6" into "--set", "batch.micro", "=", "6".
     """
-    found: list[str] = []
+    words_before: list[str] = []
     prefix = ""
     glue = False
     for word in words:
-        if word == "=" and found and found[-1].startswith("--") and "=" not in found[-1]:
+        if word == "=" and words_before and words_before[-1].startswith("--") and "=" not in words_before[-1]:
             continue
-        if word == "=" and found:
-            found[-1] += "="
-            prefix, glue = found[-1], True
+        if word == "=" and words_before:
+            words_before[-1] += "="
+            prefix, glue = words_before[-1], True
         elif glue:
-            found[-1] += word
+            words_before[-1] += word
             glue = False
         else:
-            found.append(word)
+            words_before.append(word)
             prefix = ""
-    return found, prefix
+    return words_before, prefix
 
 
 class Bash(BashComplete):

@@ -57,25 +57,25 @@ def config(key: str | None, workload: str | None, as_json: bool) -> None:
             f"allowed: {', '.join((*WORKLOADS, OWN_ALLOWED))}"
         )
     every = keys(workload)
-    found = every if key is None else _matching(every, key)
+    listed = every if key is None else _matching(every, key)
     if as_json:
-        show({"workload": workload, "keys": [one.to_dict() for one in found]})
-    elif key is not None and len(found) == 1:
-        show(_in_full(found[0], workload))
+        show({"workload": workload, "keys": [one.to_dict() for one in listed]})
+    elif key is not None and len(listed) == 1:
+        show(_in_full(listed[0], workload))
     else:
-        show(_listed(found))
+        show(_listed(listed))
 
 
 def _matching(every: list[Key], wanted: str) -> list[Key]:
     """The keys with this name, of this section or with this last part. Raises UsageError."""
     wanted = wanted.strip(".[]")
-    for found in (
+    for matching in (
         [one for one in every if one.name == wanted],
         [one for one in every if one.name.startswith(f"{wanted}.")],
         [one for one in every if one.name.rpartition(".")[2] == wanted],
     ):
-        if found:
-            return found
+        if matching:
+            return matching
     names = [one.name for one in every]
     sections = list(dict.fromkeys(name.partition(".")[0] for name in names))
     hint = meant(wanted, [*names, *sections]) or meant(wanted, [name.rpartition(".")[2] for name in names])
@@ -85,11 +85,11 @@ def _matching(every: list[Key], wanted: str) -> list[Key]:
     )
 
 
-def _listed(found: list[Key]) -> Iterator[str]:
+def _listed(keys: list[Key]) -> Iterator[str]:
     """Each key with its default and its allowed values, and its effect below."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     section = ""
-    for one in found:
+    for one in keys:
         if one.name.partition(".")[0] != section:
             if section:
                 yield ""

@@ -88,8 +88,8 @@ def samples(model: nn.Module) -> list[str]:
     """Texts to show after each evaluation (key v): what the model takes some waves for."""
     device = next(model.parameters()).device
     waves = Waves(3, 128, 0, 0.0)
-    found = model(torch.stack([waves[index][0] for index in range(3)]).to(device)).argmax(dim=1)
-    return [f"wave of shape {index}: taken for {shape}" for index, shape in enumerate(found.tolist())]
+    shapes = model(torch.stack([waves[index][0] for index in range(3)]).to(device)).argmax(dim=1)
+    return [f"wave of shape {index}: taken for {shape}" for index, shape in enumerate(shapes.tolist())]
 
 
 def loss(output: Tensor, batch: list[Tensor]) -> Tensor:

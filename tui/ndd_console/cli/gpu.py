@@ -15,6 +15,6 @@ def gpu(as_json: bool) -> None:
     """Show the GPUs and the host: memory, limits, other processes, and how each value was detected."""
     # Importing torch takes seconds: skip it unless there is a GPU that it could see.
     machine = detect(use_torch=False)
-    if machine.cards:
+    if machine.gpus:
         machine = detect(use_torch=True)
     show(machine.to_dict() if as_json else machine_lines(machine))

@@ -21,10 +21,10 @@ class Finite(click.FloatRange):
     """A number in a range; "nan" and "inf" are rejected."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = float(super().convert(value, param, ctx))
-        if not math.isfinite(found):
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
-        return found
+        return number
 
 
 flag = partial(click.option, is_flag=True)
@@ -35,9 +35,9 @@ set_option = click.option(
 )  # fmt: skip
 
 
-yes_option = click.option(
-    "--yes", "outside", is_flag=True,
-    help="Of an observed script: let trials write outside its folder and use the network as the script does.",
+side_effects_option = click.option(
+    "--allow-side-effects", is_flag=True,
+    help="Allow trials of an observed script to write outside its folder and to use the network, as the script does.",
 )  # fmt: skip
 
 

@@ -54,8 +54,8 @@ def terminal_width() -> int | None:
 def measurement(progress: Progress) -> str:
     """ "12/60 s   measuring   4 ABBA blocks   1.41x (1.33 to 1.50)"."""
     parts = [f"{progress.spent_s:3.0f}/{progress.budget_s:.0f} s", printable(progress.doing)]
-    if progress.quads:
-        parts.append(f"{counted(progress.quads, 'ABBA block')}{pairs_text(progress.pairs)}")
+    if progress.abba_blocks:
+        parts.append(f"{counted(progress.abba_blocks, 'ABBA block')}{pairs_text(progress.pairs)}")
     if progress.ratio is not None:
         parts.append(interval_text(progress.ratio, progress.low, progress.high))
     return "   ".join(parts)

@@ -47,15 +47,15 @@ def report(ctx: click.Context, run: str | None, output: Path | None, as_text: bo
     length = directory.events.stat().st_size if directory.events.exists() else 0
     if length > LONG_BYTES:
         say(f"reading {size(length)} of records")
-    found = load(directory)
-    if found.data.skipped:
-        say(f"warning: {damage_text(found.data.skipped)}")
+    loaded = load(directory)
+    if loaded.data.skipped:
+        say(f"warning: {damage_text(loaded.data.skipped)}")
     if as_json:
-        written = json.dumps(finite(found.to_json()), indent=2, allow_nan=False) + "\n"
+        written = json.dumps(finite(loaded.to_json()), indent=2, allow_nan=False) + "\n"
     elif as_text:
-        written = text.render(page(found), ctx.obj["ascii"])
+        written = text.render(page(loaded), ctx.obj["ascii"])
     else:
-        written = html.render(page(found))
+        written = html.render(page(loaded))
     if output is None and (as_text or as_json):
         click.echo(written, nl=False)
         return

@@ -94,13 +94,13 @@ def delete(
     if not names and age is None and not failed:
         raise UsageError("name the runs to delete, or select them with --older-than or --failed")
     root = runs_root(ctx.obj["runs"])
-    found = candidates(root, names, None if age is None else age_of(age), failed)
-    live = [each.run.name for each in found if each.live]
+    matching = candidates(root, names, None if age is None else age_of(age), failed)
+    live = [each.run.name for each in matching if each.live]
     if any(name in live for name in names):
         raise UsageError(f"run {', '.join(name for name in live if name in names)} is running; stop it first")
     for name in live:
         say(f"{name} is running: it stays")
-    chosen = [each for each in found if not each.live]
+    chosen = [each for each in matching if not each.live]
     if not chosen:
         say(f"there is nothing to delete in {root.absolute()}")
         return EXIT_DONE

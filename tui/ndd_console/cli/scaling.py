@@ -76,12 +76,12 @@ def scaling(
 ) -> int:
     """Measure how much faster several ranks train on this machine, and where the rest of the time goes.
 
-    Each number of ranks is compared with the least one in a trial: both take turns in ABBA blocks, and are started
-    several times. Prints for each the step, the throughput, the share of linear scaling with its 95 % CI, the exchange
-    that no computation hides, the wait for slower ranks (skew), the peak memory of a rank, and where the rest goes.
+    Each number of ranks is compared with the smallest in a trial. Both alternate in ABBA blocks and are started several
+    times. For each number, prints the step time, the throughput, the share of linear scaling with its 95 % CI, the
+    exposed communication (exchange), the wait for slower ranks (skew), the peak memory of a rank, and what is lost.
 
     The configuration is that of RUN (`last`: the newest one), CONFIG (a TOML file) or the default workload. Evaluations
-    and checkpoints are left out. A live RUN is paused meanwhile; the trials are stored in its record. Ctrl-C stops
+    and checkpoints are left out. A live RUN is paused during the trials; they are stored in its record. Ctrl-C stops
     early and prints the results so far.
     """
     root = runs_root(ctx.obj["runs"])

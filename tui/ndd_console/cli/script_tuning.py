@@ -33,7 +33,12 @@ _HEADINGS = ("change", "vs. the script", "", "losses")
 
 
 def tune_script_run(
-    root: Path, words: Sequence[str], script: RunDir | None, budget_s: float, outside: bool, as_json: bool
+    root: Path,
+    words: Sequence[str],
+    script: RunDir | None,
+    budget_s: float,
+    allow_side_effects: bool,
+    as_json: bool,
 ) -> int:
     """Tune the script of a run, or a command. Returns the exit status."""
     with stoppable("tuning") as stop:
@@ -42,13 +47,13 @@ def tune_script_run(
         if state.run is None:
             raise UsageError(f"run {directory.name} has not trained: there is nothing to tune")
         check_ranks(directory.name, state.run.config)
-        if not outside:
+        if not allow_side_effects:
             check_contained(state.run.config)
         place = Place.of(detect(use_torch=False))
         changes = changes_for(state.run, diagnose(state.snapshot()), place.cores, bool(place.bf16))
         say(f"{counted(len(changes), 'change')} to measure: {', '.join(' '.join(sets) for sets in changes)}")
         lines = Lines(say)
-        found = tune_script(directory, state.run, changes, budget_s, lines.look, stop, outside)
+        found = tune_script(directory, state.run, changes, budget_s, lines.look, stop, allow_side_effects)
     show(_document(found) if as_json else _describe(found))
     return stop.exit_status or (0 if any(row.trial is not None for row in found.rows) else EXIT_FAILED)
 

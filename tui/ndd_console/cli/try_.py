@@ -29,8 +29,8 @@ from .options import (
     json_option,
     pause_option,
     set_option,
+    side_effects_option,
     workload_option,
-    yes_option,
 )
 from .printing import ProgressLines, measurement, say, show, table
 
@@ -42,7 +42,7 @@ _HEADINGS = ("", "step", "throughput", "setup", "peak memory")
 def script_options(function: Any) -> Any:
     """Options for the run of an observed script."""
     for option in (
-        yes_option,
+        side_effects_option,
         flag("--apply", help="Write the edit that makes a faster change to the script, after a question."),
         click.option(
             "--env",
@@ -100,19 +100,20 @@ def try_(
     arguments: tuple[str, ...],
     variables: tuple[str, ...],
     apply: bool,
-    outside: bool,
+    allow_side_effects: bool,
     as_json: bool,
 ) -> int:
     """Measure a change (--set) against a baseline in a paired A/B trial.
 
-    The baseline is the configuration of RUN (`last`: the newest one), CONFIG (a TOML file) or the default workload; the
+    The baseline is the configuration of RUN (`last`: the newest one), CONFIG (a TOML file) or the default workload. The
     candidate is the baseline with the --set values; run.epochs and run.max_steps apply to both. Both train from scratch
-    and take turns in ABBA blocks, in one process that switches between them or in processes of their own, which are
-    started several times. Prints the speedup with its 95 % CI,
-    peak memory, whether the losses agree, and the verdict: faster, slower, no difference or inconclusive.
+    and alternate in ABBA blocks, either in one process that switches between them or in several pairs of processes.
 
-    Of a RUN of your own script (ndd-console run), the change is made from outside, in scratch copies of its folder, and
-    the edit that makes it is shown as a diff. Evaluations and checkpoints are left out.
+    Prints the speedup with its 95 % CI, peak memory, whether the losses agree, and the verdict: faster, slower, no
+    difference or inconclusive.
+
+    For the RUN of an observed script (ndd-console run), the change is applied without editing the script, in scratch
+    copies of its folder. The edit that makes the change is shown as a diff. Evaluations and checkpoints are left out.
 
     A live RUN is paused during the trial, and the result is stored in its record. Ctrl-C stops early and prints
     the result so far.
@@ -120,7 +121,7 @@ def try_(
     root = runs_root(ctx.obj["runs"])
     base = baseline_of(what, workload, root)
     starts = (*(f"{ARGUMENT}{item}" for item in arguments), *(f"{VARIABLE}{item}" for item in variables))
-    request = TrialRequest(base, (*sets, *starts), budget, cause, restarts, outside)
+    request = TrialRequest(base, (*sets, *starts), budget, cause, restarts, allow_side_effects)
     from ndd_engine.trial.drafts import check
     from ndd_engine.trial.pausing import held, to_pause
     from ndd_engine.trial.store import record_trial
@@ -132,8 +133,10 @@ def try_(
         raise UsageError(
             "--apply edits the file of an observed script; a configuration is written with tune -o FILE"
         )
-    if starts or outside:
-        raise UsageError("--arg, --env and --yes are for the run of an observed script (ndd-console run)")
+    if starts or allow_side_effects:
+        raise UsageError(
+            "--arg, --env and --allow-side-effects are for the run of an observed script (ndd-console run)"
+        )
     check(request)  # report mistakes before anything is paused
     progress = TrialProgress(sys.stderr)
     with stoppable("the trial") as stop, held(to_pause(request.base, root, pause), progress.say, stop):
@@ -230,7 +233,7 @@ class TrialProgress(ProgressLines):
             self._shown = True
             return
         self._elapsed_s = progress.elapsed_s
-        self.stage((progress.doing.partition(":")[0], progress.quads), text)
+        self.stage((progress.doing.partition(":")[0], progress.abba_blocks), text)
 
     def say(self, text: str) -> None:
         """A line of its own."""

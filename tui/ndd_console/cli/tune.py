@@ -30,8 +30,8 @@ from .options import (
     output_option,
     pause_option,
     set_option,
+    side_effects_option,
     workload_option,
-    yes_option,
 )
 from .printing import ProgressLines, measurement, say, show, table
 
@@ -66,7 +66,7 @@ _HEADINGS = ("setting", "vs. best so far", "vs. baseline", "peak memory", "losse
     help=f"Try only this setting or group; repeatable. Names: {', '.join(ONLY)}.",
 )
 @pause_option
-@yes_option
+@side_effects_option
 @output_option("Write the resulting TOML to this file.")
 @json_option
 @click.pass_context
@@ -79,7 +79,7 @@ def tune(
     budget: float,
     only: tuple[str, ...],
     pause: bool,
-    outside: bool,
+    allow_side_effects: bool,
     output: Path | None,
     as_json: bool,
 ) -> int:
@@ -92,8 +92,8 @@ def tune(
     Shows a live screen in a terminal. Prints a table, and the resulting TOML unless it was written to a file. A live
     RUN is paused during the measurements. Ctrl-C stops early and prints the results so far.
 
-    Of a training script, named by COMMAND or by the RUN that observed it, all changes that can be made from outside are
-    measured against the script as it is, and those that help together; the edit that makes them is printed as a diff.
+    For a training script, given as COMMAND or by the RUN that observed it, measures each change that needs no edit of
+    the script, and then those that help together. The edit that makes them is printed as a diff.
     """
     root = runs_root(ctx.obj["runs"])
     if run is not None and (words or workload is not None):
@@ -104,9 +104,9 @@ def tune(
             raise UsageError("a script is tuned without CONFIG, --workload, --set, --only and -o")
         from .script_tuning import tune_script_run
 
-        return tune_script_run(root, words, script, budget, outside, as_json)
-    if outside:
-        raise UsageError("--yes is for a training script")
+        return tune_script_run(root, words, script, budget, allow_side_effects, as_json)
+    if allow_side_effects:
+        raise UsageError("--allow-side-effects is for a training script")
     config = Path(words[0]) if words else None
     base = _base(root, config, workload, sets, run)
     # Reported before the screen opens and before a live run is paused.

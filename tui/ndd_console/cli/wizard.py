@@ -269,7 +269,7 @@ def document(
     situation = proposed.situation
     return {
         "device": situation.opened.device,
-        "card": None if situation.gpu is None else situation.gpu.name,
+        "gpu": None if situation.gpu is None else situation.gpu.name,
         "verified": any(one.measured is not None for one in proposed.rows),
         "free_bytes": situation.free_bytes,
         "goal": answers.goal,

@@ -41,9 +41,9 @@ def details(row: StartRow) -> tuple[str, ...]:
     if row.kind == "own":
         module, _, name = row.name.partition(":")
         path = Path(f"{module}.py")
-        found = next((one for one in _functions(path) if one.name == name), None)
-        if found is not None:
-            lines += [f"{path} line {found.lineno}", *(ast.get_docstring(found) or "").splitlines()]
+        factory = next((one for one in _functions(path) if one.name == name), None)
+        if factory is not None:
+            lines += [f"{path} line {factory.lineno}", *(ast.get_docstring(factory) or "").splitlines()]
         return tuple(map(printable, lines))
     defaults = ndd_profiles.read("workloads", row.name).get("defaults", {})
     return (
@@ -79,8 +79,8 @@ def _about(path: Path, table: dict[str, Any]) -> str:
 def _factories(folder: Path) -> Iterator[StartRow]:
     for path in _files(folder, "*.py"):
         if path.stem.isidentifier():
-            for found in _functions(path):
-                yield StartRow(f"{path.stem}:{found.name}", "your own workload", "", kind="own")
+            for factory in _functions(path):
+                yield StartRow(f"{path.stem}:{factory.name}", "your own workload", "", kind="own")
 
 
 def _functions(path: Path) -> list[ast.FunctionDef]:
@@ -111,8 +111,8 @@ def _is_factory(function: ast.FunctionDef) -> bool:
 def _files(folder: Path, pattern: str) -> list[Path]:
     """Small files of a folder, sorted by name."""
     try:
-        found = sorted(itertools.islice(folder.glob(pattern), MOST_FILES))
-        return [path for path in found if path.is_file() and path.stat().st_size <= LARGEST_BYTES]
+        paths = sorted(itertools.islice(folder.glob(pattern), MOST_FILES))
+        return [path for path in paths if path.is_file() and path.stat().st_size <= LARGEST_BYTES]
     except OSError:
         return []
 

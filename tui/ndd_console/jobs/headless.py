@@ -117,10 +117,10 @@ class Signals:
         self._log, self._survive_hangup = log, survive_hangup
         report = sys.unraisablehook
 
-        def unraisable(found: Any) -> None:
+        def unraisable(unraisable_error: Any) -> None:
             # An immediate stop interrupts destructors and half-started workers, too.
             if not log.run.control.kill:
-                report(found)
+                report(unraisable_error)
 
         sys.unraisablehook = unraisable
         if self._requests:

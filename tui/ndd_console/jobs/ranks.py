@@ -72,12 +72,12 @@ def rank_command(*words: str) -> list[str]:
 
 def _while_listening(work: Callable[[], T]) -> T:
     """What `work` returns or raises, in a thread: torch waits for a store without listening to signals."""
-    found: list[T] = []
+    results: list[T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            found.append(work())
+            results.append(work())
         except BaseException as error:  # noqa: BLE001  it is raised again
             failed.append(error)
 
@@ -87,7 +87,7 @@ def _while_listening(work: Callable[[], T]) -> T:
         thread.join(0.1)
     if failed:
         raise failed[0]
-    return found[0]
+    return results[0]
 
 
 def run_rank(make: Callable[[], RunRequest | None], here: Place, as_json: bool) -> NoReturn:

@@ -67,10 +67,10 @@ class ScriptTrials(RunTrials):
 
     @property
     def _run_event(self) -> RunEvent:
-        found = self._known()
-        if found is None:
+        run_event = self._known()
+        if run_event is None:
             raise UsageError("the script has not trained yet")
-        return found
+        return run_event
 
     def _measured(
         self, request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event

@@ -76,7 +76,7 @@ def show(
 
     Returns, when it is closed, the result, the exit status so far, and the path of the configuration ("" if it was not
     written). Raises the errors of the sweep. output: the option `-o`; without it a key writes a new file. beside: live
-    runs that are paused meanwhile.
+    runs that are paused during the measurements.
     """
 
     def sweep(tell: Callable[[TuningState], None], stop: threading.Event) -> TuningState:

@@ -164,10 +164,12 @@ class WizardJob(ThreadJob, Questions):
         from ndd_engine.wizard.verify import verify
 
         assert self._proposed is not None
-        found = verify(self._proposed.situation, self.answers, chosen, self._budget_s, self._tell, self._stop)
-        self._choice = choose(found, self.answers)
-        self._verified = tuple(listed(found, self.answers, self._choice))
-        self._proposed = self._proposed.verified(found)
+        measured = verify(
+            self._proposed.situation, self.answers, chosen, self._budget_s, self._tell, self._stop
+        )
+        self._choice = choose(measured, self.answers)
+        self._verified = tuple(listed(measured, self.answers, self._choice))
+        self._proposed = self._proposed.verified(measured)
 
     def _tell(self, text: str, share: float) -> None:
         self._stage, self._share = text, share
@@ -188,12 +190,12 @@ def live_run_notes(root: Path) -> tuple[str, ...]:
 
 def lengths_line(opened: Opened) -> tuple[str, ...]:
     """The distribution of item lengths, if they vary."""
-    found = opened.lengths
-    if not found:
+    lengths = opened.lengths
+    if not lengths:
         return ()
-    median, ninety = found[len(found) // 2], found[min(int(len(found) * 0.9), len(found) - 1)]
+    median, ninety = lengths[len(lengths) // 2], lengths[min(int(len(lengths) * 0.9), len(lengths) - 1)]
     unit = plural(opened.token or "step")
-    return (f"lengths: {found[0]} to {found[-1]} {unit}, median {median}, 90th percentile {ninety}",)
+    return (f"lengths: {lengths[0]} to {lengths[-1]} {unit}, median {median}, 90th percentile {ninety}",)
 
 
 def show(

@@ -129,10 +129,10 @@ class Questions:
             if known.tokens_per_item
             else ""
         )
-        found = f"{counted(known.train_items, f'training {known.item}')}{each}"
+        amount = f"{counted(known.train_items, f'training {known.item}')}{each}"
         if self._open:
-            found += f" (with size {config.workload.size}; the size is chosen automatically)"
-        return (known.text, found)
+            amount += f" (with size {config.workload.size}; the size is chosen automatically)"
+        return (known.text, amount)
 
     def fields(self) -> tuple[Field, ...]:
         answers, config = self.answers, self._config

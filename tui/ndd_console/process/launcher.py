@@ -96,8 +96,8 @@ def _wait(child: int, pipe: int, before: list[Any] | None) -> int:
                 LostTerminal(2).write(messages.detached + "\n")
             return EXIT_DONE
         # Other processes, such as loader workers, may keep the pipe open.
-        ended, found = os.waitpid(child, os.WNOHANG if messages.open else 0)
-        status = found if ended else None
+        ended, wait_status = os.waitpid(child, os.WNOHANG if messages.open else 0)
+        status = wait_status if ended else None
     messages.read(0)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:

@@ -120,7 +120,7 @@ def _take(found: History, at: Moment, event: events.Event) -> None:
             _ranks(found, at, event)
         case events.SampleEvent():
             found.put(at.x, event.host, "host ")
-            found.put(at.x, event.card or {}, "gpu ")
+            found.put(at.x, event.gpu or {}, "gpu ")
         case events.MemoryEvent():
             found.put(at.x, {name: getattr(event, name) for name in _MEMORY})
         case events.ScalarsEvent():

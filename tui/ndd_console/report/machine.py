@@ -45,7 +45,7 @@ def memory(report: Report) -> list[Block]:
     lowest = [point.low for point in report.data.curves["host memory_available_bytes"].points]
     facts = Facts.of(
         ("total", size(room.total_bytes)),
-        ("free now" if room.kind == "card" else "available now", size(room.free_bytes)),
+        ("free now" if room.kind == "gpu" else "available now", size(room.free_bytes)),
         ("used by this run", size(room.used_bytes)),
         ("peak", size(room.peak_bytes) if room.peak_bytes is not None else ""),
         ("used by others", size(room.others_bytes)),

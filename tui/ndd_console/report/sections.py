@@ -122,7 +122,7 @@ def identity(report: Report) -> list[Block]:
     if run is None:
         text = "Model, data and machine were not recorded"
         return [*damage, Text(f"{text}." if damage else f"{text}: the run was not prepared.", "note")]
-    end, memory = snapshot.end, (run.card or {}).get("memory_total_bytes")
+    end, memory = snapshot.end, (run.gpu or {}).get("memory_total_bytes")
     device = (
         run.device,
         f"{number(run.threads)} thread{'' if run.threads == 1 else 's'}" if run.threads else "",

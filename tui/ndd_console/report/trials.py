@@ -46,7 +46,7 @@ def trials(report: Report) -> list[Block]:
 def _details(trial: TrialEvent) -> str:
     """The result and how it was measured."""
     where = f" on {trial.device}" if trial.device else ""
-    blocks = f"{number(trial.quads)} ABBA blocks{pairs_text(trial.pairs)}"
+    blocks = f"{number(trial.abba_blocks)} ABBA blocks{pairs_text(trial.pairs)}"
     parts = (
         str(trial.text),
         f"not in effect: {trial.not_in_effect}" if trial.not_in_effect else "",

@@ -66,7 +66,7 @@ def device_name(snapshot: Snapshot, run: RunEvent, width: int) -> str:
         return f"{shorten(name, 40)}{threads}" if width >= 110 and name else f"CPU{threads}"
     for prefix in ("NVIDIA ", "GeForce "):
         name = name.removeprefix(prefix)
-    total = snapshot.headroom.total_bytes or (run.card or {}).get("memory_total_bytes")
+    total = snapshot.headroom.total_bytes or (run.gpu or {}).get("memory_total_bytes")
     if isinstance(total, (int, float)) and not name.endswith("GB"):
         name = f"{name} {total / 1024**3:.0f} GB"
     return name
@@ -276,15 +276,15 @@ def idle_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
 
 def memory_heading(snapshot: Snapshot) -> str:
     """ "memory 16.0 GB" of the GPU, or of the host."""
-    what = "memory" if snapshot.headroom.kind == "card" else "host memory"
+    what = "memory" if snapshot.headroom.kind == "gpu" else "host memory"
     return f"{what} {size(snapshot.headroom.total_bytes)}"
 
 
 def memory_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
     """A bar of used, others and free memory, the figures, and the micro-batch that is predicted to fit."""
     room = snapshot.headroom
-    free = f"{size(room.free_bytes)} {'free' if room.kind == 'card' else 'available'}"
-    if width < 24 + (room.kind != "card") * 6:
+    free = f"{size(room.free_bytes)} {'free' if room.kind == 'gpu' else 'available'}"
+    if width < 24 + (room.kind != "gpu") * 6:
         free = f"{size(room.free_bytes)} free"
     line: Row = ()
     length = width - len(free) - 2
@@ -297,8 +297,8 @@ def memory_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
         out.append(((f"{number(snapshot.memory.retries)} allocation retries", "warn"),))
     if fits := fits_text(snapshot, width):
         out.append(((fits, "accent"),))
-    facts = [f"{'used' if room.kind == 'card' else 'this run'} {size(room.used_bytes)}"]
-    if room.kind == "card":
+    facts = [f"{'used' if room.kind == 'gpu' else 'this run'} {size(room.used_bytes)}"]
+    if room.kind == "gpu":
         facts.append(f"peak {size(room.peak_bytes)}")
     if room.others_bytes is not None:
         facts.append(f"others {size(room.others_bytes)}")

@@ -29,9 +29,9 @@ def _whole(value: float | None, unit: str) -> str:
 def machine_rows(snapshot: Snapshot, width: int) -> list[Row]:
     """The GPU if the run trains on one, and the host."""
     rows: list[Row] = []
-    card = snapshot.card
-    if card is not None:
-        rows += _block("GPU", _gpu(card), width)
+    gpu = snapshot.gpu
+    if gpu is not None:
+        rows += _block("GPU", _gpu(gpu), width)
     elif on_gpu(snapshot.run):
         rows.append(_labelled("GPU", (("n/a: NVML counters are not available", "dim"),)))
     host = snapshot.host
@@ -66,22 +66,22 @@ def _labelled(label: str, row: Row) -> Row:
     return ((label.ljust(_LABEL), "dim"), *row)
 
 
-def _gpu(card: dict[str, Any]) -> list[Span]:
-    temperature = _figure(card, "temperature_c")
+def _gpu(gpu: dict[str, Any]) -> list[Span]:
+    temperature = _figure(gpu, "temperature_c")
     heat = "warn" if temperature is not None and temperature >= _HOT_C else "text"
-    watts, limit = _figure(card, "power_w"), _figure(card, "power_limit_w")
+    watts, limit = _figure(gpu, "power_w"), _figure(gpu, "power_limit_w")
     power = f"{watts:.0f}/{limit:.0f} W" if watts is not None and limit is not None else _whole(watts, " W")
     return [
-        (f"busy {_whole(_figure(card, 'util_percent'), ' %')}", "text"),
+        (f"busy {_whole(_figure(gpu, 'util_percent'), ' %')}", "text"),
         (f"{_whole(temperature, ' °C')}, {power}", heat),
-        (_whole(_figure(card, "sm_clock_mhz"), " MHz"), "text"),
-        throttle(card),
+        (_whole(_figure(gpu, "sm_clock_mhz"), " MHz"), "text"),
+        throttle(gpu),
     ]
 
 
-def throttle(card: dict[str, Any]) -> Span:
+def throttle(gpu: dict[str, Any]) -> Span:
     """Why the GPU reduces its clocks."""
-    reasons = card.get("throttle")
+    reasons = gpu.get("throttle")
     if reasons is None:
         return ("throttling n/a", "dim")
     if not reasons:

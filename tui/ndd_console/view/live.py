@@ -196,7 +196,7 @@ def _ranks_and_memory(snapshot: Snapshot, ranks: Ranks, width: int, count: int) 
         out += [rule(memory_heading(snapshot), width), *memory]
     elif spare >= 1:
         free: Row = ((f"{size(snapshot.headroom.free_bytes)} free", "text"),)
-        title: Row = (("memory" if snapshot.headroom.kind == "card" else "host memory", "bold"),)
+        title: Row = (("memory" if snapshot.headroom.kind == "gpu" else "host memory", "bold"),)
         out += [*[BLANK] * (spare - 1), ends(title, free, width)]
     return out
 

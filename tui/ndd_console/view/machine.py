@@ -14,12 +14,12 @@ _LABEL = 12
 def machine_lines(machine: Machine) -> list[str]:
     """The GPUs and the host, with control characters escaped."""
     lines: list[str] = []
-    for item in machine.cards:
+    for item in machine.gpus:
         lines += [*_gpu_lines(item), ""]
-    if not machine.cards:
+    if not machine.gpus:
         lines += [f"no CUDA GPU: {machine.reasons['nvml']}", ""]
     why = machine.reasons["device"]
-    if not machine.cards and why == machine.reasons["nvml"]:
+    if not machine.gpus and why == machine.reasons["nvml"]:
         why = ""  # said above
     lines += [_line("device", machine.device, why), *_host_lines(machine.host)]
     lines += [f"warning: {problem}" for problem in machine.problems]

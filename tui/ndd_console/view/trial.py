@@ -210,9 +210,8 @@ def _measure(state: TrialState, width: int) -> list[Row]:
     lines += [(*progress_bar(spent / budget if budget else 0.0, room), (text, "text")), BLANK]
     if progress is not None:
         so_far = interval_text(progress.ratio, progress.low, progress.high)
-        blocks = (
-            f"{number(progress.quads)} (baseline, candidate, candidate, baseline){pairs_text(progress.pairs)}"
-        )
+        order = "(baseline, candidate, candidate, baseline)"
+        blocks = f"{number(progress.abba_blocks)} {order}{pairs_text(progress.pairs)}"
         lines += _pair("ABBA blocks", blocks, width)
         lines += _pair("so far", f"{so_far} candidate vs. baseline" if so_far else "no ratio yet", width)
         lines += [BLANK, *interval_rows(progress.ratio, progress.low, progress.high, min(width, _PLOT))]
@@ -259,7 +258,8 @@ def _facts(trial: TrialEvent) -> list[Fact]:
     """The figures of a result."""
     facts: list[Fact] = []
     if trial.ratio is not None:
-        text = f"{trial.confidence * 100:.0f} % CI from {counted(trial.quads, 'ABBA block')}{pairs_text(trial.pairs)}"
+        blocks = counted(trial.abba_blocks, "ABBA block") + pairs_text(trial.pairs)
+        text = f"{trial.confidence * 100:.0f} % CI from {blocks}"
         if trial.between is not None:
             text += f" and the usual difference between processes, {trial.between * 100:.2g} %"
         facts.append(("interval", text, "text"))

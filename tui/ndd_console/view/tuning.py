@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import MISSING, duration, size
+from ndd_engine.text import MISSING, counted, duration, size
 
 from .bars import progress_bar
 from .findings import times
@@ -175,7 +175,7 @@ def _below(view: TuningView, width: int, height: int) -> list[Row]:
     progress = state.progress
     if progress is None:
         return [*rows, ((f"{stage}…", "accent"),)]
-    blocks = f"{progress.quads} ABBA block{'' if progress.quads == 1 else 's'}" if progress.quads else ""
+    blocks = counted(progress.abba_blocks, "ABBA block") if progress.abba_blocks else ""
     rows.append(ends(((shorten(f"{stage}…", width - 16), "accent"),), ((blocks, "dim"),), width))
     text = f" {foreign(progress.doing)}, {progress.spent_s:.0f} of {progress.budget_s:.0f} s"
     text = text if cells(text) <= width * 2 // 3 else f" {progress.spent_s:.0f} of {progress.budget_s:.0f} s"

@@ -152,7 +152,7 @@ def _silent(ranks: Ranks) -> str:
     if not named or len(silent) > ranks.place.size // 2 + 1:
         return UNKNOWN
     more = f" and {len(silent) - 4} more" if len(silent) > 4 else ""
-    return f"; no word since then from {', '.join(named)}{more}"
+    return f"; no response since from {', '.join(named)}{more}"
 
 
 def _others(ranks: Ranks) -> Iterable[int]:

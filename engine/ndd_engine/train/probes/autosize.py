@@ -71,7 +71,7 @@ def choose_size(
     """
     auto = draft.auto
     # Skip sizes that this data is too small for (a text shorter than their sequence).
-    every = (*auto["candidates"], auto["card_size"])
+    every = (*auto["candidates"], auto["gpu_size"])
     feasible = [size for size in every if not problems(draft.resolve(size), "")]
     if not feasible:
         return SizeChoice(auto["candidates"][0], "the data is too small for all sizes")

@@ -1,0 +1,115 @@
+"""GPU-only causes, each with a similar run without the cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pairs import GPU_RUN, GPU_STEP, Pair, capture, gpu, memory
+from planted_runs import NVML, alone, healthy, work
+
+# A GPU without formats faster than TF32.
+OLD_GPU = {
+    **GPU_RUN,
+    "precision": "fp32",
+    "gpu": {"profile": {"dense_tflops": {"tf32": 494.7, "fp32": 66.9}}},
+}
+TF32_WORK = work(flops_per_step=600 * 10**9, peak_tflops=66.9, peak_kind="fp32", accumulation=1)
+CUDNN_TOP = [["cudnn_convolution_kernel", 60_000_000, 300]]
+TIMED = ("precision.amp=bf16", "speed.cudnn_benchmark=true")
+
+GPU = [
+    Pair(
+        "transfer",
+        gpu(device={**GPU_STEP, "to_device": 4.0}, sets=("precision.amp=bf16", "loader.pin_memory=false")),
+        gpu(sets=("precision.amp=bf16", "loader.pin_memory=false")),
+        ("loader.pin_memory=true",),
+    ),
+    Pair(
+        "launch-bound",
+        gpu(kernels=capture("kernels", launch_gaps=40)),
+        gpu(kernels=capture("kernels", launch_gaps=2)),
+        ("speed.cuda_graph=true",),
+        "capture",
+    ),
+    Pair(
+        "launch-bound",
+        gpu(gpu={**NVML, "util_percent": 45, "power_w": 200.0}),
+        gpu(gpu={**NVML, "util_percent": 99, "power_w": 200.0}),
+        ("speed.cuda_graph=true",),
+        "counters",
+    ),
+    Pair(
+        "sync",
+        gpu(kernels=capture("kernels", synchronising=20), sets=("precision.amp=bf16", "log.every_steps=1")),
+        gpu(kernels=capture("kernels", synchronising=1), sets=("precision.amp=bf16", "log.every_steps=1")),
+        ("log.every_steps=10",),
+        "capture",
+    ),
+    Pair(
+        "collectives",
+        gpu(kernels=replace(capture("kernels"), collective_ns=30_000_000, exposed_ns=20_000_000)),
+        gpu(kernels=replace(capture("kernels"), collective_ns=30_000_000, exposed_ns=1_000_000)),
+        (),
+    ),
+    Pair(
+        "sync",
+        gpu(device={**GPU_STEP, "log": 3.0}, sets=("precision.amp=bf16", "log.every_steps=1")),
+        # The host waits there while the GPU computes.
+        gpu(phases=healthy(log=8.0), sets=("precision.amp=bf16", "log.every_steps=1")),
+        ("log.every_steps=10",),
+        "clock",
+    ),
+    Pair(
+        "tf32",
+        gpu(sets=("precision.amp=off", "precision.tf32=false"), run=OLD_GPU, work=TF32_WORK),
+        gpu(
+            sets=("precision.amp=off", "precision.tf32=false"), run=OLD_GPU,
+            work=replace(TF32_WORK, flops_per_step=10**9),
+        ),
+        ("precision.tf32=true",),
+    ),
+    Pair(
+        "amp",
+        gpu(
+            sets=("precision.amp=off",), run={**GPU_RUN, "precision": "tf32"},
+            work=work(flops_per_step=4000 * 10**9, peak_tflops=494.7, peak_kind="tf32"),
+        ),
+        gpu(
+            sets=("precision.amp=off",), run={**GPU_RUN, "precision": "tf32"},
+            work=work(flops_per_step=10**9, peak_tflops=494.7, peak_kind="tf32"),
+        ),
+        ("precision.amp=bf16",),
+    ),
+    Pair(
+        "cudnn-benchmark",
+        gpu(workload="antispoof", kernels=capture("kernels", top=CUDNN_TOP)),
+        gpu(workload="antispoof", kernels=capture("kernels", top=[["gemm", 60_000_000, 300]])),
+        ("speed.cudnn_benchmark=true",),
+    ),
+    Pair(
+        "cudnn-shapes",
+        gpu(
+            workload="my.model:make", sets=TIMED, kernels=capture("kernels", top=CUDNN_TOP),
+            baseline=alone(threads=16, micro_ns=10e6),
+        ),
+        # One shape: timed once, and as fast as before training.
+        gpu(workload="my.model:make", sets=TIMED, kernels=capture("kernels", top=CUDNN_TOP)),
+        ("speed.cudnn_benchmark=false",),
+    ),
+    Pair(
+        "neighbour-gpu",
+        gpu(gpu={**NVML, "processes": 1, "memory_others_bytes": 9 << 30}, baseline=alone(micro_ns=10e6)),
+        gpu(gpu={**NVML, "processes": 1, "memory_others_bytes": 9 << 30}),
+    ),
+    Pair(
+        "throttling",
+        gpu(gpu={**NVML, "throttle": ["thermal"], "sm_clock_mhz": 1100}),
+        gpu(gpu={**NVML, "throttle": ["power cap"], "sm_clock_mhz": 1900}),
+    ),
+    Pair(
+        "thrash",
+        gpu(memory=memory(retries=40), sets=("precision.amp=bf16", "batch.micro=32")),
+        gpu(memory=memory(retries=1), sets=("precision.amp=bf16", "batch.micro=32")),
+        ("batch.micro=16", "batch.accumulation=2"),
+    ),
+]  # fmt: skip
