@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ndd_console.report import html, text
+from ndd_console.render import html, text
 from ndd_console.report.model import Report, load
 from ndd_console.report.sections import page
 from ndd_engine.record.events import (

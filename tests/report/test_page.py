@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from ndd_console.report import html, sections, text
-from ndd_console.report.blocks import Lines, Stack, Table
+from ndd_console.render import html, text
+from ndd_console.report import sections
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.view.rows import cells
+from ndd_console.words.blocks import Lines, Stack, Table
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import (
     EndEvent,

@@ -9,12 +9,12 @@ import pytest
 
 from ndd_console.app import ConsoleApp
 from ndd_console.output.progress import progress_line
-from ndd_console.view.findings import DiagnosisResult
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.ranks import heat_map, late_words, panel, ranks_words
 from ndd_console.view.ranks_page import ranks_lines
 from ndd_console.view.rows import width_of
 from ndd_console.view.style import Look, Row
+from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_engine.diagnose import diagnose
 
 from .fake_ranks import PLANTED, planted_snapshot

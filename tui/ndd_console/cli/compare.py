@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from ndd_console.report.model import ns
 from ndd_console.view.rows import foreign, shorten
 from ndd_console.view.throughput import plural
+from ndd_console.words.figures import ns
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import find_run, runs_root

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from ndd_console.view.interval import interval_text, pairs_text
 from ndd_console.view.rows import cells
+from ndd_console.words.figures import interval_text, pairs_text
 from ndd_engine.text import counted, printable
 from ndd_engine.trial.request import Progress
 

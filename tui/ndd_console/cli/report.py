@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ndd_console.report import html, text
+from ndd_console.render import html, text
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_engine.errors import UsageError

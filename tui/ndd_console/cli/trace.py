@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ndd_console.report import html
+from ndd_console.render import html
 from ndd_console.report.collect import collect
 from ndd_console.report.model import Report
 from ndd_console.report.sections import page

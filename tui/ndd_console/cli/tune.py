@@ -10,8 +10,8 @@ import click
 
 from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.terminal import interactive
-from ndd_console.view.interval import interval_text
 from ndd_console.view.rows import foreign
+from ndd_console.words.figures import interval_text
 from ndd_engine.api.sources import baseline_of, configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_FAILED, UsageError

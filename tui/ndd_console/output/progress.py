@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ndd_console.view.blocks import percent
-from ndd_console.view.findings import at_most
 from ndd_console.view.ranks import late_words
 from ndd_console.view.throughput import (
     epoch_of,
@@ -23,6 +21,8 @@ from ndd_console.view.throughput import (
     work_short,
     work_texts,
 )
+from ndd_console.words.figures import percent
+from ndd_console.words.finding import event_line, finding_line, recorded
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.derive import setting_text
 from ndd_engine.record.events import EndEvent, Event, FindingEvent, RunEvent, SettingEvent, TrialEvent
@@ -69,7 +69,7 @@ class RunProgress:
         if t < self._since:
             return
         if isinstance(event, FindingEvent):
-            if self._new_finding(event) and (line := finding_line(event)):
+            if self._new_finding(event) and (line := event_line(event)):
                 self._say(printable(line))
         elif isinstance(event, TrialEvent):
             self._say(printable(f"trial of {', '.join(event.sets)} vs. {event.against}: {event.text}"))
@@ -78,8 +78,8 @@ class RunProgress:
         """Whether its advice differs from the last time; a ceiling that moves is not reported again."""
         if event.gone:
             return self._findings.pop(event.cause, None) is not None
-        body = event.finding
-        advice = (_sets(event), bool(body.get("leave")), body.get("from_steps") is None)
+        finding = recorded(event.finding)
+        advice = (finding.sets, bool(finding.leave), finding.from_steps is None)
         before, self._findings[event.cause] = self._findings.get(event.cause), advice
         return advice != before
 
@@ -135,40 +135,6 @@ class RunProgress:
 def _words(stage: str) -> str:
     """A stage without its numbers."""
     return "".join(char for char in stage if not char.isdigit() and char != ",")
-
-
-def finding_line(event: FindingEvent) -> str:
-    """ "finding: …, at most 1.42x; try loader.workers=4", or "finding cleared: …"; "" for a run too short to judge."""
-    if event.gone:
-        return f"finding cleared: {event.text}"
-    if event.cause == "too-short":
-        return ""
-    body = event.finding
-    ceiling, leave = body.get("ceiling"), body.get("leave")
-    line = f"finding: {event.text}"
-    if isinstance(ceiling, (int, float)):
-        line += f", {at_most(ceiling)}"
-    if leave:
-        return f"{line}; leave as is: {leave}"
-    changes = [change for change in body.get("changes") or () if isinstance(change, dict)]
-    first, sets = next(iter(changes), None), _sets(event)
-    if first is not None and not first.get("sets"):
-        line += f"; {first.get('text', '')}"
-        line += f" ({first['where']})" if first.get("where") else ""
-        line += "; or" if sets else ""
-    elif sets:
-        line += ";"
-    if not sets:
-        return line
-    steps = body.get("from_steps")
-    condition = f" for a run of {steps:,} steps and more," if isinstance(steps, int) else ""
-    return f"{line}{condition} try {' '.join(sets)}"
-
-
-def _sets(event: FindingEvent) -> tuple[str, ...]:
-    """The edits of the first change in the configuration."""
-    changes = [change for change in event.finding.get("changes") or () if isinstance(change, dict)]
-    return tuple(map(str, next((change["sets"] for change in changes if change.get("sets")), ())))
 
 
 def introduction(snapshot: Snapshot) -> list[str]:
@@ -280,9 +246,7 @@ def advice(snapshot: Snapshot) -> list[str]:
         return []
     if found is None or snapshot.run is None:
         return []
-    lines = [
-        printable(finding_line(FindingEvent(snapshot.step, found.cause, found.title, False, found.to_dict())))
-    ]
+    lines = [printable(finding_line(found))]
     if found.sets and not found.leave:
         sets = " ".join(f"--set {item}" for item in found.sets)
         lines.append(printable(f"measure it: ndd-console try {snapshot.run.name} {sets}"))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from ndd_console.view.findings import at_most
 from ndd_console.view.ranks import rank_rows, ranks_words, usual_own_us
 from ndd_console.view.ranks_page import late_text
+from ndd_console.words.blocks import Block, Facts, Table
+from ndd_console.words.figures import at_most, ns, share_text
 from ndd_engine.diagnose.ranks import milliseconds
 from ndd_engine.record.ranks import RanksEvent
 from ndd_engine.text import MISSING, counted, number, size
 
-from .axis import share_text
-from .blocks import Block, Facts, Table
 from .late import PREFIX
-from .model import Report, ns
+from .model import Report
 
 ABOUT = (
     "Work is the wall time of a step without waiting for other ranks. Exchange is the shortest wait of any rank in a "

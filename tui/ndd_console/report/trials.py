@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ndd_console.view.diagnosis import command_text
-from ndd_console.view.interval import VERDICTS, interval_text, pairs_text
+from ndd_console.words.blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
+from ndd_console.words.figures import interval_text, pairs_text
+from ndd_console.words.finding import command_text
+from ndd_console.words.trial import VERDICTS
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, duration, number, size
 
-from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
 from .model import Report
 
 _ROWS = 40

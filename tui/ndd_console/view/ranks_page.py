@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ndd_console.words.figures import at_most, percent
 from ndd_engine.diagnose.ranks import milliseconds, subject
 from ndd_engine.record.across import Ranks
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, counted, number, size
 
-from .blocks import percent
-from .findings import at_most
 from .ranks import heat_map, is_late, rank_rows, ranks_words, usual_own_us
 from .rows import BLANK, cells, column, foreign, labelled, paragraph, rule, shorten
 from .style import Row

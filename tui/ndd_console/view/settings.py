@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ndd_console.words.figures import percent
 from ndd_engine.record.events import SettingEvent, WorkEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, number, size
 
-from .blocks import percent
 from .rows import cells, column, foreign, labelled, rule, shorten, wrap
 from .style import Row
 from .throughput import PREFIXES, work_texts

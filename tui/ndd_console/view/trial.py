@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from ndd_console.words.figures import at_most, interval_text, pairs_text
+from ndd_console.words.trial import VERDICTS, trial_text
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, counted, duration, number, size
 
 from .bars import progress_bar
-from .findings import at_most
 from .frame import Keys, footer_row, framed, inner_width
-from .interval import VERDICTS, interval_rows, interval_text, pairs_text, trial_text
+from .interval import interval_rows
 from .rows import BLANK, cells, column, entry, first_shown, foreign, labelled, paragraph, rule, shorten, take
 from .style import Row
 

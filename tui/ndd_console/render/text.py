@@ -15,12 +15,10 @@ from rich.table import Table as Grid
 from rich.text import Text as Words
 
 from ndd_console.view.bars import bar, sparkline
-from ndd_console.view.interval import interval_rows, interval_text
+from ndd_console.view.interval import interval_rows
 from ndd_console.view.rows import cells
 from ndd_console.view.style import to_ascii
-from ndd_engine.text import duration, printable
-
-from .blocks import (
+from ndd_console.words.blocks import (
     Bars,
     Block,
     Facts,
@@ -35,6 +33,8 @@ from .blocks import (
     Verdict,
     safe,
 )
+from ndd_console.words.figures import interval_text
+from ndd_engine.text import duration, printable
 
 WIDTH = 100
 _SPAN = 68  # cells of a row of spans
