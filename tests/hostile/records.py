@@ -14,17 +14,18 @@ from typing import Any
 from click.testing import CliRunner
 
 from ndd_console.cli import cli
-from ndd_console.cli.compare import describe
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.output.progress import RunProgress, summary
 from ndd_console.render import html, text
 from ndd_console.render.rows import block_rows
+from ndd_console.render.text import lines
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.view.home import HomeState, home_rows
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import fit, width_of
 from ndd_console.view.settings import settings_lines
+from ndd_console.words.comparison import two_compared
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.derive import figures
@@ -179,7 +180,7 @@ def _checked(
         if index % 8 == 1:
             _page(bad)
         if index % 30 == 2:
-            _plain(text.render(page(load(bad))))
+            _plain(text.page_text(page(load(bad))))
         if index % 4 == 3:
             _compared(bad, log)
         if index % 4 == 2:
@@ -244,7 +245,7 @@ def _page(run: RunDir) -> None:
 
 def _compared(bad: RunDir, log: _Log) -> None:
     try:
-        _plain("\n".join(map(printable, describe(compare(bad, log.run)))))
+        _plain("\n".join(lines(two_compared(compare(bad, log.run)))))
         json.dumps(finite(compare(log.run, bad).to_dict()), allow_nan=False)
     except UsageError:
         pass  # says why

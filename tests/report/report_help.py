@@ -59,7 +59,7 @@ def pages(run: RunDir) -> tuple[Report, str, str]:
     """The report as data, as HTML and as text."""
     report = load(run)
     made = page(report)
-    return report, html.render(made), text.render(made)
+    return report, html.render(made), text.page_text(made)
 
 
 def run_event(cuda: bool = True, **changes: Any) -> RunEvent:

@@ -159,7 +159,7 @@ def test_text_is_100_columns_and_can_be_ascii(tmp_path: Path) -> None:
     assert max(map(cells, plain.splitlines())) <= 100
     assert control_characters(plain) == set()
     assert any(block in plain for block in "▁▂▃▄▅▆▇█")
-    only = text.render(page(report), ascii_only=True)
+    only = text.page_text(page(report), ascii_only=True)
     assert only.isascii() and max(map(len, only.splitlines())) <= 100
 
 
@@ -390,4 +390,4 @@ def test_very_long_texts_are_cut(tmp_path: Path) -> None:
     events = [*whole_life()[:40], (T0 + 100, MarkEvent("warning", 9, "w" * 3_000_000))]
     report = load(write(tmp_path, events))
     assert len(html.render(page(report))) < 1_000_000
-    assert len(text.render(page(report))) < 200_000
+    assert len(text.page_text(page(report))) < 200_000

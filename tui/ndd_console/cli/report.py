@@ -53,7 +53,7 @@ def report(ctx: click.Context, run: str | None, output: Path | None, as_text: bo
     if as_json:
         written = json.dumps(finite(found.to_json()), indent=2, allow_nan=False) + "\n"
     elif as_text:
-        written = text.render(page(found), ctx.obj["ascii"])
+        written = text.page_text(page(found), ctx.obj["ascii"])
     else:
         written = html.render(page(found))
     if output is None and (as_text or as_json):

@@ -11,7 +11,9 @@ import click
 from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.restart import restart
 from ndd_console.process.terminal import interactive
+from ndd_console.render.text import lines
 from ndd_console.view.tradeoffs import COLUMNS, applicable, remark
+from ndd_console.words.blocks import Block, Table, Text
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.record.rundir import runs_root
@@ -20,7 +22,7 @@ from ndd_engine.wizard.answers import BUDGET_S, GOALS
 
 from .measuring import check_writable, stoppable
 from .options import Finite, budget_option, command, configuration, count, flag, json_option, output_option
-from .printing import ProgressLines, say, show, table
+from .printing import ProgressLines, say, show, terminal_width
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.answers import Answers
@@ -173,7 +175,7 @@ def _headless(
         show(document(proposed, answers, best, choice))
     else:
         # If the TOML goes to stdout, nothing else does.
-        for line in describe(proposed, answers, best, choice):
+        for line in lines(describe(proposed, answers, best, choice), terminal_width()):
             say(line) if output is None and best is not None else show([line])
     if best is None:
         ran = any(one.measured is not None and one.measured.step_s for one in verified)
@@ -210,7 +212,7 @@ class WizardProgress(ProgressLines):
 
 def describe(
     proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None = None
-) -> Iterator[str]:
+) -> Iterator[Block]:
     """The table of proposals with notes."""
     from ndd_console.jobs.wizard import lengths_line
     from ndd_engine.wizard.planner import model_name
@@ -218,40 +220,36 @@ def describe(
 
     situation = proposed.situation
     opened = situation.opened
-    yield printable(f"{situation.device_name}: {size(situation.free_bytes)} usable")
-    yield printable(f"{opened.data}; {opened.model}")
-    yield from lengths_line(opened)
+    yield Text(f"{situation.device_name}: {size(situation.free_bytes)} usable")
+    yield Text(f"{opened.data}; {opened.model}")
+    yield from map(Text, lengths_line(opened))
     failed = [f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why]
-    yield from map(printable, (*situation.notes, *failed))
+    yield from map(Text, (*situation.notes, *failed))
     rows = by_speed(proposed.best)[:ROWS]
     measured = [one for one in proposed.rows if one.measured is not None]
     rows += [one for one in measured if all(one.key != other.key for other in rows)]
     tight = [one for one in proposed.rows if not one.fits]
     shown = [*rows, *sorted(tight, key=lambda one: one.missing_bytes)[:2]]
     if not shown:
-        yield "nothing could be predicted"
+        yield Text("nothing could be predicted")
         return
     names = applicable(shown, _SHOWN)
-    grid = [
-        ("", *names, ""),
-        *(_cells(one, names, best is not None and one.key == best.key) for one in shown),
-    ]
-    yield ""
-    yield from table(grid)
-    yield ""
+    cells = tuple(_cells(one, names, best is not None and one.key == best.key) for one in shown)
+    yield Table("", ("", *names, ""), cells)
     if choice is not None and any(one.measured is not None and one.measured.step_s for one in measured):
-        yield choice.text + ("" if best is not None else "; nothing is written")
+        yield Text(choice.text + ("" if best is not None else "; nothing is written"))
     elif best is None and any(one.fits for one in proposed.rows):
-        yield "all measured proposals failed; nothing is written"
+        yield Text("all measured proposals failed; nothing is written")
     elif best is None:
         least = min(tight, key=lambda one: one.missing_bytes)
-        yield f"nothing fits: micro-batch {least.batch.micro} is over the limit by {size(least.missing_bytes)}"
-    yield "memory and time are predictions" + (" unless marked as measured" if measured else "")
+        missing = size(least.missing_bytes)
+        yield Text(f"nothing fits: micro-batch {least.batch.micro} is over the limit by {missing}")
+    yield Text("memory and time are predictions" + (" unless marked as measured" if measured else ""))
 
 
 def _cells(one: Proposal, names: Sequence[str], best: bool) -> tuple[str, ...]:
     texts = {column.name: column.text(one) for column in COLUMNS}
-    return ("*" if best else "", *(texts[name] for name in names), printable(remark(one, details=True)))
+    return ("*" if best else "", *(texts[name] for name in names), remark(one, details=True))
 
 
 def _recommendation(choice: Choice) -> dict[str, Any]:

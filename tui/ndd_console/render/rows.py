@@ -34,7 +34,7 @@ def _block(block: Block, width: int) -> list[Row]:
         case Verdict():
             return _verdict(block, width)
         case Facts():
-            return [*_title(block.title, width), *_facts(block.rows, width)]
+            return [*_title(block.title, width), *_facts(block.rows, width, block.warn)]
         case Table():
             return [*_title(block.title, width), *_table(block, width), *paragraph(block.note, width, "dim")]
         case Bars():
@@ -56,7 +56,7 @@ def _verdict(block: Verdict, width: int) -> list[Row]:
     return rows + _facts(facts, width)
 
 
-def _facts(facts: Iterable[tuple[str, str]], width: int) -> list[Row]:
+def _facts(facts: Iterable[tuple[str, str]], width: int, warn: frozenset[str] = frozenset()) -> list[Row]:
     rows: list[Row] = []
     before = ""
     for label, text in facts:
@@ -64,7 +64,8 @@ def _facts(facts: Iterable[tuple[str, str]], width: int) -> list[Row]:
             rows += _command(foreign(text), width)
         else:
             shown = "" if label in (before, PLACE) else label
-            rows += labelled(shown, text, width, _LABEL, "bold" if label == PLACE else "text")
+            style = "bold" if label == PLACE else "warn" if label in warn else "text"
+            rows += labelled(shown, text, width, _LABEL, style)
         before = label
     return rows
 

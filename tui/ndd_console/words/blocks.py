@@ -41,10 +41,11 @@ class Text(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Names and values; a row without a name continues the one above."""
+    """Names and values; a row without a name continues the one above. warn: names that need attention."""
 
     rows: tuple[tuple[str, str], ...]
     title: str = ""
+    warn: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, *rows: tuple[str, str | None], title: str = "") -> Facts:
