@@ -35,7 +35,7 @@ CAUSES: dict[str, str] = {
     "throttling": "GPU throttling",
     "thrash": "allocator retries",
     # Several ranks.
-    "late-rank": "a rank is late",
+    "late-rank": "straggler",
     "exchange": "exchange between the ranks",
     "skew": "ranks of uneven speed",
     # Training step.

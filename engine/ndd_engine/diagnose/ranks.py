@@ -42,7 +42,7 @@ def late_rank(view: View) -> Finding | None:
             "profiled step or stack samples" if view.is_script else "profiled step",
         )
     draft.saw(
-        f"{rank}{host} works {milliseconds(late['late_ns'])} a step longer than the usual rank "
+        f"{rank}{host} works {milliseconds(late['late_ns'])} a step longer than the median rank "
         f"(+{milliseconds(late['phase_ns'])} in {phase}), since step {late.get('since_step', 0):,}",
         CLOCKS,
     )
@@ -129,7 +129,7 @@ def exchange(view: View) -> Finding | None:
         return _exchange_elsewhere(cost)
     title = f"exchanging {what} takes {percent(cost.share)} of each step"
     draft = Draft("exchange", title, cost)
-    draft.add(taken(cost, "exchange that no computation hides takes", CLOCKS))
+    draft.add(taken(cost, "exposed communication takes", CLOCKS))
     if ranks.hidden_ns is not None:
         draft.saw(f"another {span(ranks.hidden_ns)} is hidden by computation", CLOCKS)
     if view.is_script:

@@ -36,7 +36,7 @@ from .try_ import TrialProgress
 @click.option(
     "--ranks",
     metavar="N,N,...",
-    help="Numbers of ranks; the others are compared with the least (default: 1, 2, 4, ... up to the number of GPUs, "
+    help="Numbers of ranks; the others are compared with the smallest (default: 1, 2, 4, ... up to the number of GPUs, "
     "on a CPU up to that of cores).",
 )
 @click.option("--strategy", metavar="NAME,...", help="ddp, fsdp2 or both (default: as configured).")
@@ -68,12 +68,12 @@ def scaling(
 ) -> int:
     """Measure how much faster several ranks train on this machine, and where the rest of the time goes.
 
-    Each number of ranks is compared with the least one in a trial: both take turns in ABBA blocks, and are started
-    several times. Prints for each the step, the throughput, the share of linear scaling with its 95 % CI, the exchange
-    that no computation hides, the wait for slower ranks (skew), the peak memory of a rank, and where the rest goes.
+    Each number of ranks is compared with the smallest in a trial: both take turns in ABBA blocks, and are started
+    several times. Prints for each the step, the throughput, the share of linear scaling with its 95 % CI, the exposed
+    communication (exchange), the wait for slower ranks (skew), the peak memory of a rank, and where the rest goes.
 
     The configuration is that of RUN (`last`: the newest one), CONFIG (a TOML file) or the default workload. Evaluations
-    and checkpoints are left out. A live RUN is paused meanwhile; the trials are stored in its record. Ctrl-C stops
+    and checkpoints are left out. A live RUN is paused during the trials, which are stored in its record. Ctrl-C stops
     early and prints the results so far.
     """
     root = runs_root(ctx.obj["runs"])

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ndd_console.view.ranks import late_words
 from ndd_console.view.throughput import (
     epoch_of,
     item_name,
@@ -23,6 +22,7 @@ from ndd_console.view.throughput import (
 )
 from ndd_console.words.figures import percent
 from ndd_console.words.finding import event_line, finding_line, recorded
+from ndd_console.words.ranks import late_words
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.derive import setting_text
 from ndd_engine.record.events import EndEvent, Event, FindingEvent, RunEvent, SettingEvent, TrialEvent

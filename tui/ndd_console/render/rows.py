@@ -93,7 +93,7 @@ def _table(table: Table, width: int) -> list[Row]:
 
     while shown[-1] != wide and room() < min(widths[wide], _LEAST):
         shown.pop()
-    while shown[0] != wide and room() < 8:  # on a very narrow screen also those before it
+    while shown[0] != wide and room() < min(widths[wide], 8):  # on a very narrow screen also those before it
         shown.pop(0)
     widths[wide] = max(min(widths[wide], room()), 1)
     rows: list[Row] = []

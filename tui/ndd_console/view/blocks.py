@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ndd_console.words.figures import percent
+from ndd_console.words.ranks import ranks_words
 from ndd_engine.record.across import EXCHANGE, SKEW
 from ndd_engine.record.derive import LOWER_BOUND, PRESS_K
 from ndd_engine.record.events import RunEvent
@@ -12,7 +13,7 @@ from ndd_engine.record.snapshot import PhaseShare, Snapshot
 from ndd_engine.text import MISSING, counted, duration, number, size
 
 from .bars import bar, progress_bar, stacked_bar
-from .ranks import longest_text, ranks_words
+from .ranks import longest_text
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, width_of
 from .style import Row, status_span
 from .throughput import epoch_of, micro_steps, steps_rate, time_left
