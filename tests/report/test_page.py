@@ -141,7 +141,7 @@ def test_html_and_text_have_every_section(tmp_path: Path, cuda: bool) -> None:
         )
         # Marks, findings over time, settings.
         assert "2 losses were not finite" in shown and "collections take 2 %" in shown and "cleared" in shown
-        assert "NOT in effect" in shown and "the data is on the device" in shown
+        assert "✖ not in effect" in shown and "the data is on the device" in shown
         assert "longest pause was 41 ms" in shown
     assert "predicted" in plain if cuda else "about batch" not in plain
     assert "ampere_bf16_gemm_128x64" in plain and "data.py:38" in plain

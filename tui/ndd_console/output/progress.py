@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ndd_console.view.throughput import (
+from ndd_console.words.figures import percent
+from ndd_console.words.finding import event_line, finding_line, recorded
+from ndd_console.words.ranks import late_words
+from ndd_console.words.step import (
     epoch_of,
     item_name,
     items_rate,
     micro_steps,
-    plural,
     rates,
     step_time,
     steps_rate,
@@ -20,15 +22,12 @@ from ndd_console.view.throughput import (
     work_short,
     work_texts,
 )
-from ndd_console.words.figures import percent
-from ndd_console.words.finding import event_line, finding_line, recorded
-from ndd_console.words.ranks import late_words
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.derive import setting_text
 from ndd_engine.record.events import EndEvent, Event, FindingEvent, RunEvent, SettingEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot, TimedMark
-from ndd_engine.text import counted, duration, number, printable
+from ndd_engine.text import counted, duration, number, plural, printable
 
 # Kinds of marks that are reported.
 _REPORTED = frozenset({

@@ -79,7 +79,7 @@ def _command(command: str, width: int) -> list[Row]:
 
 
 def _table(table: Table, width: int) -> list[Row]:
-    """Aligned columns; the last ones are left out where the wide column would get too little room."""
+    """Aligned columns. Where there is little room, the wide one stands below, or those after it are left out."""
     if not table.rows:
         return []
     count = len(table.columns)
@@ -93,17 +93,26 @@ def _table(table: Table, width: int) -> list[Row]:
 
     while shown[-1] != wide and room() < min(widths[wide], _LEAST):
         shown.pop()
-    while shown[0] != wide and room() < min(widths[wide], 8):  # on a very narrow screen also those before it
-        shown.pop(0)
-    widths[wide] = max(min(widths[wide], room()), 1)
+    below = shown[-1] == wide and len(shown) > 1 and room() < min(widths[wide], _LEAST) and not table.paths
+    if below:
+        shown.pop()
+        while len(shown) > 2 and room() + 2 < 0:
+            shown.pop()
+    else:
+        while shown[0] != wide and room() < min(widths[wide], 8):
+            shown.pop(0)
+        widths[wide] = max(min(widths[wide], room()), 1)
     rows: list[Row] = []
-    for number, texts in enumerate(grid):
+    for number, texts in enumerate(grid, -1):
         parts = []
         for index in shown:
-            text = _cut(texts[index], widths[index], table.paths and number > 0)
+            text = _cut(texts[index], widths[index], table.paths and number >= 0)
             blank = " " * (widths[index] - cells(text))
             parts.append(blank + text if index in table.right else text + blank)
-        rows.append((("  ".join(parts).rstrip(), "text" if number else "dim"),))
+        style = "dim" if number < 0 else "warn" if number in table.warn else "text"
+        rows.append(((shorten("  ".join(parts).rstrip(), width), style),))
+        if below and number >= 0:
+            rows += [(("    ", "dim"), *row) for row in paragraph(texts[wide], max(width - 4, 1), "dim")]
     return rows
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ndd_console.view.blocks import fits_text, on_gpu
-from ndd_console.words.blocks import Block, Facts, Table, Text
+from ndd_console.words.blocks import Block, Facts, Text
 from ndd_console.words.figures import ns, share_text
 from ndd_console.words.profile import isolated, loader_facts
+from ndd_console.words.settings import settings_table
 from ndd_engine.text import MISSING, number, size
 
 from .model import Report
 
-_EFFECT = {False: "NOT in effect", True: "in effect", None: "not requested"}
 _GPU_MEMORY = (
     ("reserved_bytes", "reserved by the allocator", "orange"),
     ("allocated_bytes", "allocated", "blue"),
@@ -100,12 +100,11 @@ def _collections(report: Report) -> list[Block]:
 
 def settings(report: Report) -> list[Block]:
     """Every setting as requested and as applied; those without effect come first."""
-    found = sorted(report.snapshot.settings, key=lambda item: list(_EFFECT).index(item.in_effect))
-    if not found:
+    table = settings_table(report.snapshot.settings)
+    if not table.rows:
         return [Text("No setting was applied.", "note")]
-    rows = tuple((s.name, s.requested, s.applied, _EFFECT[s.in_effect], s.verified or "") for s in found)
     out: list[Block] = []
-    if lost := sum(item.in_effect is False for item in found):
+    if lost := len(table.warn):
         text = f"{lost} requested setting{'s' if lost > 1 else ''} did not take effect."
         out.append(Text(text, "warn"))
-    return [*out, Table("Settings", ("setting", "requested", "applied", "effect", "verified by"), rows)]
+    return [*out, table]

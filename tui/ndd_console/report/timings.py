@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ndd_console.view.blocks import on_gpu
-from ndd_console.view.throughput import flops, plural, rates, step_time, work_texts
 from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text
 from ndd_console.words.figures import ns, share_text
 from ndd_console.words.profile import METHODS, capture, colour, functions, idle_bars, stacks
+from ndd_console.words.step import rates, step_time, work_facts
 from ndd_engine.record.derive import idle as idle_of
 from ndd_engine.record.derive import phase_shares
 from ndd_engine.record.events import PHASES, RunEvent
-from ndd_engine.text import MISSING, number, size
+from ndd_engine.text import MISSING, number, plural
 
 from .model import COLUMNS, Report
 from .timeline import Slice
@@ -155,18 +155,8 @@ def speed(report: Report) -> list[Block]:
     out = report.plot("Throughput", "plain", found, unit=unit, zero=True, note=note)
     if snapshot.step_ns is None:
         return out or [Text(NO_STEPS, "note")]
-    texts = zip(("compute", "share of peak", "roofline"), work_texts(snapshot), strict=False)
-    rows: list[tuple[str, str | None]]
-    rows = [("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}"), *texts]
-    if work := snapshot.work:
-        rows += [
-            ("compute per step", flops(work.flops_per_step).removesuffix("/s")),
-            ("memory traffic", f"{size(work.bytes_per_step)} per step without fusion, an upper bound"),
-            ("attention", ", ".join(work.attention)),
-            ("not counted", ", ".join(work.uncounted)),
-            ("source of the peak", work.peak_source),
-        ]
-    return [*out, Facts.of(*rows)]
+    out.append(Facts.of(("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")))
+    return [*out, work_facts(snapshot, snapshot.work)] if snapshot.work is not None else out
 
 
 def _items_per_s(item: Slice) -> float | None:

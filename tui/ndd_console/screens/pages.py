@@ -8,8 +8,8 @@ from typing import Any
 
 from textual import events
 
-from ndd_console.render.rows import block_rows
 from ndd_console.screens.interfaces import HomeSource, RunSource, StartRow
+from ndd_console.view.diagnosis import diagnosis_lines
 from ndd_console.view.frame import Keys
 from ndd_console.view.own_values import own_values_lines
 from ndd_console.view.pager import HELP_KEYS, help_lines, log_view, page_room, page_rows
@@ -17,7 +17,7 @@ from ndd_console.view.ranks_page import ranks_lines
 from ndd_console.view.rows import foreign, lines_of
 from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import Look, Row
-from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
+from ndd_console.words.diagnosis import Diagnosis
 from ndd_engine.errors import error_text
 
 from .base import LEAVE, CanvasScreen, call_from_thread, key_of, moved
@@ -200,8 +200,7 @@ class DiagnosisScreen(RunPage):
 
     def lines(self, width: int) -> list[Row]:
         result = self._diagnosis.of(self._latest)
-        blocks = diagnosis_blocks(self._latest, result, self._source.name, self._try is not None)
-        return block_rows(blocks, width)
+        return diagnosis_lines(self._latest, result, self._source.name, self._try is not None, width)
 
     def on_key(self, event: events.Key) -> None:
         # Textual also calls the handler of the base class, for all other keys.

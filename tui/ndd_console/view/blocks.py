@@ -6,6 +6,7 @@ from typing import Any
 
 from ndd_console.words.figures import percent
 from ndd_console.words.ranks import ranks_words
+from ndd_console.words.step import epoch_of, micro_steps, steps_rate, time_left
 from ndd_engine.record.across import EXCHANGE, SKEW
 from ndd_engine.record.derive import LOWER_BOUND, PRESS_K
 from ndd_engine.record.events import RunEvent
@@ -16,7 +17,6 @@ from .bars import bar, progress_bar, stacked_bar
 from .ranks import longest_text
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, width_of
 from .style import Row, status_span
-from .throughput import epoch_of, micro_steps, steps_rate, time_left
 
 _WAIT = frozenset({"data_wait", SKEW})
 _OVERHEAD = frozenset({"to_device", EXCHANGE, "log", "evaluate", "checkpoint", "other"})

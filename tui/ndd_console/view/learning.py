@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ndd_console.words.figures import small
+from ndd_console.words.step import items_rate, work_short
 from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
 from ndd_engine.text import MISSING, counted, duration, number
 
 from .bars import Points, bucket, finite_values, graph, sparkline
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, side_by_side
 from .style import STATUS, Row
-from .throughput import items_rate, work_short
 
 _MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recompile": "warn"}
 _GAP = 3

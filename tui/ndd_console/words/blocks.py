@@ -56,6 +56,8 @@ class Facts(NamedTuple):
 class Table(NamedTuple):
     """A table. right: indices of right-aligned columns. wide: index of the column that takes the spare width.
 
+    warn: indices of rows that need attention.
+
     Where there is little room, the columns after `wide` are left out first. paths: cells of `wide` are cut at their
     start.
     """
@@ -67,6 +69,7 @@ class Table(NamedTuple):
     note: str = ""
     wide: int = -1
     paths: bool = False
+    warn: frozenset[int] = frozenset()
 
     def newest(self, limit: int) -> Table:
         """The table with its last `limit` rows and a note if there were more."""
