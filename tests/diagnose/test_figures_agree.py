@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from planted_runs import NVML, Planted, alone, cores, data, evaluated, files, saved, work
 
-from ndd_console.output.progress import progress_line, summary
 from ndd_console.render import html, text
 from ndd_console.render.rows import block_rows
 from ndd_console.report.model import load
@@ -26,6 +25,7 @@ from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.trial import TrialState, trial_rows
 from ndd_console.words.diagnosis import DiagnosisResult, diagnosis_blocks
 from ndd_console.words.finding import event_line
+from ndd_console.words.run import progress_line, summary
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.diagnose.healthy import healthy
 from ndd_engine.diagnose.view import View

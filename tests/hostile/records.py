@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from ndd_console.cli import cli
 from ndd_console.jobs.run_sources import HomeFolder
-from ndd_console.output.progress import RunProgress, summary
+from ndd_console.output.progress import RunProgress
 from ndd_console.render import html, text
 from ndd_console.render.rows import block_rows
 from ndd_console.render.text import lines
@@ -27,6 +27,7 @@ from ndd_console.view.rows import fit, width_of
 from ndd_console.view.settings import settings_lines
 from ndd_console.words.comparison import two_compared
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
+from ndd_console.words.run import summary
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.derive import figures
 from ndd_engine.record.events import finite

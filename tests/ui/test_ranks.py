@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ndd_console.app import ConsoleApp
-from ndd_console.output.progress import progress_line
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.ranks import heat_map, panel
 from ndd_console.view.ranks_page import ranks_lines
@@ -16,6 +15,7 @@ from ndd_console.view.rows import width_of
 from ndd_console.view.style import Look, Row
 from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.ranks import late_words, ranks_words
+from ndd_console.words.run import progress_line
 from ndd_engine.diagnose import diagnose
 
 from .fake_ranks import PLANTED, planted_snapshot
