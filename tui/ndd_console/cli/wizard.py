@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,11 @@ from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.restart import restart
 from ndd_console.process.terminal import interactive
 from ndd_console.render.text import lines
-from ndd_console.view.tradeoffs import COLUMNS, applicable, remark
-from ndd_console.words.blocks import Block, Table, Text
+from ndd_console.words.wizard import proposal_blocks
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.text import printable, size
+from ndd_engine.text import printable
 from ndd_engine.wizard.answers import BUDGET_S, GOALS
 
 from .measuring import check_writable, stoppable
@@ -30,10 +29,7 @@ if TYPE_CHECKING:
     from ndd_engine.wizard.proposals import Proposal
     from ndd_engine.wizard.session import ProposalSet
 
-_SHOWN = ("size", "sequence", "dtype", "ranks", "micro", "accum", "memory", "step", "items/s", "total time")
 MIB = 1 << 20
-# Maximum rows of the table of proposals that were not measured.
-ROWS = 12
 
 
 @command(
@@ -151,7 +147,7 @@ def _headless(
         show(document(proposed, answers, best, choice))
     else:
         # If the TOML goes to stdout, nothing else does.
-        for line in lines(describe(proposed, answers, best, choice), terminal_width()):
+        for line in lines(proposal_blocks(proposed, best, choice), terminal_width()):
             say(line) if output is None and best is not None else show([line])
     if best is None:
         ran = any(one.measured is not None and one.measured.step_s for one in verified)
@@ -184,48 +180,6 @@ class WizardProgress(ProgressLines):
     def look(self, text: str, share: float) -> None:
         """The `tell` callback of `propose` and `verify`."""
         self.stage(text.partition(":")[0], f"{share:4.0%}  {text}")
-
-
-def describe(
-    proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None = None
-) -> Iterator[Block]:
-    """The table of proposals with notes."""
-    from ndd_console.jobs.wizard import lengths_line
-    from ndd_engine.wizard.planner import model_name
-    from ndd_engine.wizard.proposals import by_speed
-
-    situation = proposed.situation
-    opened = situation.opened
-    yield Text(f"{situation.device_name}: {size(situation.free_bytes)} usable")
-    yield Text(f"{opened.data}; {opened.model}")
-    yield from map(Text, lengths_line(opened))
-    failed = [f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why]
-    yield from map(Text, (*situation.notes, *failed))
-    rows = by_speed(proposed.best)[:ROWS]
-    measured = [one for one in proposed.rows if one.measured is not None]
-    rows += [one for one in measured if all(one.key != other.key for other in rows)]
-    tight = [one for one in proposed.rows if not one.fits]
-    shown = [*rows, *sorted(tight, key=lambda one: one.missing_bytes)[:2]]
-    if not shown:
-        yield Text("nothing could be predicted")
-        return
-    names = applicable(shown, _SHOWN)
-    cells = tuple(_cells(one, names, best is not None and one.key == best.key) for one in shown)
-    yield Table("", ("", *names, ""), cells)
-    if choice is not None and any(one.measured is not None and one.measured.step_s for one in measured):
-        yield Text(choice.text + ("" if best is not None else "; nothing is written"))
-    elif best is None and any(one.fits for one in proposed.rows):
-        yield Text("all measured proposals failed; nothing is written")
-    elif best is None:
-        least = min(tight, key=lambda one: one.missing_bytes)
-        missing = size(least.missing_bytes)
-        yield Text(f"nothing fits: micro-batch {least.batch.micro} is over the limit by {missing}")
-    yield Text("memory and time are predictions" + (" unless marked as measured" if measured else ""))
-
-
-def _cells(one: Proposal, names: Sequence[str], best: bool) -> tuple[str, ...]:
-    texts = {column.name: column.text(one) for column in COLUMNS}
-    return ("*" if best else "", *(texts[name] for name in names), remark(one, details=True))
 
 
 def _recommendation(choice: Choice) -> dict[str, Any]:

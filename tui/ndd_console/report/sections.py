@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from ndd_console.view.learning import LOST
 from ndd_console.view.style import STATUS
-from ndd_console.words import finding as finding_words
 from ndd_console.words.blocks import TONES, Block, Facts, Page, Section, Table, Text
+from ndd_console.words.finding import verdict as finding_block
+from ndd_console.words.run import epoch_text, steps_text
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError
 from ndd_engine.record.events import RunEvent
@@ -91,9 +92,7 @@ def _summary(report: Report) -> Text:
 def verdict(report: Report) -> list[Block]:
     """Every finding, the bottleneck first."""
     out: list[Block] = [Text(report.trouble, "warn")] if report.trouble else []
-    out += [
-        finding_words.verdict(item, report.name, index == 0) for index, item in enumerate(report.findings)
-    ]
+    out += [finding_block(item, report.name, index == 0) for index, item in enumerate(report.findings)]
     if any(item.share is not None for item in report.findings):
         text = "Shares and ceilings of the findings are those of the most recent part of the record."
         out.append(Text(text, "note"))
@@ -111,7 +110,7 @@ def identity(report: Report) -> list[Block]:
     end, memory = snapshot.end, (run.card or {}).get("memory_total_bytes")
     device = (
         run.device,
-        f"{number(run.threads)} thread{'' if run.threads == 1 else 's'}" if run.threads else "",
+        counted(run.threads, "thread") if run.threads else "",
         f"{number(run.usable_cores)} usable cores" if run.usable_cores else "",
         size(memory) if memory else "",
     )
@@ -121,16 +120,8 @@ def identity(report: Report) -> list[Block]:
         ("data", run.data),
         ("machine", f"{run.device_name} ({', '.join(filter(None, device))}) on host {run.host}"),
         ("precision", run.precision),
-        ("step", f"{number(run.items_per_step)} items ({run.item})"),
-        (
-            "length",
-            f"{number(run.total_steps or None)} steps; "
-            + (
-                f"{counted(run.epochs, 'epoch')} of {number(run.steps_per_epoch)} steps"
-                if run.steps_per_epoch
-                else f"{number(run.epochs or None)} epochs of unknown length"
-            ),
-        ),
+        ("steps", steps_text(snapshot, run)),
+        ("epoch", epoch_text(snapshot, run)),
         ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
         ("started", _date(snapshot.started_t)),
         ("time", _time(report)),

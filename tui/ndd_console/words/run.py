@@ -33,14 +33,10 @@ def introduction(snapshot: Snapshot) -> list[str]:
     run = snapshot.run
     assert run is not None
     threads = f", {counted(run.threads, 'thread')}" if run.device == "cpu" and run.threads else ""
-    items = item_name(snapshot)
-    batch = run.config.get("batch", {})
-    accumulation = batch.get("accumulation", 1)
-    micro = f" ({accumulation} micro-steps of {batch.get('micro')})" if accumulation > 1 else ""
     lines = [
         f"run {run.name}: {run.workload}, {number(run.parameters or None)} parameters ({printable(run.model)})",
         f"on {printable(run.device_name)}{threads}, {run.precision}; {printable(run.data)}",
-        f"{_steps(run)} of {number(run.items_per_step)} {items}{micro}; {_epoch(run, items)}",
+        f"{steps_text(snapshot, run)}; {epoch_text(snapshot, run)}",
     ]
     if run.resumed_step is not None:
         source = f" ({run.resumed_from})" if run.resumed_from else ""
@@ -48,15 +44,21 @@ def introduction(snapshot: Snapshot) -> list[str]:
     return lines
 
 
-def _steps(run: RunEvent) -> str:
-    return f"{number(run.total_steps)} optimizer steps" if run.total_steps else "optimizer steps"
+def steps_text(snapshot: Snapshot, run: RunEvent) -> str:
+    """ "6,900 optimizer steps of 256 windows (2 micro-steps of 128)"."""
+    batch = run.config.get("batch", {})
+    accumulation = batch.get("accumulation", 1)
+    micro = f" ({accumulation} micro-steps of {batch.get('micro')})" if accumulation > 1 else ""
+    total = f"{number(run.total_steps)} " if run.total_steps else ""
+    return f"{total}optimizer steps of {number(run.items_per_step)} {item_name(snapshot)}{micro}"
 
 
-def _epoch(run: RunEvent, items: str) -> str:
+def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
+    """ "one epoch is 276 steps, 70,656 windows, 18,087,936 characters"."""
     if not run.steps_per_epoch:
         until = f" (the run ends after {run.epochs})" if run.epochs and not run.total_steps else ""
         return f"the length of an epoch is unknown{until}"
-    of = f"{number(run.items_per_epoch or None)} {items}{_tokens(run)}"
+    of = f"{number(run.items_per_epoch or None)} {item_name(snapshot)}{_tokens(run)}"
     return f"one epoch is {number(run.steps_per_epoch)} steps, {of}"
 
 

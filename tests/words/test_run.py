@@ -9,8 +9,7 @@ from ndd_console.words.run import introduction, progress_line, summary
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.record.events import FindingEvent, parse
 from ndd_engine.record.snapshot import Throughput, TimeLeft
-
-from .fakes import FINDING, SECOND, SETTINGS, ended, mark, run_event, snapshot, trial_event
+from tests.ui.fakes import FINDING, SECOND, SETTINGS, ended, mark, run_event, snapshot, trial_event
 
 
 def teller(lines: list[str]) -> RunProgress:
