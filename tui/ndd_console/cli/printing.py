@@ -39,7 +39,8 @@ def show(result: dict[str, Any] | Iterable[str] | Iterable[Block]) -> None:
         from ndd_console.render.text import lines
 
         width = terminal_width()
-        texts = lines(blocks, width, colour=width is not None and not os.environ.get("NO_COLOR"))
+        plain = width is None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        texts = lines(blocks, width, colour=not plain)
     for text in texts:
         click.echo(text)
 

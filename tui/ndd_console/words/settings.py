@@ -24,4 +24,4 @@ def settings_table(settings: Sequence[SettingEvent]) -> Table:
     lost = frozenset(index for index, item in enumerate(ordered) if item.in_effect is False)
     columns = ("effect", "setting", "requested", "applied", "verified by")
     note = _UNREQUESTED if ordered and ordered[-1].in_effect is None else ""
-    return Table("Settings", columns, rows, note=note, warn=lost)
+    return Table("", columns, rows, note=note, warn=lost)
