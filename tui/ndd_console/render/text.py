@@ -152,7 +152,12 @@ def _filled(grid: Grid, rows: Sequence[Sequence[str | Words]]) -> Grid:
 
 
 def _pairs(rows: Sequence[tuple[str, str]]) -> Grid:
-    return _filled(_grid(Column(max_width=30), ""), rows)
+    """Names and values; a name that repeats is left out."""
+    before = ["", *(label for label, _ in rows)]
+    return _filled(
+        _grid(Column(max_width=30), ""),
+        [("" if label == last else label, text) for (label, text), last in zip(rows, before, strict=False)],
+    )
 
 
 def _spark(points: Sequence[Point], length_s: float, width: int) -> Words:
