@@ -6,7 +6,19 @@ from collections.abc import Iterable
 
 from ndd_console.view.bars import bar
 from ndd_console.view.findings import title_room, title_row
-from ndd_console.view.rows import BLANK, cells, column, foreign, labelled, paragraph, rule, shorten, wrap
+from ndd_console.view.rows import (
+    BLANK,
+    cells,
+    column,
+    cut,
+    foreign,
+    labelled,
+    paragraph,
+    rule,
+    shorten,
+    width_of,
+    wrap,
+)
 from ndd_console.view.style import Row
 from ndd_console.words.blocks import COMMAND, PLACE, Bars, Block, Facts, Table, Text, Verdict
 
@@ -24,7 +36,7 @@ def block_rows(blocks: Iterable[Block], width: int) -> list[Row]:
     for block in blocks:
         rows += [BLANK] if rows else []
         rows += _block(block, width)
-    return rows
+    return [row if width_of(row) <= width else cut(row, 0, width) for row in rows]
 
 
 def _block(block: Block, width: int) -> list[Row]:
@@ -63,7 +75,7 @@ def _facts(facts: Iterable[tuple[str, str]], width: int, warn: frozenset[str] = 
         if label == COMMAND:
             rows += _command(foreign(text), width)
         else:
-            shown = "" if label in (before, PLACE) else label
+            shown = "" if label in (before, PLACE) else foreign(label)
             style = "bold" if label == PLACE else "warn" if label in warn else "text"
             rows += labelled(shown, text, width, _LABEL, style)
         before = label
