@@ -1,13 +1,16 @@
-"""Blocks as rows of a screen: nothing is wider than the screen, and what matters stays in a narrow table."""
+"""Blocks as rows and as lines: nothing is wider than the screen, and what matters stays in a narrow table."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ndd_console.render.rows import block_rows
-from ndd_console.view.rows import width_of
+from ndd_console.render.text import lines
+from ndd_console.view.rows import cells, width_of
 from ndd_console.words.blocks import COMMAND, Bars, Block, Facts, Lines, Table, Text, Time, Verdict
 
 WORDS = st.text(st.sampled_from("ab -/.数\x1b[9é"), max_size=50)
@@ -45,6 +48,17 @@ def test_no_row_is_wider_than_the_screen(blocks: list[Block], width: int) -> Non
     for row in block_rows(blocks, width):
         assert width_of(row) <= width
         assert all(text.isprintable() for text, _ in row)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(BLOCKS, max_size=3), st.integers(20, 130), st.booleans())
+def test_lines_of_a_command_fit_the_terminal_and_cannot_control_it(
+    blocks: list[Block], width: int, colour: bool
+) -> None:
+    for line in lines(blocks, width, colour):
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", line)
+        assert shown.isprintable() and cells(shown) <= width
+        assert colour or shown == line
 
 
 def plain(block: Block, width: int) -> list[str]:
