@@ -20,6 +20,11 @@ def printable(text: str) -> str:
     )
 
 
+def foreign(text: object) -> str:
+    """Untrusted text on one line, with control characters escaped."""
+    return printable(" ".join(str(text).split()))
+
+
 def finite(value: object) -> float | None:
     """A finite number as a float, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -14,18 +14,20 @@ from typing import Any
 from click.testing import CliRunner
 
 from ndd_console.cli import cli
-from ndd_console.cli.compare import describe
 from ndd_console.jobs.run_sources import HomeFolder
-from ndd_console.output.progress import RunProgress, summary
-from ndd_console.report import html, text
+from ndd_console.output.progress import RunProgress
+from ndd_console.render import html, text
+from ndd_console.render.rows import block_rows
+from ndd_console.render.text import lines
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
-from ndd_console.screens.diagnosis import Diagnosis
-from ndd_console.view.diagnosis import diagnosis_lines
 from ndd_console.view.home import HomeState, home_rows
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import fit, width_of
 from ndd_console.view.settings import settings_lines
+from ndd_console.words.comparison import two_compared
+from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
+from ndd_console.words.run import summary
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.derive import figures
 from ndd_engine.record.events import finite
@@ -179,7 +181,7 @@ def _checked(
         if index % 8 == 1:
             _page(bad)
         if index % 30 == 2:
-            _plain(text.render(page(load(bad))))
+            _plain(text.page_text(page(load(bad))))
         if index % 4 == 3:
             _compared(bad, log)
         if index % 4 == 2:
@@ -218,7 +220,7 @@ def _shown(snapshot: Snapshot, size: tuple[int, int]) -> None:
     rows = live_rows(snapshot, state, width, height)
     assert len(rows) == height
     rows += settings_lines(snapshot, width)
-    rows += diagnosis_lines(snapshot, found, "bad", False, width)
+    rows += block_rows(diagnosis_blocks(snapshot, found, "bad", False), width)
     for row in rows[:height]:
         assert width_of(row) == width
     for row in (fit(row, width) for row in rows):
@@ -244,7 +246,7 @@ def _page(run: RunDir) -> None:
 
 def _compared(bad: RunDir, log: _Log) -> None:
     try:
-        _plain("\n".join(map(printable, describe(compare(bad, log.run)))))
+        _plain("\n".join(lines(two_compared(compare(bad, log.run)))))
         json.dumps(finite(compare(log.run, bad).to_dict()), allow_nan=False)
     except UsageError:
         pass  # says why

@@ -20,9 +20,8 @@ from tests.ui import fake_tuning, fake_wizard, fakes
 from tests.ui.fake_sources import FakeHome, FakeSource, FakeTrials
 
 from ndd_console.app import ConsoleApp
+from ndd_console.render.rows import block_rows
 from ndd_console.screens.base import CanvasScreen
-from ndd_console.screens.diagnosis import Diagnosis
-from ndd_console.view.diagnosis import diagnosis_lines
 from ndd_console.view.frame import inner_width
 from ndd_console.view.home import HomeState, RunRow, StartRow, home_rows
 from ndd_console.view.live import LiveState, live_rows
@@ -35,6 +34,7 @@ from ndd_console.view.trial import BUDGETS_S, ProposedChange, TrialState, trial_
 from ndd_console.view.tuning import TuningView, tuning_rows
 from ndd_console.view.wizard import PAGES, Field, Preview, WizardView, wizard_rows
 from ndd_console.widgets.canvas import Canvas, changes
+from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.snapshot import STATUSES, Snapshot
 from ndd_engine.trial.request import Progress
@@ -216,7 +216,7 @@ def diagnosis(rng: random.Random) -> Draw:
     result, name, can_try = result_of(rng, found), strange.text(rng), rng.random() < 0.5
 
     def draw(width: int, height: int) -> list[Row]:
-        lines = diagnosis_lines(found, result, name, can_try, inner_width(width))
+        lines = block_rows(diagnosis_blocks(found, result, name, can_try), inner_width(width))
         return page_rows(lines, 0, (("esc", "back"),), "diagnosis", width, height)
 
     return draw

@@ -18,8 +18,9 @@ from tests.trial.written_runs import evaluation, steady, window, windows, write_
 from tests.ui.fakes import trial_event
 
 from ndd_console.__main__ import status_of
-from ndd_console.cli.printing import say, show, table
+from ndd_console.cli.printing import say, show
 from ndd_console.jobs.run_sources import tail
+from ndd_console.words.blocks import Table
 from ndd_engine.config import anywhere, read, to_toml
 from ndd_engine.errors import NddError
 from ndd_engine.record.events import MarkEvent, SettingEvent, StageEvent
@@ -235,7 +236,7 @@ def printed(text: str, folder: Path) -> None:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         say(text)
         show([text, text])
-        show(table([("name", "value"), (text, text)], right={1}))
+        show([Table("", ("name", "value"), ((text, text),), frozenset({1}))])
         show({text: text})
     for stream in (out, errors):
         clean(stream.getvalue())

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_console.cli.try_ import TrialProgress, describe
-from ndd_engine.record.events import TrialEvent
+from ndd_console.cli.try_ import TrialProgress
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
@@ -105,26 +104,6 @@ def test_a_candidate_that_fails_is_reported_in_one_sentence(tmp_path: Path) -> N
     assert re.fullmatch(r"failed: ValueError: this model is broken \(lines\.py:9\)\n", done.stdout)
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
-
-
-def test_both_sides_are_shown_in_a_table() -> None:
-    side = {"prepare_s": 2.0, "step_s": 0.05, "items_per_s": 640.0, "peak_bytes": 1 << 30}
-    change = {**side, "step_s": 0.025, "items_per_s": 1280.0, "prepare_s": 40.0, "compile_s": 38.0,
-              "not_in_effect": ["loader.workers = 2 is 0: \x1b[2J"]}  # fmt: skip
-    event = TrialEvent(
-        ["speed.compile=default"], "run one", "faster", "faster 2.00x", base=side, change=change,
-        loss="close", loss_text="the first 10 losses differ by up to 0.1 %",
-    )  # fmt: skip
-    assert list(describe(event)) == [
-        "                        step     throughput                      setup  peak memory",
-        "baseline               50 ms    640 items/s                      2.0 s       1.0 GB",
-        "speed.compile=default  25 ms  1,280 items/s  40.0 s (38.0 s compiling)       1.0 GB",
-        "",
-        "losses: close: the first 10 losses differ by up to 0.1 %",
-        "not in effect: loader.workers = 2 is 0: \\x1b[2J",
-        "faster 2.00x",
-    ]
-    assert list(describe(TrialEvent(["x=1"], "y", "failed", "failed: z"))) == ["failed: z"]
 
 
 def test_progress_moves_on_a_terminal_and_is_lines_elsewhere() -> None:

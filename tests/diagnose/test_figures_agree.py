@@ -14,16 +14,18 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from planted_runs import NVML, Planted, alone, cores, data, evaluated, files, saved, work
 
-from ndd_console.output.progress import finding_line, progress_line, summary
-from ndd_console.report import html, text
+from ndd_console.render import html, text
+from ndd_console.render.rows import block_rows
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.screens.trial import proposed_changes
 from ndd_console.view.blocks import idle_heading
-from ndd_console.view.diagnosis import diagnosis_lines
-from ndd_console.view.findings import DiagnosisResult, finding_rows
+from ndd_console.view.findings import finding_rows
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.trial import TrialState, trial_rows
+from ndd_console.words.diagnosis import DiagnosisResult, diagnosis_blocks
+from ndd_console.words.finding import event_line
+from ndd_console.words.run import progress_line, summary
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.diagnose.healthy import healthy
 from ndd_engine.diagnose.view import View
@@ -129,7 +131,7 @@ def test_ceilings_follow_from_the_shares_that_are_shown(run: Planted) -> None:
         # No other sentence of the finding has a share of the step that is larger, unless it says what it is of.
         body = item.to_dict()
         assert json.loads(json.dumps(body))["ceiling"] == item.ceiling
-        line = finding_line(FindingEvent(9, item.cause, item.title, False, body))
+        line = event_line(FindingEvent(9, item.cause, item.title, False, body))
         assert_ceiling(line)
 
 
@@ -226,7 +228,7 @@ def assert_tried(found: tuple[Finding, ...], width: int) -> None:
 def test_the_page_of_the_diagnosis_agrees_with_itself(run: Planted, size: tuple[int, int]) -> None:
     snapshot = run.snapshot()
     found = diagnose(snapshot)
-    lines = shown(diagnosis_lines(snapshot, DiagnosisResult(found), "one", True, size[0]))
+    lines = shown(block_rows(diagnosis_blocks(snapshot, DiagnosisResult(found), "one", True), size[0]))
     for item in found:
         if item.ceiling is None:
             continue
@@ -259,7 +261,7 @@ def test_the_report_agrees_with_itself_in_all_formats(run: Planted) -> None:
         directory.events.write_text(lines, encoding="utf-8")
         report = load(directory)
         made = page(report)
-        as_text, as_html, as_json = text.render(made), html.render(made), report.to_json()
+        as_text, as_html, as_json = text.page_text(made), html.render(made), report.to_json()
     words = " ".join(as_text.split())
     for item in as_json["findings"]:
         if item["ceiling"] is not None:

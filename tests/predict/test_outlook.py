@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from ndd_console.cli.check import busy_cores, describe
+from ndd_console.words.check import busy_cores, check_facts
 from ndd_engine.config import read
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.memory import Memory
@@ -42,7 +42,7 @@ def lines(found: Outlook) -> str:
         "ranks": found.config.parallel.ranks, "sharded": None if found.sharded is None else asdict(found.sharded),
         "step_doubt": found.time.doubt, "busy": None if found.busy is None else busy_cores(found.busy),
     }  # fmt: skip
-    return "\n".join(" ".join(pair) for pair in describe(report))
+    return "\n".join(" ".join(pair) for pair in check_facts(report).rows)
 
 
 def test_a_step_time_measured_beside_other_processes_is_said_to_be_uncertain() -> None:

@@ -260,9 +260,8 @@ def test_the_command_prints_text_and_json(tmp_path: Path, capsys: pytest.Capture
     path = written(tmp_path, history)
     assert status_of(["memory", str(path)]) == 0
     text = capsys.readouterr().out
-    for words in ("60.0 MB reserved", "me/train.py:7 build", "out of memory at entry", "60.0 MB requested",
-                  "expandable_segments:True", "error on this recording +0.0%", "retries: none"):  # fmt: skip
-        assert words in text
+    for figure in ("60.0 MB reserved", "me/train.py:7 build", "60.0 MB requested", "+0.0%"):
+        assert figure in text
     assert status_of(["memory", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["devices"][0]["peak"]["owners"][0]["place"] == "me/train.py:7 build"

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ndd_console.report import html, text
+from ndd_console.render import html, text
 from ndd_console.report.model import Report, load
 from ndd_console.report.sections import page
 from ndd_engine.record.events import (
@@ -59,7 +59,7 @@ def pages(run: RunDir) -> tuple[Report, str, str]:
     """The report as data, as HTML and as text."""
     report = load(run)
     made = page(report)
-    return report, html.render(made), text.render(made)
+    return report, html.render(made), text.page_text(made)
 
 
 def run_event(cuda: bool = True, **changes: Any) -> RunEvent:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from ndd_console.report import html, sections, text
-from ndd_console.report.blocks import Lines, Stack, Table
+from ndd_console.render import html, text
+from ndd_console.report import sections
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.view.rows import cells
+from ndd_console.words.blocks import Lines, Stack, Table
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import (
     EndEvent,
@@ -140,7 +141,7 @@ def test_html_and_text_have_every_section(tmp_path: Path, cuda: bool) -> None:
         )
         # Marks, findings over time, settings.
         assert "2 losses were not finite" in shown and "collections take 2 %" in shown and "cleared" in shown
-        assert "NOT in effect" in shown and "the data is on the device" in shown
+        assert "✖ not in effect" in shown and "the data is on the device" in shown
         assert "longest pause was 41 ms" in shown
     assert "predicted" in plain if cuda else "about batch" not in plain
     assert "ampere_bf16_gemm_128x64" in plain and "data.py:38" in plain
@@ -158,7 +159,7 @@ def test_text_is_100_columns_and_can_be_ascii(tmp_path: Path) -> None:
     assert max(map(cells, plain.splitlines())) <= 100
     assert control_characters(plain) == set()
     assert any(block in plain for block in "▁▂▃▄▅▆▇█")
-    only = text.render(page(report), ascii_only=True)
+    only = text.page_text(page(report), ascii_only=True)
     assert only.isascii() and max(map(len, only.splitlines())) <= 100
 
 
@@ -389,4 +390,4 @@ def test_very_long_texts_are_cut(tmp_path: Path) -> None:
     events = [*whole_life()[:40], (T0 + 100, MarkEvent("warning", 9, "w" * 3_000_000))]
     report = load(write(tmp_path, events))
     assert len(html.render(page(report))) < 1_000_000
-    assert len(text.render(page(report))) < 200_000
+    assert len(text.page_text(page(report))) < 200_000

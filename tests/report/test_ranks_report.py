@@ -28,7 +28,7 @@ def test_a_late_rank_is_in_the_report(tmp_path: Path) -> None:
     for text in (page, words):
         assert "Phases of all ranks" in text
         assert "Slowest ranks" in text
-        assert "Late ranks" in text
+        assert "Stragglers" in text
         assert "node1" in text
         assert "model.py:9 forward" in text
     body = report.to_json()["ranks"]

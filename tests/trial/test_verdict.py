@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured import trial
 
-from ndd_console.view.interval import VERDICTS, interval_rows, trial_text
+from ndd_console.view.interval import interval_rows
+from ndd_console.words.trial import VERDICTS, trial_text
 from ndd_engine.trial.outcome import sentence
 from ndd_engine.trial.replicates import Replicates
 from ndd_engine.trial.verdict import FLOOR, judged

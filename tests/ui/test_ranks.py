@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from ndd_console.app import ConsoleApp
-from ndd_console.output.progress import progress_line
-from ndd_console.view.findings import DiagnosisResult
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.ranks import heat_map, late_words, panel, ranks_words
+from ndd_console.view.ranks import heat_map, panel
 from ndd_console.view.ranks_page import ranks_lines
 from ndd_console.view.rows import width_of
 from ndd_console.view.style import Look, Row
+from ndd_console.words.diagnosis import DiagnosisResult
+from ndd_console.words.ranks import late_words, ranks_words
+from ndd_console.words.run import progress_line
 from ndd_engine.diagnose import diagnose
 
 from .fake_ranks import PLANTED, planted_snapshot
@@ -123,7 +124,7 @@ def test_the_page_has_the_slowest_ranks_first_and_a_summary(world: int) -> None:
 
 def test_progress_names_the_slowest() -> None:
     assert late_words(planted_snapshot(2)) == "2 ranks, slowest 1 (+7.6 ms data_wait)"
-    assert late_words(planted_snapshot(64)) == "64 ranks, none late"
+    assert late_words(planted_snapshot(64)) == "64 ranks, no straggler"
     assert "2 ranks, slowest 1 (+7.6 ms data_wait)" in progress_line(planted_snapshot(2))
 
 
@@ -140,9 +141,9 @@ async def test_the_key_opens_the_page_and_closes_it() -> None:
         await pilot.pause()
         assert "r ranks" in text_of(made)
         await pilot.press("r")
-        assert "slowest rank first" in text_of(made)
+        assert "Slowest ranks" in text_of(made)
         await pilot.press("r")
-        assert "slowest rank first" not in text_of(made)
+        assert "Slowest ranks" not in text_of(made)
 
 
 async def test_without_ranks_the_key_does_nothing() -> None:
@@ -151,7 +152,7 @@ async def test_without_ranks_the_key_does_nothing() -> None:
         await pilot.pause()
         assert "r ranks" not in text_of(made)
         await pilot.press("r")
-        assert "slowest rank first" not in text_of(made)
+        assert "Slowest ranks" not in text_of(made)
 
 
 def test_a_strange_record_is_shown_without_an_error() -> None:

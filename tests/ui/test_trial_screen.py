@@ -211,15 +211,9 @@ async def test_the_page_of_the_diagnosis() -> None:
         await pilot.press("d")
         text = text_of(app)
         for part in (
-            "too few loader workers, certain; costs up to 57 % of the time",
-            "one item takes 29 ms (loader probe)", "waiting for data takes 57 % of wall time (host clock)",
-            "ndd-console try charlm-001 --set loader.workers=4 --set loader.pin_memory=true",
-            "in clips.py:41 in load", "leave as is", "before the change breaks even",
-            "58 %   31.4 ms     128  data_wait   clips.py:41 in load",
-            "profiler capture at step 4,200 (kernels, 3 steps)",
-            "waiting for data 57 %, launch gaps 4 %", "ampere_bf16_gemm_128x128", "trace.json",
-            "23.1 ms for 128 items", "842 in forward and backward", "8: 24 ms, 16: 23.1 ms",
-            "29 ms, of which 4.1 ms CPU time", "n/a: the dataset cannot gather a whole batch at once",
+            "57 %", "at most 2.3x", "--set loader.workers=4 --set loader.pin_memory=true", "clips.py:41 in load",
+            "58 %  31.4 ms    128  data_wait  clips.py:41 in load", "ampere_bf16_gemm_128x128", "trace.json",
+            "23.1 ms for 128 items", "842", "8: 24 ms, 16: 23.1 ms", "29 ms, of which 4.1 ms CPU time",
         ):  # fmt: skip
             assert part in text, part
         source.value = snapshot()
@@ -227,9 +221,7 @@ async def test_the_page_of_the_diagnosis() -> None:
         assert isinstance(screen, DiagnosisScreen)
         screen.read_again()
         text = text_of(app)
-        assert (
-            "no step was profiled yet" in text and "no capture yet; press k" in text and "ampere" not in text
-        )
+        assert text.count("n/a") == 4 and "ampere" not in text
         await pilot.press("t")
         assert isinstance(app.screen, TrialScreen)
         await pilot.press("escape")

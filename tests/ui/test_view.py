@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ndd_console.output.progress import progress_line
 from ndd_console.view.bars import bar, graph, levels, progress_bar, sparkline, stacked_bar
 from ndd_console.view.home import HomeState, home_rows
 from ndd_console.view.learning import end_rows, small
@@ -20,6 +19,7 @@ from ndd_console.view.question import box, overlay
 from ndd_console.view.rows import cells, cut, fit, shorten, width_of, wrap
 from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
+from ndd_console.words.run import progress_line
 from ndd_engine.record.derive import throughput
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.snapshot import STATUSES, Evaluation, Headroom, Idle, Snapshot, Throughput, TimeLeft

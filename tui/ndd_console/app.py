@@ -16,7 +16,6 @@ from textual.screen import Screen
 from textual.timer import Timer, TimerCallback
 
 from ndd_console.screens.base import CanvasScreen, call_from_thread
-from ndd_console.screens.diagnosis import Diagnosis, Rules
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.interfaces import HomeSource, RunSource, TuningSource
 from ndd_console.screens.live import LiveScreen, Result
@@ -25,6 +24,7 @@ from ndd_console.screens.wizard import WizardScreen, WizardSource
 from ndd_console.view.home import RunRow, StartRow
 from ndd_console.view.style import PLAIN, Look
 from ndd_console.widgets.driver import BackgroundDriver
+from ndd_console.words.diagnosis import Diagnosis, Rules
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import error_text
 

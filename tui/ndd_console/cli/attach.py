@@ -8,8 +8,9 @@ import time
 import click
 
 from ndd_console.jobs.run_sources import AttachedSource
-from ndd_console.output.progress import RunProgress, summary
+from ndd_console.output.progress import RunProgress
 from ndd_console.process.terminal import interactive
+from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.record.events import Event
 from ndd_engine.record.log import damage_text

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import textwrap
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ndd_console.render.text import lines
+from ndd_console.words.claims import claims_listed, claims_measured, duration_text, part_conditions
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.text import duration, printable
 
 from .measuring import check_writable, stoppable, write
 from .options import budget_option, command, flag, json_option, output_option, pause_option
 from .printing import ProgressLines, measurement, say, show
 
 if TYPE_CHECKING:
-    from ndd_engine.trial.candidates import Place
-    from ndd_engine.trial.claims import ClaimResult, ClaimsState
-    from ndd_engine.trial.claims_table import Claim
-
-_WIDTH = 100
-_INDENT = " " * 5
+    from ndd_engine.trial.claims import ClaimsState
 
 
 @command(
@@ -72,57 +66,26 @@ def claims(
     if only_list:
         entries = [
             {
-                "id": claim.id, "guide": claim.guide, "claim": claim.text, "how": _conditions(claim, place),
+                "id": claim.id, "guide": claim.guide, "claim": claim.text, "how": part_conditions(claim, place),
                 "seconds_at_most": measurements(claim, place) * budget,
             }
             for claim in wanted
         ]  # fmt: skip
         listed = {"budget_s": budget, "claims": entries}
-        show(listed if as_json else _listed(wanted, place, budget))
+        show(listed if as_json else claims_listed(wanted, place, budget))
         return 0
     paused = to_pause(Base("the claims"), runs_root(ctx.obj["runs"]), pause)
     say(f"{len(wanted)} claims: {', '.join(claim.id for claim in wanted)}")
-    say(_total(wanted, place, budget))
+    say(duration_text(wanted, place, budget))
     with stoppable("the claims") as stop, held(paused, say, stop):
         results = run_claims(wanted, budget, ClaimsProgress(say).look, stop, machine=machine)
     body = {"budget_s": budget, "claims": [result.to_dict() for result in results]}
-    lines = list(describe(results))
-    show(body if as_json else lines)
+    blocks = list(claims_measured(results))
+    show(body if as_json else blocks)
     if output is not None:
-        text = json.dumps(body, indent=2, allow_nan=False) if as_json else "\n".join(map(printable, lines))
+        text = json.dumps(body, indent=2, allow_nan=False) if as_json else "\n".join(lines(blocks))
         write(output, text + "\n")
     return stop.exit_status
-
-
-def _listed(wanted: Sequence[Claim], place: Place, budget_s: float) -> Iterator[str]:
-    for claim in wanted:
-        yield from _wrapped(f"{claim.id:<5}{claim.guide}: {claim.text}")
-        for text in _conditions(claim, place):
-            yield from _wrapped(f"{_INDENT}{text}")
-    yield _total(wanted, place, budget_s)
-
-
-def _conditions(claim: Claim, place: Place) -> list[str]:
-    """The condition under which each part is measured on this machine, without repetitions."""
-    conditions = []
-    for part in claim.parts:
-        variant, missing = part.choose(place)
-        name = f"{part.name}: " if part.name else ""
-        if variant is None:
-            conditions.append(f"{name}not measurable on this machine: {missing}")
-        elif variant.where:
-            needs = f"; the condition of the {claim.guide} guide {missing}" if missing else ""
-            conditions.append(f"{name}on this machine: {variant.where}{needs}")
-        else:
-            conditions.append(f"{name}same condition as in the {claim.guide} guide")
-    return list(dict.fromkeys(conditions))
-
-
-def _total(wanted: Sequence[Claim], place: Place, budget_s: float) -> str:
-    from ndd_engine.trial.claims import measurements
-
-    count = sum(measurements(claim, place) for claim in wanted)
-    return f"{count} measurements of up to {duration(budget_s)} each: {duration(count * budget_s)} at most"
 
 
 class ClaimsProgress(ProgressLines):
@@ -142,27 +105,3 @@ class ClaimsProgress(ProgressLines):
             self.news(f"{state.claim.id} ({state.index + 1} of {state.count}): {state.claim.text} …")
         elif state.progress is not None or state.stage:
             self.update(f"  {measurement(state.progress) if state.progress is not None else state.stage}")
-
-
-def describe(results: Sequence[ClaimResult]) -> Iterator[str]:
-    """Each claim with its verdict and its measurements, then the number of claims per verdict."""
-    from ndd_engine.trial.claims import conditions, headline
-
-    if not results:
-        return
-    yield f"measured on {printable(results[0].device)}"
-    for result in results:
-        yield ""
-        verdict, colon, rest = headline(result).partition(":")
-        yield f"{result.claim.id:<5}{verdict.upper()}{colon}{rest}"
-        yield from _wrapped(f"{_INDENT}{result.claim.guide}: {result.claim.text}")
-        for line in conditions(result):
-            yield from _wrapped(f"{_INDENT}{printable(line)}")
-    verdicts = [result.verdict for result in results]
-    yield ""
-    yield ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts))
-
-
-def _wrapped(text: str) -> list[str]:
-    """The text over lines of _WIDTH, the second and further ones indented."""
-    return textwrap.wrap(text, _WIDTH, subsequent_indent=f"{_INDENT}  ", break_on_hyphens=False)

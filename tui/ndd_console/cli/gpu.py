@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ndd_console.view.machine import machine_lines
+from ndd_console.words.machine import machine_lines
 from ndd_engine.hardware.detect import detect
 
 from .options import command, json_option

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
-from ndd_console.view.interval import interval_text, pairs_text
-from ndd_console.view.rows import cells
+from ndd_console.words.blocks import Block
+from ndd_console.words.figures import interval_text, pairs_text
 from ndd_engine.text import counted, printable
 from ndd_engine.trial.request import Progress
 
@@ -22,28 +23,26 @@ def say(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
-def show(result: dict[str, Any] | Iterable[str]) -> None:
-    """A result on standard output: a dict as one JSON document, anything else as lines, control characters escaped.
+def show(result: dict[str, Any] | Iterable[str] | Iterable[Block]) -> None:
+    """A result on standard output: a dict as one JSON document, lines with control characters escaped, or blocks.
 
-    Raises ValueError for NaN and infinities in a dict.
+    Blocks are as wide as the terminal, and wrap nowhere if there is none. Raises ValueError for NaN and infinities in a
+    dict.
     """
     if isinstance(result, dict):
         click.echo(json.dumps(result, indent=2, allow_nan=False))
         return
-    for line in result:
-        click.echo(printable(line))
+    parts = list(result)
+    texts = [printable(part) for part in parts if isinstance(part, str)]
+    blocks = [part for part in parts if not isinstance(part, str)]
+    if blocks:
+        from ndd_console.render.text import lines
 
-
-def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
-    """Rows of equal length as lines with aligned columns, two spaces apart. right: indices of right-aligned columns."""
-    rows = [[printable(text) for text in row] for row in rows]
-    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        padded = []
-        for index, (text, width) in enumerate(zip(row, widths, strict=True)):
-            blank = " " * (width - cells(text))
-            padded.append(blank + text if index in right else text + blank)
-        yield "  ".join(padded).rstrip()
+        width = terminal_width()
+        plain = width is None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        texts = lines(blocks, width, colour=not plain)
+    for text in texts:
+        click.echo(text)
 
 
 def terminal_width() -> int | None:

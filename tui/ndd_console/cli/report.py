@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ndd_console.report import html, text
+from ndd_console.render import html, text
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_engine.errors import UsageError
@@ -53,7 +53,7 @@ def report(ctx: click.Context, run: str | None, output: Path | None, as_text: bo
     if as_json:
         written = json.dumps(finite(loaded.to_json()), indent=2, allow_nan=False) + "\n"
     elif as_text:
-        written = text.render(page(loaded), ctx.obj["ascii"])
+        written = text.page_text(page(loaded), ctx.obj["ascii"])
     else:
         written = html.render(page(loaded))
     if output is None and (as_text or as_json):

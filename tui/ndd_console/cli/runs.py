@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
 
 import click
 
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.screens.interfaces import RunRow
-from ndd_console.view.rows import cells, foreign, shorten
+from ndd_console.words.blocks import Table
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError, UsageError
 from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import runs_root
@@ -19,11 +18,9 @@ from ndd_engine.text import MISSING, number, printable, size
 
 from .completion import run_names
 from .options import command, flag, group, json_option
-from .printing import say, show, table, terminal_width
+from .printing import say, show
 
-_HEADINGS = ("run", "workload", "status", "step", "started", "best")
-# Columns that are shortened on a narrow terminal, the first one first, and the cells that they keep.
-_SHORTENED = ((1, 10), (5, 10), (0, 16))
+_COLUMNS = ("run", "workload", "status", "step", "started", "best")
 
 
 @group("0", "runs", "--runs ~/experiments runs --json", "runs delete baseline")
@@ -39,7 +36,7 @@ def runs(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         show({"folder": str(root), "runs": [dataclasses.asdict(row) for row in rows]})
     elif rows:
-        show(table(_narrowed([_HEADINGS, *map(_cells, rows)], terminal_width()), right={3}))
+        show([Table("", _COLUMNS, tuple(map(_cells, rows)), frozenset({3}))])
     else:
         say(
             f"there are no runs in {root.absolute()}; start one with: ndd-console train, or name another folder with "
@@ -52,19 +49,9 @@ def runs(ctx: click.Context, as_json: bool) -> None:
 def _cells(row: RunRow) -> tuple[str, ...]:
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.started_t)) if row.started_t else MISSING
     return (
-        foreign(row.name), foreign(row.workload), foreign(row.status) + (" *" if row.live else ""),
-        number(row.step) + (f"/{number(row.total_steps)}" if row.total_steps else ""), started, foreign(row.best),
+        row.name, row.workload, row.status + (" *" if row.live else ""),
+        number(row.step) + (f"/{number(row.total_steps)}" if row.total_steps else ""), started, row.best,
     )  # fmt: skip
-
-
-def _narrowed(rows: Sequence[tuple[str, ...]], width: int | None) -> list[tuple[str, ...]]:
-    """The rows with columns of foreign text shortened to fit the terminal. width: None for no limit."""
-    widths = [max(cells(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for column, least in _SHORTENED if width is not None else ():
-        over = sum(widths) + 2 * (len(widths) - 1) - (width or 0)
-        if over > 0:
-            widths[column] = min(max(widths[column] - over, least), widths[column])
-    return [tuple(shorten(text, wide) for text, wide in zip(row, widths, strict=True)) for row in rows]
 
 
 @command(
@@ -104,16 +91,16 @@ def delete(
     if not chosen:
         say(f"there is nothing to delete in {root.absolute()}")
         return EXIT_DONE
-    rows = [
+    rows = tuple(
         (
-            foreign(each.run.name),
+            each.run.name,
             each.status,
             time.strftime("%Y-%m-%d %H:%M", time.localtime(each.changed_t)),
             size(each.bytes),
         )
         for each in chosen
-    ]
-    show(table([("run", "status", "last event", "size"), *rows], right={3}))
+    )
+    show([Table("", ("run", "status", "last event", "size"), rows, frozenset({3}))])
     what = f"{len(chosen)} run{'' if len(chosen) == 1 else 's'} ({size(sum(each.bytes for each in chosen))})"
     if dry_run:
         say(f"would delete {what} in {root.absolute()}")

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from textwrap import wrap
-from typing import Any
 
 import click
 
-from ndd_console.view.rows import foreign
+from ndd_console.words.scaling import scaling_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.text import MISSING, duration, number, percent, size, span
-from ndd_engine.trial.scaling import ScalingRequest, ScalingRow, ScalingState, plan, run_scaling
-from ndd_engine.trial.scaling_losses import in_words
+from ndd_engine.text import foreign
+from ndd_engine.trial.scaling import ScalingRequest, ScalingState, plan, run_scaling
 from ndd_engine.trial.scaling_plan import HOLDS, counts_of, strategies_of
 
 from .completion import run_names
 from .measuring import stoppable
 from .options import budget_option, command, json_option, pause_option, set_option, workload_option
-from .printing import show, table, terminal_width
+from .printing import show
 from .try_ import TrialProgress
-
-_HEADINGS = ("", "step", "items/s", "of linear", "exchange", "skew", "memory")
-# Findings that are shown for each number of ranks.
-MOST_FINDINGS = 2
 
 
 @command(
@@ -44,7 +36,7 @@ MOST_FINDINGS = 2
 @click.option(
     "--ranks",
     metavar="N,N,...",
-    help="Numbers of ranks; the others are compared with the least (default: 1, 2, 4, ... up to the number of GPUs, "
+    help="Numbers of ranks; the others are compared with the smallest (default: 1, 2, 4, ... up to the number of GPUs, "
     "on a CPU up to that of cores).",
 )
 @click.option("--strategy", metavar="NAME,...", help="ddp, fsdp2 or both (default: as configured).")
@@ -118,7 +110,7 @@ def scaling(
     with stoppable("the measurement") as stop, held(paused, progress.say, stop):
         state = run_scaling(request, shown.look, stop, keep)
     progress.finish()
-    show(state.to_dict() if as_json else _wrapped(describe(state)))
+    show(state.to_dict() if as_json else scaling_blocks(state, what or "CONFIG"))
     bad = state.failed or any(row.trial is not None and row.trial.verdict == "failed" for row in state.rows)
     return stop.exit_status or (EXIT_FAILED if bad else EXIT_DONE)
 
@@ -142,55 +134,3 @@ class _Shown:
             self._told = len(texts)
         if state.progress is not None:
             self._progress.look(replace(state.progress, stage=f"{state.stage}: {state.progress.stage}"))
-
-
-def describe(state: ScalingState) -> Iterator[str]:
-    """The table, where the rest goes, and what the diagnosis found."""
-    if state.failed:
-        yield foreign(state.failed)
-        yield ""
-    yield state.batch_text
-    yield ""
-    yield from table(
-        [_HEADINGS, *((row.point.name, *_figures(row)) for row in state.rows)], right=range(1, len(_HEADINGS))
-    )
-    for row in state.rows:
-        if row.text and not state.failed:
-            yield ""
-            yield foreign(row.text)
-            yield from (f"  {line}" for line in in_words(row.lost))
-            yield from _findings(row)
-
-
-def _wrapped(lines: Iterable[str]) -> Iterator[str]:
-    """Wrapped to the width of the terminal, with the indentation of each line."""
-    width = terminal_width()
-    for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()))
-        yield from (wrap(line, width, subsequent_indent=indent + "  ") or [""] if width else [line])
-
-
-def _figures(row: ScalingRow) -> tuple[str, ...]:
-    facts = row.facts
-    rate, efficiency = facts.get("items_per_s"), row.efficiency
-    share = MISSING
-    if row.first is None:
-        share = "" if rate is not None else MISSING
-    elif efficiency is not None:
-        value, low, high = efficiency
-        share = f"{percent(value)} ({low * 100:.0f} to {high * 100:.0f})"
-    parts: Mapping[str, float] = facts.get("parts_ns") or {}
-    alone = row.point.ranks == 1
-    exchanged = (
-        "" if alone else span(parts[name]) if name in parts else MISSING for name in ("exchange", "skew")
-    )
-    return duration(facts.get("step_s")), number(rate), share, *exchanged, size(facts.get("peak_bytes"))
-
-
-def _findings(row: ScalingRow) -> Iterator[str]:
-    found: Sequence[Mapping[str, Any]] = row.facts.get("findings") or ()
-    for finding in found[:MOST_FINDINGS]:
-        yield f"  {foreign(str(finding['title']))}"
-        for change in finding["changes"]:
-            sets = " ".join(f"--set {item}" for item in change["sets"])
-            yield f"    {foreign(str(change['text']))}" + (f": {foreign(sets)}" if sets else "")

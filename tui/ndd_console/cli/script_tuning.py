@@ -6,11 +6,11 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ndd_console.view.interval import interval_text
+from ndd_console.words.tuning import script_blocks
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.hardware.detect import detect
@@ -20,16 +20,15 @@ from ndd_engine.script.command import Command
 from ndd_engine.script.contained import OFFLINE, check_contained, check_ranks, copy
 from ndd_engine.script.run import ScriptRequest, ScriptRun
 from ndd_engine.script.tuning import Row, Tuned, changes_for, tune_script
-from ndd_engine.text import MISSING, counted
+from ndd_engine.text import counted
 from ndd_engine.trial.candidates import Place
 from ndd_engine.trial.request import Progress
 
 from .measuring import stoppable
-from .printing import ProgressLines, measurement, say, show, table
+from .printing import ProgressLines, measurement, say, show
 
 # How long the script is observed before its changes are measured.
 OBSERVED_STEPS, OBSERVED_S, MOST_S = 60, 10.0, 60.0
-_HEADINGS = ("change", "vs. the script", "", "losses")
 
 
 def tune_script_run(
@@ -54,7 +53,12 @@ def tune_script_run(
         say(f"{counted(len(changes), 'change')} to measure: {', '.join(' '.join(sets) for sets in changes)}")
         lines = Lines(say)
         found = tune_script(directory, state.run, changes, budget_s, lines.look, stop, allow_side_effects)
-    show(_document(found) if as_json else _describe(found))
+    if as_json:
+        show(_document(found))
+    else:
+        show(script_blocks(found))
+        if found.edit is not None:
+            show(["", *found.edit.diff, *(f"  {text}" for text in found.edit.advice)])
     return stop.exit_status or (0 if any(row.trial is not None for row in found.rows) else EXIT_FAILED)
 
 
@@ -95,26 +99,6 @@ class Lines(ProgressLines):
             done = sum(row.trial is not None or bool(row.reason) for row in rows)
             name = " ".join(rows[done].sets) if done < len(rows) else "all that helped"
             self.stage((done, progress.stage.partition(":")[0]), f"{name}: {measurement(progress)}")
-
-
-def _describe(found: Tuned) -> Iterator[str]:
-    yield from table([_HEADINGS, *(_cells(row) for row in found.rows)])
-    yield ""
-    if found.whole is None or found.edit is None:
-        yield "no change is faster"
-        return
-    yield f"kept: {' '.join(found.kept)}: {found.whole.text}"
-    yield ""
-    yield from found.edit.diff
-    yield from (f"  {text}" for text in found.edit.advice)
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    trial = row.trial
-    if trial is None:
-        return " ".join(row.sets), MISSING, row.reason or "not measured", ""
-    ratio = MISSING if trial.ratio is None else interval_text(trial.ratio, trial.low, trial.high)
-    return " ".join(row.sets), ratio, trial.verdict, trial.loss
 
 
 def _document(found: Tuned) -> dict[str, Any]:

@@ -6,18 +6,18 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from ndd_console.view.rows import foreign
+from ndd_console.words.trial import trial_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.script.starting import ARGUMENT, VARIABLE, is_start
-from ndd_engine.text import MISSING, duration, number, percent, printable, size
+from ndd_engine.text import percent, printable
 from ndd_engine.trial.request import Progress, TrialRequest
 
 from .completion import run_names
@@ -32,11 +32,10 @@ from .options import (
     side_effects_option,
     workload_option,
 )
-from .printing import ProgressLines, measurement, say, show, table
+from .printing import ProgressLines, measurement, say, show
 
 # Share of the recorded time above which a trial says that it leaves evaluations and checkpoints out.
 LEFT_OUT = 0.02
-_HEADINGS = ("", "step", "throughput", "setup", "peak memory")
 
 
 def script_options(function: Any) -> Any:
@@ -147,7 +146,7 @@ def try_(
             record_trial(base.run, event)
         except UsageError as error:
             progress.say(f"warning: the result is not recorded: {error}")
-    show(json.loads(event.to_json(time.time())) if as_json else describe(event))
+    show(json.loads(event.to_json(time.time())) if as_json else trial_blocks(event))
     return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
 
 
@@ -176,7 +175,7 @@ def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
     if as_json:
         show(json.loads(event.to_json(time.time())))
     else:
-        show(describe(event))
+        show(trial_blocks(event))
         aside = sum(state.totals["phases"].get(name, 0) for name in ("evaluate", "checkpoint"))
         if any(map(is_start, request.sets)) and aside > LEFT_OUT * state.totals["wall_ns"]:
             share = percent(aside / state.totals["wall_ns"])
@@ -246,28 +245,3 @@ class TrialProgress(ProgressLines):
             self._stream.write("\r\x1b[K")
             self._stream.flush()
             self._shown = False
-
-
-def describe(event: TrialEvent) -> Iterator[str]:
-    """The two sides as a table, whether the losses agree, and the result in a sentence."""
-    rows: list[Sequence[str]] = [_HEADINGS]
-    for name, side in (("baseline", event.base), (" ".join(event.sets), event.change)):
-        if side.get("prepare_s") is not None:
-            rows.append((foreign(name), *_figures(side)))
-    if len(rows) > 1:
-        yield from table(rows, right=range(1, len(_HEADINGS)))
-        yield ""
-    if event.loss_text:
-        yield f"losses: {foreign(event.loss)}: {foreign(event.loss_text)}"
-    for name in event.change.get("not_in_effect", []):
-        yield f"not in effect: {foreign(name)}"
-    yield foreign(event.text)
-
-
-def _figures(side: dict[str, Any]) -> tuple[str, ...]:
-    setup = duration(side["prepare_s"])
-    if side.get("compile_s") is not None:
-        setup += f" ({duration(side['compile_s'])} compiling)"
-    rate = side.get("items_per_s")
-    throughput = MISSING if rate is None else f"{number(rate)} items/s"
-    return duration(side.get("step_s")), throughput, setup, size(side.get("peak_bytes"))

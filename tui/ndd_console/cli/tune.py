@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,14 +9,12 @@ import click
 
 from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.terminal import interactive
-from ndd_console.view.interval import interval_text
-from ndd_console.view.rows import foreign
+from ndd_console.words.trial import ratio_text
+from ndd_console.words.tuning import tuning_blocks
 from ndd_engine.api.sources import baseline_of, configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_FAILED, UsageError
-from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import find_run, runs_root
-from ndd_engine.text import MISSING, size
 from ndd_engine.train.preflight import preflight
 from ndd_engine.trial.request import Base
 
@@ -33,7 +30,7 @@ from .options import (
     side_effects_option,
     workload_option,
 )
-from .printing import ProgressLines, measurement, say, show, table
+from .printing import ProgressLines, measurement, say, show
 
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningRow, TuningState
@@ -44,7 +41,6 @@ ONLY = (
     "micro, micro-N", "fused", "set-to-none", "buckets", "compress", "gathered", "tf32", "amp, bf16, fp16", "attention",
     "channels-last", "cudnn-benchmark", "compile, reduce-overhead, cuda-graph",
 )  # fmt: skip
-_HEADINGS = ("setting", "vs. best so far", "vs. baseline", "peak memory", "losses", "")
 
 
 @command(
@@ -141,7 +137,7 @@ def tune(
 
 
 def _print(state: TuningState, as_json: bool, saved: str) -> None:
-    show(state.to_dict() if as_json else describe(state))
+    show(state.to_dict() if as_json else tuning_blocks(state))
     if not as_json and not saved:
         click.echo(f"\n{state.toml}", nl=False)
 
@@ -169,36 +165,10 @@ class TuningProgress(ProgressLines):
         for before, row in zip(rows, state.rows, strict=False):
             # Settings skipped from the start are in the table only.
             if before.state != row.state and row.state in ("kept", "dropped", "skipped"):
-                ratio = f" {_ratio(row.trial)}" if row.trial and row.trial.ratio is not None else ""
+                ratio = f" {ratio_text(row.trial)}" if row.trial and row.trial.ratio is not None else ""
                 self.news(f"{row.state} {row.candidate.name}:{ratio} {row.reason}")
         if state.stage != self._key and not state.done:
             self._key = state.stage
             self.news(f"{state.stage} …")
         elif state.progress is not None:
             self.update(f"  {measurement(state.progress)}")
-
-
-def describe(state: TuningState) -> Iterator[str]:
-    """The settings that were measured as a table, those that were not, and the result in a sentence."""
-    from ndd_engine.trial.tuning import NOT_ASKED
-
-    tried = [row for row in state.rows if row.state in ("kept", "dropped")]
-    if tried:
-        yield from table([_HEADINGS, *map(_cells, tried)])
-    for item in state.rows:
-        if item.state == "skipped" and item.reason != NOT_ASKED:
-            yield f"not tried: {item.candidate.title}: {foreign(item.reason)}"
-    yield foreign(state.text)
-
-
-def _cells(row: TuningRow) -> tuple[str, ...]:
-    trial = row.trial
-    return (
-        row.candidate.title, _ratio(trial), _ratio(row.to_start) if row.to_start else "",
-        size(trial.change.get("peak_bytes")) if trial else MISSING, foreign(trial.loss) if trial else MISSING,
-        foreign(f"{row.state}: {row.reason}"),
-    )  # fmt: skip
-
-
-def _ratio(trial: TrialEvent | None) -> str:
-    return (interval_text(trial.ratio, trial.low, trial.high) if trial else "") or MISSING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +11,17 @@ import click
 from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.restart import restart
 from ndd_console.process.terminal import interactive
-from ndd_console.view.tradeoffs import COLUMNS, applicable, remark
+from ndd_console.render.text import lines
+from ndd_console.words.wizard import proposal_blocks
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.text import printable, size
+from ndd_engine.text import printable
 from ndd_engine.wizard.answers import BUDGET_S, GOALS
 
 from .measuring import check_writable, stoppable
 from .options import Finite, budget_option, command, configuration, count, flag, json_option, output_option
-from .printing import ProgressLines, say, show, table
+from .printing import ProgressLines, say, show, terminal_width
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.answers import Answers
@@ -28,33 +29,7 @@ if TYPE_CHECKING:
     from ndd_engine.wizard.proposals import Proposal
     from ndd_engine.wizard.session import ProposalSet
 
-_SHOWN = ("size", "sequence", "dtype", "ranks", "micro", "accum", "memory", "step", "items/s", "total time")
 MIB = 1 << 20
-# Maximum rows of the table of proposals that were not measured.
-ROWS = 12
-# Options of earlier releases: hidden, they still work for one release and warn.
-RENAMED = {
-    "--card": "--gpu", "--effective": "--effective-batch", "--leave": "--reserve-memory",
-    "--shortest": "--min-sequence",
-}  # fmt: skip
-_OLD_GOAL, _NEW_GOAL = "beside", "low-memory"
-
-
-class WizardCommand(click.Command):
-    """Accepts the options and the goal of earlier releases."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
-        for place, arg in enumerate(args[:end]):
-            option, equals, value = arg.partition("=")
-            goal = arg if place and args[place - 1] == "--goal" else value if option == "--goal" else ""
-            if goal == _OLD_GOAL:
-                click.echo(f"warning: --goal {_OLD_GOAL} is deprecated, use --goal {_NEW_GOAL}", err=True)
-                args[place] = arg.replace(_OLD_GOAL, _NEW_GOAL)
-            elif new := RENAMED.get(option):
-                click.echo(f"warning: {option} is deprecated, use {new}", err=True)
-                args[place] = new + equals + value
-        return super().parse_args(ctx, args)
 
 
 @command(
@@ -64,7 +39,6 @@ class WizardCommand(click.Command):
     "wizard run.toml --goal low-memory --headless -o run2.toml",
     "wizard --workload finetune --gpu A100 --headless",
     stops=True,
-    cls=WizardCommand,
 )
 @configuration
 @click.option(
@@ -173,7 +147,7 @@ def _headless(
         show(document(proposed, answers, best, choice))
     else:
         # If the TOML goes to stdout, nothing else does.
-        for line in describe(proposed, answers, best, choice):
+        for line in lines(proposal_blocks(proposed, best, choice), terminal_width()):
             say(line) if output is None and best is not None else show([line])
     if best is None:
         ran = any(one.measured is not None and one.measured.step_s for one in verified)
@@ -206,52 +180,6 @@ class WizardProgress(ProgressLines):
     def look(self, text: str, share: float) -> None:
         """The `tell` callback of `propose` and `verify`."""
         self.stage(text.partition(":")[0], f"{share:4.0%}  {text}")
-
-
-def describe(
-    proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None = None
-) -> Iterator[str]:
-    """The table of proposals with notes."""
-    from ndd_console.jobs.wizard import lengths_line
-    from ndd_engine.wizard.planner import model_name
-    from ndd_engine.wizard.proposals import by_speed
-
-    situation = proposed.situation
-    opened = situation.opened
-    yield printable(f"{situation.device_name}: {size(situation.free_bytes)} usable")
-    yield printable(f"{opened.data}; {opened.model}")
-    yield from lengths_line(opened)
-    failed = [f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why]
-    yield from map(printable, (*situation.notes, *failed))
-    rows = by_speed(proposed.best)[:ROWS]
-    measured = [one for one in proposed.rows if one.measured is not None]
-    rows += [one for one in measured if all(one.key != other.key for other in rows)]
-    tight = [one for one in proposed.rows if not one.fits]
-    shown = [*rows, *sorted(tight, key=lambda one: one.missing_bytes)[:2]]
-    if not shown:
-        yield "nothing could be predicted"
-        return
-    names = applicable(shown, _SHOWN)
-    grid = [
-        ("", *names, ""),
-        *(_cells(one, names, best is not None and one.key == best.key) for one in shown),
-    ]
-    yield ""
-    yield from table(grid)
-    yield ""
-    if choice is not None and any(one.measured is not None and one.measured.step_s for one in measured):
-        yield choice.text + ("" if best is not None else "; nothing is written")
-    elif best is None and any(one.fits for one in proposed.rows):
-        yield "all measured proposals failed; nothing is written"
-    elif best is None:
-        least = min(tight, key=lambda one: one.missing_bytes)
-        yield f"nothing fits: micro-batch {least.batch.micro} is over the limit by {size(least.missing_bytes)}"
-    yield "memory and time are predictions" + (" unless marked as measured" if measured else "")
-
-
-def _cells(one: Proposal, names: Sequence[str], best: bool) -> tuple[str, ...]:
-    texts = {column.name: column.text(one) for column in COLUMNS}
-    return ("*" if best else "", *(texts[name] for name in names), printable(remark(one, details=True)))
 
 
 def _recommendation(choice: Choice) -> dict[str, Any]:

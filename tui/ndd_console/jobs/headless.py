@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from ndd_console.output.progress import summary
 from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.restart import restart, told
+from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_INTERRUPTED
 from ndd_engine.record.events import Event
 from ndd_engine.record.recorder import Listener

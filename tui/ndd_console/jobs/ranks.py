@@ -14,8 +14,9 @@ from functools import partial
 from types import FrameType
 from typing import NoReturn, TypeVar
 
-from ndd_console.output.progress import RunProgress, summary
+from ndd_console.output.progress import RunProgress
 from ndd_console.output.run_log import Output
+from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.record.events import Event
 from ndd_engine.train.parallel.place import ENV_STOPPED, OtherRankError, Place, own_launcher

@@ -15,7 +15,7 @@ from types import FrameType
 
 import click
 
-from ndd_console.output.progress import summary
+from ndd_console.words.run import summary
 from ndd_engine.script.run import ScriptRequest, ScriptRun
 
 from .headless import reason_of

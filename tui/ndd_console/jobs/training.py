@@ -15,13 +15,13 @@ from types import FrameType
 import click
 
 from ndd_console.app import ConsoleApp
-from ndd_console.output.progress import summary
 from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.hosting import captured_for, report_failure
 from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.restart import restart, told
 from ndd_console.process.terminal import Captured, capabilities, follow_terminal, redirect, silence
 from ndd_console.screens.interfaces import HomeSource, RunSource, StartRow
+from ndd_console.words.run import summary
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
 from ndd_engine.record.events import EndEvent

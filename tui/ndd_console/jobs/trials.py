@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ndd_console.process.thread import ThreadJob
-from ndd_console.view.interval import trial_text
+from ndd_console.words.trial import trial_text
 from ndd_engine.config import changed_toml, read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.events import TrialEvent

@@ -14,11 +14,11 @@ from ndd_console.process.launcher import Leash
 from ndd_console.process.terminal import capabilities
 from ndd_console.process.thread import ThreadJob
 from ndd_console.view.wizard import Preview, WizardView
+from ndd_console.words.wizard import lengths_line
 from ndd_engine.config.parsing import text_of
 from ndd_engine.errors import UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.record.rundir import all_runs
-from ndd_engine.text import plural
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.proposals import Proposal
 
@@ -27,7 +27,6 @@ from .wizard_questions import Questions
 
 if TYPE_CHECKING:
     from ndd_console.screens.interfaces import StartRow
-    from ndd_engine.predict.probe_process import Opened
     from ndd_engine.wizard.choice import Choice
     from ndd_engine.wizard.session import ProposalSet
 
@@ -186,16 +185,6 @@ def run_notes(runs: Sequence[str]) -> tuple[str, ...]:
 def live_run_notes(root: Path) -> tuple[str, ...]:
     """`run_notes` for the live runs in a folder."""
     return run_notes([run.name for run in all_runs(root) if run.live_owner()])
-
-
-def lengths_line(opened: Opened) -> tuple[str, ...]:
-    """The distribution of item lengths, if they vary."""
-    lengths = opened.lengths
-    if not lengths:
-        return ()
-    median, ninety = lengths[len(lengths) // 2], lengths[min(int(len(lengths) * 0.9), len(lengths) - 1)]
-    unit = plural(opened.token or "step")
-    return (f"lengths: {lengths[0]} to {lengths[-1]} {unit}, median {median}, 90th percentile {ninety}",)
 
 
 def show(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ndd_console.screens.interfaces import StartRow
-from ndd_console.view.machine import machine_lines as describe
 from ndd_console.view.wizard import Field
+from ndd_console.words.machine import machine_lines as describe
 from ndd_engine.config import WORKLOADS
 from ndd_engine.config.loading import DEFAULT_WORKLOAD
 from ndd_engine.errors import NddError

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from ndd_console.view.blocks import percent
-from ndd_console.view.findings import at_most
-from ndd_console.view.ranks import late_words
-from ndd_console.view.throughput import (
-    epoch_of,
-    item_name,
-    items_rate,
-    micro_steps,
-    plural,
-    rates,
-    step_time,
-    steps_rate,
-    time_left_in_words,
-    tokens_rate,
-    work_short,
-    work_texts,
-)
-from ndd_engine.diagnose import diagnose
+from ndd_console.words.finding import event_line, recorded
+from ndd_console.words.run import introduction, progress_line
 from ndd_engine.record.derive import setting_text
-from ndd_engine.record.events import EndEvent, Event, FindingEvent, RunEvent, SettingEvent, TrialEvent
-from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.events import Event, FindingEvent, RunEvent, SettingEvent, TrialEvent
 from ndd_engine.record.snapshot import Snapshot, TimedMark
-from ndd_engine.text import counted, duration, number, printable
+from ndd_engine.text import printable
 
 # Kinds of marks that are reported.
 _REPORTED = frozenset({
@@ -69,7 +51,7 @@ class RunProgress:
         if t < self._since:
             return
         if isinstance(event, FindingEvent):
-            if self._new_finding(event) and (line := finding_line(event)):
+            if self._new_finding(event) and (line := event_line(event)):
                 self._say(printable(line))
         elif isinstance(event, TrialEvent):
             self._say(printable(f"trial of {', '.join(event.sets)} vs. {event.against}: {event.text}"))
@@ -78,8 +60,8 @@ class RunProgress:
         """Whether its advice differs from the last time; a ceiling that moves is not reported again."""
         if event.gone:
             return self._findings.pop(event.cause, None) is not None
-        body = event.finding
-        advice = (_sets(event), bool(body.get("leave")), body.get("from_steps") is None)
+        finding = recorded(event.finding)
+        advice = (finding.sets, bool(finding.leave), finding.from_steps is None)
         before, self._findings[event.cause] = self._findings.get(event.cause), advice
         return advice != before
 
@@ -135,157 +117,3 @@ class RunProgress:
 def _words(stage: str) -> str:
     """A stage without its numbers."""
     return "".join(char for char in stage if not char.isdigit() and char != ",")
-
-
-def finding_line(event: FindingEvent) -> str:
-    """ "finding: …, at most 1.42x; try loader.workers=4", or "finding cleared: …"; "" for a run too short to judge."""
-    if event.gone:
-        return f"finding cleared: {event.text}"
-    if event.cause == "too-short":
-        return ""
-    body = event.finding
-    ceiling, leave = body.get("ceiling"), body.get("leave")
-    line = f"finding: {event.text}"
-    if isinstance(ceiling, (int, float)):
-        line += f", {at_most(ceiling)}"
-    if leave:
-        return f"{line}; leave as is: {leave}"
-    changes = [change for change in body.get("changes") or () if isinstance(change, dict)]
-    first, sets = next(iter(changes), None), _sets(event)
-    if first is not None and not first.get("sets"):
-        line += f"; {first.get('text', '')}"
-        line += f" ({first['where']})" if first.get("where") else ""
-        line += "; or" if sets else ""
-    elif sets:
-        line += ";"
-    if not sets:
-        return line
-    steps = body.get("from_steps")
-    condition = f" for a run of {steps:,} steps and more," if isinstance(steps, int) else ""
-    return f"{line}{condition} try {' '.join(sets)}"
-
-
-def _sets(event: FindingEvent) -> tuple[str, ...]:
-    """The edits of the first change in the configuration."""
-    changes = [change for change in event.finding.get("changes") or () if isinstance(change, dict)]
-    return tuple(map(str, next((change["sets"] for change in changes if change.get("sets")), ())))
-
-
-def introduction(snapshot: Snapshot) -> list[str]:
-    """The run, its device, and the size of a step and an epoch."""
-    run = snapshot.run
-    assert run is not None
-    threads = f", {counted(run.threads, 'thread')}" if run.device == "cpu" and run.threads else ""
-    items = item_name(snapshot)
-    batch = run.config.get("batch", {})
-    accumulation = batch.get("accumulation", 1)
-    micro = f" ({accumulation} micro-steps of {batch.get('micro')})" if accumulation > 1 else ""
-    lines = [
-        f"run {run.name}: {run.workload}, {number(run.parameters or None)} parameters ({printable(run.model)})",
-        f"on {printable(run.device_name)}{threads}, {run.precision}; {printable(run.data)}",
-        f"{_steps(run)} of {number(run.items_per_step)} {items}{micro}; {_epoch(run, items)}",
-    ]
-    if run.resumed_step is not None:
-        source = f" ({run.resumed_from})" if run.resumed_from else ""
-        lines.append(f"resumed at step {number(run.resumed_step)}{source}")
-    return lines
-
-
-def _steps(run: RunEvent) -> str:
-    return f"{number(run.total_steps)} optimizer steps" if run.total_steps else "optimizer steps"
-
-
-def _epoch(run: RunEvent, items: str) -> str:
-    if not run.steps_per_epoch:
-        until = f" (the run ends after {run.epochs})" if run.epochs and not run.total_steps else ""
-        return f"the length of an epoch is unknown{until}"
-    of = f"{number(run.items_per_epoch or None)} {items}{_tokens(run)}"
-    return f"one epoch is {number(run.steps_per_epoch)} steps, {of}"
-
-
-def _tokens(run: RunEvent) -> str:
-    """ ", 18,087,936 characters" per epoch."""
-    if not run.token or not run.tokens_per_item or not run.items_per_epoch:
-        return ""
-    return f", {number(round(run.items_per_epoch * run.tokens_per_item))} {plural(printable(run.token))}"
-
-
-def progress_line(snapshot: Snapshot) -> str:
-    """step 1,200/43,050  epoch 3/25  loss 1.482  18.3 steps/s  2,343 windows/s  idle 12 % (host)  1 h 12 m left"""
-    run = snapshot.run
-    total = f"/{number(run.total_steps)}" if run and run.total_steps else ""
-    idle = percent(snapshot.idle.share)
-    parts = [
-        f"step {number(snapshot.step)}{total}",
-        epoch_of(snapshot),
-        f"loss {number(snapshot.loss, 4)}",
-        steps_rate(snapshot),
-        items_rate(snapshot),
-        tokens_rate(snapshot),
-        micro_steps(snapshot),
-        work_short(snapshot),
-        late_words(snapshot),
-        f"idle {idle} ({snapshot.idle.method})",
-        time_left_in_words(snapshot),
-    ]
-    return "  ".join(part for part in parts if part)
-
-
-def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
-    """The result of a run, printed at its end."""
-    status = end.status if end else snapshot.status
-    reason = printable(end.reason) if end else "the run continues"
-    lines = [reason if reason.startswith(status) else f"{status}: {reason}"]
-    run = snapshot.run
-    lines += [printable(str(text)) for text in (end.data or {}).get("not_shown", ())] if end else []
-    # Of a script, also the steps of threads and processes that the figures leave out.
-    steps = max(snapshot.step, end.step if end else 0)
-    if run is not None and steps:
-        items = f", {number(snapshot.items)} {item_name(snapshot)}" if snapshot.items else ""
-        done = f"{counted(steps, 'optimizer step')}{items}"
-        parts = [f"{done} in {duration(snapshot.elapsed_s)}", f"last loss {number(snapshot.loss, 4)}"]
-        if steps == 1:  # its time says little
-            parts.reverse()
-        lines.append("; ".join(parts))
-        aside = ("evaluate", "checkpoint")
-        phases = [phase for phase in snapshot.phases if "/" not in phase.name and phase.name not in aside]
-        top = sorted(phases, key=lambda phase: -phase.host_ns)[:4]
-        if top and snapshot.step_ns:
-            step_ns = snapshot.step_ns
-            shares = ", ".join(f"{phase.name} {percent(phase.host_ns / step_ns)}" for phase in top)
-            lines.append(f"recent steps by phase: {shares}")
-    if snapshot.step_ns is not None:
-        lines.append(f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")
-        lines += [", ".join(work)] if (work := work_texts(snapshot)) else []
-    if snapshot.best is not None:
-        figures = ", ".join(f"{name} {number(value, 4)}" for name, value in snapshot.best.metrics.items())
-        lines.append(f"best evaluation at step {number(snapshot.best.step)}: {figures}")
-    lost = [setting.name for setting in snapshot.settings if setting.in_effect is False]
-    if lost:
-        lines.append(f"requested but not in effect: {printable(', '.join(lost))}")
-    script = RunDir(Path(folder)).command.exists()
-    lines += advice(snapshot) if script else []
-    lines.append(f"{'record' if script else 'record and checkpoints'}: {printable(folder)}")
-    if end is not None and end.checkpoint and status not in ("done", "failed"):
-        name = run.name if run is not None else Path(folder).name
-        lines.append(f"resume with: ndd-console train --resume {printable(name)}")
-    return lines
-
-
-def advice(snapshot: Snapshot) -> list[str]:
-    """The first finding of a script's run and the command that measures its change; [] where nothing is found."""
-    try:
-        finding = next((one for one in diagnose(snapshot) if one.cause != "too-short"), None)
-    except Exception:  # noqa: BLE001  a defect in a rule must not cost the summary
-        return []
-    if finding is None or snapshot.run is None:
-        return []
-    lines = [
-        printable(
-            finding_line(FindingEvent(snapshot.step, finding.cause, finding.title, False, finding.to_dict()))
-        )
-    ]
-    if finding.sets and not finding.leave:
-        sets = " ".join(f"--set {item}" for item in finding.sets)
-        lines.append(printable(f"measure it: ndd-console try {snapshot.run.name} {sets}"))
-    return lines

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from ndd_console.words.blocks import Block, SpanRow, Spans, Table, Text, clip
 from ndd_engine.diagnose import CAUSES
 from ndd_engine.text import duration, number
 
-from .blocks import Block, SpanRow, Spans, Table, Text, clip
 from .model import Report, pauses
 
 _ROWS = 60

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ndd_console.view.blocks import setting
-from ndd_console.view.learning import small
+from ndd_console.words.blocks import Block, Table, Text
+from ndd_console.words.figures import small
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.text import MISSING, duration, number, printable
 
-from .blocks import Block, Table, Text
 from .collect import Moment
 from .model import Report
 

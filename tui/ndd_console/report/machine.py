@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ndd_console.view.blocks import fits_text, on_gpu
-from ndd_engine.record.events import BaselineEvent, LoaderEvent
+from ndd_console.words.blocks import Block, Facts, Text
+from ndd_console.words.figures import ns, share_text
+from ndd_console.words.profile import isolated, loader_facts
+from ndd_console.words.settings import settings_table
 from ndd_engine.text import MISSING, number, size
 
-from .axis import share_text
-from .blocks import Block, Facts, Table, Text
-from .model import Report, ns
+from .model import Report
 
-_EFFECT = {False: "NOT in effect", True: "in effect", None: "not requested"}
 _GPU_MEMORY = (
     ("reserved_bytes", "reserved by the allocator", "orange"),
     ("allocated_bytes", "allocated", "blue"),
@@ -75,9 +75,9 @@ def machine(report: Report) -> list[Block]:
         out.append(Facts.of(("recent cores", f"{used}, {number(cores.others)} by others"), *rest))
     out += _collections(report)
     if snapshot.loader is not None:
-        out.append(_loader(snapshot.loader))
+        out.append(loader_facts(snapshot.loader))
     if snapshot.baseline is not None:
-        out.append(_baseline(snapshot.baseline))
+        out.append(isolated(snapshot.baseline))
     return out or [Text("The machine was not recorded.", "note")]
 
 
@@ -98,39 +98,13 @@ def _collections(report: Report) -> list[Block]:
     return report.plot("Garbage collection", "share", found, zero=True, note=note, height=120)
 
 
-def _loader(loader: LoaderEvent) -> Facts:
-    kind = "fetched in one gather" if loader.in_memory else "made one by one"
-    each = f"{ns(loader.item_ns)}, of which CPU time {ns(loader.item_cpu_ns)} (mean of {loader.probed})"
-    return Facts.of(
-        ("items", f"{number(loader.items or None)}, {kind}"),
-        ("time per item", each),
-        ("collating", f"{ns(loader.collate_ns)} per micro-batch; in one gather {ns(loader.gather_ns)}"),
-        ("micro-batch", f"{number(loader.micro)} items, {size(loader.batch_bytes)}"),
-    )
-
-
-def _baseline(found: BaselineEvent) -> Facts:
-    items = f"{number(found.micro)} items, fastest of {found.runs}"
-    other = (
-        f"{ns(found.other_ns)} for {number(found.other_micro)} items" if found.other_micro is not None else ""
-    )
-    pairs = [pair for pair in found.by_threads if len(pair) >= 2]
-    return Facts.of(
-        ("isolated micro-batch", f"{ns(found.micro_ns)} for {items}"),
-        ("with another size", other),
-        ("operators in it", number(found.operations) if found.operations is not None else ""),
-        ("by threads", ", ".join(f"{number(count)}: {ns(value)}" for count, value, *_ in pairs)),
-    )
-
-
 def settings(report: Report) -> list[Block]:
     """Every setting as requested and as applied; those without effect come first."""
-    found = sorted(report.snapshot.settings, key=lambda item: list(_EFFECT).index(item.in_effect))
-    if not found:
+    table = settings_table(report.snapshot.settings)
+    if not table.rows:
         return [Text("No setting was applied.", "note")]
-    rows = tuple((s.name, s.requested, s.applied, _EFFECT[s.in_effect], s.verified or "") for s in found)
     out: list[Block] = []
-    if lost := sum(item.in_effect is False for item in found):
+    if lost := len(table.warn):
         text = f"{lost} requested setting{'s' if lost > 1 else ''} did not take effect."
         out.append(Text(text, "warn"))
-    return [*out, Table("Settings", ("setting", "requested", "applied", "effect", "verified by"), rows)]
+    return [*out, table]

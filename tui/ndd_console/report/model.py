@@ -8,17 +8,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ndd_console.screens.diagnosis import Diagnosis
+from ndd_console.words.blocks import Block, Line, Lines, Point, Time
+from ndd_console.words.diagnosis import Diagnosis
+from ndd_console.words.figures import Kind
 from ndd_engine.diagnose import Finding
 from ndd_engine.record.across import ranks_figures
 from ndd_engine.record.derive import figures
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import MISSING, duration
 
-from .axis import Kind
-from .blocks import Block, Line, Lines, Point, Time
 from .collect import History, collect
 from .timeline import Slice
 
@@ -146,8 +145,3 @@ def pauses(data: History) -> list[tuple[float, float]]:
     if began is not None:
         found.append((began, next((at.x for at in data.resumed if at.x >= began), data.x)))
     return found
-
-
-def ns(value: float | None) -> str:
-    """Nanoseconds as a duration."""
-    return MISSING if value is None else duration(value * 1e-9)

@@ -1,23 +1,15 @@
-"""Several ranks: exchange and skew over time, the slowest ranks, and when which rank was late."""
+"""Several ranks: exchange and skew over time, the slowest ranks, and which ranks were stragglers."""
 
 from __future__ import annotations
 
-from ndd_console.view.findings import at_most
-from ndd_console.view.ranks import rank_rows, ranks_words, usual_own_us
-from ndd_console.view.ranks_page import late_text
+from ndd_console.words.blocks import Block, Table
+from ndd_console.words.figures import at_most, ns, share_text
+from ndd_console.words.ranks import ranks_facts, slowest
 from ndd_engine.diagnose.ranks import milliseconds
-from ndd_engine.record.ranks import RanksEvent
-from ndd_engine.text import MISSING, counted, number, size
+from ndd_engine.text import MISSING, counted, number
 
-from .axis import share_text
-from .blocks import Block, Facts, Table
 from .late import PREFIX
-from .model import Report, ns
-
-ABOUT = (
-    "Work is the wall time of a step without waiting for other ranks. Exchange is the shortest wait of any rank in a "
-    "step; skew is the mean wait beyond it. Phases exclude waiting; their means, exchange and skew add up to the step."
-)
+from .model import Report
 
 
 def ranks(report: Report) -> list[Block]:
@@ -25,30 +17,15 @@ def ranks(report: Report) -> list[Block]:
     found = report.snapshot.ranks
     if found is None:
         return []
-    step = found.step_ns or 1.0
-    memory = [
-        (label, f"{size(figures[0])} to {size(figures[3])} (rank {number(figures[4])})")
-        for name, label in (("rss", "RSS"), ("allocated", "GPU memory"))
-        if (figures := found.newest.memory_bytes.get(name))
-    ]
-    facts = Facts.of(
-        ("ranks", ranks_words(report.snapshot)),
-        ("step", f"{ns(found.step_ns)} on average of the ranks"),
-        ("work", f"{ns(found.own_ns)} ({share_text(found.own_ns / step)})"),
-        ("exchange", f"{ns(found.exchange_ns)} ({share_text(found.exchange_ns / step)})"),
-        ("hidden exchange", MISSING if found.hidden_ns is None else ns(found.hidden_ns)),
-        ("skew", f"{ns(found.skew_ns)} ({share_text(found.skew_ns / step)})"),
-        ("late", late_text(found)),
-        *memory,
-    )
+    facts = ranks_facts(report.snapshot, found)
     lines = (
         report.line(PREFIX + "exchange", "exchange", "blue"),
         report.line(PREFIX + "skew", "skew", "orange"),
     )
     over = report.plot("Exchange and skew", "share", *lines, zero=True, note="Share of the wall time.")
-    delay = report.line(PREFIX + "late_ns", "work beyond that of the usual rank", "vermillion", 1e-9)
-    late = report.plot("Delay of the late rank in a step", "seconds", delay, zero=True)
-    return [facts, *over, *late, _phases(report), _slowest(found.newest), _spans(report)]
+    delay = report.line(PREFIX + "late_ns", "work beyond that of the median rank", "vermillion", 1e-9)
+    late = report.plot("Delay of the straggler in a step", "seconds", delay, zero=True)
+    return [facts, *over, *late, _phases(report), slowest(found.newest), _spans(report)]
 
 
 def _phases(report: Report) -> Table:
@@ -64,25 +41,8 @@ def _phases(report: Report) -> Table:
             share = share_text(phase.host_ns / (found.step_ns or 1.0))
             rows.append((phase.name, ns(phase.host_ns), share, shown, whose))
     columns = ("phase", "mean per step", "share", "longest", "of")
-    note = f"The most recent {counted(found.windows, 'window')}. {ABOUT}"
+    note = f"The most recent {counted(found.windows, 'window')}."
     return Table("Phases of all ranks", columns, tuple(rows), frozenset({1, 2, 3}), note, wide=0)
-
-
-def _slowest(newest: RanksEvent) -> Table:
-    """The recorded rows and a summary of all ranks."""
-    usual = usual_own_us(newest)
-    rows = []
-    for rank, row in rank_rows(newest).items():
-        later = row.get("own", 0.0) - usual
-        figures = [ns(row[name] * 1e3) if name in row else MISSING for name in newest.row_names]
-        host = newest.row_hosts.get(str(rank), "")
-        rows.append((str(rank), host, f"{later / 1e3:+.1f} ms", *figures))
-    for at, word in enumerate(("least", "median", "mean", "most")):
-        summary = (newest.columns_us.get(name) for name in newest.row_names)
-        rows.append((word, "", "", *(ns(item[at] * 1e3) if item else MISSING for item in summary)))
-    columns = ("rank", "host", "later", *newest.row_names)
-    note = "The newest window, per step; the rows below the ranks are of all ranks."
-    return Table("Slowest ranks", columns, tuple(rows), frozenset(range(2, len(columns))), note)
 
 
 def _spans(report: Report) -> Table:
@@ -94,4 +54,4 @@ def _spans(report: Report) -> Table:
         for span in report.data.late
     )  # fmt: skip
     columns = ("steps", "rank", "host", "phase", "later by up to", "without it")
-    return Table("Late ranks", columns, rows, frozenset({0, 1, 4, 5}))
+    return Table("Stragglers", columns, rows, frozenset({0, 1, 4, 5}))

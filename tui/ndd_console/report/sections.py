@@ -6,20 +6,19 @@ import json
 import time
 from collections.abc import Callable
 
-from ndd_console.view.diagnosis import command_text
-from ndd_console.view.findings import CALM, ceiling_text
 from ndd_console.view.learning import LOST
 from ndd_console.view.style import STATUS
+from ndd_console.words.blocks import TONES, Block, Facts, Page, Section, Table, Text
+from ndd_console.words.finding import verdict as finding_block
+from ndd_console.words.run import epoch_text, steps_text
 from ndd_engine.config import read
-from ndd_engine.diagnose import CAUSES, Finding
 from ndd_engine.errors import ConfigError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.log import damage_text
 from ndd_engine.text import MISSING, counted, duration, number, size
 from ndd_engine.trial.outcome import flatten
 
-from . import blocks, events, learning, machine, ranks, timings, trials
-from .blocks import COMMAND, TONES, Block, Facts, Page, Section, Table, Text, Tone
+from . import events, learning, machine, ranks, timings, trials
 from .model import Report
 
 # The name of a run is not a setting; `path` is where your own workload was found.
@@ -93,25 +92,11 @@ def _summary(report: Report) -> Text:
 def verdict(report: Report) -> list[Block]:
     """Every finding, the bottleneck first."""
     out: list[Block] = [Text(report.trouble, "warn")] if report.trouble else []
-    out += [_finding(item, report.name, index == 0) for index, item in enumerate(report.findings)]
+    out += [finding_block(item, report.name, index == 0) for index, item in enumerate(report.findings)]
     if any(item.share is not None for item in report.findings):
         text = "Shares and ceilings of the findings are those of the most recent part of the record."
         out.append(Text(text, "note"))
     return out or [Text("No findings.", "note")]
-
-
-def _finding(finding: Finding, name: str, main: bool) -> blocks.Verdict:
-    rows = [("evidence", f"{item.text} ({item.source})") for item in finding.evidence]
-    for change in finding.changes:
-        rows.append(("try", finding.advice(change) + (f" (in {change.where})" if change.where else "")))
-        if change.sets:
-            rows.append((COMMAND, command_text(name, change.sets)))
-    if finding.leave:
-        rows.append(("leave as is", finding.leave))
-    calm = finding.cause in CALM or finding.leave
-    tone: Tone = "good" if finding.cause == "healthy" else "" if calm else "warn"
-    badges = (CAUSES.get(finding.cause, finding.cause), finding.confidence)
-    return blocks.Verdict(finding.title, badges, ceiling_text(finding), tuple(rows), tone, main)
 
 
 def identity(report: Report) -> list[Block]:
@@ -125,7 +110,7 @@ def identity(report: Report) -> list[Block]:
     end, memory = snapshot.end, (run.gpu or {}).get("memory_total_bytes")
     device = (
         run.device,
-        f"{number(run.threads)} thread{'' if run.threads == 1 else 's'}" if run.threads else "",
+        counted(run.threads, "thread") if run.threads else "",
         f"{number(run.usable_cores)} usable cores" if run.usable_cores else "",
         size(memory) if memory else "",
     )
@@ -135,16 +120,8 @@ def identity(report: Report) -> list[Block]:
         ("data", run.data),
         ("machine", f"{run.device_name} ({', '.join(filter(None, device))}) on host {run.host}"),
         ("precision", run.precision),
-        ("step", f"{number(run.items_per_step)} items ({run.item})"),
-        (
-            "length",
-            f"{number(run.total_steps or None)} steps; "
-            + (
-                f"{counted(run.epochs, 'epoch')} of {number(run.steps_per_epoch)} steps"
-                if run.steps_per_epoch
-                else f"{number(run.epochs or None)} epochs of unknown length"
-            ),
-        ),
+        ("steps", steps_text(snapshot, run)),
+        ("epoch", epoch_text(snapshot, run)),
         ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
         ("started", _date(snapshot.started_t)),
         ("time", _time(report)),

@@ -2,53 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from ndd_console.view.blocks import on_gpu
-from ndd_console.view.diagnosis import (
-    ENGINE,
-    OWN_TIME,
-    ModuleTimes,
-    line_rows,
-    module_rows,
-    unseen,
-    workers_of,
-)
-from ndd_console.view.throughput import flops, plural, rates, step_time, work_texts
-from ndd_engine.diagnose.view import View
+from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text
+from ndd_console.words.figures import ns, share_text
+from ndd_console.words.profile import METHODS, capture, colour, functions, idle_bars, stacks
+from ndd_console.words.step import rates, step_time, work_facts
 from ndd_engine.record.derive import idle as idle_of
 from ndd_engine.record.derive import phase_shares
-from ndd_engine.record.events import PHASES, FunctionsEvent, KernelsEvent, RunEvent, StacksEvent
-from ndd_engine.text import MISSING, number, size
+from ndd_engine.record.events import PHASES, RunEvent
+from ndd_engine.text import MISSING, number, plural
 
-from .axis import share_text
-from .blocks import Bars, Block, Facts, Layer, Stack, Table, Text
-from .model import COLUMNS, Report, ns
+from .model import COLUMNS, Report
 from .timeline import Slice
 
-BACKWARD = "all of backward; by module in a profiler capture"
 RANK_0 = " These are the phases of rank 0, with its waiting for other ranks; see Ranks."
 NO_STEPS = "No step was measured."
-METHODS = {
-    "events": "CUDA events: gaps between timed spans on the GPU, a lower bound",
-    "nvml": "NVML's GPU utilization counter, which does not tell the cause",
-    "host": "the host clock: time in which the CPU computes nothing for the model",
-    "kernels": "the profiler: the exact union of kernels and copies",
-    "operators": "the profiler: the exact union of operators on the host",
-}
-# Wong's and Tol's colours, distinguishable with any colour vision; the style sheet defines them.
-COLOURS = {
-    "data_wait": "orange", "to_device": "vermillion", "forward": "sky", "loss": "indigo", "backward": "blue",
-    "clip": "teal", "optimizer": "green", "zero_grad": "wine", "log": "rose", "evaluate": "purple",
-    "checkpoint": "yellow", "other": "grey", "waiting for data": "orange", "copying": "vermillion",
-    "launch gaps": "sky", "synchronising": "indigo", "reading losses": "rose", "evaluation": "purple",
-    "between queued kernels": "blue", "collectives": "teal",
-}  # fmt: skip
 # Phases that are not part of a step.
 ASIDE = frozenset({"evaluate", "checkpoint"})
 SMALLEST = 0.01  # layers below this share of the whole run are drawn as one
-_TOP = 12
 Shares = dict[str, float]
 
 
@@ -69,9 +43,9 @@ def phases(report: Report) -> list[Block]:
     note += RANK_0 if report.snapshot.ranks is not None else ""
     code: list[Block] = []
     if data.functions is not None:
-        code.append(_functions(report, data.functions))
+        code.append(functions(report.snapshot, data.functions))
     elif data.stacks is not None:
-        code.append(_stacks(data.stacks))
+        code.append(stacks(data.stacks))
     return [replace(stack, note=note), _table(report, whole), *_step_times(report), *code]
 
 
@@ -82,18 +56,13 @@ def _stack(report: Report, title: str, shares: Callable[[Slice], Shares], whole:
     small = [name for name, share in whole.items() if 0 < share < SMALLEST]
     small = small if len(small) > 1 else []
     large = [name for name, share in whole.items() if share > 0 and name not in small]
-    groups = [(name, _colour(name, index), [name]) for index, name in enumerate(large)]
+    groups = [(name, colour(name, index), [name]) for index, name in enumerate(large)]
     groups += [("below 1 % each", "faint", small)] if small else []
     layers = []
     for name, tint, names in groups:
         values = {index: sum(found.get(part, 0.0) for part in names) for index, found in columns.items()}
         layers.append(Layer(name, tint, values, sum(whole[part] for part in names)))
     return Stack(title, tuple(layers), tuple(slices), width, report.time)
-
-
-def _colour(name: str, index: int) -> str:
-    """The colour of a phase or cause, or one by its index."""
-    return COLOURS.get(name) or list(COLOURS.values())[index % len(COLOURS)]
 
 
 def _rank(item: tuple[str, float]) -> tuple[int, int, str]:
@@ -134,41 +103,12 @@ def _step_times(report: Report) -> list[Block]:
     return report.plot("Time of an optimizer step", "seconds", *found, zero=True, log_above=20, note=note)
 
 
-def _functions(report: Report, found: FunctionsEvent) -> Table:
-    rows = tuple(
-        (
-            share_text(item.share), ns(item.ns), number(item.calls), item.phase, f"{item.file}:{item.line}",
-            item.name, item.caller,
-        )
-        for item in View(replace(report.snapshot, functions=found)).functions[:_TOP]
-    )  # fmt: skip
-    columns = ("share", "time", "calls", "phase", "line", "function", "called by")
-    title = f"Functions of your code, from step {number(found.step)} under Python's profiler"
-    notes = (OWN_TIME, unseen(workers_of(report.snapshot)))
-    note = " ".join(f"{text[0].upper()}{text[1:]}." for text in notes if text)
-    return Table(title, columns, rows, frozenset({0, 1, 2}), note, wide=4)
-
-
-def _stacks(stacks: StacksEvent) -> Table:
-    rows = tuple(
-        (
-            share_text(frame[4] / stacks.looks), str(frame[0]), f"{frame[1]}:{frame[2]}",
-            BACKWARD if frame[3] == ENGINE else str(frame[3]),
-        )
-        for frame in stacks.frames[:_TOP]
-        if len(frame) >= 5 and stacks.looks
-    )  # fmt: skip
-    title = f"Stack samples ({number(stacks.looks)}, the latest at step {number(stacks.step)})"
-    columns = ("share", "phase", "line", "function")
-    return Table(title, columns, rows, frozenset({0}), wide=2)
-
-
 def idle(report: Report) -> list[Block]:
     """Idle time of the whole run by cause, over time, and exactly for each profiler capture."""
     data = report.data
     run = data.run or report.snapshot.run
     whole = data.timeline.whole
-    captures = [block for at, item in list(data.captures)[-3:] for block in _capture(at.step, item)]
+    captures = [block for at, item in list(data.captures)[-3:] for block in capture(item, at.step)]
     if not whole.wall_ns or run is None:
         return captures or [Text(NO_STEPS, "note")]
     what = "GPU idle" if on_gpu(run) else "Compute idle"
@@ -182,7 +122,7 @@ def idle(report: Report) -> list[Block]:
         return [Text(text), *report.plot("GPU utilization", "share", busy, zero=True), *captures]
     causes = {cause: share for cause, share in found.causes if share > 0}
     title = f"{what} {share_text(found.share)} of the whole run"
-    bars = _bars(
+    bars = idle_bars(
         title, causes, f"Share of wall time. Measured with {METHODS.get(found.method, found.method)}."
     )
     return [bars, *_idle_over_time(report, run, causes, what), *captures]
@@ -204,67 +144,6 @@ def _idle_over_time(report: Report, run: RunEvent, causes: Shares, what: str) ->
     return [replace(stack, top=top, note=note)]
 
 
-def _bars(title: str, causes: Shares, note: str) -> Bars:
-    rows = tuple(
-        (cause, share, share_text(share), _colour(cause, index))
-        for index, (cause, share) in enumerate(sorted(causes.items(), key=lambda item: -item[1]))
-    )
-    return Bars(title, rows, note)
-
-
-def _capture(step: int, capture: KernelsEvent) -> list[Block]:
-    if not capture.wall_ns:
-        return []
-    wall, steps = capture.wall_ns, max(capture.steps, 1)
-    causes = {cause: value / wall for cause, value in capture.idle_ns.items() if value > 0}
-    at = f"profiler capture at step {number(capture.step or step)}"
-    method = METHODS.get(capture.method, capture.method)
-    note = (
-        f"Exact, over {number(capture.steps)} steps of {ns(wall / steps)}. Measured with {method}. "
-        f"Steps are slower under the profiler. Busy {share_text(capture.busy_ns / wall)}, of which copying "
-        f"{share_text(capture.copy_ns / wall)}; {number(capture.launches / steps)} launches per step."
-    )
-    bars = _bars(f"Idle {share_text(sum(causes.values()))} in the {at}", causes, note)
-    rows = tuple(
-        (share_text(item[1] / wall), ns(item[1] / steps), number(item[2] / steps), str(item[0]))
-        for item in capture.top[:_TOP]
-        if len(item) >= 3
-    )
-    columns = ("share", "time per step", "calls per step", "kernel or operator")
-    slowest = Table(f"Slowest kernels and operators in the {at}", columns, rows, frozenset({0, 1, 2}))
-    return [bars, slowest, _modules(capture, at), _lines(capture, at)]
-
-
-def _modules(capture: KernelsEvent, at: str) -> Table:
-    """Forward and backward by module; without rows if the capture has none."""
-    note = (
-        "Sums of the kernels or operators of each module, without those of the modules inside it. Backward is assigned "
-        "by autograd's sequence numbers. Modules of equal blocks are one row (*)."
-    )
-    return _by_owner(capture, module_rows(capture), "module", at, note)
-
-
-def _lines(capture: KernelsEvent, at: str) -> Table:
-    """The same by the line that calls a module."""
-    note = "Sums of the kernels or operators of the modules that a line of your own code calls."
-    return _by_owner(capture, line_rows(capture), "line", at, note)
-
-
-def _by_owner(capture: KernelsEvent, found: Sequence[ModuleTimes], title: str, at: str, note: str) -> Table:
-    steps = max(capture.steps, 1)
-    rows = tuple(
-        (
-            share_text(row.total_ns / capture.wall_ns), ns(row.forward_ns / steps), ns(row.backward_ns / steps),
-            number(row.calls / steps), row.label,
-        )
-        for row in found
-    )  # fmt: skip
-    columns = ("share", "forward per step", "backward per step", "calls per step", title)
-    return Table(
-        f"Forward and backward by {title} in the {at}", columns, rows, frozenset(range(4)), note, wide=4
-    )
-
-
 def speed(report: Report) -> list[Block]:
     """Throughput over time, the rates, and the compute of a step against the peak of the device."""
     data, snapshot = report.data, report.snapshot
@@ -276,18 +155,8 @@ def speed(report: Report) -> list[Block]:
     out = report.plot("Throughput", "plain", found, unit=unit, zero=True, note=note)
     if snapshot.step_ns is None:
         return out or [Text(NO_STEPS, "note")]
-    texts = zip(("compute", "share of peak", "roofline"), work_texts(snapshot), strict=False)
-    rows: list[tuple[str, str | None]]
-    rows = [("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}"), *texts]
-    if work := snapshot.work:
-        rows += [
-            ("compute per step", flops(work.flops_per_step).removesuffix("/s")),
-            ("memory traffic", f"{size(work.bytes_per_step)} per step without fusion, an upper bound"),
-            ("attention", ", ".join(work.attention)),
-            ("not counted", ", ".join(work.uncounted)),
-            ("source of the peak", work.peak_source),
-        ]
-    return [*out, Facts.of(*rows)]
+    out.append(Facts.of(("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")))
+    return [*out, work_facts(snapshot, snapshot.work)] if snapshot.work is not None else out
 
 
 def _items_per_s(item: Slice) -> float | None:

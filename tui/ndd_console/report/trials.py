@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ndd_console.view.diagnosis import command_text
-from ndd_console.view.interval import VERDICTS, interval_text, pairs_text
+from ndd_console.words.blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
+from ndd_console.words.finding import command_text
+from ndd_console.words.trial import VERDICTS, ratio_text, trial_facts
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.text import MISSING, size
 
-from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
 from .model import Report
 
 _ROWS = 40
@@ -33,37 +33,21 @@ def trials(report: Report) -> list[Block]:
         out.append(Intervals("Candidate vs. baseline", intervals, note))
     rows = tuple(
         (
-            _change(trial), _verdict(trial), _speed(trial), _sides(trial, "peak_bytes", size), str(trial.loss),
-            _EFFECT.get(trial.in_effect, MISSING),
+            _change(trial), str(trial.verdict), ratio_text(trial, MISSING), _sides(trial, "peak_bytes", size),
+            str(trial.loss), _EFFECT.get(trial.in_effect, MISSING),
         )
         for trial in kept
     )  # fmt: skip
     columns = ("change", "verdict", "speed", "peak memory", "loss", "applied")
-    table = Table("Trials", columns, rows, wide=0).newest(_ROWS)
-    return [*out, table, Facts(tuple((_change(trial), _details(trial)) for trial in found))]
-
-
-def _details(trial: TrialEvent) -> str:
-    """The result and how it was measured."""
-    where = f" on {trial.device}" if trial.device else ""
-    blocks = f"{number(trial.abba_blocks)} ABBA blocks{pairs_text(trial.pairs)}"
-    parts = (
-        str(trial.text),
-        f"not in effect: {trial.not_in_effect}" if trial.not_in_effect else "",
-        f"vs. {trial.against}{where}: {blocks} in {duration(trial.seconds)}",
-        f"time to first step {_sides(trial, 'prepare_s', duration)}",
-        f"breaks even after {number(trial.break_even_steps)} steps" if trial.break_even_steps else "",
-        f"losses: {trial.loss_text}" if trial.loss_text else "",
-    )
-    return "; ".join(part.rstrip(".") for part in parts if part) + "."
+    out.append(Table("Trials", columns, rows, wide=0).newest(_ROWS))
+    for trial in found:
+        facts = trial_facts(trial, _change(trial))
+        out.append(facts._replace(rows=(("result", str(trial.text)), *facts.rows)))
+    return out
 
 
 def _change(trial: TrialEvent) -> str:
     return ", ".join(map(str, trial.sets)) or "no change"
-
-
-def _verdict(trial: TrialEvent) -> str:
-    return str(trial.verdict)
 
 
 def _interval(trial: TrialEvent) -> Interval | None:
@@ -72,12 +56,7 @@ def _interval(trial: TrialEvent) -> Interval | None:
     if ratio is None or low is None or high is None or not 0 < low <= ratio <= high < math.inf:
         return None
     tone = TONES.get(VERDICTS.get(str(trial.verdict), ""), "")
-    return Interval(_change(trial), ratio, low, high, _verdict(trial), tone)
-
-
-def _speed(trial: TrialEvent) -> str:
-    row = _interval(trial)
-    return MISSING if row is None else interval_text(row.ratio, row.low, row.high)
+    return Interval(_change(trial), ratio, low, high, str(trial.verdict), tone)
 
 
 def _sides(trial: TrialEvent, key: str, form: Callable[[float | None], str]) -> str:

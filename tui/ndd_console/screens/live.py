@@ -7,13 +7,13 @@ from typing import Literal
 
 from textual import events
 
-from ndd_console.screens.diagnosis import Diagnosis
 from ndd_console.screens.interfaces import Action, RunSource
 from ndd_console.view.frame import Keys
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.own_values import has_own_values
 from ndd_console.view.question import box, overlay
 from ndd_console.view.style import Look, Row
+from ndd_console.words.diagnosis import Diagnosis
 from ndd_engine.record.snapshot import Snapshot
 
 from .base import CanvasScreen, key_of

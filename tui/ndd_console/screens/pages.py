@@ -8,7 +8,6 @@ from typing import Any
 
 from textual import events
 
-from ndd_console.screens.diagnosis import Diagnosis
 from ndd_console.screens.interfaces import HomeSource, RunSource, StartRow
 from ndd_console.view.diagnosis import diagnosis_lines
 from ndd_console.view.frame import Keys
@@ -18,6 +17,7 @@ from ndd_console.view.ranks_page import ranks_lines
 from ndd_console.view.rows import foreign, lines_of
 from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import Look, Row
+from ndd_console.words.diagnosis import Diagnosis
 from ndd_engine.errors import error_text
 
 from .base import LEAVE, CanvasScreen, call_from_thread, key_of, moved

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from ndd_console.words.figures import percent
+from ndd_console.words.ranks import ranks_words
+from ndd_console.words.step import epoch_of, micro_steps, steps_rate, time_left
 from ndd_engine.record.across import EXCHANGE, SKEW
 from ndd_engine.record.derive import LOWER_BOUND, PRESS_K
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
-from ndd_engine.text import MISSING, counted, duration, finite, number, size
+from ndd_engine.text import MISSING, counted, duration, number, size
 
 from .bars import bar, progress_bar, stacked_bar
-from .ranks import longest_text, ranks_words
+from .ranks import longest_text
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, width_of
 from .style import Row, status_span
-from .throughput import epoch_of, micro_steps, steps_rate, time_left
 
 _WAIT = frozenset({"data_wait", SKEW})
 _OVERHEAD = frozenset({"to_device", EXCHANGE, "log", "evaluate", "checkpoint", "other"})
@@ -29,14 +31,6 @@ _LEAST_BAR = 4
 def on_gpu(run: RunEvent | None) -> bool:
     """Whether the run trains on a CUDA GPU."""
     return run is not None and run.device.startswith("cuda")
-
-
-def percent(share: float | None) -> str:
-    """A share as a percentage: "57 %"; small shares: "<1 %"."""
-    share = finite(share)
-    if share is None:
-        return MISSING
-    return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
 
 
 def setting(run: RunEvent, section: str, key: str) -> Any:

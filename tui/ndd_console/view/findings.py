@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ndd_engine.diagnose import Change, Finding
+from ndd_console.words.diagnosis import DiagnosisResult
+from ndd_console.words.finding import CALM, ceiling_text, change_text, choices, evidence_text
+from ndd_engine.diagnose import Finding
 
 from .rows import cells, foreign, rule, shorten, wrap
 from .style import Row
 
-# Causes that are not a problem; they take one line, in this style.
-CALM = {"healthy": "good", "too-short": "dim"}
 _MORE = 3  # further findings, one line each
 _LINES = 2  # lines of evidence and of the change, if there is room
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnosisResult:
-    """Findings, most important first. trouble: the error message if the rules failed."""
-
-    findings: tuple[Finding, ...] = ()
-    trouble: str = ""
-
-
 NOTHING = DiagnosisResult()
-
-
-def times(ratio: float) -> str:
-    """A speed ratio: "1.42x", "12.3x"."""
-    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x"
-
-
-def at_most(ceiling: float) -> str:
-    """ "at most 1.42x", "at most 2.3x": an upper bound needs no more digits."""
-    return f"at most {ceiling:.1f}x" if ceiling >= 2 else f"at most {times(ceiling)}"
-
-
-def ceiling_text(finding: Finding) -> str:
-    """ "at most 2.3x"; "" if the gain has no bound."""
-    return "" if finding.ceiling is None else at_most(finding.ceiling)
 
 
 def style_of(finding: Finding) -> str:
@@ -46,58 +21,45 @@ def style_of(finding: Finding) -> str:
     return CALM.get(finding.cause, "dim" if finding.leave else "warn")
 
 
-def title_room(finding: Finding, width: int) -> int:
+def title_room(ceiling: str, width: int) -> int:
     """Cells available for the title in the heading."""
-    end = cells(ceiling_text(finding))
+    end = cells(ceiling)
     return max(width - 4, 1) if not end or width < end + 28 else width - end - 6
 
 
-def title_row(finding: Finding, width: int) -> Row:
+def title_row(title: str, ceiling: str, style: str, width: int) -> Row:
     """ "── input-bound: the GPU waits 57 % of each step for the loader ── at most 2.3x ──"."""
-    end, room = ceiling_text(finding), title_room(finding, width)
-    title = shorten(foreign(finding.title), room)
-    if not end or room == width - 4:
-        return rule(title, width, style_of(finding))
-    line = width - cells(title) - cells(end) - 5
+    room = title_room(ceiling, width)
+    title = shorten(foreign(title), room)
+    if not ceiling or room == width - 4:
+        return rule(title, width, style)
+    line = width - cells(title) - cells(ceiling) - 5
     tail = " ──" if line >= 4 else ""  # left out if the title needs the room
     return (
         ("── ", "dim"),
-        (title, style_of(finding)),
+        (title, style),
         (" " + "─" * (line - len(tail)) + " ", "dim"),
-        (end, "bold"),
+        (ceiling, "bold"),
         (tail, "dim"),
     )
-
-
-def _evidence_text(finding: Finding) -> str:
-    """All evidence in one paragraph; the diagnosis page shows what does not fit."""
-    text = "; ".join(foreign(item.text).rstrip(".") for item in finding.evidence)
-    return text[:1].upper() + text[1:]
 
 
 def _change_text(finding: Finding, can_try: bool, width: int) -> tuple[str, str, str]:
     """The recommendation, the key that measures it, and a change that cannot be measured; each may be ""."""
     if finding.leave:
         return f"Leave as is: {foreign(finding.leave)}", "", ""
-    if not finding.changes:
+    setting, other = choices(finding)
+    shown = setting or other
+    if shown is None:
         return "", "", ""
-    first = finding.changes[0]
-    # If the first change is in the code or the machine, another one may be in the configuration.
-    setting = next((change for change in finding.changes if change.sets), None)
-    text = _change(finding, setting or first)
+    text = foreign(change_text(finding, shown))
     text = text[:1].upper() + text[1:]
     if setting is None:
         return text, "", ""
     key = f"; press t to try {foreign(' '.join(setting.sets))}" if can_try else ""
     if cells(key) > width // 2 and cells(text + key) > width:
         key = "; press t to try it"
-    return text, key, "" if setting is first else f"; or {_change(finding, first)}"
-
-
-def _change(finding: Finding, change: Change) -> str:
-    text = foreign(finding.advice(change)).rstrip(".")
-    where = f" ({foreign(change.where)})" if change.where and foreign(change.where) not in text else ""
-    return text + where
+    return text, key, "" if other is None else f"; or {foreign(change_text(finding, other))}"
 
 
 def finding_rows(result: DiagnosisResult, width: int, count: int, can_try: bool) -> list[Row]:
@@ -107,13 +69,13 @@ def finding_rows(result: DiagnosisResult, width: int, count: int, can_try: bool)
     if result.trouble or not result.findings:
         return [((shorten(result.trouble, width), "dim"),)] if result.trouble else []
     first, *others = result.findings
-    rows = [title_row(first, width)]
+    rows = [title_row(first.title, ceiling_text(first), style_of(first), width)]
     if first.cause not in CALM:
         text, key, other = _change_text(first, can_try, width)
         change = wrap(text + key + other, width)
         if len(change) > _LINES or count < 1 + len(change) + bool(first.evidence):
             change = wrap(text + key, width)  # a pid that is cut off is of no use
-        evidence = wrap(_evidence_text(first), width)
+        evidence = wrap(foreign(evidence_text(first)), width)
         spare = count - 1 - min(len(change), 1) - min(len(evidence), 1)
         # A single remaining row shows the change: the title already names the problem.
         more_change = min(max(spare, 0), _LINES - 1, max(len(change) - 1, 0))

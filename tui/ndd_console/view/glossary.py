@@ -60,7 +60,7 @@ _GROUPS = {
         "skew": "mean wait beyond that: waiting for slower ranks",
         "hidden": "exchange while the rank computes",
         "longest, 63.2 r5": "longest time of a phase, and whose (rank 5)",
-        "late, +7.9": "ms a step longer than the usual rank",
+        "straggler, +7.9": "ms a step longer than the median rank",
         "░ ▒ ▓ █": "2, 6, 10 or 14 % more work than the median rank",
     },
     "idle time": {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ndd_console.words.step import item_name
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import MISSING, counted, finite, number, size
+from ndd_engine.text import MISSING, counted, finite, number, plural, size
 
 from .bars import levels
 from .blocks import on_gpu, setting
 from .rows import cells, fields, foreign
 from .style import Row, Span
-from .throughput import item_name, plural
 
 _LABEL = 9
 _HOT_C = 85

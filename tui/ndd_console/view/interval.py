@@ -4,46 +4,13 @@ from __future__ import annotations
 
 import math
 
-from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import counted
+from ndd_console.words.trial import VERDICTS
 from ndd_engine.trial.verdict import judged
 
-from .findings import times
 from .style import Row
 
 _LOW, _HIGH = 0.8, 1.4  # the scale covers at least this range
 _TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
-VERDICTS = {
-    "faster": "good",
-    "no difference": "text",
-    "slower": "bad",
-    "inconclusive": "warn",
-    "out of memory": "bad",
-    "failed": "bad",
-    "stopped": "warn",
-}
-
-
-def interval_text(ratio: float | None, low: float | None, high: float | None) -> str:
-    """ "1.42x (1.35 to 1.49)"; "" without a ratio."""
-    if ratio is None:
-        return ""
-    if low is None or high is None:
-        return times(ratio)
-    return f"{times(ratio)} ({times(low)[:-1]} to {times(high)[:-1]})"
-
-
-def trial_text(trial: TrialEvent | None) -> str:
-    """ "faster 1.42x (1.35 to 1.49)"."""
-    if trial is None:
-        return ""
-    figures = interval_text(trial.ratio, trial.low, trial.high)
-    return f"{trial.verdict} {figures}".strip()
-
-
-def pairs_text(pairs: int) -> str:
-    """ " of 6 pairs of processes", "" if the number is unknown."""
-    return f" of {counted(pairs, 'pair')} of processes" if pairs else ""
 
 
 def interval_style(ratio: float, low: float, high: float, verdict: str = "") -> str:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from ndd_console.words.figures import small
+from ndd_console.words.step import items_rate, work_short
 from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
 from ndd_engine.text import MISSING, counted, duration, number
 
 from .bars import Points, bucket, finite_values, graph, sparkline
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, side_by_side
 from .style import STATUS, Row
-from .throughput import items_rate, work_short
 
 _MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recompile": "warn"}
 _GAP = 3
 LOST = "the process ended unexpectedly (kill -9 or power loss?)"
-
-
-def small(value: float | None, digits: int = 3) -> str:
-    """A number that may be tiny: 0.832, 0.0001, 3e-06."""
-    if value is None or value == 0 or not abs(value) < 1e-3:
-        return number(value, digits)
-    return f"{value:.3g}"
 
 
 def loss_text(snapshot: Snapshot) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ndd_console.words.diagnosis import DiagnosisResult
+from ndd_console.words.ranks import late_words
 from ndd_engine.record.across import Ranks
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import size
 
 from .blocks import StepTable, header, idle_heading, idle_rows, memory_heading, memory_rows, progress
-from .findings import NOTHING, DiagnosisResult, finding_rows, least_rows, wanted_rows
+from .findings import NOTHING, finding_rows, least_rows, wanted_rows
 from .frame import Keys, footer_row, framed, inner_width
 from .hardware import core_row, facts, machine_rows
 from .learning import (
@@ -20,7 +22,7 @@ from .learning import (
     trend_graphs,
     trend_row,
 )
-from .ranks import late_words, panel
+from .ranks import panel
 from .rows import BLANK, ends, rule, shorten, side_by_side, width_of
 from .style import Row
 from .throughput import throughput_rows

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ndd_console.words.figures import small
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import printable
 
 from .bars import finite_values, sparkline
-from .learning import small
 from .rows import cells, column, foreign, paragraph, rule, take
 from .style import Row
 

@@ -1,21 +1,18 @@
-"""Several ranks on the live screen: their number in words, bars or a heat map, and which one is late."""
+"""Several ranks on the live screen: bars or a heat map, and the longest of each phase."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from ndd_engine.diagnose.ranks import milliseconds, subject
+from ndd_console.words.ranks import rank_rows
 from ndd_engine.record.across import Ranks
-from ndd_engine.record.ranks import RanksEvent
-from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import counted, finite
 
 from .bars import bar
-from .rows import cells, foreign, rule, shorten
+from .rows import cells, rule, shorten
 from .style import Row
 
-STRATEGIES = {"ddp": "DDP", "fsdp2": "FSDP2"}
 # With more ranks the screen shows a heat map.
 _MOST_BARS = 8
 _LEAST_BAR = 4
@@ -26,57 +23,8 @@ _MARKED = 2  # from this level on in the colour of a warning
 _LEGEND = "░ 2 %  ▒ 6 %  ▓ 10 %  █ 14 % longer"
 
 
-def ranks_words(snapshot: Snapshot) -> str:
-    """ "8 ranks, DDP, 2 hosts", "8 of 16 ranks, DDP, 1 host"; "" for a single one."""
-    if snapshot.ranks is not None:
-        newest = snapshot.ranks.newest
-        seen = counted(newest.world, "rank")
-        if newest.launched is not None:
-            seen = f"{newest.world:,} of {counted(newest.launched, 'rank')}"
-        parts = [seen, strategy_name(newest.strategy), counted(newest.hosts, "host")]
-        return ", ".join(part for part in parts if part)
-    table = snapshot.run.config.get("parallel") if snapshot.run is not None else None
-    world = table.get("ranks") if isinstance(table, dict) else None
-    if not isinstance(table, dict) or not isinstance(world, int) or world < 2:
-        return ""
-    return ", ".join(filter(None, (counted(world, "rank"), strategy_name(table.get("strategy")))))
-
-
-def strategy_name(strategy: object) -> str:
-    """ "DDP"."""
-    return STRATEGIES.get(str(strategy), foreign(strategy or ""))
-
-
-def late_words(snapshot: Snapshot) -> str:
-    """ "2 ranks, slowest 1 (+7.9 ms data_wait)", "8 ranks, none late"; "" for a single one."""
-    ranks = snapshot.ranks
-    if ranks is None:
-        return ""
-    text = counted(ranks.newest.world, "rank")
-    if (late := ranks.late) is None:
-        return f"{text}, none late"
-    slowest = str(late["rank"]) if int(late.get("count", 1)) == 1 else subject(late)[0]
-    return f"{text}, slowest {slowest} (+{milliseconds(late['late_ns'])} {foreign(late['phase'])})"
-
-
-def rank_rows(event: RanksEvent) -> dict[int, dict[str, float]]:
-    """The recorded rows, slowest first: rank -> figures in microseconds per step by name."""
-    rows = {
-        int(rank): dict(zip(event.row_names, figures, strict=False))
-        for rank, figures in event.rows_us.items()
-        if rank.isdecimal() and len(rank) < 10
-    }
-    return dict(sorted(rows.items(), key=lambda item: -item[1].get("own", 0.0)))
-
-
-def usual_own_us(event: RanksEvent) -> float:
-    """The median own time of the ranks, microseconds per step; of two ranks, the shorter one."""
-    least, middle = event.columns_us.get("own", (0.0, 0.0))[:2]
-    return float(least if event.world == 2 else middle)
-
-
 def is_late(late: Mapping[str, Any] | None, rank: int) -> bool:
-    """Whether it is the late rank."""
+    """Whether it is the straggler."""
     return late is not None and late["rank"] == rank
 
 

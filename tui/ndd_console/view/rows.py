@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
+from ndd_engine.text import foreign as foreign
 from ndd_engine.text import printable
 
 from .style import Row, Span
@@ -182,11 +183,6 @@ def first_shown(last: int, count: int, room: int) -> int:
 def lines_of(text: str, width: int, style: str = "text") -> list[Row]:
     """Untrusted text, wrapped."""
     return [((line, style),) for line in wrap(foreign(text), width)]
-
-
-def foreign(text: object) -> str:
-    """Untrusted text on one line, with control characters escaped."""
-    return printable(" ".join(str(text).split()))
 
 
 def paragraph(text: str, width: int, style: str = "text", limit: int | None = None) -> list[Row]:

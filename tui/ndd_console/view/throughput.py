@@ -1,138 +1,14 @@
-"""Speed in the units of the run: steps, micro-steps, items, tokens, epochs, FLOP/s and MFU."""
+"""The rows of speed and work on the live screen."""
 
 from __future__ import annotations
 
-from ndd_engine.record.snapshot import Snapshot, Throughput
-from ndd_engine.text import MISSING, duration, number, rate
-from ndd_engine.text import plural as plural
+from ndd_console.words.step import PAUSED, micro_steps, rates, work_short, work_texts
+from ndd_engine.record.snapshot import Snapshot
 
-from .rows import cells, foreign, shorten
+from .rows import cells, shorten
 from .style import Row
 
 _LABEL = 9
-# The status in which a run has no speed and no time left.
-PAUSED = "paused"
-PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
-
-
-def item_name(snapshot: Snapshot) -> str:
-    """The plural of the workload's item."""
-    return plural(foreign(snapshot.run.item)) if snapshot.run else "items"
-
-
-def steps_rate(snapshot: Snapshot) -> str:
-    """ "18.3 steps/s"; a step is an optimizer step."""
-    return PAUSED if snapshot.status == PAUSED else rate(snapshot.steps_per_s, "steps")
-
-
-def items_rate(snapshot: Snapshot) -> str:
-    """ "4,687 windows/s"."""
-    return PAUSED if snapshot.status == PAUSED else rate(snapshot.items_per_s, item_name(snapshot))
-
-
-def tokens_rate(snapshot: Snapshot) -> str:
-    """ "1,199,872 characters/s"; "" if items have no tokens."""
-    run = snapshot.run
-    if run is None or not run.token or not run.tokens_per_item or snapshot.status == PAUSED:
-        return ""
-    return rate(snapshot.tokens_per_s, plural(foreign(run.token)))
-
-
-def rates(snapshot: Snapshot) -> list[str]:
-    """All rates that apply to this run, and the time of an epoch."""
-    found = [steps_rate(snapshot), items_rate(snapshot), tokens_rate(snapshot)]
-    if snapshot.run is not None and snapshot.run.steps_per_epoch:
-        found.append(f"epoch {duration(snapshot.epoch_s)}")
-    return [text for text in found if text]
-
-
-def epoch_of(snapshot: Snapshot) -> str:
-    """ "epoch 3/25"; without the total if it is unknown, "" for what has no epochs."""
-    run = snapshot.run
-    if run is None or "script" in run.config:
-        return ""
-    if not run.epochs:
-        return "" if run.steps_per_epoch else f"epoch {snapshot.epoch + 1}"
-    return f"epoch {min(snapshot.epoch + 1, run.epochs)}/{run.epochs}"
-
-
-def step_time(snapshot: Snapshot) -> str:
-    """ "step 54.6 ms (16 micro-steps of 3.41 ms)"; without accumulation only the step."""
-    if snapshot.step_ns is None:
-        return f"step {MISSING}"
-    text = f"step {duration(snapshot.step_ns * 1e-9)}"
-    micro = micro_steps(snapshot)
-    return f"{text} ({micro})" if micro else text
-
-
-def micro_steps(snapshot: Snapshot) -> str:
-    """ "16 micro-steps of 3.41 ms", "" if a step has only one."""
-    count = snapshot.micro_steps
-    if count is None or count <= 1 or snapshot.step_ns is None:
-        return ""
-    return f"{number(count)} micro-steps of {duration(snapshot.step_ns / count * 1e-9)}"
-
-
-def time_left(snapshot: Snapshot) -> str:
-    """ "1 h 12 m left"; "+" if evaluations or checkpoints are not included yet; "" while the run is paused."""
-    if snapshot.status == PAUSED:
-        return ""
-    if snapshot.left.seconds is None:
-        return f"time left {MISSING}"
-    return f"{duration(snapshot.left.seconds)}{'+' if snapshot.left.without else ''} left"
-
-
-def time_left_in_words(snapshot: Snapshot) -> str:
-    """ "1 h 12 m left", and what is not included: "…, excluding evaluations (not measured yet)"."""
-    text = time_left(snapshot)
-    if not text:
-        return ""
-    missing = " and ".join(snapshot.left.without)
-    return f"{text}, excluding {missing} (not measured yet)" if missing else text
-
-
-def flops(value: float | None) -> str:
-    """ "1.24 TFLOP/s"."""
-    if value is None:
-        return f"{MISSING} FLOP/s"
-    scale, letter = next(((scale, letter) for scale, letter in PREFIXES if value >= scale), (1, ""))
-    return f"{number(value / scale)} {letter}FLOP/s"
-
-
-def share_of_peak(found: Throughput) -> str:
-    """ "MFU 34 % of 165 TFLOP/s (bf16 dense)", or why it is unknown."""
-    if found.peak_flops_per_s is None:
-        return f"MFU {MISSING}: {foreign(found.reason)}"
-    return f"MFU {_percent(found.mfu)} of {flops(found.peak_flops_per_s)} ({foreign(found.peak_kind)} dense)"
-
-
-def _percent(share: float | None) -> str:
-    """A share of the peak; two significant digits below 10 %, since tiny models stay far below 1 %."""
-    return MISSING if share is None else f"{share * 100:.0f} %" if share >= 0.1 else f"{share * 100:.2g} %"
-
-
-def roofline(found: Throughput) -> str:
-    """ "intensity 41 FLOP/B: bandwidth-bound side"; without a peak the side is unknown."""
-    if found.intensity is None:
-        return f"intensity {MISSING}"
-    side = f": {found.side}-bound side" if found.side else ""
-    return f"intensity {number(found.intensity)} FLOP/B{side}"
-
-
-def work_texts(snapshot: Snapshot) -> list[str]:
-    """FLOP/s, MFU and the side of the roofline; [] before FLOPs are counted."""
-    if snapshot.work is None or snapshot.work.flops_per_step is None or snapshot.status == PAUSED:
-        return []
-    found = snapshot.throughput
-    return [flops(found.flops_per_s), share_of_peak(found), roofline(found)]
-
-
-def work_short(snapshot: Snapshot) -> str:
-    """ "1.24 TFLOP/s, MFU 34 %"; without a peak only FLOP/s, "" before FLOPs are counted."""
-    found = snapshot.throughput
-    if found.flops_per_s is None or snapshot.status == PAUSED:
-        return ""
-    return flops(found.flops_per_s) + (f", MFU {_percent(found.mfu)}" if found.mfu is not None else "")
 
 
 def throughput_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:

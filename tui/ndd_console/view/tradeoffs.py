@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ndd_engine.text import MISSING, duration, number, size
+from ndd_console.words.wizard import APPLIES, remark
+from ndd_console.words.wizard import COLUMNS as COLUMNS
+from ndd_engine.text import number, size
 
 from .rows import cells, column, fit, foreign, shorten
 from .style import Row, Span
@@ -14,54 +15,6 @@ from .style import Row, Span
 if TYPE_CHECKING:
     from ndd_engine.wizard.proposals import Proposal
 
-_LARGE = float("inf")
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column. width: cells including the gap; text: cell text; order: sort key, ascending."""
-
-    name: str
-    width: int
-    text: Callable[[Proposal], str]
-    order: Callable[[Proposal], Any]
-
-
-def _or(value: float | None) -> float:
-    return _LARGE if value is None else value
-
-
-def _bound(one: Proposal, text: str, sign: str = "≥") -> str:
-    return sign + text if one.lower_bound else text
-
-
-def _ranks(one: Proposal) -> str:
-    return f"{one.layout.ranks} {one.layout.strategy}" if one.layout.ranks > 1 else "1"
-
-
-def _slowness(one: Proposal) -> Any:
-    from ndd_engine.wizard.proposals import slowness
-
-    return slowness(one)
-
-
-COLUMNS: tuple[Column, ...] = (
-    Column("size", 9, lambda one: one.model.size or MISSING, lambda one: one.parameters),
-    Column("sequence", 10, lambda one: str(one.model.sequence), lambda one: -one.model.sequence),
-    Column("dtype", 7, lambda one: one.model.precision, lambda one: float(one.model.amp != "off")),
-    Column("ranks", 9, _ranks, lambda one: -one.layout.ranks),
-    Column("micro", 7, lambda one: str(one.batch.micro), lambda one: -one.batch.micro),
-    Column("accum", 7, lambda one: str(one.batch.accumulation), lambda one: one.batch.accumulation),
-    Column("memory", 9, lambda one: size(one.memory_bytes), lambda one: _or(one.memory_bytes)),
-    Column("data", 6, lambda one: "GPU" if one.placement == "device" else "host", lambda one: one.placement),
-    Column("step", 10, lambda one: _bound(one, duration(one.step_s)), lambda one: _or(one.step_s)),
-    Column("items/s", 9, lambda one: _bound(one, number(one.items_per_s), "≤"), _slowness),
-    Column(
-        "tokens/s", 10, lambda one: _bound(one, number(one.tokens_per_s), "≤"), lambda one: -(one.tokens_per_s or 0.0)
-    ),
-    Column("total time", 12, lambda one: _bound(one, duration(one.total_s)), lambda one: _or(one.total_s)),
-    Column("parameters", 12, lambda one: number(one.parameters), lambda one: one.parameters),
-)  # fmt: skip
 BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
 # Columns to drop if the terminal is too narrow, in this order.
 _DROPPED = (
@@ -76,13 +29,6 @@ _DROPPED = (
     "ranks",
     "data",
 )
-# Columns that some models have no values for: left out if no row has one.
-_APPLIES: dict[str, Callable[[Proposal], Any]] = {
-    "size": lambda one: one.model.size,
-    "ranks": lambda one: one.layout.ranks > 1,
-    "sequence": lambda one: one.tokens_per_item,
-    "tokens/s": lambda one: one.tokens_per_item,
-}
 
 
 def ordered(rows: Sequence[Proposal], column: int) -> list[Proposal]:
@@ -93,7 +39,7 @@ def ordered(rows: Sequence[Proposal], column: int) -> list[Proposal]:
 def shown_columns(rows: Sequence[Proposal], width: int, column: int) -> list[int]:
     """Indices of the columns that fit into `width`, always including the sort column."""
     kept = list(range(len(COLUMNS)))
-    out = {name for name, says in _APPLIES.items() if rows and not any(map(says, rows))}
+    out = {name for name, says in APPLIES.items() if rows and not any(map(says, rows))}
     if len({one.placement for one in rows}) < 2:
         out.add("data")
     kept = [place for place in kept if COLUMNS[place].name not in out or place == column]
@@ -102,11 +48,6 @@ def shown_columns(rows: Sequence[Proposal], width: int, column: int) -> list[int
             break
         kept = [place for place in kept if COLUMNS[place].name != name or place == column]
     return kept
-
-
-def applicable(rows: Sequence[Proposal], names: Sequence[str]) -> list[str]:
-    """The columns among `names` that apply to any of the rows."""
-    return [name for name in names if name not in _APPLIES or any(map(_APPLIES[name], rows))]
 
 
 def heading_row(columns: Sequence[int], width: int, column: int) -> Row:
@@ -131,28 +72,6 @@ def proposal_row(one: Proposal, columns: Sequence[int], width: int, chosen: bool
     if rest >= 12:
         spans.append((shorten(foreign(remark(one)), rest), "bad" if not one.fits else "dim"))
     return fit(tuple(spans), width)
-
-
-def remark(one: Proposal, details: bool = False) -> str:
-    """Whether it fits, measurements and disadvantages. details: with memory, spread and reasons."""
-    words, known = ["present configuration"] if one.present else [], one.measured
-    if not one.allowed:
-        words.append("outside the limits")
-    if one.missing_bytes:
-        words.append(f"does not fit: over the limit by {size(one.missing_bytes)}")
-    if known is not None and known.step_s is None:
-        words.append(known.verdict)
-    elif known is not None:
-        memory = f"{size(known.memory_bytes)}, " if details else ""
-        spread = f" (rounds vary by {known.spread:.0%})" if details and known.spread is not None else ""
-        words.append(f"measured {memory}{duration(known.step_s)} per step{spread}")
-    if one.over_bytes:
-        words.append(f"measured memory is over the limit by {size(one.over_bytes)}")
-    if one.doubt and one.memory_bytes is not None:
-        words.append("low confidence in memory" + (f" ({one.doubt})" if details else ""))
-    if details and one.placement == "device":
-        words.append("data on the GPU")
-    return "; ".join([*words, one.cost] if one.cost else words)
 
 
 def _from_to(low: str, high: str) -> str:

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from ndd_console.render.rows import block_rows
+from ndd_console.words.figures import at_most, interval_text, pairs_text
+from ndd_console.words.trial import VERDICTS, trial_facts, trial_text
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import MISSING, counted, duration, number, size
+from ndd_engine.text import number
 
 from .bars import progress_bar
-from .findings import at_most
 from .frame import Keys, footer_row, framed, inner_width
-from .interval import VERDICTS, interval_rows, interval_text, pairs_text, trial_text
+from .interval import interval_rows
 from .rows import BLANK, cells, column, entry, first_shown, foreign, labelled, paragraph, rule, shorten, take
 from .style import Row
 
 if TYPE_CHECKING:
     from ndd_engine.trial.request import Progress
-
-Fact = tuple[str, str, str]  # (label, text, style)
 
 # A trial ends earlier if the difference is clear; slow steps need more time.
 BUDGETS_S = (60.0, 120.0, 300.0)
@@ -29,8 +29,6 @@ _BUDGET_HINT = re.compile(r"; raise --budget[^;]*")
 _PLOT = 60  # maximum width of the interval
 _EARLIER = 6
 _pair = partial(labelled, indent=12)
-# Figures of both sides: (label, field, text of a value).
-_FIGURES = (("memory", "peak_bytes", size), ("step", "step_s", duration), ("setup", "prepare_s", duration))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,48 +233,9 @@ def _result(state: TrialState, width: int, height: int) -> list[Row]:
     if plot and height >= 16:
         lines += [BLANK, *plot]
     lines.append(BLANK)
-    for label, text, tone in _facts(trial):
-        lines += _pair(label, text, width, style=tone)
+    lines += block_rows([trial_facts(trial)], width)
     if state.problem:
         lines += [BLANK, *paragraph(state.problem, width, "bad")]
     if state.saved:
         lines += [BLANK, *paragraph(f"written to {state.saved}", width, "good")]
     return lines
-
-
-def _took(trial: TrialEvent) -> str:
-    """ "24 of 60 s", or "60 s, and 10 s to finish" beyond the budget."""
-    over_s = trial.seconds - trial.budget_s
-    if not trial.budget_s:
-        return duration(trial.seconds)
-    if over_s < 0.5:
-        return f"{min(trial.seconds, trial.budget_s):.0f} of {number(trial.budget_s)} s"
-    return f"{number(trial.budget_s)} s, and {duration(over_s)} to finish"
-
-
-def _facts(trial: TrialEvent) -> list[Fact]:
-    """The figures of a result."""
-    facts: list[Fact] = []
-    if trial.ratio is not None:
-        blocks = counted(trial.abba_blocks, "ABBA block") + pairs_text(trial.pairs)
-        text = f"{trial.confidence * 100:.0f} % CI from {blocks}"
-        if trial.between is not None:
-            text += f" and the usual difference between processes, {trial.between * 100:.2g} %"
-        facts.append(("interval", text, "text"))
-    where = f" on {trial.device}" if trial.device else ""
-    facts.append(("baseline", f"{trial.against}; measured for {_took(trial)}{where}", "text"))
-    if trial.in_effect is False:
-        facts.append(("in effect", f"no: {trial.not_in_effect or 'it changed nothing'}", "warn"))
-    else:
-        facts.append(("in effect", "yes" if trial.in_effect else f"{MISSING}: cannot be verified", "text"))
-    loss = trial.loss + (f": {trial.loss_text}" if trial.loss_text else "")
-    facts.append(("loss", loss, "warn" if trial.loss == "differs" else "text"))
-    for label, key, shown in _FIGURES:
-        base, candidate = trial.base.get(key), trial.change.get(key)
-        if base is not None or candidate is not None:
-            facts.append((label, f"baseline {shown(base)}, candidate {shown(candidate)}", "text"))
-    steps = trial.break_even_steps
-    if steps is not None:
-        text = f"after {counted(steps, 'optimizer step')}" if steps else "immediately: no extra setup time"
-        facts.append(("break-even", text, "text"))
-    return facts

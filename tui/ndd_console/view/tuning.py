@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ndd_console.words.figures import interval_text, times
+from ndd_console.words.trial import VERDICTS
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, counted, duration, size
 
 from .bars import progress_bar
-from .findings import times
 from .frame import Keys, footer_row, framed, inner_width
-from .interval import VERDICTS, interval_rows, interval_text
+from .interval import interval_rows
 from .rows import BLANK, cells, column, ends, first_shown, foreign, paragraph, rule, shorten
 from .style import Row, Span
 

@@ -8,10 +8,11 @@ from itertools import groupby
 
 from markupsafe import Markup
 
+from ndd_console.words.blocks import Intervals, Lines, Spans, Stack, Time, clip
+from ndd_console.words.figures import formatter
 from ndd_engine.text import duration, number
 
-from .axis import Axis, formatter, ratio_axis, time_axis, value_axis
-from .blocks import Intervals, Lines, Spans, Stack, Time, clip
+from .axis import Axis, ratio_axis, time_axis, value_axis
 
 WIDTH = 760
 _RIGHT = WIDTH - 14

@@ -7,10 +7,9 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ndd_console.view.findings import times
-from ndd_console.view.interval import interval_text
+from ndd_console.words.blocks import COMMAND, PLACE, Page, clip, safe
+from ndd_console.words.figures import interval_text, times
 
-from .blocks import COMMAND, Page, clip, safe
 from .plots import WIDTH, IntervalsPlot, LinesPlot, SpansPlot, StackPlot
 
 
@@ -22,7 +21,7 @@ def render(page: Page) -> str:
 @cache
 def _environment() -> Environment:
     found = Environment(
-        loader=PackageLoader("ndd_console.report"),
+        loader=PackageLoader("ndd_console.render"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -31,7 +30,7 @@ def _environment() -> Environment:
     )
     found.filters.update(kind=lambda block: type(block).__name__.lower(), clip=clip)
     found.globals.update(
-        COMMAND=COMMAND, WIDTH=WIDTH, times=times, interval_text=interval_text,
+        COMMAND=COMMAND, PLACE=PLACE, WIDTH=WIDTH, times=times, interval_text=interval_text,
         lines_plot=LinesPlot, stack_plot=StackPlot, spans_plot=SpansPlot, intervals_plot=IntervalsPlot,
     )  # fmt: skip
     return found

@@ -1,16 +1,11 @@
-"""Axes of plots: scales, ticks and number formats, in a unit that suits the largest value."""
+"""Axes of plots: scales and ticks, in a unit that suits the largest value."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from ndd_console.view.learning import small
-from ndd_engine.text import MISSING, duration, size
-
-# How values are formatted; "plain" values carry a unit of their own.
-Kind = Literal["plain", "share", "bytes", "seconds"]
+from ndd_console.words.figures import Kind
 
 _TIME_STEPS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600,
@@ -40,22 +35,6 @@ class Axis(NamedTuple):
         if self.log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
         return min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 0.5
-
-
-def share_text(share: float | None) -> str:
-    """A share as a percentage, with one more digit below 10 %: "57 %", "1.2 %", "<0.1 %"."""
-    if share is None:
-        return MISSING
-    if 0 < share < 0.0005:
-        return "<0.1 %"
-    return f"{share * 100:.0f} %" if share >= 0.0995 or share == 0 else f"{share * 100:.1f} %"
-
-
-def formatter(kind: Kind, unit: str = "") -> Callable[[float | None], str]:
-    """A function that formats one value with its unit."""
-    if kind == "plain":
-        return lambda value: small(value, 4) + (f" {unit}" if unit and value is not None else "")
-    return {"share": share_text, "bytes": size, "seconds": duration}[kind]
 
 
 def time_axis(length_s: float) -> Axis:

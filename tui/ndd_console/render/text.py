@@ -1,12 +1,11 @@
-"""The report as plain text of 100 columns: tables in columns, plots as sparklines."""
+"""Blocks as text: tables in columns, plots as sparklines."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from rich import box
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
@@ -15,12 +14,10 @@ from rich.table import Table as Grid
 from rich.text import Text as Words
 
 from ndd_console.view.bars import bar, sparkline
-from ndd_console.view.interval import interval_rows, interval_text
+from ndd_console.view.interval import interval_rows
 from ndd_console.view.rows import cells
 from ndd_console.view.style import to_ascii
-from ndd_engine.text import duration, printable
-
-from .blocks import (
+from ndd_console.words.blocks import (
     Bars,
     Block,
     Facts,
@@ -35,57 +32,91 @@ from .blocks import (
     Verdict,
     safe,
 )
+from ndd_console.words.figures import interval_text
+from ndd_engine.text import duration, printable
 
 WIDTH = 100
+_UNLIMITED = 10_000  # no line of a command is longer
+_STYLES = {"": "", "note": "dim", "good": "green", "warn": "yellow", "bad": "red"}
 _SPAN = 68  # cells of a row of spans
 _SPARK = (14, 40)  # minimum and maximum cells of a sparkline
 
 
-def render(page: Page, ascii_only: bool = False) -> str:
-    """The whole text, ending in a newline."""
-    out = io.StringIO()
-    console = Console(file=out, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
-    head = (f"{page.name}: {page.status[0]}", page.subtitle, page.made)
-    console.print(*map(_words, head), *_block(page.summary), sep="\n")
+def page_text(page: Page, ascii_only: bool = False) -> str:
+    """A whole page, 100 columns wide, ending in a newline."""
+    parts: list[RenderableType] = [
+        *map(_words, (f"{page.name}: {page.status[0]}", page.subtitle, page.made)),
+        *_block(page.summary),
+    ]
     for section in page.sections:
-        console.print("", Rule(_words(section.title), characters="═", align="left"), sep="\n")
+        parts += ["", Rule(_words(section.title), characters="═", align="left")]
         for block in section.blocks:
-            console.print("", *_block(block), sep="\n")
+            parts += ["", *_block(block)]
+    found = _lines(parts, WIDTH)
+    return "\n".join(map(to_ascii, found) if ascii_only else found) + "\n"
+
+
+def lines(blocks: Iterable[Block], width: int | None = None, colour: bool = False) -> list[str]:
+    """Blocks as lines for a command's output. width: of the terminal; None wraps nothing."""
+    parts: list[RenderableType] = []
+    before: Block | None = None
+    for block in blocks:
+        if before is not None and not (isinstance(before, Text) and isinstance(block, Text)):
+            parts.append("")
+        parts += _block(block)
+        before = block
+    return _lines(parts, width or _UNLIMITED, colour)
+
+
+def _lines(parts: Iterable[RenderableType], width: int, colour: bool = False) -> list[str]:
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, color_system="standard" if colour else None, force_terminal=colour,
+        legacy_windows=False, markup=False, highlight=False, emoji=False,
+    )  # fmt: skip
+    for part in parts:
+        console.print(part)
+    found = [line.rstrip() for line in out.getvalue().split("\n")[:-1]]
     # Each text is escaped where it is used; this catches one that was missed.
-    lines = (printable(line.rstrip()) for line in out.getvalue().split("\n")[:-1])
-    return "\n".join(map(to_ascii, lines) if ascii_only else lines) + "\n"
+    return found if colour else [printable(line) for line in found]
 
 
-def _words(text: object) -> Words:
-    return Words(safe(text))
+def _words(text: object, style: str = "") -> Words:
+    """The text with its indentation."""
+    shown = str(text)
+    return Words(" " * (len(shown) - len(shown.lstrip(" "))) + safe(shown), style)
 
 
 def _block(block: Block) -> Iterator[RenderableType]:
     match block:
         case Text():
-            yield _words(("! " if block.tone in ("warn", "bad") else "") + block.text)
-        case Facts():
-            yield _pairs(block.rows)
+            yield _words(("! " if block.tone in ("warn", "bad") else "") + block.text, _STYLES[block.tone])
         case Verdict():
-            yield Words((">> " if block.main else " > ") + safe(block.title))
+            yield Words((">> " if block.main else " > ") + safe(block.title), "bold")
             badges = [f"potential gain: {block.ceiling}"] if block.ceiling else []
             yield Padding(_words(" | ".join([*badges, *block.badges])), (0, 0, 0, 3))
             yield Padding(_pairs(block.rows), (0, 0, 0, 3))
+        case Facts():
+            if block.title:
+                yield _words(f"-- {block.title}", "bold")
+            yield _pairs(block.rows)
         case _:
             if block.title:
-                yield _words(f"-- {block.title}")
+                yield _words(f"-- {block.title}", "bold")
             yield from _figure(block)
             if block.note:
-                yield Padding(_words(block.note), (0, 0, 0, 3))
+                yield Padding(_words(block.note, "dim"), (0, 0, 0, 3))
 
 
 def _figure(block: Table | Bars | Lines | Stack | Spans | Intervals) -> Iterator[RenderableType]:
     match block:
         case Table():
-            grid = Grid(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-            for index, name in enumerate(block.columns):
-                grid.add_column(_words(name), justify="right" if index in block.right else "left")
-            yield _filled(grid, block.rows)
+            if block.rows:
+                grid = _grid(head=any(block.columns))
+                for index, name in enumerate(block.columns):
+                    right = index in block.right
+                    grid.add_column(_words(name), justify="right" if right else "left", no_wrap=right)
+                yield _filled(grid, block.rows)
         case Bars():
             grid = _grid(_column(25), Column(width=50), Column(justify="right"))
             bars = _filled(grid, [(name, bar(share, 50), text) for name, share, text, _ in block.rows])
@@ -121,7 +152,12 @@ def _filled(grid: Grid, rows: Sequence[Sequence[str | Words]]) -> Grid:
 
 
 def _pairs(rows: Sequence[tuple[str, str]]) -> Grid:
-    return _filled(_grid(Column(min_width=20, max_width=30), ""), rows)
+    """Names and values; a name that repeats is left out."""
+    before = ["", *(label for label, _ in rows)]
+    return _filled(
+        _grid(Column(max_width=30), ""),
+        [("" if label == last else label, text) for (label, text), last in zip(rows, before, strict=False)],
+    )
 
 
 def _spark(points: Sequence[Point], length_s: float, width: int) -> Words:

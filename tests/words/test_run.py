@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ndd_console.output.progress import RunProgress, introduction, progress_line, summary
+from ndd_console.output.progress import RunProgress
+from ndd_console.words.run import introduction, progress_line, summary
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.record.events import FindingEvent, parse
 from ndd_engine.record.snapshot import Throughput, TimeLeft
-
-from .fakes import FINDING, SECOND, SETTINGS, ended, mark, run_event, snapshot, trial_event
+from tests.ui.fakes import FINDING, SECOND, SETTINGS, ended, mark, run_event, snapshot, trial_event
 
 
 def teller(lines: list[str]) -> RunProgress:

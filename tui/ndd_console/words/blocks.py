@@ -1,4 +1,4 @@
-"""The content of a report as blocks. The HTML page and the text are rendered from the same blocks.
+"""What is shown, as blocks. HTML, text and screens are rendered from the same blocks.
 
 Texts are as recorded; the renderers escape them. x is always in seconds since the start of the run.
 """
@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from ndd_console.view.rows import foreign
+from ndd_engine.text import foreign
 
-from .axis import Kind, formatter
+from .figures import Kind, formatter
 
 Tone = Literal["", "note", "good", "warn", "bad"]
 Point = tuple[float, float]
 # Bound of one recorded text: enough for any message a person reads.
 LONGEST = 2000
 TONES: dict[str, Tone] = {"good": "good", "warn": "warn", "bad": "bad"}  # styles of the screens
-COMMAND = "measure with"  # label of a row whose text is a command
+# Labels of rows whose text is a command, and a place in a file.
+COMMAND = "measure with"
+PLACE = "in"
 
 
 def safe(text: object) -> str:
@@ -39,18 +41,26 @@ class Text(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Names and values."""
+    """Names and values; a row without a name continues the one above. warn: names that need attention."""
 
     rows: tuple[tuple[str, str], ...]
+    title: str = ""
+    warn: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, *rows: tuple[str, str | None]) -> Facts:
+    def of(cls, *rows: tuple[str, str | None], title: str = "") -> Facts:
         """Without the rows that have no text."""
-        return cls(tuple((name, text) for name, text in rows if text))
+        return cls(tuple((name, text) for name, text in rows if text), title)
 
 
 class Table(NamedTuple):
-    """A table. right: indices of right-aligned columns. wide: index of the column that takes the spare width."""
+    """A table. right: indices of right-aligned columns. wide: index of the column that takes the spare width.
+
+    warn: indices of rows that need attention.
+
+    Where there is little room, the columns after `wide` are left out first. paths: cells of `wide` are cut at their
+    start.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -58,6 +68,8 @@ class Table(NamedTuple):
     right: frozenset[int] = frozenset()
     note: str = ""
     wide: int = -1
+    paths: bool = False
+    warn: frozenset[int] = frozenset()
 
     def newest(self, limit: int) -> Table:
         """The table with its last `limit` rows and a note if there were more."""
@@ -66,7 +78,10 @@ class Table(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A finding. ceiling: "at most 1.42x" or "". main: whether it is the bottleneck. rows: (label, text)."""
+    """A finding. ceiling: "at most 1.42x" or "". main: whether it is the bottleneck. rows: (label, text).
+
+    badges: the cause, how certain it is, and its cost.
+    """
 
     title: str
     badges: tuple[str, ...]

@@ -1,0 +1,1 @@
+"""Blocks as HTML, as text, and as rows of a screen."""

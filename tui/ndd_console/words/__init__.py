@@ -1,0 +1,1 @@
+"""Facts in words: blocks that know nothing of where they are shown."""

@@ -1,0 +1,67 @@
+"""The claims of the training guides in words: how each one is measured here, and its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ndd_engine.text import duration
+
+from .blocks import Block, Facts, Text
+
+if TYPE_CHECKING:
+    from ndd_engine.trial.candidates import Place
+    from ndd_engine.trial.claims import ClaimResult
+    from ndd_engine.trial.claims_table import Claim
+
+
+def claims_listed(wanted: Sequence[Claim], place: Place, budget_s: float) -> Iterator[Block]:
+    """Each claim with the condition under which it is measured, then how long that takes."""
+    rows: list[tuple[str, str]] = []
+    for claim in wanted:
+        rows.append((claim.id, f"{claim.guide}: {claim.text}"))
+        rows += (("", text) for text in part_conditions(claim, place))
+    yield Facts(tuple(rows))
+    yield Text(duration_text(wanted, place, budget_s))
+
+
+def part_conditions(claim: Claim, place: Place) -> list[str]:
+    """The condition under which each part is measured on this machine, without repetitions."""
+    found = []
+    for part in claim.parts:
+        variant, missing = part.choose(place)
+        name = f"{part.name}: " if part.name else ""
+        if variant is None:
+            found.append(f"{name}not measurable on this machine: {missing}")
+        elif variant.where:
+            needs = f"; the condition of the {claim.guide} guide {missing}" if missing else ""
+            found.append(f"{name}on this machine: {variant.where}{needs}")
+        else:
+            found.append(f"{name}same condition as in the {claim.guide} guide")
+    return list(dict.fromkeys(found))
+
+
+def duration_text(wanted: Sequence[Claim], place: Place, budget_s: float) -> str:
+    """How many measurements there are, and how long they take at most."""
+    from ndd_engine.trial.claims import measurements
+
+    count = sum(measurements(claim, place) for claim in wanted)
+    return f"{count} measurements of up to {duration(budget_s)} each: {duration(count * budget_s)} at most"
+
+
+def claims_measured(results: Sequence[ClaimResult]) -> Iterator[Block]:
+    """Each claim with its verdict and its measurements, then the number of claims per verdict."""
+    from ndd_engine.trial.claims import conditions, headline
+
+    if not results:
+        return
+    yield Text(f"measured on {results[0].device}")
+    rows: list[tuple[str, str]] = []
+    for result in results:
+        verdict, colon, rest = headline(result).partition(":")
+        rows.append((result.claim.id, f"{verdict.upper()}{colon}{rest}"))
+        rows.append(("", f"{result.claim.guide}: {result.claim.text}"))
+        rows += (("", line) for line in conditions(result))
+    yield Facts(tuple(rows))
+    verdicts = [result.verdict for result in results]
+    yield Text(", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts)))

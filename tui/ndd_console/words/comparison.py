@@ -1,0 +1,177 @@
+"""A comparison of runs in words: what differs, and how speed, phases, memory and losses changed."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterator
+
+from ndd_engine.text import MISSING, number, plural, rate, size
+from ndd_engine.trial.compare import Comparison, SeveralCompared, phase_names
+from ndd_engine.trial.recorded import Recorded
+
+from .blocks import Block, Facts, Table, clip
+from .figures import ns
+
+# The runs, in their order.
+LETTERS = string.ascii_uppercase
+_VERDICTS = {"faster": "B is faster", "slower": "B is slower", "same": "no significant difference"}
+_UNLIKE = "no verdict: the runs train different workloads or models"
+_DISTURBED = "no verdict: other processes used the cores of one run"
+_INCONCLUSIVE = "inconclusive; compare longer runs"
+_SHORT = {"faster": "faster", "slower": "slower", "same": "no difference", "not comparable": "other model"}
+_TIMES = "Times are per optimizer step, by the host clock; those of phases are means."
+_BLOCK = 5  # runs in one table of phases
+_LABEL = 40
+
+
+def two_compared(found: Comparison) -> Iterator[Block]:
+    """Run B compared with run A."""
+    sides = ("A", _identity(found.a)), ("B", _identity(found.b))
+    yield Facts((*sides, *_differences(found), *_speed(found)))
+    yield Table("", ("", "A", "B", "B / A"), tuple(_figures(found)), frozenset({1, 2, 3}), _TIMES)
+
+
+def _identity(side: Recorded) -> str:
+    run = side.run
+    return (
+        f"{side.name}: {run.workload}, {number(run.parameters or None)} parameters, {side.snapshot.status} at step "
+        f"{number(side.snapshot.step)}, on {run.device_name}, {run.precision}"
+    )
+
+
+def _differences(found: Comparison, label: str = "changed") -> Iterator[tuple[str, str]]:
+    if not found.differences:
+        yield label, "nothing: configuration, versions, machine and data are the same"
+    for index, item in enumerate(found.differences):
+        key = item.key if item.kind in ("config", item.key) else f"{item.kind} {item.key}"
+        yield "" if index else label, f"{key}: {item.a} -> {item.b}"
+
+
+def _speed(found: Comparison) -> Iterator[tuple[str, str]]:
+    speed, unit = found.speed, plural(found.a.run.item)
+    if found.verdict == "not comparable":
+        interval = _UNLIKE
+    elif speed.low is None or speed.high is None:
+        interval = "too few measuring intervals for a confidence interval"
+    else:
+        verdict = _DISTURBED if found.disturbed else _VERDICTS.get(found.verdict, _INCONCLUSIVE)
+        interval = f"95 % CI {speed.low:.3f} to {speed.high:.3f}: {verdict}"
+    yield "speed", f"B/A {speed.ratio:.3f}x, {interval}"
+    yield "", f"A {rate(found.a.rate.value, unit)}, B {rate(found.b.rate.value, unit)}"
+    used = f"A {_used(found.a)}; B {_used(found.b)}"
+    yield "", f"measuring intervals used: {used}; evaluations and checkpoints excluded"
+
+
+def _used(side: Recorded) -> str:
+    counts = ((side.warm_up, "warm-up"), (side.profiled, "profiled"))
+    excluded = ", ".join(f"{count} {kind}" for count, kind in counts if count)
+    return f"{side.used}" + (f" (excluded: {excluded})" if excluded else "")
+
+
+def _figures(found: Comparison) -> Iterator[tuple[str, ...]]:
+    a, b = found.a, found.b
+    yield _row("all phases", ns, _mean_ns(a), _mean_ns(b))
+    for name in phase_names((a, b)):
+        indent = "    " if "/" in name else "  "
+        yield _row(indent + name, ns, a.phases.get(name), b.phases.get(name))
+    if a.exchange_ns is not None or b.exchange_ns is not None:
+        yield _row("all ranks: exchange", ns, a.exchange_ns, b.exchange_ns)
+        yield _row("all ranks: skew", ns, a.skew_ns, b.skew_ns)
+    yield _row("step, median", ns, a.step_p50_ns, b.step_p50_ns)
+    yield _row("step, 95th percentile", ns, a.step_p95_ns, b.step_p95_ns)
+    peak = "peak GPU memory" if a.run.device != "cpu" else "peak resident memory"
+    yield _row(peak, size, a.peak_bytes, b.peak_bytes)
+    unit = plural(a.run.item)
+    for point in found.losses:
+        yield _row(f"loss at {number(point.items)} {unit}", _value, point.a, point.b)
+    last = [next(reversed(side.snapshot.evaluations), None) for side in (a, b)]
+    for word, sides in (("best", [a.snapshot.best, b.snapshot.best]), ("last", last)):
+        before, after = (side.metrics if side else {} for side in sides)
+        for name in dict.fromkeys((*before, *after)):
+            yield _row(f"{word} {name}", _value, before.get(name), after.get(name))
+
+
+def _mean_ns(side: Recorded) -> float | None:
+    """The sum of the phases, which cover the whole step."""
+    parts = [value for name, value in side.phases.items() if "/" not in name]
+    return sum(parts) if parts else None
+
+
+def _row(
+    label: str, form: Callable[[float | None], str], a: float | None, b: float | None
+) -> tuple[str, ...]:
+    over = f"{b / a:.3f}" if a and b is not None else MISSING
+    return clip(label, _LABEL), form(a), form(b), over
+
+
+def _value(value: float | None) -> str:
+    return number(value, 4)
+
+
+def several_compared(found: SeveralCompared) -> Iterator[Block]:
+    """Several runs compared with the first one."""
+    sides = list(zip(LETTERS, found.sides, strict=False))
+    yield Facts(tuple((letter, _identity(side)) for letter, side in sides))
+    changed = [
+        row
+        for letter, each in zip(LETTERS[1:], found.candidates, strict=False)
+        for row in _differences(each, letter)
+    ]
+    yield Facts(tuple(changed), "Changed, compared with A")
+    columns = ("", "speed / A", "95 % CI", "", "median step", "peak memory")
+    yield Table("", columns, tuple(_speeds(found)), frozenset({1, 2, 4, 5}))
+    yield from _scores(found)
+    names = phase_names(found.sides)
+    for begin in range(0, len(sides), _BLOCK):
+        block = sides[begin : begin + _BLOCK]
+        rows = tuple(
+            (
+                clip(("  " if "/" in name else "") + name, 24),
+                *(ns(side.phases.get(name)) for _, side in block),
+            )
+            for name in names
+        )
+        head = ("time per step", *(letter for letter, _ in block))
+        note = _TIMES if begin + _BLOCK >= len(sides) else ""
+        yield Table("", head, rows, frozenset(range(1, len(head))), note)
+
+
+def _speeds(found: SeveralCompared) -> Iterator[tuple[str, ...]]:
+    baseline = found.baseline
+    yield "A", "1.000x", "", "baseline", ns(baseline.step_p50_ns), size(baseline.peak_bytes)
+    for letter, each in zip(LETTERS[1:], found.candidates, strict=False):
+        speed = each.speed
+        known = speed.low is not None and speed.high is not None and each.verdict != "not comparable"
+        interval = f"{speed.low:.3f} to {speed.high:.3f}" if known else MISSING
+        verdict = _SHORT.get(each.verdict, "inconclusive")
+        yield (
+            letter,
+            f"{speed.ratio:.3f}x",
+            interval,
+            verdict,
+            ns(each.b.step_p50_ns),
+            size(each.b.peak_bytes),
+        )
+
+
+def _scores(found: SeveralCompared) -> Iterator[Block]:
+    """Losses and best evaluations, one row for each run."""
+    best = [side.snapshot.best.metrics if side.snapshot.best else {} for side in found.sides]
+    names = list(dict.fromkeys(name for metrics in best for name in metrics))[:2]
+    if not found.losses and not names:
+        return
+    losses = (f"loss {point.share * 100:.0f} %" for point in found.losses)
+    columns = ("", *losses, *(clip(f"best {name}", 16) for name in names))
+    rows = tuple(
+        (
+            letter,
+            *(_value(point.losses[index]) for point in found.losses),
+            *(_value(best[index].get(name)) for name in names),
+        )
+        for index, (letter, _) in enumerate(zip(LETTERS, found.sides, strict=False))
+    )
+    note = ""
+    if found.losses:
+        unit = plural(found.baseline.run.item)
+        note = f"Losses after these shares of {number(found.losses[-1].items)} {unit}."
+    yield Table("", columns, rows, frozenset(range(1, len(columns))), note)

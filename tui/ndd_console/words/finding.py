@@ -1,0 +1,118 @@
+"""A finding in words: a block for pages, reports and commands, and one line for logs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ndd_engine.diagnose import CAUSES, Change, Evidence, Finding
+from ndd_engine.record.events import FindingEvent
+from ndd_engine.text import finite
+
+from .blocks import COMMAND, PLACE, Tone, Verdict
+from .figures import at_most, percent
+
+# Causes that are not a problem; they take one line, in this style.
+CALM = {"healthy": "good", "too-short": "dim"}
+
+
+def ceiling_text(finding: Finding) -> str:
+    """ "at most 2.3x"; "" if the gain has no bound."""
+    return "" if finding.ceiling is None else at_most(finding.ceiling)
+
+
+def command_text(name: str, sets: Sequence[str]) -> str:
+    """The command that measures a change to a run."""
+    edits = " ".join(f"--set {shlex.quote(item)}" for item in sets)
+    return f"ndd-console try {shlex.quote(name)} {edits}"
+
+
+def choices(finding: Finding) -> tuple[Change | None, Change | None]:
+    """The change to measure, and one in the code or the machine that comes before it; either may be None."""
+    setting = next((change for change in finding.changes if change.sets), None)
+    first = next(iter(finding.changes), None)
+    return setting, None if first is setting else first
+
+
+def change_text(finding: Finding, change: Change) -> str:
+    """The advice with its place, without a full stop: "hoist it (m.py:3 in f)"."""
+    text = finding.advice(change).rstrip(".")
+    return f"{text} ({change.where})" if change.where and change.where not in text else text
+
+
+def evidence_text(finding: Finding) -> str:
+    """All evidence in one sentence."""
+    text = "; ".join(item.text.rstrip(".") for item in finding.evidence)
+    return text[:1].upper() + text[1:]
+
+
+def verdict(finding: Finding, name: str = "", main: bool = False) -> Verdict:
+    """The whole finding. name: of the run that the commands measure; "" leaves them out."""
+    rows = [("evidence", f"{item.text} ({item.source})") for item in finding.evidence]
+    for change in finding.changes:
+        rows.append(("try", finding.advice(change)))
+        if change.where:
+            rows.append((PLACE, change.where))
+        if change.sets and name:
+            rows.append((COMMAND, command_text(name, change.sets)))
+    if finding.leave:
+        rows.append(("leave as is", finding.leave))
+    badges = [CAUSES.get(finding.cause, finding.cause), finding.confidence]
+    if (
+        finding.share is not None and finding.ceiling is not None
+    ):  # without a ceiling the cost is unbounded, too
+        badges.append(f"costs up to {percent(finding.share)} of the time")
+    calm = finding.cause in CALM or finding.leave
+    tone: Tone = "good" if finding.cause == "healthy" else "" if calm else "warn"
+    return Verdict(finding.title, tuple(badges), ceiling_text(finding), tuple(rows), tone, main)
+
+
+def finding_line(finding: Finding) -> str:
+    """ "finding: …, at most 1.42x; try loader.workers=4"; "" for a run too short to judge."""
+    if finding.cause == "too-short":
+        return ""
+    line = f"finding: {finding.title}"
+    if finding.ceiling is not None:
+        line += f", {ceiling_text(finding)}"
+    if finding.leave:
+        return f"{line}; leave as is: {finding.leave}"
+    setting, other = choices(finding)
+    if other is not None:
+        line += f"; {change_text(finding, other)}"
+    if setting is None:
+        return line
+    condition = f" {finding.condition}," if finding.condition else ""
+    return f"{line};{' or' if other is not None else ''}{condition} try {' '.join(setting.sets)}"
+
+
+def event_line(event: FindingEvent) -> str:
+    """The line of a recorded finding, or "finding cleared: …"."""
+    if event.gone:
+        return f"finding cleared: {event.text}"
+    return finding_line(recorded({**event.finding, "cause": event.cause, "title": event.text}))
+
+
+def recorded(body: Mapping[str, Any]) -> Finding:
+    """A finding from a record, without the parts of it that are damaged."""
+    steps = body.get("from_steps")
+    return Finding(
+        str(body.get("cause", "")),
+        str(body.get("title", "")),
+        tuple(Evidence(str(part["text"]), str(part.get("source", ""))) for part in _parts(body, "evidence")),
+        body.get("confidence", "possible"),
+        finite(body.get("share")),
+        finite(body.get("ceiling")),
+        tuple(
+            Change(str(part["text"]), tuple(map(str, part.get("sets") or ())), part.get("where"))
+            for part in _parts(body, "changes")
+        ),
+        str(body.get("leave") or ""),
+        steps if isinstance(steps, int) else None,
+    )
+
+
+def _parts(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    parts = body.get(name)
+    parts = parts if isinstance(parts, (list, tuple)) else ()
+    return [part for part in parts if isinstance(part, dict) and "text" in part]

@@ -1,0 +1,141 @@
+"""Several ranks in words: how many, which one is the straggler, and how their work compares."""
+
+from __future__ import annotations
+
+from ndd_engine.diagnose.ranks import milliseconds, subject
+from ndd_engine.record.across import Ranks
+from ndd_engine.record.ranks import RanksEvent
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import MISSING, counted, foreign, number, size
+
+from .blocks import Facts, Table
+from .figures import at_most, ns, share_text
+
+STRATEGIES = {"ddp": "DDP", "fsdp2": "FSDP2"}
+_ABOUT = (
+    "Work is the wall time of a step without waiting for other ranks. Exchange is the shortest wait of any rank in a "
+    "step; skew is the mean wait beyond it. Phases exclude waiting; their means, exchange and skew add up to the step."
+)
+# Columns of the table before the phases, with their headings.
+_FIRST = {"own": "work", "wait": "wait", "cpu": "cpu"}
+
+
+def ranks_words(snapshot: Snapshot) -> str:
+    """ "8 ranks, DDP, 2 hosts", "8 of 16 ranks, DDP, 1 host"; "" for a single one."""
+    if snapshot.ranks is not None:
+        newest = snapshot.ranks.newest
+        seen = counted(newest.world, "rank")
+        if newest.launched is not None:
+            seen = f"{newest.world:,} of {counted(newest.launched, 'rank')}"
+        parts = [seen, strategy_name(newest.strategy), counted(newest.hosts, "host")]
+        return ", ".join(part for part in parts if part)
+    table = snapshot.run.config.get("parallel") if snapshot.run is not None else None
+    world = table.get("ranks") if isinstance(table, dict) else None
+    if not isinstance(table, dict) or not isinstance(world, int) or world < 2:
+        return ""
+    return ", ".join(filter(None, (counted(world, "rank"), strategy_name(table.get("strategy")))))
+
+
+def strategy_name(strategy: object) -> str:
+    """ "DDP"."""
+    return STRATEGIES.get(str(strategy), foreign(strategy or ""))
+
+
+def late_words(snapshot: Snapshot) -> str:
+    """ "2 ranks, slowest 1 (+7.9 ms data_wait)", "8 ranks, no straggler"; "" for a single one."""
+    ranks = snapshot.ranks
+    if ranks is None:
+        return ""
+    text = counted(ranks.newest.world, "rank")
+    if (late := ranks.late) is None:
+        return f"{text}, no straggler"
+    slowest = str(late["rank"]) if int(late.get("count", 1)) == 1 else subject(late)[0]
+    return f"{text}, slowest {slowest} (+{milliseconds(late['late_ns'])} {foreign(late['phase'])})"
+
+
+def rank_rows(event: RanksEvent) -> dict[int, dict[str, float]]:
+    """The recorded rows, slowest first: rank -> figures in microseconds per step by name."""
+    rows = {
+        int(rank): dict(zip(event.row_names, figures, strict=False))
+        for rank, figures in event.rows_us.items()
+        if rank.isdecimal() and len(rank) < 10
+    }
+    return dict(sorted(rows.items(), key=lambda item: -item[1].get("own", 0.0)))
+
+
+def usual_own_us(event: RanksEvent) -> float:
+    """The median own time of the ranks, microseconds per step; of two ranks, the shorter one."""
+    least, middle = event.columns_us.get("own", (0.0, 0.0))[:2]
+    return float(least if event.world == 2 else middle)
+
+
+def late_text(ranks: Ranks) -> str:
+    """The straggler with its host, phase, code and ceiling, in one sentence."""
+    late = ranks.late
+    if late is None:
+        return "none"
+    who, several = subject(late)
+    host = f" on {late['host']}" if late.get("host") and not late.get("same_host") else ""
+    text = (
+        f"{who}{host}: +{milliseconds(late['late_ns'])} a step, +{milliseconds(late['phase_ns'])} in {late['phase']}, "
+        f"since step {number(late.get('since_step'))}; without {'them' if several else 'it'} {at_most(late['ceiling'])}"
+    )
+    return text + (f"; {late['where']}" if late.get("where") else "")
+
+
+def ranks_facts(snapshot: Snapshot, ranks: Ranks) -> Facts:
+    """The parts of a step, the straggler, and the memory of the ranks."""
+    step = ranks.step_ns or 1.0
+    parts = (
+        (label, f"{ns(value)} ({share_text(value / step)})")
+        for label, value in (("work", ranks.own_ns), ("exchange", ranks.exchange_ns), ("skew", ranks.skew_ns))
+    )
+    memory = (
+        (label, f"{size(figures[0])} to {size(figures[3])} (rank {number(figures[4])})")
+        for name, label in (("rss", "RSS"), ("allocated", "GPU memory"))
+        if (figures := ranks.newest.memory_bytes.get(name))
+    )
+    return Facts.of(
+        ("ranks", f"{ranks_words(snapshot)}, at step {number(ranks.newest.step)}"),
+        ("step", f"{ns(ranks.step_ns)} on average of the ranks"),
+        *parts,
+        (
+            "overlapped",
+            MISSING if ranks.hidden_ns is None else f"{ns(ranks.hidden_ns)} of exchange, hidden by work",
+        ),
+        ("straggler", late_text(ranks)),
+        *memory,
+    )._replace(warn=frozenset({"straggler"} if ranks.late is not None else ()))
+
+
+def slowest(newest: RanksEvent) -> Table:
+    """The recorded rows, slowest first, and a summary of all ranks; the longest phases come first."""
+    first = [name for name in _FIRST if name in newest.row_names]
+    phases = [name for name in newest.row_names if name not in _FIRST]
+    means = {name: newest.columns_us[name][2] if name in newest.columns_us else 0.0 for name in phases}
+    names = [*first, *sorted(phases, key=lambda name: -means[name])]
+    usual = usual_own_us(newest)
+    hosts = ("host",) if newest.row_hosts else ()
+    rows = []
+    for rank, row in rank_rows(newest).items():
+        later = row.get("own", 0.0) - usual
+        figures = [ns(row[name] * 1e3) if name in row else MISSING for name in names]
+        host = (newest.row_hosts.get(str(rank), ""),) if hosts else ()
+        rows.append((str(rank), *host, f"{later / 1e3:+.1f} ms", *figures))
+    for at, word in enumerate(("least", "median", "mean", "most")):
+        summary = (newest.columns_us.get(name) for name in names)
+        rows.append(
+            (
+                word,
+                *("" for _ in hosts),
+                "",
+                *(ns(figures[at] * 1e3) if figures else MISSING for figures in summary),
+            )
+        )
+    columns = ("rank", *hosts, "later", *(_FIRST.get(name, name) for name in names))
+    note = f"The newest window, per step; the rows below the ranks are of all {counted(newest.world, 'rank')}. {_ABOUT}"
+    right = frozenset(range(1 + len(hosts), len(columns)))
+    late = frozenset(
+        index for index, rank in enumerate(rank_rows(newest)) if newest.late and newest.late["rank"] == rank
+    )
+    return Table("Slowest ranks", columns, tuple(rows), right, note, wide=len(hosts), warn=late)

@@ -1,0 +1,146 @@
+"""A run in words: what it trains, how far it is, and how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ndd_engine.diagnose import diagnose
+from ndd_engine.record.events import EndEvent, RunEvent
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import counted, duration, number, plural, printable
+
+from .figures import percent
+from .finding import finding_line
+from .ranks import late_words
+from .step import (
+    epoch_of,
+    item_name,
+    items_rate,
+    micro_steps,
+    rates,
+    step_time,
+    steps_rate,
+    time_left_in_words,
+    tokens_rate,
+    work_short,
+    work_texts,
+)
+
+
+def introduction(snapshot: Snapshot) -> list[str]:
+    """The run, its device, and the size of a step and an epoch."""
+    run = snapshot.run
+    assert run is not None
+    threads = f", {counted(run.threads, 'thread')}" if run.device == "cpu" and run.threads else ""
+    lines = [
+        f"run {run.name}: {run.workload}, {number(run.parameters or None)} parameters ({printable(run.model)})",
+        f"on {printable(run.device_name)}{threads}, {run.precision}; {printable(run.data)}",
+        f"{steps_text(snapshot, run)}; {epoch_text(snapshot, run)}",
+    ]
+    if run.resumed_step is not None:
+        source = f" ({run.resumed_from})" if run.resumed_from else ""
+        lines.append(f"resumed at step {number(run.resumed_step)}{source}")
+    return lines
+
+
+def steps_text(snapshot: Snapshot, run: RunEvent) -> str:
+    """ "6,900 optimizer steps of 256 windows (2 micro-steps of 128)"."""
+    batch = run.config.get("batch", {})
+    accumulation = batch.get("accumulation", 1)
+    micro = f" ({accumulation} micro-steps of {batch.get('micro')})" if accumulation > 1 else ""
+    total = f"{number(run.total_steps)} " if run.total_steps else ""
+    return f"{total}optimizer steps of {number(run.items_per_step)} {item_name(snapshot)}{micro}"
+
+
+def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
+    """ "one epoch is 276 steps, 70,656 windows, 18,087,936 characters"."""
+    if not run.steps_per_epoch:
+        until = f" (the run ends after {run.epochs})" if run.epochs and not run.total_steps else ""
+        return f"the length of an epoch is unknown{until}"
+    of = f"{number(run.items_per_epoch or None)} {item_name(snapshot)}{_tokens(run)}"
+    return f"one epoch is {number(run.steps_per_epoch)} steps, {of}"
+
+
+def _tokens(run: RunEvent) -> str:
+    """ ", 18,087,936 characters" per epoch."""
+    if not run.token or not run.tokens_per_item or not run.items_per_epoch:
+        return ""
+    return f", {number(round(run.items_per_epoch * run.tokens_per_item))} {plural(printable(run.token))}"
+
+
+def progress_line(snapshot: Snapshot) -> str:
+    """step 1,200/43,050  epoch 3/25  loss 1.482  18.3 steps/s  2,343 windows/s  idle 12 % (host)  1 h 12 m left"""
+    run = snapshot.run
+    total = f"/{number(run.total_steps)}" if run and run.total_steps else ""
+    idle = percent(snapshot.idle.share)
+    parts = [
+        f"step {number(snapshot.step)}{total}",
+        epoch_of(snapshot),
+        f"loss {number(snapshot.loss, 4)}",
+        steps_rate(snapshot),
+        items_rate(snapshot),
+        tokens_rate(snapshot),
+        micro_steps(snapshot),
+        work_short(snapshot),
+        late_words(snapshot),
+        f"idle {idle} ({snapshot.idle.method})",
+        time_left_in_words(snapshot),
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
+    """The result of a run, printed at its end."""
+    status = end.status if end else snapshot.status
+    reason = printable(end.reason) if end else "the run continues"
+    lines = [reason if reason.startswith(status) else f"{status}: {reason}"]
+    run = snapshot.run
+    lines += [printable(str(text)) for text in (end.data or {}).get("not_shown", ())] if end else []
+    # Of a script, also the steps of threads and processes that the figures leave out.
+    steps = max(snapshot.step, end.step if end else 0)
+    if run is not None and steps:
+        items = f", {number(snapshot.items)} {item_name(snapshot)}" if snapshot.items else ""
+        done = f"{counted(steps, 'optimizer step')}{items}"
+        parts = [f"{done} in {duration(snapshot.elapsed_s)}", f"last loss {number(snapshot.loss, 4)}"]
+        if steps == 1:  # its time says little
+            parts.reverse()
+        lines.append("; ".join(parts))
+        aside = ("evaluate", "checkpoint")
+        phases = [phase for phase in snapshot.phases if "/" not in phase.name and phase.name not in aside]
+        top = sorted(phases, key=lambda phase: -phase.host_ns)[:4]
+        if top and snapshot.step_ns:
+            step_ns = snapshot.step_ns
+            shares = ", ".join(f"{phase.name} {percent(phase.host_ns / step_ns)}" for phase in top)
+            lines.append(f"recent steps by phase: {shares}")
+    if snapshot.step_ns is not None:
+        lines.append(f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")
+        lines += [", ".join(work)] if (work := work_texts(snapshot)) else []
+    if snapshot.best is not None:
+        figures = ", ".join(f"{name} {number(value, 4)}" for name, value in snapshot.best.metrics.items())
+        lines.append(f"best evaluation at step {number(snapshot.best.step)}: {figures}")
+    lost = [setting.name for setting in snapshot.settings if setting.in_effect is False]
+    if lost:
+        lines.append(f"requested but not in effect: {printable(', '.join(lost))}")
+    script = RunDir(Path(folder)).command.exists()
+    lines += advice(snapshot) if script else []
+    lines.append(f"{'record' if script else 'record and checkpoints'}: {printable(folder)}")
+    if end is not None and end.checkpoint and status not in ("done", "failed"):
+        name = run.name if run is not None else Path(folder).name
+        lines.append(f"resume with: ndd-console train --resume {printable(name)}")
+    return lines
+
+
+def advice(snapshot: Snapshot) -> list[str]:
+    """The first finding of a script's run and the command that measures its change; [] where nothing is found."""
+    try:
+        found = next((one for one in diagnose(snapshot) if one.cause != "too-short"), None)
+    except Exception:  # noqa: BLE001  a defect in a rule must not cost the summary
+        return []
+    if found is None or snapshot.run is None:
+        return []
+    lines = [printable(finding_line(found))]
+    if found.sets and not found.leave:
+        sets = " ".join(f"--set {item}" for item in found.sets)
+        lines.append(printable(f"measure it: ndd-console try {snapshot.run.name} {sets}"))
+    return lines

@@ -1,0 +1,48 @@
+"""A scaling measurement in words: the table, where the rest goes, and what the diagnosis found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ndd_engine.text import MISSING, duration, number, percent, size, span
+from ndd_engine.trial.scaling import ScalingRow, ScalingState
+from ndd_engine.trial.scaling_losses import in_words
+
+from .blocks import Block, Table, Text
+from .finding import recorded, verdict
+
+_COLUMNS = ("", "step", "items/s", "of linear", "exchange", "skew", "memory")
+# Findings that are shown for each number of ranks.
+_MOST_FINDINGS = 2
+
+
+def scaling_blocks(state: ScalingState, name: str) -> Iterator[Block]:
+    """name: of the run or the configuration, for the commands."""
+    if state.failed:
+        yield Text(state.failed, "bad")
+    yield Text(state.batch_text)
+    rows = tuple((row.point.name, *_figures(row)) for row in state.rows)
+    yield Table("", _COLUMNS, rows, frozenset(range(1, len(_COLUMNS))))
+    for row in state.rows:
+        if row.text and not state.failed:
+            yield Text(row.text)
+            yield from (Text(f"  {line}") for line in in_words(row.lost))
+            for finding in list(row.facts.get("findings") or ())[:_MOST_FINDINGS]:
+                yield verdict(recorded(finding), name)
+
+
+def _figures(row: ScalingRow) -> tuple[str, ...]:
+    facts = row.facts
+    rate, efficiency = facts.get("items_per_s"), row.efficiency
+    share = MISSING
+    if row.first is None:
+        share = "" if rate is not None else MISSING
+    elif efficiency is not None:
+        value, low, high = efficiency
+        share = f"{percent(value)} ({low * 100:.0f} to {high * 100:.0f})"
+    parts: Mapping[str, float] = facts.get("parts_ns") or {}
+    alone = row.point.ranks == 1
+    exchanged = (
+        "" if alone else span(parts[name]) if name in parts else MISSING for name in ("exchange", "skew")
+    )
+    return duration(facts.get("step_s")), number(rate), share, *exchanged, size(facts.get("peak_bytes"))

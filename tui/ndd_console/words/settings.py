@@ -1,0 +1,27 @@
+"""The settings of a run in words: as requested, as applied, and whether they are in effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ndd_engine.record.events import SettingEvent
+
+from .blocks import Table
+
+# in_effect: as shown. Those without effect come first.
+_EFFECTS = {False: "✖ not in effect", True: "✔ in effect", None: "· not requested"}
+_UNREQUESTED = "Not requested: left at its default, so nothing is verified."
+
+
+def settings_table(settings: Sequence[SettingEvent]) -> Table:
+    """Those that are not in effect first, defaults last."""
+    order = list(_EFFECTS)
+    ordered = sorted(settings, key=lambda setting: order.index(setting.in_effect))
+    rows = tuple(
+        (_EFFECTS[item.in_effect], item.name, str(item.requested), str(item.applied), item.verified or "")
+        for item in ordered
+    )
+    lost = frozenset(index for index, item in enumerate(ordered) if item.in_effect is False)
+    columns = ("effect", "setting", "requested", "applied", "verified by")
+    note = _UNREQUESTED if ordered and ordered[-1].in_effect is None else ""
+    return Table("", columns, rows, note=note, warn=lost)

@@ -1,0 +1,92 @@
+"""Traces of torch.profiler in words: busy and idle time of each GPU, its longest kernels, and the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ndd_engine.record.derive import IDLE_CAUSES
+from ndd_engine.recordings.trace import DeviceUse, TraceUse, findings
+from ndd_engine.text import counted, percent
+
+from .blocks import Block, Facts, Table, Text, clip
+from .figures import ns
+from .finding import verdict
+
+_NAME = 70  # characters shown of a kernel's name
+
+
+def one_trace(use: TraceUse) -> Iterator[Block]:
+    """The trace of one process."""
+    yield Text(f"{use.path.name}: {_examined(use)}")
+    if use.skipped:
+        yield Text(f"{use.skipped:,} damaged events were skipped")
+    for device in use.devices:
+        yield from _device(use, device)
+    rows = tuple(
+        (phase, percent(value / use.wall_ns), f"from {use.sources.get(phase, 'the rest')}")
+        for phase, value in sorted(use.phase_ns(use.begin, use.end).items(), key=lambda item: -item[1])
+    )
+    yield Table("Phases of the training thread, inferred", ("", "", ""), rows, frozenset({1}))
+
+
+def _examined(use: TraceUse) -> str:
+    steps = counted(len(use.steps), "whole step") if use.steps else "the whole trace"
+    of = f" of {use.world_size}" if use.world_size else ""
+    rank = "" if use.rank is None else f", rank {use.rank}{of}"
+    return f"{steps}, {ns(use.wall_ns)}{rank}"
+
+
+def _device(use: TraceUse, device: DeviceUse) -> Iterator[Block]:
+    spent, wall = device.time, device.time.wall_ns
+    gpu = device.index is not None
+    exposed = f"exposed {percent(spent.exposed_ns / wall)}, hidden {percent(_hidden_ns(device) / wall)}"
+    yield Facts.of(
+        ("busy", percent(1 - device.idle)),
+        ("idle", percent(device.idle)),
+        ("communication", exposed if spent.collective_ns else ""),
+        ("copies", percent(spent.copy_ns / wall) if gpu else ""),
+        ("kernels launched", f"{spent.launches:,}" if gpu else ""),
+        title=f"GPU {device.index}, {device.name}" if gpu else "CPU",
+    )
+    causes = tuple(
+        (cause, percent(spent.idle_ns[cause] / wall), ns(spent.idle_ns[cause]))
+        for cause in IDLE_CAUSES
+        if cause in spent.idle_ns
+    )
+    if causes:
+        yield Table("Idle by cause", ("", "", ""), causes, frozenset({1, 2}))
+    top = tuple(
+        (percent(int(total) / wall), f"{count:,}x", clip(str(name), _NAME))
+        for name, total, count in spent.top
+    )
+    yield Table(f"Longest {'kernels' if gpu else 'operators'}", ("", "", ""), top, frozenset({0, 1}))
+    yield from (verdict(finding, main=index == 0) for index, finding in enumerate(findings(use, device)))
+
+
+def _hidden_ns(device: DeviceUse) -> float:
+    return device.time.collective_ns - device.time.exposed_ns
+
+
+def several_traces(uses: Sequence[TraceUse]) -> Iterator[Block]:
+    """One line for each rank and GPU, then the findings of the one with the most exposed idle time."""
+    every = [(use, device) for use in uses for device in use.devices]
+    rows = []
+    for use, device in every:
+        spent, wall = device.time, device.time.wall_ns
+        cause = max(spent.idle_ns, key=spent.idle_ns.__getitem__, default="none")
+        rows.append((
+            "-" if use.rank is None else str(use.rank), use.path.name,
+            "-" if device.index is None else str(device.index), ns(wall), percent(1 - device.idle),
+            percent(device.idle), percent(spent.exposed_ns / wall), percent(_hidden_ns(device) / wall), cause,
+        ))  # fmt: skip
+    columns = ("rank", "file", "gpu", "wall", "busy", "idle", "exposed", "hidden", "main cause of idle time")
+    yield Table("", columns, tuple(rows), frozenset({0, 2, 3, 4, 5, 6, 7}))
+    if all(device.time.collective_ns for _, device in every):
+        # A straggler waits least for the others.
+        use, device = min(every, key=lambda item: item[1].time.exposed_ns / item[1].time.wall_ns)
+        why = "waits least for other ranks"
+    else:
+        use, device = max(every, key=lambda item: item[1].idle)
+        why = "most idle time"
+    yield Text(f"{why}: {use.path.name}, {_examined(use)}")
+    yield from _device(use, device)

@@ -1,0 +1,98 @@
+"""The result of a trial in words: one line, a table of both sides, and the facts behind the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import MISSING, counted, duration, number, size
+
+from .blocks import Block, Facts, Table, Text
+from .figures import interval_text, pairs_text
+
+# verdict: style of it on a screen.
+VERDICTS = {
+    "faster": "good",
+    "no difference": "text",
+    "slower": "bad",
+    "inconclusive": "warn",
+    "out of memory": "bad",
+    "failed": "bad",
+    "stopped": "warn",
+}
+# Figures of both sides: (label, field, text of a value).
+_FIGURES = (("memory", "peak_bytes", size), ("step", "step_s", duration), ("setup", "prepare_s", duration))
+
+
+def trial_text(trial: TrialEvent | None) -> str:
+    """ "faster 1.42x (1.35 to 1.49)"."""
+    return f"{trial.verdict} {ratio_text(trial)}".strip() if trial is not None else ""
+
+
+def ratio_text(trial: TrialEvent | None, missing: str = "") -> str:
+    """ "1.42x (1.35 to 1.49)"; `missing` without a ratio."""
+    return (interval_text(trial.ratio, trial.low, trial.high) if trial is not None else "") or missing
+
+
+def trial_blocks(trial: TrialEvent) -> Iterator[Block]:
+    """Both sides as a table, whether the losses agree, and the result in a sentence."""
+    sides = ("baseline", trial.base), (" ".join(map(str, trial.sets)), trial.change)
+    rows = tuple((name, *_figures(side)) for name, side in sides if side.get("prepare_s") is not None)
+    if rows:
+        yield Table("", ("", "step", "throughput", "setup", "peak memory"), rows, frozenset(range(1, 5)))
+    if trial.loss_text:
+        yield Text(f"losses: {trial.loss}: {trial.loss_text}")
+    for name in trial.change.get("not_in_effect", []):
+        yield Text(f"not in effect: {name}")
+    yield Text(trial.text)
+
+
+def _figures(side: Mapping[str, Any]) -> tuple[str, ...]:
+    setup = duration(side["prepare_s"])
+    if side.get("compile_s") is not None:
+        setup += f" ({duration(side['compile_s'])} compiling)"
+    rate = side.get("items_per_s")
+    throughput = MISSING if rate is None else f"{number(rate)} items/s"
+    return duration(side.get("step_s")), throughput, setup, size(side.get("peak_bytes"))
+
+
+def trial_facts(trial: TrialEvent, title: str = "") -> Facts:
+    """How the result was measured, and the figures of both sides."""
+    interval = ""
+    if trial.ratio is not None:
+        blocks = f"{counted(trial.abba_blocks, 'ABBA block')}{pairs_text(trial.pairs)}"
+        interval = f"{trial.confidence * 100:.0f} % CI from {blocks}"
+        if trial.between is not None:
+            interval += f" and the start-to-start variance, {trial.between * 100:.2g} %"
+    where = f" on {trial.device}" if trial.device else ""
+    effect = "yes" if trial.in_effect else f"{MISSING}: cannot be verified"
+    if trial.in_effect is False:
+        effect = f"no: {trial.not_in_effect or 'it changed nothing'}"
+    sides = ((label, trial.base.get(key), trial.change.get(key), shown) for label, key, shown in _FIGURES)
+    steps = trial.break_even_steps
+    pays_off = f"after {counted(steps, 'optimizer step')}" if steps else "immediately: no extra setup time"
+    attention = {"in effect": trial.in_effect is False, "loss": trial.loss == "differs"}
+    return Facts.of(
+        ("interval", interval),
+        ("baseline", f"{trial.against}; measured for {_took(trial)}{where}"),
+        ("in effect", effect),
+        ("loss", trial.loss + (f": {trial.loss_text}" if trial.loss_text else "")),
+        *(
+            (label, f"baseline {shown(base)}, candidate {shown(candidate)}")
+            for label, base, candidate, shown in sides
+            if base is not None or candidate is not None
+        ),
+        ("break-even", pays_off if steps is not None else ""),
+        title=title,
+    )._replace(warn=frozenset(label for label, bad in attention.items() if bad))
+
+
+def _took(trial: TrialEvent) -> str:
+    """ "24 of 60 s", or "60 s, and 10 s to finish" beyond the budget."""
+    over_s = trial.seconds - trial.budget_s
+    if not trial.budget_s:
+        return duration(trial.seconds)
+    if over_s < 0.5:
+        return f"{min(trial.seconds, trial.budget_s):.0f} of {number(trial.budget_s)} s"
+    return f"{number(trial.budget_s)} s, and {duration(over_s)} to finish"

@@ -1,0 +1,158 @@
+"""What the wizard proposes, in words: the columns of its tables, remarks, and the table that it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ndd_engine.text import MISSING, duration, number, plural, size
+
+from .blocks import Block, Table, Text
+
+if TYPE_CHECKING:
+    from ndd_engine.predict.probe_process import Opened
+    from ndd_engine.wizard.choice import Choice
+    from ndd_engine.wizard.proposals import Proposal
+    from ndd_engine.wizard.session import ProposalSet
+
+_LARGE = float("inf")
+_SHOWN = ("size", "sequence", "dtype", "ranks", "micro", "accum", "memory", "step", "items/s", "total time")
+# Maximum rows of the table of proposals that were not measured.
+_ROWS = 12
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. width: cells including the gap; text: cell text; order: sort key, ascending."""
+
+    name: str
+    width: int
+    text: Callable[[Proposal], str]
+    order: Callable[[Proposal], Any]
+
+
+def _or(value: float | None) -> float:
+    return _LARGE if value is None else value
+
+
+def _bound(one: Proposal, text: str, sign: str = "≥") -> str:
+    return sign + text if one.lower_bound else text
+
+
+def _ranks(one: Proposal) -> str:
+    return f"{one.layout.ranks} {one.layout.strategy}" if one.layout.ranks > 1 else "1"
+
+
+def _slowness(one: Proposal) -> Any:
+    from ndd_engine.wizard.proposals import slowness
+
+    return slowness(one)
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("size", 9, lambda one: one.model.size or MISSING, lambda one: one.parameters),
+    Column("sequence", 10, lambda one: str(one.model.sequence), lambda one: -one.model.sequence),
+    Column("dtype", 7, lambda one: one.model.precision, lambda one: float(one.model.amp != "off")),
+    Column("ranks", 9, _ranks, lambda one: -one.layout.ranks),
+    Column("micro", 7, lambda one: str(one.batch.micro), lambda one: -one.batch.micro),
+    Column("accum", 7, lambda one: str(one.batch.accumulation), lambda one: one.batch.accumulation),
+    Column("memory", 9, lambda one: size(one.memory_bytes), lambda one: _or(one.memory_bytes)),
+    Column("data", 6, lambda one: "GPU" if one.placement == "device" else "host", lambda one: one.placement),
+    Column("step", 10, lambda one: _bound(one, duration(one.step_s)), lambda one: _or(one.step_s)),
+    Column("items/s", 9, lambda one: _bound(one, number(one.items_per_s), "≤"), _slowness),
+    Column(
+        "tokens/s", 10, lambda one: _bound(one, number(one.tokens_per_s), "≤"), lambda one: -(one.tokens_per_s or 0.0)
+    ),
+    Column("total time", 12, lambda one: _bound(one, duration(one.total_s)), lambda one: _or(one.total_s)),
+    Column("parameters", 12, lambda one: number(one.parameters), lambda one: one.parameters),
+)  # fmt: skip
+# Columns that some models have no values for: left out if no row has one.
+APPLIES: dict[str, Callable[[Proposal], Any]] = {
+    "size": lambda one: one.model.size,
+    "ranks": lambda one: one.layout.ranks > 1,
+    "sequence": lambda one: one.tokens_per_item,
+    "tokens/s": lambda one: one.tokens_per_item,
+}
+
+
+def applicable(rows: Sequence[Proposal], names: Sequence[str]) -> list[str]:
+    """The columns among `names` that apply to any of the rows."""
+    return [name for name in names if name not in APPLIES or any(map(APPLIES[name], rows))]
+
+
+def remark(one: Proposal, details: bool = False) -> str:
+    """Whether it fits, measurements and disadvantages. details: with memory, spread and reasons."""
+    words, known = ["present configuration"] if one.present else [], one.measured
+    if not one.allowed:
+        words.append("outside the limits")
+    if one.missing_bytes:
+        words.append(f"does not fit: over the limit by {size(one.missing_bytes)}")
+    if known is not None and known.step_s is None:
+        words.append(known.verdict)
+    elif known is not None:
+        memory = f"{size(known.memory_bytes)}, " if details else ""
+        spread = f" (rounds vary by {known.spread:.0%})" if details and known.spread is not None else ""
+        words.append(f"measured {memory}{duration(known.step_s)} per step{spread}")
+    if one.over_bytes:
+        words.append(f"measured memory is over the limit by {size(one.over_bytes)}")
+    if one.doubt and one.memory_bytes is not None:
+        words.append("low confidence in memory" + (f" ({one.doubt})" if details else ""))
+    if details and one.placement == "device":
+        words.append("data on the GPU")
+    return "; ".join([*words, one.cost] if one.cost else words)
+
+
+def proposal_blocks(
+    proposed: ProposalSet, best: Proposal | None, choice: Choice | None = None
+) -> Iterator[Block]:
+    """The table of proposals with notes."""
+    from ndd_engine.wizard.planner import model_name
+    from ndd_engine.wizard.proposals import by_speed
+
+    situation = proposed.situation
+    opened = situation.opened
+    yield Text(f"{situation.device_name}: {size(situation.free_bytes)} usable")
+    yield Text(f"{opened.data}; {opened.model}")
+    yield from map(Text, lengths_line(opened))
+    failed = [f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why]
+    yield from map(Text, (*situation.notes, *failed))
+    rows = by_speed(proposed.best)[:_ROWS]
+    measured = [proposal for proposal in proposed.rows if proposal.measured is not None]
+    rows += [proposal for proposal in measured if all(proposal.key != other.key for other in rows)]
+    tight = [proposal for proposal in proposed.rows if not proposal.fits]
+    shown = [*rows, *sorted(tight, key=lambda proposal: proposal.missing_bytes)[:2]]
+    if not shown:
+        yield Text("nothing could be predicted")
+        return
+    names = applicable(shown, _SHOWN)
+    cells = tuple(
+        _cells(proposal, names, best is not None and proposal.key == best.key) for proposal in shown
+    )
+    yield Table("", ("", *names, ""), cells)
+    if choice is not None and any(
+        proposal.measured is not None and proposal.measured.step_s for proposal in measured
+    ):
+        yield Text(choice.text + ("" if best is not None else "; nothing is written"))
+    elif best is None and any(proposal.fits for proposal in proposed.rows):
+        yield Text("all measured proposals failed; nothing is written")
+    elif best is None:
+        least = min(tight, key=lambda proposal: proposal.missing_bytes)
+        missing = size(least.missing_bytes)
+        yield Text(f"nothing fits: micro-batch {least.batch.micro} is over the limit by {missing}")
+    yield Text("memory and time are predictions" + (" unless marked as measured" if measured else ""))
+
+
+def _cells(one: Proposal, names: Sequence[str], best: bool) -> tuple[str, ...]:
+    texts = {column.name: column.text(one) for column in COLUMNS}
+    return ("*" if best else "", *(texts[name] for name in names), remark(one, details=True))
+
+
+def lengths_line(opened: Opened) -> tuple[str, ...]:
+    """The distribution of item lengths, if they vary."""
+    found = opened.lengths
+    if not found:
+        return ()
+    median, ninety = found[len(found) // 2], found[min(int(len(found) * 0.9), len(found) - 1)]
+    unit = plural(opened.token or "step")
+    return (f"lengths: {found[0]} to {found[-1]} {unit}, median {median}, 90th percentile {ninety}",)
