@@ -72,6 +72,8 @@ class Facts:
             self._process, self.pid = line, int(line["pid"])
         elif kind == "model":
             self.gpu, self._model = self._trained_on(line), line
+            if self._told:  # on another device than before
+                yield self._run()
         elif kind == "loader":
             self._loader = line
             if self._told:  # another loader than before
