@@ -190,8 +190,17 @@ class Recorder:
         if device is None or device.type != "cuda":
             return
         cuda: Any = sys.modules["torch"].cuda
-        found = cuda.memory_stats(device.index)
-        free, total = cuda.mem_get_info(device.index)
+        if "unmeasured" in self._told:
+            return
+        try:
+            found = cuda.memory_stats(device.index)
+            free, total = cuda.mem_get_info(device.index)
+        except Exception as error:  # an allocator of somebody else may count nothing
+            if not ours(error):
+                raise
+            self._told.add("unmeasured")
+            self.put("unmeasured", reason=str(error).partition("\n")[0] or type(error).__name__)
+            return
         allocated, peak = (
             found.get("allocated_bytes.all.current", 0),
             found.get("allocated_bytes.all.peak", 0),

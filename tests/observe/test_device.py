@@ -136,6 +136,14 @@ def test_the_memory_says_how_much_is_left(tmp_path: Path) -> None:
     assert (memory["free_bytes"], memory["total_bytes"], memory["growth_bytes"]) == (700, 1000, 200)
 
 
+def test_an_allocator_that_counts_nothing_costs_the_figures_of_the_memory_only(tmp_path: Path) -> None:
+    ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, "uncounted")
+    (told,) = ran.of("unmeasured")
+    assert "getDeviceStats" in told["reason"] and not ran.of("memory") and not ran.of("unobserved")
+    assert int(ran.word("steps")) == sum(one["steps"] for one in ran.of("window"))
+    assert sum(one["device_steps"] for one in ran.of("window")) > 5
+
+
 def causes(ran: Ran) -> list[str]:
     """What the diagnosis says of the run."""
     facts, state = (

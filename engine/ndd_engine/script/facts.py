@@ -110,6 +110,9 @@ class Facts:
             yield MarkEvent(
                 "warning", self.step, f"losses and other values on the GPU are not read: {reason}"
             )
+        elif kind == "unmeasured":
+            reason = printable(str(line["reason"]))
+            yield MarkEvent("warning", self.step, f"the memory of the GPU is not measured: {reason}")
         elif kind == "source":
             yield self._source(line)
         elif kind == "outside":

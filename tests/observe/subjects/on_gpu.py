@@ -21,6 +21,11 @@ if "apart" in words:  # the model is on the GPU, and its loss is computed on the
     looks.device = lambda tensor: torch.device("cuda:0" if isinstance(tensor, nn.Parameter) else "cpu")
 if "broken" in words:
     torch.cuda.Event.query = None
+if "uncounted" in words:  # as torch has it, with an allocator of somebody else
+    source = 'def stats(device=None):\n    raise RuntimeError("does not yet support getDeviceStats")'
+    names: dict[str, Any] = {}
+    exec(compile(source, torch.cuda.memory.__file__, "exec"), names)
+    torch.cuda.memory_stats = names["stats"]
 torch.manual_seed(0)
 
 
