@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "ndd",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-settings.load_profile("ndd")
+# The tests on a GPU need no hypothesis, and run where it is not installed.
+if find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "ndd",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        max_examples=60,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+    settings.load_profile("ndd")
 
 
 @pytest.fixture(scope="session", autouse=True)

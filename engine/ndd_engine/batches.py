@@ -27,11 +27,20 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def same_constants(one: Any, other: Any) -> bool:
-    """Whether two trees have the same leaves beside their tensors. What cannot be compared is not the same."""
-    pairs = [[leaf for leaf in leaves(tree) if not isinstance(leaf, Tensor)] for tree in (one, other)]
-    if len(pairs[0]) != len(pairs[1]):
-        return False
-    return all(a is b or (type(a) is type(b) and _equal(a, b)) for a, b in zip(*pairs, strict=True))
+    """Whether two trees differ in the values of their tensors only: the same keys in the same order, places of tensors
+    and other leaves. What cannot be compared is not the same."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor)
+    if isinstance(one, dict) and isinstance(other, dict):
+        same = len(one) == len(other) and all(map(_same, one, other))
+        return same and all(map(same_constants, one.values(), other.values()))
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same_constants, one, other))
+    return _same(one, other)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and _equal(a, b))
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -137,23 +137,34 @@ class CudnnBenchmark(Change):
         return str(found).lower(), found == self.value, "read back from torch"
 
 
+# What a fused optimizer of torch sets when it is made, and `GradScaler.step` asks for.
+_UNSCALES = "_step_supports_amp_scaling"
+
+
 class Implementation(Change):
     """fused, foreach or loop, by the flags of the parameter groups, which every step reads anew.
 
     A fused kernel reads the counter of steps where its parameter is, and would follow a pointer of the host on a GPU
-    (`_init_group` of torch.optim.Adam creates it by the flags). So counters move there and back with the flag.
+    (`_init_group` of torch.optim.Adam creates it by the flags). So counters move there and back with the flag. A
+    gradient scaler leaves unscaling to an optimizer that says so, which only fused kernels can do.
     """
 
     def __init__(self, value: Any, observer: Any) -> None:
         super().__init__(value, observer)
-        self._flags: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
+        # Optimizers by id: the flags of their groups, and whether a scaler leaves unscaling to them; None: unsaid.
+        self._flags: dict[int, tuple[Any, list[tuple[Any, Any]], bool | None]] = {}
 
     def switch(self, on: bool) -> None:
         for optimizer in self.observer.steps.optimizers():
             if id(optimizer) not in self._flags and "foreach" in optimizer.param_groups[0]:
                 flags = [(group.get("foreach"), group.get("fused")) for group in optimizer.param_groups]
-                self._flags[id(optimizer)] = optimizer, flags
-        for optimizer, flags in self._flags.values():
+                self._flags[id(optimizer)] = optimizer, flags, optimizer.__dict__.get(_UNSCALES)
+        for optimizer, flags, unscales in self._flags.values():
+            if "fused" in optimizer.param_groups[0]:
+                if on or unscales is not None:
+                    setattr(optimizer, _UNSCALES, self.value == "fused" if on else unscales)
+                else:
+                    optimizer.__dict__.pop(_UNSCALES, None)
             for group, (foreach, fused) in zip(optimizer.param_groups, flags):
                 group["foreach"] = self.value == "foreach" if on else foreach
                 if "fused" in group:

@@ -61,7 +61,13 @@ class DeviceClock:
         current_stream: Callable[[], Any],
         capturing: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Begin to time. make_event: creates an event that times. capturing: whether the stream captures a graph."""
+        """Begin to time, perhaps on another GPU than before: what is not read yet is dropped.
+
+        make_event: creates an event that times. capturing: whether the stream captures a graph.
+        """
+        self.drop()
+        self._pending.clear()
+        self._spans, self._pool = [], []  # an event belongs to the GPU that has recorded it first
         self._make, self._current, self._capturing = make_event, current_stream, capturing
         self.due = 0
 

@@ -84,7 +84,7 @@ class Hooks:
         # optimizer is made.
         self.loader_read: Callable[[dict[str, Any], Any], None] = lambda settings, place: None
         self.optimizer_made: Callable[[], None] = lambda: None
-        # Set by `install`: called with the device of the first loss.
+        # Set by `install`: called once a window with the device of a loss.
         self.device_found: Callable[[Any], None] = lambda device: None
         # Functions that have no probe, since their source is not there.
         self.missing: list[str] = []
@@ -296,9 +296,9 @@ class Hooks:
         loss = looks.first_tensor(tensors, 2)
         if loss is None:
             return
-        if steps.device is None:
-            steps.device = looks.device(loss)
-            self.device_found(steps.device)
+        if steps.device_due:
+            steps.device_due = False
+            self.device_found(looks.device(loss))
         if not steps.scaled:
             self._read(loss)
         if steps.ranks:

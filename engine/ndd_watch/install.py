@@ -34,6 +34,8 @@ from .waits import place
 MOST_LEARNED = 4
 # From one look at the memory of a GPU to the next.
 MEMORY_NS = 5 * 10**8
+# A GPU has taken the place of another one if so many losses in a row are on it, each of another window.
+MOVED = 3
 # Without a step of the thread that trains for so long, another thread that trains takes its place.
 SILENT_NS = 2 * 10**9
 
@@ -64,6 +66,8 @@ class Observer:
         self._learned = 0
         self._loader: dict[str, Any] = {}
         self._memory_due = 0
+        # Losses in a row on another GPU than the one that is timed.
+        self._moved = 0
         # The steps before what is recorded now, where that is not the present one.
         self._done: int | None = None
         # What the current step is observed for: "", "learn", "profile" or "capture"; the steps before one of "learn";
@@ -187,7 +191,19 @@ class Observer:
         S[ELSEWHERE] += ended + missed
 
     def _device_found(self, device: Any) -> None:
-        """The device of the training is known."""
+        """A loss is on this device. On the CPU it may be that of a model on a GPU, or of another one before that."""
+        steps = self.steps
+        if device.type == "cpu":
+            device = self._of_parameters() or device
+        known = steps.device
+        if device == known or (known is not None and device.type == "cpu"):
+            self._moved = 0
+            return
+        if known is not None and known.type != "cpu":
+            self._moved += 1  # losses of several models may be on GPUs of their own
+            if self._moved < MOVED:
+                return
+        steps.device, self._moved = device, 0
         if device.type == "cuda":
             cuda: Any = self._torch.cuda
             clock.gpu.prepare(
@@ -195,8 +211,18 @@ class Observer:
                 lambda: cuda.current_stream(device),
                 cuda.is_current_stream_capturing,
             )
-            self.steps.values = DeviceValues(self._torch, self.looks)
-            self.copies.put()
+            if steps.values is None:
+                steps.values = DeviceValues(self._torch, self.looks)
+                self.copies.put()
+
+    def _of_parameters(self) -> Any:
+        """The device of the first parameter that the newest optimizer steps; None if that is unknown."""
+        for optimizer in self.steps.optimizers()[-1:]:
+            for group in optimizer.__dict__.get("param_groups") or ():
+                for parameter in group["params"]:
+                    if self.looks.is_tensor(parameter):
+                        return self.looks.device(parameter)
+        return None
 
     def put(self, kind: str, /, **body: Any) -> None:
         """Record something; kept until the process trains."""
@@ -274,6 +300,7 @@ class Observer:
         if recorder is None:
             return
         recorder.window()
+        self.steps.device_due = True
         self.captures.look()
         if self.captures.wanted and not self._study:
             self.steps.next_study = 0

@@ -33,7 +33,9 @@ class Recorder:
         # Python forgets it before a short script's model is described at its exit.
         self._main = getattr(sys.modules.get("__main__"), "__file__", None)
         self._status = ("done", "")
-        self._described = self._closed = False
+        self._closed = False
+        # The device on which the model was described.
+        self._described: Any = None
         self.paused = False
         # Kinds of failures that were recorded.
         self._told: set[str] = set()
@@ -74,8 +76,8 @@ class Recorder:
     def window(self) -> None:
         """End a window after a step: the reader joins it with the rows and lengths of its steps."""
         steps = self._steps
-        if not self._described and steps.device is not None:
-            self._described = True
+        if steps.device != self._described:
+            self._described = steps.device
             self._describe()
         self.resume()
         wall, rest = clock.take()
@@ -130,7 +132,7 @@ class Recorder:
         self._late_rate = values[0] if math.isfinite(values[0]) else None
 
     def _describe(self) -> None:
-        """Record what is trained, and where; on the training thread, once."""
+        """Record what is trained, and where; on the training thread."""
         device = self._steps.device
         optimizers = self._steps.optimizers()
         # An attribute that a subclass computes, and subclasses of tensors, would run code of the script.
@@ -176,8 +178,17 @@ class Recorder:
         if device is None or device.type != "cuda":
             return
         cuda: Any = sys.modules["torch"].cuda
-        found = cuda.memory_stats(device.index)
-        free, total = cuda.mem_get_info(device.index)
+        if "unmeasured" in self._told:
+            return
+        try:
+            found = cuda.memory_stats(device.index)
+            free, total = cuda.mem_get_info(device.index)
+        except Exception as error:  # an allocator of somebody else may count nothing
+            if not ours(error):
+                raise
+            self._told.add("unmeasured")
+            self.put("unmeasured", reason=str(error).partition("\n")[0] or type(error).__name__)
+            return
         allocated, peak = (
             found.get("allocated_bytes.all.current", 0),
             found.get("allocated_bytes.all.peak", 0),

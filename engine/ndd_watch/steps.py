@@ -83,9 +83,10 @@ class Steps:
         self.loss: tuple[int, float] | None = None
         # A gradient scaler multiplies the losses: their own values are seen before that.
         self.scaled = False
-        # The device of the first loss, what reads values there if it is a GPU, and what its clock has measured: (steps
-        # before, nanoseconds by phase).
+        # The device of the training, whether the next loss is to tell it, what reads values there if it is a GPU, and
+        # what its clock has measured: (steps before, nanoseconds by phase).
         self.device: Any = None
+        self.device_due = True
         self.values: DeviceValues | None = None
         # Losses of a GPU that have arrived.
         self.late: list[tuple[int, float]] = []

@@ -21,6 +21,7 @@ from typing import Any, Callable, NoReturn
 from . import clock
 from .changes import AtStart, Change, make
 from .clock import CHECKPOINT, EVALUATE, S
+from .exceptions import Dropped
 from .mapped import MICRO
 from .outside import Outside
 
@@ -211,7 +212,9 @@ def _aside() -> int:
 
 def _peak(torch: Any, device: str) -> int | None:
     if device.startswith("cuda"):
-        return int(torch.cuda.max_memory_allocated(device))
+        with Dropped():  # an allocator of somebody else may count nothing
+            return int(torch.cuda.max_memory_allocated(device))
+        return None
     with (
         contextlib.suppress(OSError, ValueError, IndexError),
         open("/proc/self/status", errors="replace") as file,

@@ -13,11 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # The packages of this tree are measured, not those that may be installed.
 PLACES = (ROOT, ROOT / "engine", ROOT / "tui", ROOT / "profiles")
-# What is imported, and the package that it comes from.
+# What all parts import, and the package that it comes from. What only some parts need is with those, see `parts`.
 NEEDED = {
     "torch": "torch", "psutil": "psutil", "pynvml": "nvidia-ml-py", "pydantic": "pydantic", "tomli": "tomli",
-    "tomlkit": "tomlkit", "click": "click", "jinja2": "jinja2", "textual": "textual", "pytest": "pytest",
-    "hypothesis": "hypothesis",
+    "tomlkit": "tomlkit",
 }  # fmt: skip
 # The first import from a cold disk, and the first use of cuBLAS and cuDNN, take minutes on some machines. That counts
 # as part of the time limit of the command, but a short limit does not end it.

@@ -88,11 +88,20 @@ _ABOUT = {
 
 def _check(name: str, full_s: float, quick_s: float, decides: str) -> Part:
     module = f"{MODULE}.first_scripts" if name in ("script", "trial") else f"{MODULE}.first"
-    return Part(FIRST, name, module, (name,), full_s, quick_s, _ABOUT[FIRST], decides)
+    return Part(FIRST, name, module, (name,), full_s, quick_s, _ABOUT[FIRST], decides, modules=("click",))
 
 
-def _test(section: str, name: str, file: str, full_s: float, quick_s: float, decides: str = "") -> Part:
-    return Part(section, name, "pytest", (f"tests/gpu/{file}",), full_s, quick_s, _ABOUT[section], decides)
+def _test(
+    section: str,
+    name: str,
+    file: str,
+    full_s: float,
+    quick_s: float,
+    decides: str = "",
+    modules: tuple[str, ...] = (),
+) -> Part:
+    args, modules = (f"tests/gpu/{file}",), ("pytest", *modules)
+    return Part(section, name, "pytest", args, full_s, quick_s, _ABOUT[section], decides, modules=modules)
 
 
 def _part(
@@ -134,9 +143,9 @@ def parts() -> tuple[Part, ...]:
         _check("overlap", 90, 40, "Whether a loader is blamed while the GPU is busy."),
         _check("tf32", 60, 30, "Which products use TF32, and whether all switches can be read."),
         _test(TESTS, "training", "test_train_gpu.py", 380, 70),
-        _test(TESTS, "ranks", "test_ranks_gpu.py", 150, 0),
+        _test(TESTS, "ranks", "test_ranks_gpu.py", 150, 0, modules=("click",)),
         _part(OVERHEAD, "overhead", "overhead", (), 240, 45),
-        _part(OVERHEAD, "screen", "screen", (), 120, 0, modules=("pexpect",)),
+        _part(OVERHEAD, "screen", "screen", (), 120, 0, modules=("click", "pexpect", "textual")),
         _part(OVERHEAD, "marks of ranks", "ranks", (), 90, 0),
         _part(MEMORY, "chartext", "memory", ("chartext",), 90, 40),
         _part(MEMORY, "antispoof", "memory", ("antispoof",), 90, 0),

@@ -429,11 +429,25 @@ def test_a_python_that_does_not_work_is_named() -> None:
     assert unmet("/no/python") == "/no/python cannot be started: No such file or directory"
 
 
+def test_a_package_that_only_some_parts_need_costs_only_those(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("click", "jinja2", "textual", "pytest", "hypothesis"):
+        (tmp_path / f"{name}.py").write_text(
+            f"raise ModuleNotFoundError({f'No module named {name!r}'!r})", "utf-8"
+        )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert unmet(PYTHON) == ""
+    assert {part.name for part in parts() if "textual" in part.modules} == {"screen"}
+    assert all("pytest" in part.modules for part in parts() if part.module == "pytest")
+
+
 def test_what_is_imported_first_is_what_the_package_depends_on() -> None:
     words = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
     names = {re.split(r"[<>=; ]", word)[0] for word in words}
-    # py-spy is a program, and what it adds is left out where it is missing.
-    assert names - {"py-spy"} <= set(NEEDED.values())
+    later = {name for part in parts() for name in part.modules}
+    # py-spy is a program, and what it adds is left out where it is missing. No part writes a page with jinja2.
+    assert names - {"py-spy", "jinja2"} <= {*NEEDED.values(), *later}
 
 
 def test_the_command_measures_what_a_cpu_can_and_says_what_needs_a_gpu(tmp_path: Path) -> None:

@@ -59,6 +59,11 @@ def test_without_a_signal_nothing_breaks_and_nothing_new_is_said(pair: Pair, par
     assert found
     # A cause that needs the signal falls silent; for data, the cause without a reason may take its place.
     extra = {item.cause for item in found} - {item.cause for item in diagnose(whole)}
+    if part == "sample" and "launch-bound" in extra:
+        # Without NVML nothing tells whether the GPU waits within the model: that is a question, not a finding.
+        (asked,) = [item for item in found if item.cause == "launch-bound"]
+        assert asked.confidence == "possible" and asked.ceiling is None and "capture" in asked.title
+        extra.remove("launch-bound")
     assert extra <= {"healthy", "too-short", "data-wait", *SECOND.get(pair.cause, ())}
 
 

@@ -123,9 +123,9 @@ def test_calls_that_wait_for_a_gpu_are_named() -> None:
     wait = ["/home/me/train.py", 40, "main", "item", 3, 8 * MS]
     functions = FunctionsEvent(9, 20 * MS, [], [wait])
     device = {name: value for name, value in HEALTHY.items() if name in ("forward", "loss", "backward")}
-    found = [item for item in diagnose(script(functions, device=device).snapshot()) if item.cause == "sync"]
-    assert found and found[0].title == "train.py:40 in main waits for the GPU in every step"
-    assert any(".item() is called 3 times" in item.text for item in found[0].evidence)
+    found = script(functions, phases={**HEALTHY, "other": 8.2}, device=device).named("sync")
+    assert found.title == "train.py:40 in main waits for the GPU in every step"
+    assert any(".item() is called 3 times" in item.text for item in found.evidence)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,8 @@ def test_calls_that_wait_for_a_gpu_are_named() -> None:
 )
 def test_waits_without_a_call_by_name_are_told_as_they_are_written(what: str, call: str) -> None:
     functions = FunctionsEvent(9, 20 * MS, [], [["/home/me/train.py", 40, "main", what, 1, 8 * MS]])
-    found = script(functions, device=dict(HEALTHY)).named("sync")
+    phases = {**HEALTHY, "other": 8.2}
+    found = script(functions, phases=phases, device=phases).named("sync")
     assert any(f"{call} is called 1 time in a step" in item.text for item in found.evidence), found.evidence
     assert call in found.changes[0].text
 

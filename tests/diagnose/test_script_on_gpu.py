@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pairs import GPU_HOST
+from pairs import GPU_HOST, capture
 from planted_runs import MS, NVML, Planted
 
 from ndd_engine.record.events import FunctionsEvent
@@ -29,7 +29,9 @@ AHEAD = {"data_wait": 0.2, "to_device": 0.2, "forward": 2.0, "backward": 1.0, "o
 FULL, HALF = {**NVML, "util_percent": 99}, {**NVML, "util_percent": 45, "power_w": 200.0}
 
 
-def script(host: dict[str, float], device: dict[str, Any], gpu: dict[str, Any], **more: Any) -> Planted:
+def script(
+    host: dict[str, float], device: dict[str, Any], gpu: dict[str, Any] | None, **more: Any
+) -> Planted:
     """With the milliseconds of each phase by both clocks."""
     config = {"script": {"command": ["python", "train.py"]}, "batch": {"accumulation": 1, "micro": 8}}
     run = {"config": config, "usable_cores": 16.0, "threads": 16}
@@ -96,3 +98,67 @@ def test_a_function_is_not_slow_while_the_device_computes() -> None:
     host = {"forward": 17.0, "backward": 1.0}
     assert "slow-function" not in script(host, BUSY, FULL, functions=step).causes()
     assert "slow-function" in script(host, BUSY, HALF, functions=step).causes()
+
+
+def function(name: str, phase: str, ms: float, **phases: float) -> FunctionsEvent:
+    """A profiled step in which a function takes so long by itself. phases: of the profiled step, in milliseconds."""
+    row = ["/home/me/train.py", 12, name, 1, round(ms * MS), round(ms * MS), "", phase]
+    lengths = {key: round(value * MS) for key, value in phases.items()}
+    return FunctionsEvent(9, 20 * MS, [row], [], lengths)
+
+
+# Without NVML: MIG, virtual GPUs, WSL2, most containers.
+
+
+@pytest.mark.parametrize("card", [None, {**NVML, "util_percent": 88}])
+def test_a_value_that_is_read_while_the_device_computes_costs_what_the_device_waits(
+    card: dict[str, Any] | None,
+) -> None:
+    quick = {"forward": 0.2, "backward": 0.2, "data_wait": 0.2}
+    device = {**BUSY, "data_wait": 0.2, "other": 0.3}
+    found = script({**quick, "other": 18.0}, device, card, functions=waits(17.0))
+    assert found.causes() == ["healthy"]
+    # The same wait, after which the script computes for a while before it launches anything.
+    dry = {**BUSY, "forward": 4.0, "backward": 7.0, "data_wait": 0.2, "other": 8.0}
+    guilty = script({**quick, "other": 18.0}, dry, card, functions=waits(17.0)).verdict()
+    assert guilty.cause == "sync" and guilty.share == pytest.approx(0.41, abs=0.02)
+    assert any(item.source == "device clock" for item in guilty.evidence)
+    # It costs no more than the host measured.
+    assert script({**quick, "other": 18.0}, dry, card, functions=waits(3.0)).named("sync").share == 0.15
+
+
+def test_a_loader_that_the_device_hides_is_no_slow_function() -> None:
+    profiled = function("Data.__getitem__", "data_wait", 15.0, data_wait=16.0)
+    host = {"data_wait": 16.0}
+    assert script(host, {**BUSY, "data_wait": 0.0}, None, functions=profiled).causes() == ["healthy"]
+    seen = {**BUSY, "data_wait": 10.0, "forward": 2.0, "backward": 7.0}
+    found = script(host, seen, None, functions=profiled).verdict()
+    assert found.cause == "data-wait" and found.share == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_function_in_the_model_is_slow_where_the_device_waits_for_it() -> None:
+    profiled = function("Net.forward", "forward", 15.0, forward=17.0)
+    host, hidden = {"forward": 17.0, "backward": 2.0}, {**BUSY, "data_wait": 0.0, "other": 0.0}
+    # The device has work when the model begins, and perhaps to its end: only a capture can tell.
+    (asked,) = script(host, hidden, None, functions=profiled).found()
+    assert asked.cause == "launch-bound" and asked.confidence == "possible" and asked.share is None
+    assert "profiler capture (k)" in asked.changes[0].text
+    assert "train.py:12 in Net.forward" in str(asked.changes[0].where)
+    # It has none: the times of its phases are those of the host.
+    dry = {**AHEAD, **host}
+    found = script(host, dry, None, functions=profiled).verdict()
+    assert found.cause == "slow-function" and found.share == pytest.approx(0.74, abs=0.02)
+
+
+def test_a_host_that_is_as_slow_as_the_device_may_be_launch_bound_which_a_capture_tells() -> None:
+    slow = {"data_wait": 0.5, "forward": 30.0, "backward": 30.0, "optimizer": 10.0, "other": 1.0}
+    found = script(slow, {**AHEAD, **slow}, None)
+    first = found.verdict()
+    assert first.cause == "launch-bound" and first.confidence == "possible" and first.ceiling is None
+    assert "profiler capture tells" in first.title and "(k)" in first.changes[0].text
+    # NVML and a capture answer that.
+    assert "profiler capture tells" not in replace(found, gpu=FULL).verdict().title
+    assert replace(found, kernels=capture("kernels")).verdict().cause != "launch-bound"
+    # So does a device that lags behind.
+    lagging = {**slow, "forward": 5.0, "backward": 5.0}
+    assert "launch-bound" not in script(lagging, {**AHEAD, **slow}, None).causes()

@@ -150,6 +150,30 @@ def test_a_fused_step_finds_its_counter_on_the_device_of_its_parameter() -> None
     assert optimizer.state[parameter]["step"].device == parameter.device
 
 
+@pytest.mark.parametrize(("made", "value"), [("fused", "foreach"), ("fused", "loop"), ("foreach", "fused")])
+def test_the_implementation_changes_and_changes_back_under_a_gradient_scaler(made: str, value: str) -> None:
+    def weights(switched: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **{made: True})  # type: ignore[arg-type]
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        steps = SimpleNamespace(optimizers=lambda: [optimizer])
+        change = make("optimizer.implementation", value, SimpleNamespace(steps=steps))
+        for step in range(6):
+            if switched and step in (2, 4):
+                change.switch(step == 2)
+                # As an optimizer that was made so: only a fused one unscales by itself.
+                unscales = getattr(optimizer, "_step_supports_amp_scaling", False)
+                assert unscales == ((value if step == 2 else made) == "fused")
+            optimizer.zero_grad()
+            scaler.scale((model(torch.ones(8, 4)) - 1).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return [float(weight) for weight in model.weight.detach().flatten()]
+
+    assert weights(True) == pytest.approx(weights(False), rel=1e-5)
+
+
 def test_the_counter_of_a_fused_step_keeps_its_value_when_the_flag_changes() -> None:
     parameter = torch.nn.Parameter(torch.ones(4))
     parameter.grad = torch.ones(4)

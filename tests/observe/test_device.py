@@ -30,9 +30,9 @@ def on_gpu(
     return ran
 
 
-def device_ns(ran: Ran) -> dict[str, float]:
-    """Of each phase in a step, over all windows."""
-    windows: list[dict[str, Any]] = [one for one in ran.of("window") if one["device_steps"]]
+def device_ns(ran: Ran, last: int = 0) -> dict[str, float]:
+    """Of each phase in a step, over all windows or the last ones."""
+    windows: list[dict[str, Any]] = [one for one in ran.of("window")[-last:] if one["device_steps"]]
     count = sum(one["device_steps"] for one in windows)
     assert count >= 5
     sums: dict[str, float] = {}
@@ -105,6 +105,24 @@ def test_an_evaluation_is_in_no_device_time_of_a_step(tmp_path: Path) -> None:
     assert 2.9 * MS * (evaluations - 10) <= spent < 6.0 * MS * (evaluations + 1)
 
 
+@pytest.mark.parametrize("word", ["warms", "apart"])
+def test_a_gpu_is_timed_though_the_first_loss_is_on_the_cpu(tmp_path: Path, word: str) -> None:
+    ran = on_gpu(tmp_path, 4.0, 8.0, 0.0, word)
+    assert 3.9 * MS < device_ns(ran)["forward"] < 8.0 * MS
+    assert [one["device"] for one in ran.of("model")][-1] == "cuda:0"
+    assert ran.of("memory")
+    if word == "warms":
+        losses = [one["loss"] for one in ran.of("window") if one["loss"] is not None]
+        assert losses[-1] == pytest.approx(float(ran.word("loss")))
+
+
+def test_a_training_that_moves_to_another_gpu_is_timed_there(tmp_path: Path) -> None:
+    ran = on_gpu(tmp_path, 4.0, 8.0, 0.0, "moves", seconds=3)
+    assert [one["device"] for one in ran.of("model")] == ["cuda:0", "cuda:1"]
+    assert 3.9 * MS < device_ns(ran, last=4)["forward"] < 8.0 * MS
+    assert not ran.of("untimed") and ran.word("waits") == "0"
+
+
 def test_an_error_of_the_clock_costs_the_device_times_only(tmp_path: Path) -> None:
     ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, "broken")
     (told,) = ran.of("untimed")
@@ -116,6 +134,14 @@ def test_an_error_of_the_clock_costs_the_device_times_only(tmp_path: Path) -> No
 def test_the_memory_says_how_much_is_left(tmp_path: Path) -> None:
     memory = on_gpu(tmp_path, 1.0, 1.0, 1.0).of("memory")[-1]
     assert (memory["free_bytes"], memory["total_bytes"], memory["growth_bytes"]) == (700, 1000, 200)
+
+
+def test_an_allocator_that_counts_nothing_costs_the_figures_of_the_memory_only(tmp_path: Path) -> None:
+    ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, "uncounted")
+    (told,) = ran.of("unmeasured")
+    assert "getDeviceStats" in told["reason"] and not ran.of("memory") and not ran.of("unobserved")
+    assert int(ran.word("steps")) == sum(one["steps"] for one in ran.of("window"))
+    assert sum(one["device_steps"] for one in ran.of("window")) > 5
 
 
 def causes(ran: Ran) -> list[str]:

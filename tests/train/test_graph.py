@@ -267,6 +267,13 @@ def test_a_batch_whose_numbers_differ_from_the_captured_ones_is_not_replayed() -
     assert not same_constants(batch, [torch.ones(2), 4, {"flag": True}])
     assert not same_constants(batch, [torch.ones(2), 3, {"flag": False}])
     assert not same_constants(batch, [torch.ones(2), 3.0, {"flag": True}])
+    # Names of keys and places of tensors were captured as well.
+    one = torch.ones(2)
+    assert same_constants({"x": one, "y": one}, {"x": torch.zeros(2), "y": one})
+    assert not same_constants({"x": one, "a": one}, {"x": one, "b": one})
+    assert not same_constants({"x": one, "y": one}, {"y": one, "x": one})
+    assert not same_constants((one, 3), (3, one))
+    assert not same_constants((one, (one,)), ((one,), one))
 
     stepper, batches, config = made()
     losses(stepper, batches.epoch(0), 5)
@@ -278,7 +285,10 @@ def test_a_batch_whose_numbers_differ_from_the_captured_ones_is_not_replayed() -
     for _ in range(MANY_OTHERS):
         assert graph.failed is None
         assert not graph._fits([(*one, 7) for one in inputs])
-    assert graph.failed == "values in the batches that are not tensors change: make tensors of them"
+    assert (
+        graph.failed
+        == "keys or values in the batches that are not tensors change: make tensors of the values"
+    )
 
 
 def test_warm_up_steps_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ rule that needs a signal that is missing (null) returns no finding.
     gc                 time in Python's garbage collector                        run.gc_every_steps
     transfer           copies by the device clock                                loader.pin_memory
     launch-bound       launch gaps in a capture; or utilization and power        speed.cuda_graph, speed.compile
+                       perhaps: equal times of host and device, nothing else     a capture
     sync               synchronisation in a capture; or gaps at loss reads       log.every_steps, code
     collectives        collectives without computation in a capture              code
     straggler          one rank's own time is longer in every window             by its phase; code

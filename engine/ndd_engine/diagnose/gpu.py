@@ -6,7 +6,7 @@ from ndd_engine.text import percent, span
 
 from .finding import Change, Finding
 from .loader_facts import data_bytes
-from .view import CONFIG, DEVICE, FLOOR, MODEL, Draft, View, taken
+from .view import CLOCK, CONFIG, DEVICE, FLOOR, MODEL, Draft, View, taken
 
 NVML = "NVML"
 CAPTURE = "profiler capture"
@@ -52,7 +52,7 @@ def transfer(view: View) -> Finding | None:
 def launch_bound(view: View) -> Finding | None:
     """Kernels so small that launching takes longer than running them."""
     compiled = view.get("speed.compile")
-    if view.get("speed.cuda_graph") or compiled == "reduce-overhead":
+    if _replays(view):
         return None
     gaps = _capture(view, "launch gaps")
     share = gaps if gaps is not None else _idle_in_model(view)
@@ -65,7 +65,7 @@ def launch_bound(view: View) -> Finding | None:
     else:
         busy = percent(1 - share)
         draft.saw(f"the host takes as long for the model as the GPU, and the GPU is only {busy} busy", NVML)
-    draft.saw(f"forward and backward take {span(view.model.ns)} per step on the host", "host clock")
+    draft.saw(f"forward and backward take {span(view.model.ns)} per step on the host", CLOCK)
     # max-autotune has CUDA graphs of its own.
     needs = ("speed.compile=default",) if compiled == "max-autotune" else ()
     text = "capture the step in a CUDA graph and replay it" + (", with compile mode default" if needs else "")
@@ -82,6 +82,32 @@ def launch_bound(view: View) -> Finding | None:
     if accumulation > 1 and micro:
         draft.add(larger_batches(micro, accumulation, 2 if accumulation % 2 == 0 else accumulation))
     draft.change("move work out of loops in the model", where=view.line(*MODEL))
+    return draft.done()
+
+
+def perhaps_launch_bound(view: View) -> Finding | None:
+    """The host takes as long for the model as the GPU, and nothing tells for how long the GPU computes meanwhile."""
+    if _replays(view) or view.snapshot.kernels is not None or view.idle is not None or not _keeps_pace(view):
+        return None
+    own = {item.phase: item.share for item in reversed(view.functions) if item.phase in MODEL}
+    known = sum(min(share, view.exposed(phase)) for phase, share in own.items())
+    open_share = view.model.share - known
+    inside = sum(own.values()) + sum(view.waits.get(name, 0.0) for name in MODEL) / max(view.step_ns, 1.0)
+    if open_share < LAUNCH_GAPS or not (view.runs_dry or inside >= 2 * FLOOR):
+        return None
+    # A GPU that is busy between the steps may be busy in them as well: then this is a question, and no cost.
+    draft = Draft(
+        "launch-bound",
+        "perhaps launch-bound: a profiler capture tells whether the GPU waits for the host in the model",
+        view.part(open_share) if view.runs_dry else None,
+        "possible",
+    )
+    draft.saw(f"forward and backward take {span(view.model.ns)} per step on the host", CLOCK)
+    draft.saw(f"they take {span(_device_ns(view))} on the GPU, idle time in them included", DEVICE)
+    if view.runs_dry:
+        draft.saw("the GPU has nothing left to do when the model begins", DEVICE)
+    draft.unbounded()
+    draft.change("take a profiler capture (k)", where=view.line(*MODEL))
     return draft.done()
 
 
@@ -190,7 +216,7 @@ def thrash(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (transfer, launch_bound, sync, collectives, neighbour_gpu, throttling, thrash)
+RULES = (transfer, launch_bound, perhaps_launch_bound, sync, collectives, neighbour_gpu, throttling, thrash)
 
 
 def larger_batches(micro: int, accumulation: int, factor: int) -> Change:
@@ -208,6 +234,22 @@ def smaller_batches(view: View) -> Change | None:
     return Change("use smaller micro-batches with the same effective batch", sets)
 
 
+def _replays(view: View) -> bool:
+    """Whether CUDA graphs launch the kernels."""
+    return bool(view.get("speed.cuda_graph")) or view.get("speed.compile") == "reduce-overhead"
+
+
+def _device_ns(view: View) -> float:
+    """Nanoseconds of the model by the device clock, idle time included; 0 without one."""
+    return sum(view.phases[name].device_ns or 0.0 for name in MODEL if name in view.phases)
+
+
+def _keeps_pace(view: View) -> bool:
+    """Whether the host takes about as long for the model as the GPU, which may then wait for it."""
+    device = _device_ns(view)
+    return device > 0 and view.model.ns >= LAUNCHING * device
+
+
 def _capture(view: View, cause: str) -> float | None:
     """Fraction of a profiler capture in which the GPU was idle for a cause; None without a capture."""
     capture = view.kernels
@@ -220,8 +262,7 @@ def _idle_in_model(view: View) -> float | None:
     None unless host and device clocks, utilization and power all indicate that the GPU waits for the host.
     """
     gpu = view.snapshot.gpu or {}
-    device = sum(view.phases[name].device_ns or 0.0 for name in MODEL if name in view.phases)
-    if not device or view.model.ns < LAUNCHING * device:
+    if not _keeps_pace(view):
         return None
     util, power, limit = gpu.get("util_percent"), gpu.get("power_w"), gpu.get("power_limit_w")
     if util is None or power is None or not limit or util >= BUSY_UTIL or power >= BUSY_POWER * limit:

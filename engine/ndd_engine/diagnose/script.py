@@ -8,7 +8,20 @@ from ndd_engine.text import counted, percent, span
 
 from . import loader
 from .finding import Finding
-from .view import CLOCK, COMPUTING, CONFIG, FLOOR, MODEL, PROFILER, Draft, SlowFunction, View, place, taken
+from .view import (
+    BETWEEN,
+    CLOCK,
+    COMPUTING,
+    CONFIG,
+    FLOOR,
+    MODEL,
+    PROFILER,
+    Draft,
+    SlowFunction,
+    View,
+    place,
+    taken,
+)
 
 # Phases of our own runs besides the model and the loader, for which other rules name the function.
 AROUND = ("to_device", "clip", "optimizer", "zero_grad", "log", "other")
@@ -41,9 +54,7 @@ def _function_of_script(view: View) -> SlowFunction | None:
     found = view.slowest_function()
     if found is None or (loader.made_by(view, found) and view.wait.share >= 2 * FLOOR):
         return None  # `data_wait` names it
-    if view.idle is not None:  # the GPU may compute meanwhile
-        return replace(found, share=min(found.share, view.idle))
-    return found
+    return replace(found, share=min(found.share, view.exposed(found.phase)))
 
 
 def _function_around(view: View) -> SlowFunction | None:
@@ -51,9 +62,7 @@ def _function_around(view: View) -> SlowFunction | None:
     found = view.slowest_function(*AROUND)
     if found is None or ":" not in str(view.get("workload.name")):
         return None
-    if view.gpu:  # the GPU may compute meanwhile
-        return replace(found, share=min(found.share, view.device_cost(found.phase).share))
-    return found
+    return replace(found, share=min(found.share, view.exposed(found.phase)))
 
 
 def aside(view: View) -> Finding | None:
@@ -135,8 +144,18 @@ def oversubscribed(view: View) -> Finding | None:
 
 def waited_ns(view: View) -> float:
     """Nanoseconds of the profiled step in calls that wait for the GPU."""
-    functions = view.snapshot.functions
-    return float(sum(wait[5] for wait in functions.waits)) if functions is not None else 0.0
+    return sum(view.waits.values())
+
+
+def _lost_in_waits(view: View, wall_ns: int) -> float:
+    """Share of a step for which the GPU waits, at most, because the host has waited for it."""
+    if not view.clocked:
+        return min(waited_ns(view) / wall_ns, 1.0 if view.idle is None else view.idle)
+    inside = {phase: ns / wall_ns for phase, ns in view.waits.items() if phase in MODEL}
+    elsewhere = waited_ns(view) / wall_ns - sum(inside.values())
+    # After such a wait, the GPU has nothing to do until the host launches something again.
+    lost = min(elsewhere, view.cost(*BETWEEN).share)
+    return min(lost + sum(min(share, view.exposed(phase)) for phase, share in inside.items()), 1.0)
 
 
 def waits_for_device(view: View) -> Finding | None:
@@ -144,10 +163,7 @@ def waits_for_device(view: View) -> Finding | None:
     functions, kernels = view.snapshot.functions, view.snapshot.kernels
     if not view.is_script or not view.gpu or functions is None or not functions.waits or kernels is not None:
         return None
-    spent = waited_ns(view)
-    share = min(spent / max(functions.wall_ns, 1), 1.0)
-    if view.idle is not None:  # a GPU that is busy meanwhile loses nothing
-        share = min(share, view.idle)
+    share = _lost_in_waits(view, max(functions.wall_ns, 1))
     if share < 2 * FLOOR:
         return None
     file, line, name, method, calls, _ = max(functions.waits, key=lambda wait: wait[5])
@@ -155,8 +171,10 @@ def waits_for_device(view: View) -> Finding | None:
     draft = Draft("sync", f"{where} waits for the GPU in every step", view.part(share), "possible")
     call = WAITS.get(method, f".{method}()")
     draft.saw(f"{call} is called {counted(calls, 'time')} in a step", PROFILER)
-    draft.saw(f"such calls take {span(spent)}; the GPU may compute meanwhile", PROFILER)
-    if view.idle is not None:
+    draft.saw(f"such calls take {span(waited_ns(view))}; the GPU may compute meanwhile", PROFILER)
+    if view.clocked:
+        draft.add(taken(view.cost(*BETWEEN), "between the steps the GPU waits for"))
+    elif view.idle is not None:
         draft.saw(f"the GPU is idle {percent(view.idle)} of the time", "NVML")
     draft.unbounded()
     draft.change(f"call {call} every few steps only, or once for several values", where=where)

@@ -31,11 +31,16 @@ LEAST_LOOKS = 8
 LEAST_PART = 0.2
 # From this factor on, a profiled step is scaled to the time of a usual one.
 DISTORTED = 1.3
+# A GPU has run dry in a phase without kernels if it waits for this part of it, or of the whole step.
+DRY = 0.5
+DRY_STEP = 0.01
 
 MODEL = ("forward", "loss", "backward")
 COMPUTING = (*MODEL, "clip", "optimizer", "zero_grad")
 # Phases in which a GPU can wait for the host, or has little to do.
 BESIDE = ("data_wait", "to_device", "clip", "optimizer", "zero_grad", "log", "other")
+# Those of them in which it computes nothing.
+BETWEEN = ("data_wait", "to_device", "log", "other")
 CLOCK = "host clock"
 DEVICE = "device clock"
 BASELINE = "measured before training"
@@ -182,6 +187,48 @@ class View:
         util = (self.snapshot.gpu or {}).get("util_percent")
         return 1 - float(util) / 100 if self.gpu and util is not None else None
 
+    @cached_property
+    def clocked(self) -> bool:
+        """Whether the clock of the GPU has timed phases of the steps."""
+        return self.gpu and any(phase.device_ns for phase in self.phases.values())
+
+    @cached_property
+    def runs_dry(self) -> bool:
+        """Whether the GPU has nothing left to do when the host begins the model, by the device clock.
+
+        It then waits until the host launches something: in a phase without kernels, both clocks advance together.
+        """
+        for name in ("data_wait", "log", "other"):
+            phase = self.phases.get(name)
+            if phase is None or phase.device_ns is None or not phase.host_ns:
+                continue
+            if phase.device_ns >= min(DRY * phase.host_ns, DRY_STEP * self.step_ns):
+                return True
+        return False
+
+    def exposed(self, phase: str) -> float:
+        """Upper bound of the share of a step for which the GPU waits for the host in a phase; "" if that is unknown.
+
+        0 for a phase of the model if the GPU is busy when the model begins. It may run dry later: only NVML or a
+        capture can tell, see `gpu.launch_bound`.
+        """
+        if not self.gpu:
+            return 1.0
+        if phase in BESIDE and phase in self.phases:
+            return self.cost(phase).share
+        if self.kernels is not None:
+            return min(sum(self.kernels.idle_ns.values()) / self.kernels.wall_ns, 1.0)
+        if self.idle is not None:
+            return self.idle
+        if not self.clocked:
+            return 1.0
+        found = self.phases.get(phase)
+        if not self.runs_dry:
+            return 0.0
+        if found is None or found.device_ns is None:
+            return 1.0
+        return min(found.host_ns, found.device_ns) / self.step_ns if self.step_ns else 0.0
+
     def part(self, share: float) -> Cost:
         """Cost of a share of the step time; its error is unknown."""
         return Cost(share * self.step_ns, share, None, share)
@@ -235,9 +282,9 @@ class View:
             return ()
         items = []
         for file, line, name, calls, _, own_ns, caller, phase in found.functions:
-            profiled, usual = found.phases.get(phase, 0), self.cost(phase).ns
-            if profiled and usual:
-                ns = own_ns * min(usual / profiled, 1.0)
+            profiled = found.phases.get(phase, 0)
+            if profiled and phase in self.phases:  # which may cost nothing: the GPU is busy meanwhile
+                ns = own_ns * min(self.cost(phase).ns / profiled, 1.0)
             else:
                 ns = own_ns / (
                     found.wall_ns / self.step_ns if found.wall_ns > DISTORTED * self.step_ns else 1.0
@@ -247,6 +294,18 @@ class View:
                 SlowFunction(str(file), int(line), str(name), int(calls), ns, share, str(caller), str(phase))
             )
         return tuple(sorted(items, key=lambda item: -item.ns))
+
+    @cached_property
+    def waits(self) -> dict[str, float]:
+        """Nanoseconds of the profiled step in calls that wait for the GPU, by phase of the function that calls."""
+        found = self.snapshot.functions
+        spent: dict[str, float] = {}
+        if found is not None:
+            phases = {(row[0], row[2]): row[7] for row in found.functions}
+            for file, _, name, _, _, ns in found.waits:
+                phase = phases.get((file, name), "other")  # the loop was called before the step
+                spent[phase] = spent.get(phase, 0.0) + ns
+        return spent
 
     @property
     def waiting_line(self) -> str | None:

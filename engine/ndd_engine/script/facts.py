@@ -72,6 +72,8 @@ class Facts:
             self._process, self.pid = line, int(line["pid"])
         elif kind == "model":
             self.gpu, self._model = self._trained_on(line), line
+            if self._told:  # on another device than before
+                yield self._run()
         elif kind == "loader":
             self._loader = line
             if self._told:  # another loader than before
@@ -108,6 +110,9 @@ class Facts:
             yield MarkEvent(
                 "warning", self.step, f"losses and other values on the GPU are not read: {reason}"
             )
+        elif kind == "unmeasured":
+            reason = printable(str(line["reason"]))
+            yield MarkEvent("warning", self.step, f"the memory of the GPU is not measured: {reason}")
         elif kind == "source":
             yield self._source(line)
         elif kind == "outside":

@@ -21,6 +21,8 @@ class Gpu:
     def __init__(self) -> None:
         self.free_at = 0
         self.stream: Any = "first"
+        # Which GPU of the machine works; the others have nothing to do.
+        self.index = 0
         self.capturing = False
         self.waits = 0
 
@@ -45,13 +47,16 @@ class Gpu:
 
         class Event:
             def __init__(self, enable_timing: bool = False) -> None:
-                self.timing, self.at, self.stream = enable_timing, 0, None
+                self.timing, self.at, self.stream, self.index = enable_timing, 0, None, -1
 
             def record(self, stream: Any = None) -> None:
                 if gpu.capturing:
                     raise RuntimeError("recorded while a graph is captured")
-                self.stream = gpu.stream if stream is None else stream
-                self.at = max(gpu.free_at, gpu.now)
+                index, self.stream = (gpu.index, gpu.stream) if stream is None else stream
+                if self.index not in (-1, index):
+                    raise RuntimeError("Event device does not match recording stream's device")
+                self.index = index
+                self.at = max(gpu.free_at, gpu.now) if index == gpu.index else gpu.now
 
             def query(self) -> bool:
                 if gpu.capturing:
@@ -62,14 +67,20 @@ class Gpu:
                 raise AssertionError("the observer waits")
 
             def elapsed_time(self, end: Any) -> float:
-                if not (self.timing and end.timing and self.stream == end.stream):
+                places = (self.index, self.stream), (end.index, end.stream)
+                if not (self.timing and end.timing and places[0] == places[1]):
                     raise RuntimeError("CUDA error: invalid resource handle")
                 assert end.query()
                 return float(end.at - self.at) / 1e6
 
         cuda: Any = torch.cuda
         cuda.Event = Event
-        cuda.current_stream = lambda device=None: gpu.stream
+
+        def current_stream(device: Any = None) -> Any:
+            index = None if device is None else device.index
+            return gpu.index if index is None else index, gpu.stream
+
+        cuda.current_stream = current_stream
         cuda.is_current_stream_capturing = lambda: gpu.capturing
         cuda.synchronize, cuda.is_initialized = gpu.wait, lambda: True
         cuda.memory_stats = lambda device=None: {
@@ -83,7 +94,7 @@ class Gpu:
         empty = torch.empty
         torch.empty = lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs)  # type: ignore[assignment]
         observer: Any = sys.modules["_ndd_watch.install"].observer  # type: ignore[attr-defined]
-        observer.looks.device = lambda tensor: torch.device("cuda", 0)
+        observer.looks.device = lambda tensor: torch.device("cuda", gpu.index)
         observer.looks.on_host = lambda tensor: None
         observer.looks.number_on_gpu = lambda value: isinstance(value, torch.Tensor) and value.numel() == 1
         sys.modules["_ndd_watch.blocking"].on_host = lambda tensor: False  # type: ignore[attr-defined]

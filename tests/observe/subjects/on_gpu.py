@@ -3,6 +3,7 @@
 import gc
 import sys
 import time
+from typing import Any
 
 import torch
 from fake_gpu import Gpu, Work
@@ -11,10 +12,20 @@ from torch.overrides import TorchFunctionMode
 
 seconds, forward_ms, backward_ms, host_ms = map(float, sys.argv[1:5])
 words = sys.argv[5:]
+if "warms" in words:  # a model on the CPU comes first
+    torch.nn.Linear(4, 1)(torch.ones(8, 4)).mean().backward()
 gpu = Gpu()
 gpu.install()
+if "apart" in words:  # the model is on the GPU, and its loss is computed on the CPU
+    looks: Any = sys.modules["_ndd_watch.install"].observer.looks  # type: ignore[attr-defined]
+    looks.device = lambda tensor: torch.device("cuda:0" if isinstance(tensor, nn.Parameter) else "cpu")
 if "broken" in words:
     torch.cuda.Event.query = None
+if "uncounted" in words:  # as torch has it, with an allocator of somebody else
+    source = 'def stats(device=None):\n    raise RuntimeError("does not yet support getDeviceStats")'
+    names: dict[str, Any] = {}
+    exec(compile(source, torch.cuda.memory.__file__, "exec"), names)
+    torch.cuda.memory_stats = names["stats"]
 torch.manual_seed(0)
 
 
@@ -64,6 +75,8 @@ begin, steps, value = time.monotonic(), 0, 0.0
 while time.monotonic() - begin < seconds:
     if "asks" in words and steps == 20:
         sys.modules["_ndd_watch.clock"].S[17] += 1  # for a capture, see ndd_watch.mapped
+    if "moves" in words and steps == 40:
+        gpu.index = 1
     time.sleep(host_ms / 1e3)
     if "mode" in words and steps == 10:
         Mode().__enter__()

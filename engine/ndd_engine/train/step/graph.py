@@ -235,17 +235,14 @@ class StepGraph:
 
     def _fits(self, micro: list[Batch]) -> bool:
         """Whether the batches can take the place of the captured ones; gives up after too many that cannot."""
-        shapes = all(
-            there.shape == tensor.shape and there.dtype == tensor.dtype
-            for static, batch in zip(self._static, micro, strict=True)
-            for there, tensor in zip(tensors(static), tensors(batch), strict=True)
-        )
-        # Numbers, words and flags were captured as they were then: a replay would compute with those.
+        kinds = [[(each.shape, each.dtype) for each in tensors(batches)] for batches in (self._static, micro)]
+        shapes = kinds[0] == kinds[1]
+        # Keys, numbers, words and flags were captured as they were then: a replay would compute with those.
         same = shapes and all(map(same_constants, self._static, micro))
         if not same:
             self._others += 1
             if self._others == MANY_OTHERS:
-                why = "values in the batches that are not tensors change: make tensors of them"
+                why = "keys or values in the batches that are not tensors change: make tensors of the values"
                 self._give_up(why if shapes else "batch shapes change: pad all batches to one shape")
         return same
 
