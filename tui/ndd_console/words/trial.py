@@ -77,7 +77,7 @@ def trial_facts(trial: TrialEvent, title: str = "") -> Facts:
         blocks = f"{counted(trial.abba_blocks, 'ABBA block')}{pairs_text(trial.pairs)}"
         interval = f"{trial.confidence * 100:.0f} % CI from {blocks}"
         if trial.between is not None:
-            interval += f" and the start-to-start variance, {trial.between * 100:.2g} %"
+            interval += f" and the usual difference between processes, {trial.between * 100:.2g} %"
     where = f" on {trial.device}" if trial.device else ""
     effect = "yes" if trial.in_effect else f"{MISSING}: cannot be verified"
     if trial.in_effect is False:
