@@ -14,8 +14,6 @@ from ndd_console.view.ranks_page import ranks_lines
 from ndd_console.view.rows import width_of
 from ndd_console.view.style import Look, Row
 from ndd_console.words.diagnosis import DiagnosisResult
-from ndd_console.words.ranks import late_words, ranks_words
-from ndd_console.words.run import progress_line
 from ndd_engine.diagnose import diagnose
 
 from .fake_ranks import PLANTED, planted_snapshot
@@ -67,22 +65,11 @@ def test_every_row_fits(world: int, size: tuple[int, int]) -> None:
     assert all(width_of(row) <= size[0] for row in ranks_lines(value, size[0]))
 
 
-def test_the_header_counts_ranks_and_hosts() -> None:
-    assert ranks_words(planted_snapshot(2)) == "2 ranks, DDP, 1 host"
-    assert ranks_words(planted_snapshot(1024)) == "1,024 ranks, FSDP2, 128 hosts"
-    assert "2 ranks, DDP, 1 host" in live(2).splitlines()[0]
-
-
 def test_ranks_that_are_only_a_part_of_those_launched_keep_their_numbers() -> None:
-    value = planted_snapshot(64)
-    assert value.ranks is not None
-    newest = replace(value.ranks.newest, launched=256, first_rank=64)
-    value = replace(value, ranks=replace(value.ranks, newest=newest))
-    assert ranks_words(value).startswith("64 of 256 ranks, FSDP2")
-    assert value.ranks is not None
-    assert " 64 " in plain(heat_map(value.ranks, 28, 10)) and " 0 " not in plain(
-        heat_map(value.ranks, 28, 10)
-    )
+    ranks = planted_snapshot(64).ranks
+    assert ranks is not None
+    rows = plain(heat_map(replace(ranks, newest=replace(ranks.newest, launched=256, first_rank=64)), 28, 10))
+    assert " 64 " in rows and " 0 " not in rows
 
 
 def test_exchange_and_skew_are_rows_of_the_step_and_the_longest_names_its_rank() -> None:
@@ -103,8 +90,7 @@ def test_few_ranks_are_bars_and_many_a_heat_map() -> None:
 
 def test_the_late_rank_is_named_with_its_code() -> None:
     text = live(2)
-    assert "rank 1 holds up the others: +7.6 ms a step in data_wait" in text
-    assert "text.py:88 tokenise" in text
+    assert "+7.6 ms" in text and "text.py:88" in text
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -122,15 +108,8 @@ def test_the_page_has_the_slowest_ranks_first_and_a_summary(world: int) -> None:
     ]  # fmt: skip
 
 
-def test_progress_names_the_slowest() -> None:
-    assert late_words(planted_snapshot(2)) == "2 ranks, slowest 1 (+7.6 ms data_wait)"
-    assert late_words(planted_snapshot(64)) == "64 ranks, no straggler"
-    assert "2 ranks, slowest 1 (+7.6 ms data_wait)" in progress_line(planted_snapshot(2))
-
-
 def test_a_run_with_one_rank_shows_none_of_it() -> None:
     value = snapshot(False)
-    assert late_words(value) == ranks_words(value) == ""
     assert "rank" not in plain(live_rows(value, LiveState("a", "training", KEYS[:1]), 80, 24))
     assert "one rank" in plain(ranks_lines(value, 78))
 

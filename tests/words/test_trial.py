@@ -38,7 +38,8 @@ def test_the_facts_name_what_needs_attention() -> None:
     facts = trial_facts(event)
     assert trial_text(event) == "faster 1.40x (1.30 to 1.50)" and not facts.warn
     assert dict(facts.rows) == {
-        "interval": "95 % CI from 12 ABBA blocks of 6 pairs of processes and the start-to-start variance, 1.2 %",
+        "interval": "95 % CI from 12 ABBA blocks of 6 pairs of processes and the usual difference between processes, "
+        "1.2 %",
         "baseline": "run one; measured for 60 s, and 10.0 s to finish on CPU",
         "in effect": "yes",
         "loss": "close",

@@ -10,11 +10,12 @@ import click
 
 from ndd_console.render.text import lines
 from ndd_console.words.claims import claims_listed, claims_measured, duration_text, part_conditions
+from ndd_console.words.trial import measurement
 from ndd_engine.record.rundir import runs_root
 
 from .measuring import check_writable, stoppable, write
 from .options import budget_option, command, flag, json_option, output_option, pause_option
-from .printing import ProgressLines, measurement, say, show
+from .printing import ProgressLines, say, show
 
 if TYPE_CHECKING:
     from ndd_engine.trial.claims import ClaimsState

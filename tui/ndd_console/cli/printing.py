@@ -13,9 +13,7 @@ from typing import Any
 import click
 
 from ndd_console.words.blocks import Block
-from ndd_console.words.figures import interval_text, pairs_text
-from ndd_engine.text import counted, printable
-from ndd_engine.trial.request import Progress
+from ndd_engine.text import printable
 
 
 def say(line: str) -> None:
@@ -48,16 +46,6 @@ def show(result: dict[str, Any] | Iterable[str] | Iterable[Block]) -> None:
 def terminal_width() -> int | None:
     """Columns of the terminal; None if standard output is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def measurement(progress: Progress) -> str:
-    """ "12/60 s   measuring   4 ABBA blocks   1.41x (1.33 to 1.50)"."""
-    parts = [f"{progress.spent_s:3.0f}/{progress.budget_s:.0f} s", printable(progress.doing)]
-    if progress.abba_blocks:
-        parts.append(f"{counted(progress.abba_blocks, 'ABBA block')}{pairs_text(progress.pairs)}")
-    if progress.ratio is not None:
-        parts.append(interval_text(progress.ratio, progress.low, progress.high))
-    return "   ".join(parts)
 
 
 class ProgressLines:

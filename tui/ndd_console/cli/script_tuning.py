@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ndd_console.words.trial import measurement
 from ndd_console.words.tuning import script_blocks
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import EXIT_FAILED, UsageError
@@ -25,7 +26,7 @@ from ndd_engine.trial.candidates import Place
 from ndd_engine.trial.request import Progress
 
 from .measuring import stoppable
-from .printing import ProgressLines, measurement, say, show
+from .printing import ProgressLines, say, show
 
 # How long the script is observed before its changes are measured.
 OBSERVED_STEPS, OBSERVED_S, MOST_S = 60, 10.0, 60.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ndd_console.words.trial import trial_blocks
+from ndd_console.words.trial import measurement, trial_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
@@ -32,7 +32,7 @@ from .options import (
     side_effects_option,
     workload_option,
 )
-from .printing import ProgressLines, measurement, say, show
+from .printing import ProgressLines, say, show
 
 # Share of the recorded time above which a trial says that it leaves evaluations and checkpoints out.
 LEFT_OUT = 0.02
@@ -224,7 +224,7 @@ class TrialProgress(ProgressLines):
 
     def look(self, progress: Progress) -> None:
         """Called a few times a second."""
-        text = measurement(progress)
+        text = printable(measurement(progress))
         if self._moving:
             width = max(shutil.get_terminal_size().columns - 1, 20)
             self._stream.write(f"\r\x1b[K{text[:width]}")

@@ -9,7 +9,7 @@ import click
 
 from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.terminal import interactive
-from ndd_console.words.trial import ratio_text
+from ndd_console.words.trial import measurement, ratio_text
 from ndd_console.words.tuning import tuning_blocks
 from ndd_engine.api.sources import baseline_of, configured_run
 from ndd_engine.config import read
@@ -30,7 +30,7 @@ from .options import (
     side_effects_option,
     workload_option,
 )
-from .printing import ProgressLines, measurement, say, show
+from .printing import ProgressLines, say, show
 
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningRow, TuningState

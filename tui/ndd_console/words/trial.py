@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, counted, duration, number, size
 
 from .blocks import Block, Facts, Table, Text
 from .figures import interval_text, pairs_text
+
+if TYPE_CHECKING:
+    from ndd_engine.trial.request import Progress
 
 # verdict: style of it on a screen.
 VERDICTS = {
@@ -33,6 +36,16 @@ def trial_text(trial: TrialEvent | None) -> str:
 def ratio_text(trial: TrialEvent | None, missing: str = "") -> str:
     """ "1.42x (1.35 to 1.49)"; `missing` without a ratio."""
     return (interval_text(trial.ratio, trial.low, trial.high) if trial is not None else "") or missing
+
+
+def measurement(progress: Progress) -> str:
+    """ "12/60 s   measuring   4 ABBA blocks   1.41x (1.33 to 1.50)"."""
+    parts = [f"{progress.spent_s:3.0f}/{progress.budget_s:.0f} s", progress.doing]
+    if progress.abba_blocks:
+        parts.append(f"{counted(progress.abba_blocks, 'ABBA block')}{pairs_text(progress.pairs)}")
+    if progress.ratio is not None:
+        parts.append(interval_text(progress.ratio, progress.low, progress.high))
+    return "   ".join(parts)
 
 
 def trial_blocks(trial: TrialEvent) -> Iterator[Block]:
@@ -64,7 +77,7 @@ def trial_facts(trial: TrialEvent, title: str = "") -> Facts:
         blocks = f"{counted(trial.abba_blocks, 'ABBA block')}{pairs_text(trial.pairs)}"
         interval = f"{trial.confidence * 100:.0f} % CI from {blocks}"
         if trial.between is not None:
-            interval += f" and the start-to-start variance, {trial.between * 100:.2g} %"
+            interval += f" and the usual difference between processes, {trial.between * 100:.2g} %"
     where = f" on {trial.device}" if trial.device else ""
     effect = "yes" if trial.in_effect else f"{MISSING}: cannot be verified"
     if trial.in_effect is False:
