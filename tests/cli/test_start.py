@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -73,29 +72,6 @@ def test_completion_offers_commands_and_runs(tmp_path: Path) -> None:
     (tmp_path / "runs" / "my-run" / "events.jsonl").touch()
     for words, expected in (("ndd-console at", "attach"), ("ndd-console attach my", "my-run")):
         assert expected in completed(tmp_path, words).stdout
-
-
-@pytest.mark.parametrize(("old", "new"), [("card", "gpu"), ("ladder", "tune")])
-def test_renamed_commands_work_for_one_release_with_a_warning(tmp_path: Path, old: str, new: str) -> None:
-    before, after = run(old, "--help", folder=tmp_path), run(new, "--help", folder=tmp_path)
-    assert before.returncode == 0
-    assert before.stdout.replace(f"ndd-console {old}", f"ndd-console {new}", 1) == after.stdout
-    assert (
-        before.stderr == f"warning: `{old}` is deprecated, use `ndd-console {new}`\n" and after.stderr == ""
-    )
-    assert f" {old} " not in run("--help", folder=tmp_path).stdout
-
-
-def test_a_renamed_command_runs(tmp_path: Path) -> None:
-    done = run("card", "--json", folder=tmp_path)
-    assert json.loads(done.stdout)["device"] and "deprecated" in done.stderr
-
-
-def test_renamed_commands_are_not_completed(tmp_path: Path) -> None:
-    for word in ("card", "ladder"):
-        assert word not in completed(tmp_path, f"ndd-console {word[:2]}").stdout
-    options = completed(tmp_path, "ndd-console card --js")
-    assert "--json" in options.stdout and options.stderr == ""
 
 
 @pytest.mark.parametrize("command", ["", "train", "--help"])

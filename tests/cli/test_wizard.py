@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tomli
 
-from ndd_console.cli.wizard import RENAMED, WizardProgress
+from ndd_console.cli.wizard import WizardProgress
 from ndd_engine.config import read
 
 from .program import run
@@ -85,33 +85,6 @@ def test_mistakes_are_reported_before_probing(tmp_path: Path, arguments: list[st
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (["--card", "Voodoo 2"], "--gpu"),
-        (["--card=Voodoo 2"], "--gpu"),
-        (["--effective", "8", "--free-batch"], "--effective-batch"),
-        (["--shortest", "9999"], "--min-sequence"),
-        (["--leave", "inf"], "--reserve-memory"),
-        (["--goal", "beside", "--size", "huge"], "--goal low-memory"),
-        (["--goal=beside", "--size", "huge"], "--goal low-memory"),
-    ],
-)
-def test_old_names_of_options_work_and_warn(tmp_path: Path, old: list[str], new: str) -> None:
-    done = run("wizard", "--headless", *old, folder=tmp_path)
-    assert done.returncode == 2  # because of the value or the next option
-    assert "No such option" not in done.stderr
-    warning, *rest = done.stderr.splitlines()
-    assert warning.startswith("warning: ") and warning.endswith(f" is deprecated, use {new}")
-    assert new.split()[0] in "\n".join(rest) or "huge" in done.stderr
-
-
-def test_old_names_of_options_are_hidden(tmp_path: Path) -> None:
-    shown = run("wizard", "--help", folder=tmp_path).stdout
-    assert "--gpu" in shown and "low-memory" in shown and not set(RENAMED) & set(shown.split())
-    assert "beside" not in shown
 
 
 def test_progress_prints_each_stage_once() -> None:

@@ -47,9 +47,6 @@ STANDALONE = frozenset({"gpu", "config", "trace", "memory", "scaffold", "complet
 RUNS_HELP = "Folder of the runs (default: $NDD_RUNS, otherwise ./runs)."
 ASCII_HELP = "Draw with ASCII characters only."
 
-# Old name -> command. Hidden; they work for one release and print a warning.
-RENAMED = {"card": "gpu", "ladder": "tune"}
-
 
 class LazyGroup(click.Group):
     """Lists its commands without importing them, so that --help stays fast."""
@@ -76,11 +73,6 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in RENAMED:
-            new = RENAMED[cmd_name]
-            if not ctx.resilient_parsing:  # not while a shell completes the line
-                click.echo(f"warning: `{cmd_name}` is deprecated, use `ndd-console {new}`", err=True)
-            cmd_name = new
         if cmd_name not in COMMANDS:
             return None
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
@@ -94,12 +86,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if (
-            name not in COMMANDS
-            and name not in RENAMED
-            and not name.startswith("-")
-            and not ctx.resilient_parsing
-        ):
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             from ndd_engine.config.messages import meant
 
             hint = meant(name, list(COMMANDS))

@@ -32,29 +32,6 @@ _SHOWN = ("size", "sequence", "dtype", "ranks", "micro", "accum", "memory", "ste
 MIB = 1 << 20
 # Maximum rows of the table of proposals that were not measured.
 ROWS = 12
-# Options of earlier releases: hidden, they still work for one release and warn.
-RENAMED = {
-    "--card": "--gpu", "--effective": "--effective-batch", "--leave": "--reserve-memory",
-    "--shortest": "--min-sequence",
-}  # fmt: skip
-_OLD_GOAL, _NEW_GOAL = "beside", "low-memory"
-
-
-class WizardCommand(click.Command):
-    """Accepts the options and the goal of earlier releases."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
-        for place, arg in enumerate(args[:end]):
-            option, equals, value = arg.partition("=")
-            goal = arg if place and args[place - 1] == "--goal" else value if option == "--goal" else ""
-            if goal == _OLD_GOAL:
-                click.echo(f"warning: --goal {_OLD_GOAL} is deprecated, use --goal {_NEW_GOAL}", err=True)
-                args[place] = arg.replace(_OLD_GOAL, _NEW_GOAL)
-            elif new := RENAMED.get(option):
-                click.echo(f"warning: {option} is deprecated, use {new}", err=True)
-                args[place] = new + equals + value
-        return super().parse_args(ctx, args)
 
 
 @command(
@@ -64,7 +41,6 @@ class WizardCommand(click.Command):
     "wizard run.toml --goal low-memory --headless -o run2.toml",
     "wizard --workload finetune --gpu A100 --headless",
     stops=True,
-    cls=WizardCommand,
 )
 @configuration
 @click.option(
