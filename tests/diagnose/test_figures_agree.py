@@ -23,7 +23,7 @@ from ndd_console.view.blocks import idle_heading
 from ndd_console.view.diagnosis import diagnosis_lines
 from ndd_console.view.findings import DiagnosisResult, finding_rows
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.trial import TrialState, trial_rows
+from ndd_console.view.trial import TrialState, entries
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.diagnose.healthy import healthy
 from ndd_engine.diagnose.view import View
@@ -213,8 +213,8 @@ def assert_tried(found: tuple[Finding, ...], width: int) -> None:
     if named is not None:
         assert named[1].rstrip(";…") in " ".join(first.sets)
     # The screen that it opens has it selected, with the same ceiling.
-    screen = shown(trial_rows(TrialState("choose", "one", offered), 120, 30))
-    selected = next(place for place, line in enumerate(screen) if "▸" in line)
+    screen = shown(list(entries(TrialState("choose", "one", offered), 120)[0].rows))
+    selected = 0
     assert first.sets[0] in screen[selected]
     if found[0].ceiling is not None:
         (bound,) = ceilings(screen[selected + 1])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ndd_console.__main__ import status_of
 from ndd_console.cli.printing import say, show, table
-from ndd_console.jobs.run_sources import tail
+from ndd_console.jobs.log_tail import LogTail
 from ndd_engine.config import anywhere, read, to_toml
 from ndd_engine.errors import NddError
 from ndd_engine.record.events import MarkEvent, SettingEvent, StageEvent
@@ -224,7 +224,7 @@ def log_page(text: str, folder: Path) -> None:
     folder.mkdir()
     path = folder / "console.log"
     path.write_bytes(text.encode("utf-8", "surrogatepass") * 3)
-    for line in tail(path, 100):
+    for line in LogTail(path).read():
         clean(line)
 
 

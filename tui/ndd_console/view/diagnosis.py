@@ -59,6 +59,14 @@ def command_text(name: str, sets: Sequence[str]) -> str:
     return f"ndd-console try {shlex.quote(name)} {edits}"
 
 
+def first_command(name: str, findings: Iterable[Finding]) -> str:
+    """The command that measures the first change that can be tried; "" if there is none."""
+    sets = [
+        change.sets for finding in findings if not finding.leave for change in finding.changes if change.sets
+    ]
+    return command_text(name, sets[0]) if sets else ""
+
+
 def _finding(finding: Finding, name: str, can_try: bool, width: int) -> list[Row]:
     cause = CAUSES.get(finding.cause, finding.cause)
     # Without a ceiling the cost has no upper bound, either.
