@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
+from textual import events
 from textual.app import ComposeResult
+from textual.geometry import Size
 from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.screen import Screen
@@ -173,6 +175,7 @@ class WidgetScreen(KeyScreen):
         self._instead = Lines(look, classes="instead")
         self._instead.display = False
         self.message: tuple[str, str] = ("", "text")
+        self._sized: Size | None = None
 
     def parts(self) -> tuple[Widget, ...]:
         """The widgets above the footer."""
@@ -184,8 +187,10 @@ class WidgetScreen(KeyScreen):
     def on_mount(self) -> None:
         self.paint()
 
-    def on_resize(self) -> None:
-        self.call_after_refresh(self.paint)  # whether a text scrolls depends on its height
+    def on_resize(self, event: events.Resize) -> None:
+        if event.size != self._sized:  # Textual repeats the event while a terminal contradicts itself
+            self._sized = event.size
+            self.call_after_refresh(self.paint)  # whether a text scrolls depends on its height
 
     def say(self, text: str, style: str = "accent") -> None:
         """Show a message above the footer; "" for none."""

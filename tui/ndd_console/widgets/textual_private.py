@@ -149,7 +149,7 @@ class BackgroundDriver(LinuxDriver):
             self._must_signal_resume = True
         if self._continued:  # it came while the screen was being closed
             self._sigcont_application()
-        elif not self._closing():
+        elif not self._app_closes():
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def _sigcont_application(self, *_: object) -> None:
@@ -160,14 +160,14 @@ class BackgroundDriver(LinuxDriver):
             # `bg`: a screen needs the foreground. SIGTERM, which `kill` sends with SIGCONT, is handled first.
             loop = asyncio.get_running_loop()
             loop.call_soon_threadsafe(loop.call_later, _WAIT_S, self._stop_again)
-        elif not self._closing():
+        elif not self._app_closes():
             super()._sigcont_application()
 
     def _stop_again(self) -> None:
-        if self._stopped() and not self._closing() and in_background(self.fileno):
+        if self._stopped() and not self._app_closes() and in_background(self.fileno):
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _closing(self) -> bool:
+    def _app_closes(self) -> bool:
         return bool(getattr(self._app, "closing", False))
 
     def run_input_thread(self) -> None:
