@@ -195,14 +195,14 @@ def test_a_log_is_read_as_it_grows(tmp_path: Path) -> None:
     assert tail.read()[-1] == "last"
 
 
-async def test_ctrl_z_suspends(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda _pid, number: sent.append(number))
+async def test_ctrl_z_stops_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
     for app in (make(FakeSource()), TuningApp(FixedTuning(DONE)), WizardApp(FakeWizard())):
         async with app.run_test(size=(80, 24)) as pilot:
-            monkeypatch.setattr(type(app._driver), "can_suspend", True)
+            monkeypatch.setattr(type(app), "is_headless", False)
             await press(pilot, "ctrl+z")
-    assert sent == [signal.SIGTSTP] * 3
+    assert sent == [(0, signal.SIGTSTP)] * 3
 
 
 def test_the_label_of_a_key_is_its_first_name() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -68,6 +70,11 @@ class ScreenApp(PrivateApp, inherit_bindings=False):
                 if key.help:
                     use = partial(screen.action_use, key.action)
                     yield SystemCommand(f"{screen.word(key)} ({key.shown})", key.help, use)
+
+    def action_suspend_process(self) -> None:
+        """Stop as a terminal's Ctrl-Z does: with the whole process group, so that the shell's prompt returns."""
+        if not self.is_headless:
+            os.kill(0, signal.SIGTSTP)
 
     @property
     def closing(self) -> bool:

@@ -61,7 +61,13 @@ _STEERED = ("commands", "training", "own training")
 
 APP_KEYS = (
     Key("ctrl+p", "command_palette", "commands", "find a command of the screen by its name", label="Ctrl-P"),
-    Key("ctrl+z", "suspend_process", "suspend", "suspend ndd-console; `fg` continues it", label="Ctrl-Z"),
+    Key(
+        "ctrl+z",
+        "suspend_process",
+        "suspend",
+        "suspend ndd-console, and with it a run that trains in it (fg continues)",
+        label="Ctrl-Z",
+    ),
 )
 LIVE_KEYS = (
     Key("t", "try", "try", "try a change: measure it against the current configuration", ("change",)),
@@ -82,7 +88,7 @@ LIVE_KEYS = (
     Key("y", "copy", "copy", "copy the command that measures the proposed change", ("command",), drop=1),
     Key("i", "settings", "settings", "settings and whether they are in effect; work per step", drop=3),
     Key("l", "log", "log", "log: captured output (print, warnings)"),
-    Key("question_mark", "help", "help", "this page: keys and glossary", label="?"),
+    Key("question_mark", "help", "help", "help: keys and glossary", label="?"),
     Key("q,ctrl+q", "quit", "quit", "quit: stop after a checkpoint, or keep the run running"),
     Key(
         "ctrl+c", "interrupt", "stop", "stop after a checkpoint; again: stop immediately", label="Ctrl-C",
@@ -112,7 +118,7 @@ HOME_KEYS = (
     Key("s", "start", "start", "start the selected configuration or workload", ("startable",)),
     Key("w", "wizard", "wizard", "wizard for the selected configuration or workload", ("wizard",)),
     Key("r", "reload", "refresh", "read the folder and the runs again"),
-    Key("question_mark", "help", "help", "this page: keys and glossary", label="?"),
+    Key("question_mark", "help", "help", "help: keys and glossary", label="?"),
     Key("escape", "close_message", "close message", drop=None),
     Key("q,ctrl+q,ctrl+c", "quit", "quit", "quit"),
 )
@@ -148,8 +154,8 @@ WIZARD_KEYS = (
     Key("space", "mark", "mark", "trade-offs: mark a row (✔) for measurement", ("table page",)),
     Key("s", "sort", "sort", "trade-offs: sort by the next column, marked with ▾", ("table page",)),
     Key("p", "plot", "plot", "trade-offs: plot memory against speed, or show more rows", ("table page",)),
-    Key("right,l,plus", "more", "change", "goal: next answer", ("goal page",), "←→"),
-    Key("left,h,minus", "less", "previous answer", "goal: previous answer", ("goal page",), "←", drop=None),
+    Key("right,l,plus", "more", "change", "goal: the next or previous answer", ("goal page",), "←→"),
+    Key("left,h,minus", "less", "previous answer", "", ("goal page",), "←", drop=None),
     Key("w", "write", "write", "write the file; a new name unless one was given", ("file page",)),
     Key(
         "t",
@@ -166,26 +172,27 @@ WIZARD_KEYS = (
         ("file page", "existing file"),
     ),
     Key("b,escape,backspace", "back", "back", "back; while work is running: stop it"),
-    Key("question_mark", "help", "help", "this page: keys and glossary", label="?"),
+    Key("question_mark", "help", "help", "help: keys and glossary", label="?"),
     Key("q,ctrl+q,ctrl+c", "close", "close", "close; cancels running work"),
 )
 # Keys inside lists and pages, and of questions.
 SCROLL_KEYS = (
-    Key("up,k", "scroll_up", "scroll", "one line up", label="↑↓"),
-    Key("down,j", "scroll_down", "one line down", "one line down", label="↓", drop=None),
+    Key("up,k", "scroll_up", "scroll", "one line up or down", label="↑↓"),
+    Key("down,j", "scroll_down", "one line down", label="↓", drop=None),
     Key("space,pagedown", "page_down", "next page", "next page", label="space"),
-    Key("pageup", "page_up", "page before", "page before", drop=None),
+    Key("pageup", "page_up", "page before", drop=None),
     Key("home,g", "scroll_home", "top", "top", label="g"),
     Key("end,G,upper_g", "scroll_end", "bottom", "bottom", label="G"),
 )
 LIST_KEYS = (
-    Key("up,k", "cursor_up", "select", "entry before", label="↑↓"),
-    Key("down,j", "cursor_down", "next entry", "next entry", label="↓", drop=None),
+    Key("up,k", "cursor_up", "select", label="↑↓"),
+    Key("down,j", "cursor_down", "next entry", label="↓", drop=None),
 )
 # The tables of the documentation: name -> keys.
 TABLES: dict[str, tuple[Key, ...]] = {
     "live": (*LIVE_KEYS, *APP_KEYS),
     "home": HOME_KEYS,
+    "diagnosis": DIAGNOSIS_KEYS,
     "page": (*SCROLL_KEYS, *PAGE_KEYS),
     "log": LOG_KEYS,
     "trial": TRIAL_KEYS,
