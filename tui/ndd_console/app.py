@@ -86,6 +86,8 @@ class ScreenApp(PrivateApp, inherit_bindings=False):
 
     def on_mount(self) -> None:
         self._console_loop = asyncio.get_running_loop()
+        # After Ctrl-Z and fg the terminal is empty.
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         if self._leaving:
             self._finish(self._leaving)
 
