@@ -16,7 +16,7 @@ def main() -> int:
     """Measure in a real terminal."""
     given = task()
     quick = given.effort != "full"
-    put(given, screen.measure(Options(quick, given.device, pairs=None if quick else PAIRS)))
+    put(given, screen.beside_a_run(Options(quick, given.device, pairs=None if quick else PAIRS)))
     return 0
 
 
