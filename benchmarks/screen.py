@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import painters
 from .common import (
     STATISTICS,
     LoadWatch,
@@ -59,7 +60,12 @@ class Stretch:
     foreign: float
 
 
-def measure(options: Options) -> Table:
+def measure(options: Options) -> list[Table]:
+    """What the screen costs a run, and what a refresh costs with other ways to paint it."""
+    return [beside_a_run(options), painters.measure(options)]
+
+
+def beside_a_run(options: Options) -> Table:
     """Ratio, bytes and CPU time."""
     pairs, block_s = options.repeats(options.pairs or 30, 3), options.seconds(2.5, 1.2)
     say(f"screen: {2 * pairs + 1} blocks of {block_s} s")

@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -20,6 +21,7 @@ from typing import Any, get_type_hints
 
 import ndd_profiles
 from ndd_console.view.glossary import GLOSSARY
+from ndd_console.view.keys import APP_KEYS, LIVE_KEYS, TABLES, Key
 from ndd_engine.config.reference import allowed, section_keys
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import OWN, SECTIONS, Section
@@ -67,7 +69,7 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 def pages() -> Iterator[tuple[Path, str, str]]:
     """Each page, its text, and its text as generated now. Raises ValueError, as `filled` does."""
-    for path in sorted(Path(__file__).parent.glob("*.md")):
+    for path in (ROOT / "README.md", *sorted(Path(__file__).parent.glob("*.md"))):
         text = path.read_text("utf-8")
         yield path, text, filled(with_titles(text) if path.name == "diagnosis.md" else text)
 
@@ -254,6 +256,32 @@ def groups() -> Sequence[tuple[str, Sequence[tuple[str, str]]]]:
     return tuple((title.capitalize(), pairs) for title, pairs in GLOSSARY)
 
 
+# Keys.
+
+
+def live_keys() -> str:
+    """The keys of the live screen."""
+    return _key_table((*LIVE_KEYS, *APP_KEYS))
+
+
+def other_keys() -> str:
+    """The keys of the other screens."""
+    return "\n\n".join(
+        f"### {name.capitalize()}\n\n{_key_table(keys)}" for name, keys in TABLES.items() if name != "live"
+    )
+
+
+def key_words() -> str:
+    """The keys of the live screen in one sentence."""
+    keys = (key for key in LIVE_KEYS if key.drop is not None)
+    words = ", ".join(f"`{key.shown}` {key.word}" for key in keys)
+    return textwrap.fill(f"Keys on the live screen: {words}.", 120, break_long_words=False)
+
+
+def _key_table(keys: Sequence[Key]) -> str:
+    return _table(("key", "what it does"), [(f"`{key.shown}`", key.help) for key in keys if key.help])
+
+
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -267,6 +295,9 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "phases": phases,
     "claims": claims,
     "glossary": glossary,
+    "keys-live": live_keys,
+    "keys-other": other_keys,
+    "keys-words": key_words,
 }
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from ndd_console.app import CanvasApp, ConsoleApp, TuningApp, WizardApp
+from ndd_console.app import ConsoleApp, ScreenApp, TuningApp, WizardApp
 from ndd_console.jobs.run_sources import EngineSource, HomeFolder
 from ndd_console.jobs.tuning import TuningJob
 from ndd_console.jobs.wizard import WizardJob
@@ -227,7 +227,7 @@ async def until(true: Callable[[], bool], pilot: Pilot[str], seconds: float = 90
         await pilot.pause(0.25)
 
 
-def save(name: str, app: CanvasApp) -> None:
+def save(name: str, app: ScreenApp) -> None:
     """Write the current screen as SVG."""
     (FOLDER / f"{name}.svg").write_text(app.export_screenshot(title="ndd-console"), encoding="utf-8")
 

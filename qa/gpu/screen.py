@@ -17,7 +17,7 @@ def main() -> int:
     """Measure in a real terminal."""
     given = task()
     full = given.effort == "full"
-    put(given, screen.measure(Options(given.effort, given.device, pairs=PAIRS if full else None)))
+    put(given, screen.beside_a_run(Options(given.effort, given.device, pairs=PAIRS if full else None)))
     return 0
 
 

@@ -18,21 +18,26 @@ from tests.terminal.screen import START_S, Terminal
 from tests.trial.written_runs import steady, windows, write_run
 from tests.ui import fake_tuning, fake_wizard, fakes
 from tests.ui.fake_sources import FakeHome, FakeSource, FakeTrials
+from tests.ui.pilots import text_of
 
 from ndd_console.app import ConsoleApp
 from ndd_console.render.rows import block_rows
 from ndd_console.screens.base import CanvasScreen
-from ndd_console.view.frame import inner_width
-from ndd_console.view.home import HomeState, RunRow, StartRow, home_rows
+from ndd_console.view import home as home_view
+from ndd_console.view import trial as trial_view
+from ndd_console.view import tuning as tuning_view
+from ndd_console.view import wizard as wizard_view
+from ndd_console.view.frame import Entry, framed, inner_width
+from ndd_console.view.help import help_lines
+from ndd_console.view.home import HomeState, RunRow, StartRow
+from ndd_console.view.keys import LIVE_KEYS
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.pager import help_lines, log_view, page_rows
-from ndd_console.view.question import box, overlay
 from ndd_console.view.rows import width_of
 from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import COLOUR, Row, ascii_rows
-from ndd_console.view.trial import BUDGETS_S, ProposedChange, TrialState, trial_rows
-from ndd_console.view.tuning import TuningView, tuning_rows
-from ndd_console.view.wizard import PAGES, Field, Preview, WizardView, wizard_rows
+from ndd_console.view.trial import BUDGETS_S, ProposedChange, TrialState
+from ndd_console.view.tuning import TuningView
+from ndd_console.view.wizard import PAGES, Field, Preview, WizardView
 from ndd_console.widgets.canvas import Canvas, changes
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_engine.diagnose import diagnose
@@ -122,6 +127,8 @@ def in_app(seed: int) -> None:
                     canvas = app.screen.canvas
                     if rows := list(canvas.rows):
                         whole(rows, width_of(rows[0]), len(rows))
+                elif not app.closing:
+                    assert all(line.isprintable() for line in text_of(app).split("\n"))
 
     asyncio.run(scenario())
     assert app.failures == [], app.failures[0][-1500:]
@@ -187,39 +194,27 @@ def live(rng: random.Random) -> Draw:
     waited = rng.choice((None, 0, 12.0, 1e9))
     diagnosed, can_try = result_of(rng, found), rng.random() < 0.5
     state = LiveState(strange.text(rng), found.status, keys, message, waited, diagnosed, can_try)
-    question = f"{strange.text(rng)} is still running." if rng.random() < 0.3 else ""
+    return partial(live_rows, found, state)
 
-    def draw(width: int, height: int) -> list[Row]:
-        rows = live_rows(found, state, width, height)
-        return overlay(rows, box(question, keys, width), width) if question else rows
 
-    return draw
+def in_frame(make: Callable[[int, int], list[Row]]) -> Draw:
+    """The rows that `make` returns for the width between the margins."""
+    return lambda width, height: framed(make(inner_width(width), height), [], width, height)
+
+
+def rows_of(entries: list[Entry]) -> list[Row]:
+    return [row for item in entries for row in item.rows]
 
 
 def page(rng: random.Random) -> Draw:
-    found, top = snapshot(rng), rng.choice((0, 1, 40))
-    log = [strange.text(rng) for _ in range(rng.randrange(30))]
-    choices = (
-        help_lines,
-        partial(settings_lines, found),
-        partial(log_view, log),
-    )
-    lines = rng.choice(choices)
-    title = strange.text(rng)
-    return lambda width, height: page_rows(
-        lines(inner_width(width)), top, (("esc", "back"),), title, width, height
-    )
+    lines = rng.choice((partial(help_lines, keys=LIVE_KEYS), partial(settings_lines, snapshot(rng))))
+    return in_frame(lambda width, height: lines(width=width))
 
 
 def diagnosis(rng: random.Random) -> Draw:
     found = snapshot(rng)
     result, name, can_try = result_of(rng, found), strange.text(rng), rng.random() < 0.5
-
-    def draw(width: int, height: int) -> list[Row]:
-        lines = block_rows(diagnosis_blocks(found, result, name, can_try), inner_width(width))
-        return page_rows(lines, 0, (("esc", "back"),), "diagnosis", width, height)
-
-    return draw
+    return in_frame(lambda width, height: block_rows(diagnosis_blocks(found, result, name, can_try), width))
 
 
 def home(rng: random.Random) -> Draw:
@@ -229,11 +224,12 @@ def home(rng: random.Random) -> Draw:
         tuple(strange.text(rng) for _ in range(rng.randrange(5))),
         tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(6))),
         tuple(strange.mutated(rng, run, 0.4) for _ in range(rng.randrange(30))),
-        rng.choice((0, 1, 3, 30, 99)),
-        rng.choice((None, strange.text(rng))),
-        rng.random() < 0.5,
     )
-    return partial(home_rows, state)
+    return in_frame(
+        lambda width, height: [
+            *home_view.heading(state, width, height), *rows_of(home_view.entries(state, width))
+        ]
+    )  # fmt: skip
 
 
 def trial(rng: random.Random) -> Draw:
@@ -241,27 +237,42 @@ def trial(rng: random.Random) -> Draw:
         strange.mutated(rng, ProposedChange(("loader.workers=4",), "too few workers", None, 2.0), 0.4)
         for _ in range(rng.randrange(5))
     )
-    typed = strange.text(rng)
     progress = Progress("measuring", 12.0, 60.0, 3, 1.1, 0.96, 1.26)
     state = TrialState(
-        rng.choice(("choose", "measure", "result")), strange.text(rng), offered, rng.randrange(len(offered) + 1),
-        typed, rng.randrange(len(typed) + 1), rng.choice(("", strange.text(rng))),
+        rng.choice(("choose", "measure", "result")), strange.text(rng), offered,
+        rng.choice(("", strange.text(rng))),
         tuple(strange.mutated(rng, fakes.trial_event(), 0.3) for _ in range(rng.randrange(4))),
         (strange.text(rng),), rng.choice(("", strange.text(rng))), rng.choice(BUDGETS_S),
         rng.choice((None, strange.mutated(rng, progress, 0.3))), rng.random() < 0.3,
         rng.choice((None, strange.mutated(rng, fakes.trial_event(), 0.3))), rng.choice(("", strange.text(rng))),
     )  # fmt: skip
-    return partial(trial_rows, state)
+
+    def draw(width: int, height: int) -> list[Row]:
+        if state.stage == "measure":
+            return trial_view.measuring(state, width)
+        if state.stage == "result":
+            return trial_view.result(state, width, height)
+        return [
+            *trial_view.heading(state, width, height), *rows_of(trial_view.entries(state, width)),
+            *trial_view.problems(state, width, height),
+        ]  # fmt: skip
+
+    return in_frame(draw)
 
 
 def tuning(rng: random.Random) -> Draw:
     state = rng.choice((None, fake_tuning.MEASURING, fake_tuning.DONE))
     view = TuningView(
         strange.text(rng), state and strange.mutated(rng, state, rng.choice((0.05, 0.3))),
-        rng.choice((None, 0, 5, -3, 10**6)), rng.random() < 0.3, rng.choice(("", "", strange.text(rng))),
+        rng.random() < 0.3, rng.choice(("", "", strange.text(rng))),
         rng.choice(("", strange.text(rng))), rng.choice(("", strange.text(rng))),
     )  # fmt: skip
-    return partial(tuning_rows, view)
+    return in_frame(
+        lambda width, height: [
+            *tuning_view.heading(view, width), *rows_of(tuning_view.entries(view, width)),
+            *tuning_view.below(view, width, height),
+        ]
+    )  # fmt: skip
 
 
 def wizard(rng: random.Random) -> Draw:
@@ -287,19 +298,33 @@ def wizard(rng: random.Random) -> Draw:
         notes=texts,
         column=rng.randrange(12),
         plot=rng.random() < 0.7,
-        chosen=rng.choice((0, 1, 5, 40)),
-        top=rng.choice((0, 3, 99)),
         stage=strange.text(rng),
         share=rng.choice((None, 0.0, 0.4, 1.0)),
         left_s=rng.choice((None, 9.0, 1e12)),
         file=Preview(texts, strange.text(rng), rng.random() < 0.5, texts[:3]),
         show_diff=rng.random() < 0.3,
         saved=rng.choice(("", strange.text(rng))),
-        message=rng.choice(("", strange.text(rng))),
-        bad=rng.random() < 0.5,
         can_train=rng.random() < 0.5,
     )
-    return partial(wizard_rows, view)
+    chosen = rng.choice((None, *rows))
+    pages: tuple[Callable[[int, int], list[Row]], ...] = (
+        lambda width, _: wizard_view.machine_page(view, width),
+        lambda width, _: rows_of(wizard_view.workload_entries(view, width)),
+        lambda width, _: [*rows_of(wizard_view.field_entries(view)), *wizard_view.data_rows(view, width)],
+        lambda width, height: wizard_view.probing_page(view, width, height),
+        lambda width, height: [
+            wizard_view.table_heading(view, width), *rows_of(wizard_view.table_entries(view, width)),
+            *wizard_view.table_below(view, chosen, width, height),
+        ],
+        lambda width, _: [
+            *wizard_view.verify_heading(view, width), *rows_of(wizard_view.verify_entries(view, width)),
+            *wizard_view.verify_below(view, width),
+        ],
+        lambda width, _: wizard_view.file_page(view, width),
+    )  # fmt: skip
+    return in_frame(
+        lambda width, height: [wizard_view.trail(view.page, width), *pages[view.page](width, height)]
+    )
 
 
 KIND = Kind(

@@ -19,7 +19,7 @@ from tests.ui.fakes import trial_event
 
 from ndd_console.__main__ import status_of
 from ndd_console.cli.printing import say, show
-from ndd_console.jobs.run_sources import tail
+from ndd_console.jobs.log_tail import LogTail
 from ndd_console.words.blocks import Table
 from ndd_engine.config import anywhere, read, to_toml
 from ndd_engine.errors import NddError
@@ -226,7 +226,7 @@ def log_page(text: str, folder: Path) -> None:
     folder.mkdir()
     path = folder / "console.log"
     path.write_bytes(text.encode("utf-8", "surrogatepass") * 3)
-    for line in tail(path, 100):
+    for line in LogTail(path).read():
         clean(line)
 
 

@@ -22,7 +22,7 @@ from ndd_console.screens.trial import proposed_changes
 from ndd_console.view.blocks import idle_heading
 from ndd_console.view.findings import finding_rows
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.trial import TrialState, trial_rows
+from ndd_console.view.trial import TrialState, entries
 from ndd_console.words.diagnosis import DiagnosisResult, diagnosis_blocks
 from ndd_console.words.finding import event_line
 from ndd_console.words.run import progress_line, summary
@@ -215,8 +215,8 @@ def assert_tried(found: tuple[Finding, ...], width: int) -> None:
     if named is not None:
         assert named[1].rstrip(";…") in " ".join(first.sets)
     # The screen that it opens has it selected, with the same ceiling.
-    screen = shown(trial_rows(TrialState("choose", "one", offered), 120, 30))
-    selected = next(place for place, line in enumerate(screen) if "▸" in line)
+    screen = shown(list(entries(TrialState("choose", "one", offered), 120)[0].rows))
+    selected = 0
     assert first.sets[0] in screen[selected]
     if found[0].ceiling is not None:
         (bound,) = ceilings(screen[selected + 1])

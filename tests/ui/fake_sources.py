@@ -70,10 +70,26 @@ class FakeTrials:
         self.causes.append(cause)
         return self.jobs[-1]
 
+    def diff(self, sets: Sequence[str]) -> str:
+        return "\n".join(f"+{item}" for item in sets)
+
     def write(self, trial: TrialEvent) -> Path:
         if self.full_disk:
             raise UsageError("charlm-001-changed.toml cannot be written: No space left on device")
         return Path("charlm-001-changed.toml")
+
+
+@dataclass
+class FakeLog:
+    """The output of a fake source, read as it grows."""
+
+    source: FakeSource
+    unfinished: str = ""
+    count: int = 0
+
+    def read(self) -> list[str]:
+        new, self.count = self.source.output[self.count :], len(self.source.output)
+        return new
 
 
 @dataclass
@@ -86,7 +102,7 @@ class FakeSource:
     owned: bool = True
     script: bool = False
     said: str | None = None
-    log: list[str] = field(default_factory=lambda: [f"line {i} of the output" for i in range(40)])
+    output: list[str] = field(default_factory=lambda: [f"line {i} of the output" for i in range(40)])
     commands: list[str] = field(default_factory=list)
     closed: bool = False
     asked: int = 0
@@ -102,8 +118,8 @@ class FakeSource:
     def notice(self) -> str | None:
         return self.said
 
-    def log_lines(self, count: int) -> list[str]:
-        return self.log[-count:]
+    def log(self) -> FakeLog:
+        return FakeLog(self)
 
     def trials(self) -> FakeTrials | None:
         return self.tries

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from textual.app import App
 from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp
-from ndd_console.screens.base import CanvasScreen
 from ndd_console.screens.interfaces import RunSource
 from ndd_console.screens.live import LiveScreen
 
@@ -20,10 +20,10 @@ def make(source: RunSource | None = None, home: FakeHome | None = None, **option
     return ConsoleApp(source, home, refresh_hz=10.0, clock=Clock(T0 + 12), rules=found(), **options)
 
 
-def text_of(app: ConsoleApp) -> str:
-    screen = app.screen
-    assert isinstance(screen, CanvasScreen)
-    return "\n".join("".join(text for text, _ in row) for row in screen.canvas.rows)
+def text_of(app: App[Any]) -> str:
+    """The text on the screen, as the terminal shows it."""
+    strips = app.screen._compositor.render_strips(app.size)
+    return "\n".join("".join(segment.text for segment in strip) for strip in strips)
 
 
 async def until(pilot: Pilot[Any], true: Callable[[], bool], seconds: float = 5.0) -> None:
@@ -34,9 +34,16 @@ async def until(pilot: Pilot[Any], true: Callable[[], bool], seconds: float = 5.
     raise AssertionError("the condition was not met in time")
 
 
+async def press(pilot: Pilot[Any], *keys: str) -> None:
+    """Press keys, and wait until their effect is painted."""
+    await pilot.press(*keys)
+    for _ in range(4):  # a new screen, its widgets, their layout, and what depends on it
+        await pilot.pause(0.01)
+
+
 async def tick(pilot: Pilot[Any]) -> None:
     await pilot.pause()
-    screen = pilot.app.screen
-    if isinstance(screen, LiveScreen):
-        screen.tick()
+    for screen in pilot.app.screen_stack:
+        if isinstance(screen, LiveScreen):
+            screen.tick()
     await pilot.pause()

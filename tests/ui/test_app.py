@@ -12,6 +12,7 @@ from textual import timer
 from textual.pilot import Pilot
 
 from ndd_console.screens.base import CanvasScreen
+from ndd_console.screens.dialogs import TextQuestion
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.interfaces import RunSource, StartRow
 from ndd_console.screens.live import LiveScreen
@@ -23,7 +24,7 @@ from ndd_engine.errors import UsageError
 from .fake_sources import FakeHome, FakeSource
 from .fake_wizard import FakeWizard
 from .fakes import ended
-from .pilots import make, text_of, tick, until
+from .pilots import make, press, text_of, tick, until
 
 
 def held_up(clock: Callable[[], float]) -> Callable[[], float]:
@@ -62,10 +63,10 @@ def test_a_resize_is_seen_though_the_process_is_held_up_while_it_comes(
 async def to_the_file(pilot: Pilot[Any], wizard: FakeWizard) -> WizardScreen:
     screen = pilot.app.screen
     assert isinstance(screen, WizardScreen)
-    await pilot.press("enter", "enter", "enter")
+    await press(pilot, "enter", "enter", "enter")
     wizard.go_on()
     await until(pilot, lambda: screen.view.page == TABLE)
-    await pilot.press("down", "enter")
+    await press(pilot, "down", "enter")
     assert screen.view.page == FILE
     return screen
 
@@ -86,10 +87,10 @@ def test_from_home_to_the_wizard_and_what_it_wrote_is_trained() -> None:
         async with app.run_test(size=(100, 30)) as pilot:
             await pilot.pause()
             assert "wizard" in text_of(app)
-            await pilot.press("w")
+            await press(pilot, "w")
             screen = await to_the_file(pilot, wizard)
-            assert ("t", "write and train") in screen.view.keys
-            await pilot.press("t")
+            assert ("t", "write and train") in screen.key_words()
+            await press(pilot, "t")
             await until(pilot, lambda: isinstance(app.screen, LiveScreen))
             assert (
                 [(source, row.name) for source, row in asked] == [(None, "chartext")]
@@ -107,9 +108,9 @@ def test_a_closed_wizard_leads_back_home_and_its_work_ends() -> None:
         app = make(None, FakeHome(), wizard=lambda *_: wizard)
         async with app.run_test(size=(100, 30)) as pilot:
             await pilot.pause()
-            await pilot.press("w", "enter", "enter", "enter")
+            await press(pilot, "w", "enter", "enter", "enter")
             assert wizard.busy
-            await pilot.press("q")
+            await press(pilot, "q")
             assert isinstance(app.screen, HomeScreen)
             assert not wizard.busy and wizard.stopped
 
@@ -127,14 +128,14 @@ def test_beside_a_run_the_wizard_writes_and_does_not_train() -> None:
         app = make(source, wizard=opener, start_file=lambda _: FakeSource())
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
-            await pilot.press("w")
+            await press(pilot, "w")
             screen = await to_the_file(pilot, wizard)
-            assert all(key != "t" for key, _ in screen.view.keys)
-            await pilot.press("t")
+            assert all(key != "t" for key, _ in screen.key_words())
+            await press(pilot, "t")
             assert not wizard.saved
-            await pilot.press("w")
+            await press(pilot, "w")
             assert wizard.saved
-            await pilot.press("q")
+            await press(pilot, "q")
             assert isinstance(app.screen, LiveScreen)
             assert asked == [source] and not source.commands
 
@@ -152,12 +153,12 @@ async def test_home_starts_a_run_in_a_thread() -> None:
     app = make(None, FakeHome(), start=start)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "charlm-003" in text_of(app) and "4080" in text_of(app))
-        await pilot.press("down", "s", "s")
+        await press(pilot, "down", "s", "s")
         assert "starting eeg…" in text_of(app)
         ready.set()
         await until(pilot, lambda: isinstance(app.screen, LiveScreen))
         assert threads[0] is not threading.main_thread() and len(threads) == 1 and app.source is source
-        await pilot.press("q", "d")
+        await press(pilot, "q", "d")
     assert app.return_value == "detach"
 
 
@@ -171,20 +172,20 @@ async def test_enter_opens_and_a_named_key_starts() -> None:
     app = make(None, FakeHome(), start=start, wizard=lambda *_: FakeWizard())
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "charlm-003" in text_of(app))
-        await pilot.press("down", "enter")
+        await press(pilot, "down", "enter")
         await until(pilot, lambda: "ndd-console train --workload eeg" in text_of(app))
         assert "details of" in text_of(app) and "\x1b" not in text_of(app) and not started
-        await pilot.press("w")
+        await press(pilot, "w")
         assert isinstance(app.screen, WizardScreen)
-        await pilot.press("q", "enter", "escape")
+        await press(pilot, "q", "enter", "escape")
         assert isinstance(app.screen, HomeScreen) and not started
-        await pilot.press("end", "s")
-        assert "press enter to open run charlm-001" in text_of(app) and not started
-        await pilot.press("home", "enter")
-        await pilot.press("s")
+        await press(pilot, "end", "s")
+        assert "press enter to open a run" in text_of(app) and not started
+        await press(pilot, "home", "enter")
+        await press(pilot, "s")
         await until(pilot, lambda: isinstance(app.screen, LiveScreen))
         assert started == ["chartext"]
-        await pilot.press("q", "d")
+        await press(pilot, "q", "d")
 
 
 async def test_an_own_workload_is_asked_for_its_epochs() -> None:
@@ -201,21 +202,19 @@ async def test_an_own_workload_is_asked_for_its_epochs() -> None:
     app = make(None, Own(), start=start)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "charlm-003" in text_of(app))
-        await pilot.press("s", "x", "1", "2", "backspace")
-        assert "epochs to train mine:factory (default: 1): 1_" in text_of(app) and "cancel" in text_of(app)
-        assert "charlm-003" in text_of(app)
-        await pilot.press("escape")
+        await press(pilot, "s", "x", "1", "2", "backspace")
+        assert "epochs to train mine:factory (default: 1)" in text_of(app)
+        assert isinstance(app.screen, TextQuestion) and app.screen.input.value == "1"
+        assert "charlm-003" in text_of(app)  # the list is still seen
+        await press(pilot, "escape")
         assert "epochs to train" not in text_of(app) and not started
-        await pilot.press("s", "0", "enter")  # zero epochs are no run
-        assert "epochs to train" in text_of(app) and not started
-        await pilot.press("backspace", "enter")
+        await press(pilot, "s", "0", "enter")  # zero epochs are no run: the default remains
         await until(pilot, lambda: "cannot import mine" in text_of(app))
-        assert "close message" in text_of(app)
-        await pilot.press("escape")
+        await press(pilot, "escape")
         assert "cannot import mine" not in text_of(app) and app.return_value is None
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await until(pilot, lambda: "details of" in text_of(app))
-        await pilot.press("s", "3", "enter")
+        await press(pilot, "s", "3", "enter")
         await until(pilot, lambda: len(started) == 2)
         assert [row.epochs for row in started] == [1, 3]
 
@@ -227,17 +226,17 @@ async def test_home_shows_why_a_run_cannot_start() -> None:
     app = make(None, FakeHome(), start=refuse, attach=lambda name: FakeSource(name=name, owned=False))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "charlm-003" in text_of(app))
-        await pilot.press("s")
+        await press(pilot, "s")
         await until(pilot, lambda: "must be at least 1" in text_of(app))
         # A run opens, and closing its viewer comes back to the list.
-        await pilot.press("end", "enter")
+        await press(pilot, "end", "enter")
         await until(pilot, lambda: isinstance(app.screen, LiveScreen))
         source = app.source
         assert isinstance(source, FakeSource) and source.name == "charlm-001"
-        await pilot.press("q")
+        await press(pilot, "q")
         await until(pilot, lambda: isinstance(app.screen, HomeScreen))
         assert source.closed and app.source is None
-        await pilot.press("r", "question_mark", "escape", "q")
+        await press(pilot, "r", "question_mark", "escape", "q")
     assert app.return_value == "quit"
 
 

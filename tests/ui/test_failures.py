@@ -9,24 +9,15 @@ from typing import Any
 
 import pytest
 
-from ndd_console.app import CanvasApp, ConsoleApp, TuningApp, WizardApp
+from ndd_console.app import ConsoleApp, ScreenApp, TuningApp, WizardApp
 from ndd_console.process.hosting import report_failure
 from ndd_console.screens import home, live, pages, trial, tuning, wizard
-from ndd_console.screens.base import CanvasScreen
-from ndd_console.view.rows import width_of
 
 from . import fakes
 from .fake_sources import FakeHome, FakeSource, FakeTrials
 from .fake_tuning import MEASURING, FixedTuning
 from .fake_wizard import FakeWizard
-
-
-def shown(app: CanvasApp) -> list[str]:
-    """The rows on the screen, checked: 24 of 80 cells."""
-    assert isinstance(app.screen, CanvasScreen)
-    rows = app.screen.canvas.rows
-    assert [width_of(row) for row in rows] == [80] * 24
-    return ["".join(text for text, _ in row) for row in rows]
+from .pilots import press, text_of
 
 
 def on_live() -> ConsoleApp:
@@ -34,13 +25,13 @@ def on_live() -> ConsoleApp:
 
 
 # The module and the function that draw a screen, the app, and the keys that open the screen.
-SCREENS: dict[str, tuple[ModuleType, str, Callable[[], CanvasApp], str]] = {
+SCREENS: dict[str, tuple[ModuleType, str, Callable[[], ScreenApp], str]] = {
     "live": (live, "live_rows", on_live, ""),
-    "page": (pages, "page_rows", on_live, "?"),
-    "trial": (trial, "trial_rows", on_live, "t"),
-    "home": (home, "home_rows", lambda: ConsoleApp(None, FakeHome()), ""),
-    "wizard": (wizard, "wizard_rows", lambda: WizardApp(FakeWizard()), ""),
-    "tuning": (tuning, "tuning_rows", lambda: TuningApp(FixedTuning(MEASURING)), ""),
+    "page": (pages, "help_lines", on_live, "?"),
+    "trial": (trial, "heading", on_live, "t"),
+    "home": (home, "entries", lambda: ConsoleApp(None, FakeHome()), ""),
+    "wizard": (wizard, "machine_page", lambda: WizardApp(FakeWizard()), ""),
+    "tuning": (tuning, "below", lambda: TuningApp(FixedTuning(MEASURING)), ""),
 }
 
 
@@ -59,12 +50,12 @@ def test_an_error_while_drawing_is_shown_and_reported(
     async def scenario() -> None:
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.pause()
-            await pilot.press(*keys)
+            await press(pilot, *keys)
             await pilot.pause()
-            text = "\n".join(shown(app))
+            text = text_of(app)
             assert "this screen cannot be drawn" in text
             assert r"ZeroDivisionError: a width of \x1b[31mzero" in text
-            await pilot.press("p")
+            await press(pilot, "p")
             await pilot.pause()
             assert len(app.failures) == 1
             app.leave()
@@ -81,7 +72,7 @@ def test_without_an_error_nothing_is_reported(capsys: pytest.CaptureFixture[str]
 
     async def scenario() -> None:
         async with app.run_test(size=(80, 24)) as pilot:
-            await pilot.press("q")
+            await press(pilot, "q")
 
     asyncio.run(scenario())
     assert report_failure(app) == 0
@@ -95,7 +86,7 @@ def test_a_long_name_of_an_item_at_80x24(item: str) -> None:
     async def scenario() -> None:
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.pause()
-            assert not any("cannot be drawn" in line for line in shown(app))
+            assert "cannot be drawn" not in text_of(app)
 
     asyncio.run(scenario())
     assert app.failures == []

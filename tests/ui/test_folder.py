@@ -11,7 +11,7 @@ from ndd_console.jobs.folder import details, folder_rows
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.jobs.wizard import WizardJob
 from ndd_console.screens.interfaces import StartRow
-from ndd_console.view.home import HomeState, home_rows
+from ndd_console.view.home import HomeState, entries
 from ndd_engine.wizard.answers import Answers
 
 OTHER = """
@@ -80,14 +80,13 @@ def test_details(folder: Path) -> None:
 
 def test_the_screen_has_a_group_for_the_folder(folder: Path) -> None:
     rows = (*folder_rows(), StartRow("chartext", "text", "sizes tiny"))
-    for chosen, name in enumerate(("mine.toml", "my_workload:factory", "nets:build", "chartext")):
-        text = [
-            "".join(part for part, _ in row) for row in home_rows(HomeState((), rows, (), chosen), 80, 24)
-        ]
-        assert any("this folder" in line for line in text) and any(
-            "built-in workloads" in line for line in text
-        )
-        assert next(line for line in text if "▸" in line).split()[1] == name
+    shown = entries(HomeState((), rows, ()), 80)
+    titles = [
+        "".join(text for row in item.rows for text, _ in row) if item.value is None else item.value.name
+        for item in shown
+    ]
+    assert "this folder" in titles[0] and "built-in workloads" in titles[4] and "runs" in titles[6]
+    assert [*titles[1:4], titles[5]] == ["mine.toml", "my_workload:factory", "nets:build", "chartext"]
 
 
 def test_the_wizard_offers_them_and_changes_a_chosen_file(folder: Path) -> None:

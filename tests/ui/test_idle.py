@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from ndd_console.view.blocks import idle_heading, idle_rows
-from ndd_console.view.pager import HELP_KEYS
 from ndd_engine.record.derive import GRAPH_REASON, LOWER_BOUND
 from ndd_engine.record.snapshot import Idle, Snapshot
 
@@ -84,7 +83,3 @@ async def test_k_does_nothing_for_a_run_that_has_ended() -> None:
             await pilot.press("k")
             assert source.commands == []
             assert "k profile" not in text_of(app)
-
-
-def test_the_help_explains_the_key() -> None:
-    assert "k" in [key for key, _ in HELP_KEYS]

@@ -19,7 +19,7 @@ from ndd_engine.diagnose import diagnose
 from .fake_ranks import PLANTED, planted_snapshot
 from .fake_sources import Clock, FakeSource
 from .fakes import T0, snapshot
-from .pilots import make, text_of
+from .pilots import make, press, text_of
 
 WORLDS = tuple(PLANTED)
 KEYS = (("d", "diagnosis"), ("r", "ranks"), ("?", "help"), ("q", "quit"))
@@ -119,9 +119,9 @@ async def test_the_key_opens_the_page_and_closes_it() -> None:
     async with made.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         assert "r ranks" in text_of(made)
-        await pilot.press("r")
+        await press(pilot, "r")
         assert "Slowest ranks" in text_of(made)
-        await pilot.press("r")
+        await press(pilot, "r")
         assert "Slowest ranks" not in text_of(made)
 
 
@@ -130,7 +130,7 @@ async def test_without_ranks_the_key_does_nothing() -> None:
     async with made.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         assert "r ranks" not in text_of(made)
-        await pilot.press("r")
+        await press(pilot, "r")
         assert "Slowest ranks" not in text_of(made)
 
 

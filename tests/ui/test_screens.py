@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from textual import events
 
 from ndd_console.app import ConsoleApp
 from ndd_console.screens.live import STOPPING, LiveScreen
-from ndd_console.screens.pages import HelpScreen, LogScreen, SettingsScreen
+from ndd_console.screens.log import LogScreen
+from ndd_console.screens.pages import HelpScreen, PageScreen, SettingsScreen
 
 from .fake_sources import Clock, FakeSource, FakeTrials
 from .fakes import SETTINGS, T0, empty_snapshot, ended, mark, snapshot
-from .pilots import make, text_of, tick
+from .pilots import make, press, text_of, tick
 
 
 async def test_keys_become_commands() -> None:
     source = FakeSource()
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("p", "c", "e")
+        await press(pilot, "p", "c", "e")
         assert source.commands == ["pause", "checkpoint", "evaluate"]
         assert "evaluating after this step" in text_of(app)
         source.value = snapshot(status="paused", marks=(mark(4_218, "pause", "paused"),))
@@ -30,7 +30,7 @@ async def test_keys_become_commands() -> None:
             and "p resume" in text_of(app)
             and "evaluating after" not in text_of(app)
         )
-        await pilot.press("p", "x", "s", "ctrl+z")
+        await press(pilot, "p", "x", "s", "ctrl+z")
         assert source.commands[3:] == ["resume"]
 
 
@@ -42,7 +42,7 @@ async def test_keys_that_do_not_work_are_not_shown() -> None:
     ):
         app = make(source)
         async with app.run_test(size=(80, 24)) as pilot:
-            await pilot.press("p", "c", "e")
+            await press(pilot, "p", "c", "e")
             assert source.commands == []
             footer = text_of(app).splitlines()[-1]
             assert "pause" not in footer and "l log" in footer and "q quit" in footer
@@ -62,10 +62,11 @@ async def test_where_the_footer_is_narrow_the_most_useful_keys_stay() -> None:
 async def test_escape_twice_in_one_go_leaves_one_page() -> None:
     app = make(FakeSource())
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("i")
+        await press(pilot, "i")
         page = app.screen
+        assert isinstance(page, PageScreen)
         for _ in range(2):
-            page.post_message(events.Key("escape", None))
+            page.action_use("back")
         await pilot.pause()
         assert isinstance(app.screen, LiveScreen) and app.is_running
 
@@ -74,18 +75,18 @@ async def test_q_asks_and_stops_after_a_checkpoint() -> None:
     source = FakeSource()
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("q")
+        await press(pilot, "q")
         text = text_of(app)
         assert "charlm-001 is still running." in text and "ndd-console attach charlm-001" in text
-        await pilot.press("p")  # the question stays
+        await press(pilot, "p")  # the question stays
         assert "still running" in text_of(app) and source.commands == []
-        await pilot.press("escape")
+        await press(pilot, "escape")
         assert "still running" not in text_of(app) and app.is_running
-        await pilot.press("q", "s")
+        await press(pilot, "q", "s")
         assert source.commands == ["stop"] and "◐ stopping" in text_of(app) and STOPPING in text_of(app)
-        await pilot.press("q")
+        await press(pilot, "q")
         assert "is stopping after a checkpoint" in text_of(app)
-        await pilot.press("escape")
+        await press(pilot, "escape")
         source.value = ended("stopped", "stopped from the console")
         await tick(pilot)
     assert app.return_value == "stop"
@@ -95,7 +96,7 @@ async def test_the_question_is_gone_when_the_run_has_ended() -> None:
     source = FakeSource()
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("q")
+        await press(pilot, "q")
         source.value = ended("done", "all 6,900 steps done")
         await tick(pilot)
         assert "still running" not in text_of(app) and "all 6,900 steps done" in text_of(app)
@@ -106,7 +107,7 @@ async def test_q_d_leaves_it_running() -> None:
     source = FakeSource()
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("q", "d")
+        await press(pilot, "q", "d")
     assert (
         app.return_value == "detach" and source.commands == [] and not source.closed and app.source is source
     )
@@ -116,9 +117,9 @@ async def test_ctrl_c_twice_stops_at_once() -> None:
     source = FakeSource()
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("ctrl+c")
+        await press(pilot, "ctrl+c")
         assert source.commands == ["interrupt"] and "press Ctrl-C again" in text_of(app)
-        await pilot.press("ctrl+c")
+        await press(pilot, "ctrl+c")
     assert source.commands == ["interrupt", "kill"] and app.return_value == "kill"
 
 
@@ -126,7 +127,7 @@ async def test_ctrl_c_once_leaves_when_the_run_has_ended() -> None:
     source = FakeSource()
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("ctrl+c")
+        await press(pilot, "ctrl+c")
         source.value = ended("stopped", "Ctrl-C")
         await tick(pilot)
     assert app.return_value == "stop"
@@ -137,7 +138,7 @@ async def test_a_viewer_and_a_finished_run_just_close(key: str) -> None:
     for source in (FakeSource(owned=False), FakeSource(value=ended("failed", "out of memory"))):
         app = make(source)
         async with app.run_test(size=(80, 24)) as pilot:
-            await pilot.press(key)
+            await press(pilot, key)
         assert app.return_value == "quit" and source.commands == []
 
 
@@ -157,9 +158,9 @@ async def test_a_viewer_can_stop_the_run() -> None:
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
         assert "s stop" in text_of(app) and "q close" in text_of(app)
-        await pilot.press("s")
+        await press(pilot, "s")
         assert "Stop charlm-001?" in text_of(app)
-        await pilot.press("s")
+        await press(pilot, "s")
         assert source.commands == ["stop"] and "stop requested" in text_of(app) and app.is_running
 
 
@@ -209,36 +210,38 @@ async def test_resize() -> None:
 
 
 async def test_help_and_log() -> None:
-    source = FakeSource(log=[f"line {i} of the output" for i in range(100)])
+    source = FakeSource(output=[f"line {i} of the output" for i in range(100)])
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("question_mark")
+        await press(pilot, "question_mark")
         assert isinstance(app.screen, HelpScreen)
         text, pages = "", 0
         while "not in effect, not requested" not in text and pages < 20:
             text, pages = text + text_of(app), pages + 1
-            await pilot.press("space")
+            await press(pilot, "space")
         words = ("Ctrl-C", "micro-step", "data_wait", "GPU idle", "host clock", "MFU", "ABBA block", "n/a")
         for word in words:
             assert word in text, word
-        await pilot.press("escape", "l")
+        await press(pilot, "escape", "l")
         screen = app.screen
         assert isinstance(screen, LogScreen)
         assert "line 99 " in text_of(app) and "line 10 " not in text_of(app)
-        await pilot.press("home")
+        await press(pilot, "home")
         assert "line 0 " in text_of(app)
-        source.log = [*source.log, "one more"]
+        source.output = [*source.output, "one more"]
         screen.read_again()
         assert "line 0 " in text_of(app) and "one more" not in text_of(app)
-        await pilot.press("end")
+        await press(pilot, "end")
+        await pilot.pause()
         assert "one more" in text_of(app)
-        source.log = [*source.log, "and another"]
+        source.output = [*source.output, "and another"]
         screen.read_again()
+        await pilot.pause(0.02)
         assert "and another" in text_of(app)
-        await pilot.press("pageup", "up")
+        await press(pilot, "pageup", "up")
         assert "and another" not in text_of(app)
         source.value = snapshot(step=4_300)
-        await pilot.press("q")
+        await press(pilot, "q")
         await tick(pilot)
         assert isinstance(app.screen, LiveScreen) and "4,300" in text_of(app)
 
@@ -247,7 +250,7 @@ async def test_the_page_of_settings_follows_the_run() -> None:
     source = FakeSource()
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("i")
+        await press(pilot, "i")
         screen = app.screen
         assert isinstance(screen, SettingsScreen)
         lines = [line.strip() for line in text_of(app).splitlines()]
@@ -261,9 +264,9 @@ async def test_the_page_of_settings_follows_the_run() -> None:
         source.value = snapshot(settings=(*SETTINGS[:-1], fixed))
         screen.read_again()
         assert "✖" not in text_of(app) and "flash was seen" in text_of(app)
-        await pilot.press("i")
+        await press(pilot, "i")
         assert isinstance(app.screen, LiveScreen)
     app = make(FakeSource(empty_snapshot(), live=False))
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("i")
+        await press(pilot, "i")
         assert "No setting was applied yet" in text_of(app)

@@ -32,7 +32,11 @@ from .fakes import (
     trial_event,
 )
 
-SIZES = ((80, 24), (100, 30), (120, 40), (200, 50))
+NARROW, USUAL, LARGE, WIDE = (
+    pytest.param(size, id=f"{name}-terminal")
+    for name, size in (("narrow", (80, 24)), ("usual", (100, 30)), ("large", (120, 40)), ("wide", (200, 50)))
+)
+SIZES = (NARROW, USUAL, LARGE, WIDE)
 
 
 def live(**options: Any) -> ConsoleApp:
@@ -100,7 +104,7 @@ def test_log(snap_compare: Any) -> None:
     assert snap_compare(live(), terminal_size=(80, 24), press=["l"])
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+@pytest.mark.parametrize("size", [NARROW, LARGE])
 def test_settings(snap_compare: Any, size: tuple[int, int]) -> None:
     assert snap_compare(live(), terminal_size=size, press=["i"])
 
@@ -128,7 +132,7 @@ def test_narrow(snap_compare: Any) -> None:
     assert snap_compare(live(), terminal_size=(60, 20))
 
 
-BOTH = ((80, 24), (120, 40))
+BOTH = (NARROW, LARGE)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -159,7 +163,7 @@ def test_trial_choosing(snap_compare: Any, size: tuple[int, int]) -> None:
 
 
 def test_trial_with_a_mistake(snap_compare: Any) -> None:
-    keys = ["t", *["down"] * 3, *"batch.mikro=8", "enter"]
+    keys = ["t", "tab", *"batch.mikro=8", "enter"]
     assert snap_compare(diagnosed(), terminal_size=(80, 24), press=keys)
 
 
@@ -211,7 +215,7 @@ async def looked(pilot: Pilot[Any]) -> None:
     await pilot.pause()
 
 
-@pytest.mark.parametrize("size", [*BOTH, (140, 30)])
+@pytest.mark.parametrize("size", [*BOTH, pytest.param((140, 30), id="wide-terminal")])
 def test_tuning_measuring(snap_compare: Any, size: tuple[int, int]) -> None:
     assert snap_compare(TuningApp(FixedTuning(MEASURING)), terminal_size=size, run_before=looked)
 

@@ -17,7 +17,7 @@ from ndd_engine.trial.request import Progress
 
 from .fake_sources import Clock, FakeSource, FakeTrials
 from .fakes import FINDING, HEALTHY, MEASURED, SECOND, T0, empty_snapshot, ended, found, snapshot, trial_event
-from .pilots import text_of, tick
+from .pilots import press, text_of, tick
 
 
 def make(source: FakeSource, *findings: Any) -> ConsoleApp:
@@ -41,12 +41,12 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
         text = text_of(app)
         assert "input-bound: the GPU waits 57 %" in text and "at most 2.3x" in text
         assert "press t to try" in text and "t try" in text and "d diagnosis" in text
-        await pilot.press("t")
+        await press(pilot, "t")
         assert isinstance(app.screen, TrialScreen)
         text = text_of(app)
-        assert "▸ loader.workers=4  loader.pin_memory=true" in text and "charlm-001 is paused and" in text
+        assert "loader.workers=4  loader.pin_memory=true" in text and "charlm-001 is paused and" in text
         assert "loader.cache=true" in text and "optimizer.implementation=fused" in text
-        await pilot.press("enter")
+        await press(pilot, "enter")
         assert trials.jobs[0].sets == ("loader.workers=4", "loader.pin_memory=true")
         assert trials.causes == ["few-workers"] and "starting…" in text_of(app)
         trials.jobs[0].progress = Progress("measuring the candidate", 18.0, 60.0, 3, 1.4, 1.2, 1.61)
@@ -68,12 +68,12 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
             "after 310 optimizer steps",
         ):
             assert part in text, part
-        await pilot.press("w")
+        await press(pilot, "w")
         assert "written to charlm-001-changed.toml" in text_of(app) and "w write" not in text_of(app)
         source.value = snapshot(trials=(trial_event(),))
-        await pilot.press("t")
+        await press(pilot, "t")
         assert "earlier trials" in text_of(app) and "faster 1.42x" in text_of(app)
-        await pilot.press("escape")
+        await press(pilot, "escape")
         assert isinstance(app.screen, LiveScreen) and trials.jobs[0].stopped == 0
 
 
@@ -81,27 +81,39 @@ async def test_a_custom_change_is_checked_where_it_is_typed() -> None:
     trials = FakeTrials()
     app = make(FakeSource(tries=trials))
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("t", *["down"] * 9, "enter")
+        await press(pilot, "t", "tab", "enter")
         assert "enter a change" in text_of(app) and not trials.jobs
-        await pilot.press(*"batch.mikro=q", "enter")
+        await press(pilot, *"batch.mikro=q", "enter")
         assert "unknown key; allowed: workers, cache" in text_of(app) and not trials.jobs
         assert "batch.mikro=q" in text_of(app)  # what was typed stays, to be mended
-        await pilot.press("ctrl+u", *"loadr.workers='2", "enter")
+        await press(pilot, "ctrl+u", *"loadr.workers='2", "enter")
         assert "cannot parse" in text_of(app) and not trials.jobs
-        await pilot.press(
-            "home", *["right"] * 4, "e", "end", "left", "left", "backspace", "x", "backspace", "end"
+        await press(
+            pilot, "home", *["right"] * 4, "e", "end", "left", "left", "backspace", "x", "backspace", "end"
         )
-        await pilot.press("backspace", "backspace", *"=2", "enter")
+        await press(pilot, "backspace", "backspace", *"=2", "enter")
         assert [job.sets for job in trials.jobs] == [("loader.workers=2",)] and trials.causes == [None]
+
+
+async def test_without_proposals_the_field_has_the_focus() -> None:
+    trials = FakeTrials()
+    app = make(FakeSource(tries=trials), HEALTHY)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await press(pilot, "t", *"loader.workers=2", "enter")
+        assert [job.sets for job in trials.jobs] == [("loader.workers=2",)]
+        trials.jobs[0].result, trials.jobs[0].done = trial_event(), True
+        await look(pilot)
+        await press(pilot, "t", "0", "enter")
+        assert [job.sets for job in trials.jobs][1:] == [("loader.workers=20",)]
 
 
 async def test_a_proposal_can_be_edited_first() -> None:
     trials = FakeTrials()
     app = make(FakeSource(tries=trials))
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("t", "j", "m", "e")
-        assert "custom: loader.cache=true" in text_of(app)
-        await pilot.press(*" loader.workers=0", "enter")
+        await press(pilot, "t", "j", "m", "e")
+        assert "loader.cache=true" in text_of(app).split("your own change")[1]
+        await press(pilot, *" loader.workers=0", "enter")
         assert trials.jobs[0].sets == ("loader.cache=true", "loader.workers=0")
         assert trials.budgets == [120.0] and "of 120 s" in text_of(app)
 
@@ -112,7 +124,7 @@ async def test_stopping_waits_for_the_run_to_resume(key: str) -> None:
     source = FakeSource(tries=trials)
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("t", "enter", key)
+        await press(pilot, "t", "enter", key)
         assert trials.jobs[0].stopped == 1 and "stopping; the run resumes when" in text_of(app)
         assert source.commands == [] and app.is_running
         trials.jobs[0].result = trial_event(
@@ -121,7 +133,7 @@ async def test_stopping_waits_for_the_run_to_resume(key: str) -> None:
         trials.jobs[0].done = True
         await look(pilot)
         assert "stopped when asked to" in text_of(app)
-        await pilot.press(key)
+        await press(pilot, key)
         assert isinstance(app.screen, LiveScreen)
 
 
@@ -131,7 +143,7 @@ async def test_leaving_the_app_stops_the_trial(how: str) -> None:
     source = FakeSource(tries=trials)
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("t", "enter")
+        await press(pilot, "t", "enter")
         if how == "hangup":
             app.hang_up()
         elif how == "leave":
@@ -151,27 +163,27 @@ async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
     trials = FakeTrials(refused="another trial is still ending")
     app = make(FakeSource(tries=trials))
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("t", "enter")
+        await press(pilot, "t", "enter")
         assert "another trial is still ending" in text_of(app) and not trials.jobs
         trials.refused = ""
-        await pilot.press("enter")
+        await press(pilot, "enter")
         trials.jobs[0].problem, trials.jobs[0].done = "the run did not answer within 3 s", True
         await look(pilot)
         assert "the trial failed" in text_of(app) and "did not answer within 3 s" in text_of(app)
         assert "w write" not in text_of(app)
-        await pilot.press("t", "enter")
+        await press(pilot, "t", "enter")
         result = trial_event(
             "out of memory", ratio=None, low=None, high=None, text="out of memory with the change"
         )
         trials.jobs[1].result, trials.jobs[1].done = replace(result, seconds=70.4), True
         await look(pilot)
-        await pilot.press("w")
+        await press(pilot, "w")
         assert "measured for 60 s, and 10.4 s to finish on RTX 4080 SUPER" in " ".join(text_of(app).split())
         assert "out of memory" in text_of(app) and "w write" not in text_of(app)
-        await pilot.press("t", "enter")
+        await press(pilot, "t", "enter")
         trials.jobs[2].result, trials.jobs[2].done, trials.full_disk = trial_event(), True, True
         await look(pilot)
-        await pilot.press("w")
+        await press(pilot, "w")
         assert "faster 1.42x" in text_of(app) and "No space left on device" in text_of(app)
 
 
@@ -180,7 +192,7 @@ async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None
     app = make(FakeSource(tries=trials))
     text = "inconclusive: setup took more than 60 s; raise --budget above 60; losses close"
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("t", "enter")
+        await press(pilot, "t", "enter")
         for index, hint in enumerate(("m measure up to 120 s", "m measure up to 300 s", "")):
             result = trial_event("inconclusive", ratio=None, low=None, high=None, text=text)
             trials.jobs[index].result, trials.jobs[index].done = result, True
@@ -188,7 +200,7 @@ async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None
             shown = " ".join(text_of(app).split())
             assert "--budget" not in shown and "w write" not in shown and hint in shown
             assert ("press m for more time; losses close" in shown) == bool(hint)
-            await pilot.press("m")
+            await press(pilot, "m")
         assert trials.budgets == [60.0, 120.0, 300.0]
         assert len({job.sets for job in trials.jobs}) == 1
 
@@ -198,9 +210,9 @@ async def test_where_nothing_can_be_tried_t_does_nothing() -> None:
         app = make(source)
         async with app.run_test(size=(80, 24)) as pilot:
             assert "t try" not in text_of(app) and "press t" not in text_of(app)
-            await pilot.press("t")
+            await press(pilot, "t")
             assert isinstance(app.screen, LiveScreen)
-            await pilot.press("d")
+            await press(pilot, "d")
             assert isinstance(app.screen, DiagnosisScreen) and "press t" not in text_of(app)
 
 
@@ -208,7 +220,7 @@ async def test_the_page_of_the_diagnosis() -> None:
     source = FakeSource(snapshot(**MEASURED), tries=FakeTrials())
     app = make(source)
     async with app.run_test(size=(120, 60)) as pilot:
-        await pilot.press("d")
+        await press(pilot, "d")
         text = text_of(app)
         for part in (
             "57 %", "at most 2.3x", "--set loader.workers=4 --set loader.pin_memory=true", "clips.py:41 in load",
@@ -222,9 +234,9 @@ async def test_the_page_of_the_diagnosis() -> None:
         screen.read_again()
         text = text_of(app)
         assert text.count("n/a") == 4 and "ampere" not in text
-        await pilot.press("t")
+        await press(pilot, "t")
         assert isinstance(app.screen, TrialScreen)
-        await pilot.press("escape")
+        await press(pilot, "escape")
         assert isinstance(app.screen, LiveScreen)
 
 
@@ -236,7 +248,7 @@ async def test_a_defect_in_a_rule_is_one_line_and_no_crash() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         assert "the diagnosis failed: ZeroDivisionError: division by zero" in text_of(app)
         assert "step 4,218" in text_of(app)
-        await pilot.press("d")
+        await press(pilot, "d")
         assert "ZeroDivisionError" in text_of(app)
 
 
@@ -252,7 +264,7 @@ async def test_the_rules_are_asked_once_a_snapshot() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         for _ in range(3):
             await tick(pilot)
-        await pilot.press("d", "escape")
+        await press(pilot, "d", "escape")
         assert len(asked) == 1 and "no bottleneck found: 97 %" in text_of(app)
         source.value = replace(source.value, step=4_300)
         await tick(pilot)

@@ -11,11 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ndd_console.view.bars import bar, graph, levels, progress_bar, sparkline, stacked_bar
-from ndd_console.view.home import HomeState, home_rows
 from ndd_console.view.learning import end_rows, small
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.pager import help_lines, log_view, page_rows
-from ndd_console.view.question import box, overlay
 from ndd_console.view.rows import cells, cut, fit, shorten, width_of, wrap
 from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
@@ -24,7 +21,6 @@ from ndd_engine.record.derive import throughput
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.snapshot import STATUSES, Evaluation, Headroom, Idle, Snapshot, Throughput, TimeLeft
 
-from .fake_sources import FakeHome
 from .fakes import MARKS, SETTINGS, empty_snapshot, ended, mark, run_event, sample, snapshot, work_event
 
 KEYS = (("p", "pause"), ("c", "checkpoint"), ("e", "evaluate"), ("l", "log"), ("?", "help"), ("q", "quit"))
@@ -95,11 +91,6 @@ def test_every_size_and_every_gap(width: int, height: int, name: str, gaps: set[
     value = replace(SNAPSHOTS[name], status=status, **{gap: MISSING[gap] for gap in gaps})
     rows = live_rows(value, LiveState("charlm-001", status, KEYS), width, height)
     assert_fits(rows, width, height)
-    assert_fits(
-        overlay(rows, box("Leave?", (("s", "stop after a checkpoint"), ("esc", "cancel")), width), width),
-        width,
-        height,
-    )
     assert text_of(ascii_rows(rows)).isascii()
 
 
@@ -298,7 +289,6 @@ def test_settings_fit_at_every_width(width: int) -> None:
     hostile = replace(SETTINGS[0], name="x" * 70, requested="数据" * 30, verified="\x1b[2J " * 20)
     for value in (snapshot(), snapshot(False), snapshot(settings=(*SETTINGS, hostile)), empty_snapshot()):
         rows = settings_lines(value, width)
-        assert_fits(page_rows(rows, 0, KEYS, "settings", width + 2, 50), width + 2, 50)
         assert "\x1b" not in text_of(rows)
         if width >= 40:
             assert all(width_of(row) <= width for row in rows)
@@ -337,27 +327,6 @@ def test_best_and_last_evaluation() -> None:
     best = Evaluation(4_140, {"loss": 1.4}, None)
     assert "best so far" in screen(snapshot(evaluations=(best,), best=best))
     assert "evaluation n/a" in screen(snapshot(evaluations=(), best=None))
-
-
-def test_help_log_and_home_fit() -> None:
-    home = FakeHome()
-    full = HomeState(
-        tuple(home.gpu_lines()), tuple(home.workloads()), tuple(home.runs() * 9), 20, "starting…"
-    )
-    for width, height in ((20, 5), (48, 10), (80, 24), (200, 50), (3, 2), (1, 1)):
-        assert_fits(page_rows(help_lines(width), 0, KEYS, "help", width, height), width, height)
-        lines = log_view(["x" * 300, "数据" * 80, ""], max(width - 2, 1))
-        assert_fits(page_rows(lines, 2, KEYS, "output", width, height), width, height)
-        for state in (HomeState(None, None, None), full, replace(full, bad=True, message="no\n" * 9)):
-            assert_fits(home_rows(state, width, height), width, height)
-    assert text_of(ascii_rows(page_rows(help_lines(80), 0, KEYS, "help", 80, 60))).isascii()
-
-
-@pytest.mark.parametrize("chosen", range(38))
-def test_the_chosen_entry_is_on_the_screen(chosen: int) -> None:
-    home = FakeHome()
-    state = HomeState(tuple(home.gpu_lines()), tuple(home.workloads()), tuple(home.runs() * 9), chosen)
-    assert "▸" in text_of(home_rows(state, 80, 24)) and "▸" in text_of(home_rows(state, 40, 8))
 
 
 def test_bars() -> None:

@@ -15,8 +15,8 @@ from ndd_console.view.wizard import TABLE, WizardView
 
 from .fake_wizard import FakeWizard
 from .pilots import until
+from .test_snapshots import LARGE, NARROW
 
-SIZES = ((80, 24), (120, 40))
 Steps = Callable[[Pilot[Any]], Awaitable[None]]
 
 
@@ -59,7 +59,7 @@ def steps(fake: FakeWizard, page: str) -> Steps:
     return go
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [NARROW, LARGE])
 @pytest.mark.parametrize(
     "page", ["machine", "workload", "goal", "probing", "table", "plot", "measured", "file"]
 )

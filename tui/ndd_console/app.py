@@ -3,92 +3,93 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
-from textual.app import App
+from textual.app import SystemCommand
 from textual.filter import NoColor
 from textual.screen import Screen
-from textual.timer import Timer, TimerCallback
 
-from ndd_console.screens.base import CanvasScreen, call_from_thread
+from ndd_console.screens.base import KeyScreen, call_from_thread
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.interfaces import HomeSource, RunSource, TuningSource
 from ndd_console.screens.live import LiveScreen, Result
 from ndd_console.screens.tuning import TuningScreen
 from ndd_console.screens.wizard import WizardScreen, WizardSource
+from ndd_console.view.frame import MARGIN_FROM
 from ndd_console.view.home import RunRow, StartRow
+from ndd_console.view.keys import APP_KEYS
 from ndd_console.view.style import PLAIN, Look
-from ndd_console.widgets.driver import BackgroundDriver
+from ndd_console.widgets.lines import AsciiFilter, bindings
+from ndd_console.widgets.textual_private import BackgroundDriver, PrivateApp
 from ndd_console.words.diagnosis import Diagnosis, Rules
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import error_text
 
+# The colours of the terminal: the name of the theme depends on Textual's version.
+THEMES = ("ansi-dark", "textual-ansi")
 Opener = Callable[[str], RunSource]
 Starter = Callable[[StartRow], RunSource]
 # Opens the wizard for the run on the screen, else for an entry of the home screen; None if there is none.
 WizardOpener = Callable[[RunSource | None, StartRow | None], WizardSource]
 
 
-class CanvasApp(App[str], inherit_bindings=False):
+class ScreenApp(PrivateApp, inherit_bindings=False):
     """Base of the apps: uses the colours of the terminal, and can be closed from any thread."""
 
     TITLE = "ndd-console"
-    ENABLE_COMMAND_PALETTE = False
-    CSS = "Screen { background: ansi_default; color: ansi_default; }"
+    CSS_PATH = "console.tcss"
+    BINDINGS = bindings(APP_KEYS)
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (MARGIN_FROM, "-wide")]  # noqa: RUF012
+    ALLOW_SELECT = False
 
     def __init__(self, look: Look) -> None:
         super().__init__(driver_class=BackgroundDriver, ansi_color=True)
-        self.failures: list[str] = []  # tracebacks of errors of the screens
+        self.failures = []
         self.animation_level = "none"
+        self.theme = next(name for name in THEMES if name in self.available_themes)
         self._look = replace(look, monochrome=look.monochrome or self.no_color)
         if look.monochrome and not self.no_color:
             self.no_color = True
-            self._filters.append(NoColor())
+            self.add_filter(NoColor())
+        if look.ascii_only:
+            self.add_filter(AsciiFilter())
         self._gone = False
         self._console_loop: asyncio.AbstractEventLoop | None = None
         self._leaving = ""
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The command palette: the keys of the screen that work now."""
+        if isinstance(screen, KeyScreen):
+            for key in screen.usable():
+                if key.help:
+                    use = partial(screen.action_use, key.action)
+                    yield SystemCommand(f"{screen.word(key)} ({key.shown})", key.help, use)
+
+    def action_suspend_process(self) -> None:
+        """Stop as a terminal's Ctrl-Z does: with the whole process group, so that the shell's prompt returns."""
+        if not self.is_headless:
+            os.kill(0, signal.SIGTSTP)
 
     @property
     def closing(self) -> bool:
         """Whether the app ends soon."""
         return self._gone or bool(self._leaving)
 
-    def on_canvas_screen_failed(self, message: CanvasScreen.Failed) -> None:
-        self._note(message.error)
-
-    def _handle_exception(self, error: Exception) -> None:
-        self._note(error)
-        super()._handle_exception(error)
-
-    def _note(self, error: Exception) -> None:
-        self.failures.append("".join(traceback.format_exception(error)))
+    def on_key_screen_failed(self, message: KeyScreen.Failed) -> None:
+        self.note(message.error)
 
     def on_mount(self) -> None:
         self._console_loop = asyncio.get_running_loop()
+        # After Ctrl-Z and fg the terminal is empty.
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         if self._leaving:
             self._finish(self._leaving)
-
-    def set_timer(
-        self,
-        delay: float,
-        callback: TimerCallback | None = None,
-        *,
-        name: str | None = None,
-        pause: bool = False,
-    ) -> Timer:
-        """Like Textual's, but a late timer still fires.
-
-        Textual 8.2 drops a timer that is late when its task starts, for example because a training thread holds the
-        GIL. That loses Textual's resize timer (1/120 s), and with it every later resize.
-        """
-        timer = super().set_timer(delay, callback, name=name, pause=pause)
-        timer._skip = False  # read later, when the timer's task starts
-        return timer
 
     def leave(self) -> None:
         """Make `run()` return "quit". Safe in a signal handler and in any thread."""
@@ -116,7 +117,7 @@ class CanvasApp(App[str], inherit_bindings=False):
             self.exit(result)
 
 
-class TuningApp(CanvasApp):
+class TuningApp(ScreenApp):
     """The tuning screen. `run()` returns "quit"."""
 
     def __init__(
@@ -130,7 +131,7 @@ class TuningApp(CanvasApp):
         return TuningScreen(self._look, self._source, lambda: self._finish("quit"), self._on_first_paint)
 
 
-class WizardApp(CanvasApp):
+class WizardApp(ScreenApp):
     """The wizard's screen. to_train: the file to train after the screen is closed, or ""."""
 
     def __init__(self, source: WizardSource, look: Look = PLAIN, *, can_train: bool = True) -> None:
@@ -146,7 +147,7 @@ class WizardApp(CanvasApp):
         self._finish("quit")
 
 
-class ConsoleApp(CanvasApp):
+class ConsoleApp(ScreenApp):
     """The live screen if there is a source, else the home screen.
 
     `run()` returns "quit" (no run of this process, or a viewer was closed), "stop" (the run has stopped on request),
@@ -296,15 +297,15 @@ class ConsoleApp(CanvasApp):
 
     def _opened(self, source: RunSource) -> None:
         self._opening = False
-        self._say(None)
+        self._say("")
         self.source = source
         self.push_screen(self._live_screen(source))
 
     def _not_opened(self, text: str) -> None:
         self._opening = False
-        self._say(text, bad=True)
+        self._say(text, "bad")
 
-    def _say(self, text: str | None, bad: bool = False) -> None:
+    def _say(self, text: str, style: str = "accent") -> None:
         for screen in self.screen_stack:
             if isinstance(screen, HomeScreen):
-                screen.say(text, bad)
+                screen.say(text, style)

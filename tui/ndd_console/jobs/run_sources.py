@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import NddError, UsageError, error_text
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, RunEvent, TrialEvent
-from ndd_engine.record.log import damage_text, open_log
+from ndd_engine.record.log import damage_text
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
@@ -26,6 +25,7 @@ from ndd_engine.script.run import ScriptRun
 from ndd_engine.text import printable
 from ndd_engine.train.ranks_run import RanksRun
 
+from .log_tail import LogTail
 from .script_trials import ScriptTrials
 from .trials import RunTrials, pause_attached, pause_own
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ndd_engine.train.run import Run
 
 DAMAGE_SHOWN_S = 20.0
-# Colours and cursor movements in the output of a script.
-_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(\x07|\x1b\\))")
 
 TITLES = {
     "antispoof": "spoofed or real speech: SE-ResNet on spectrograms",
@@ -54,8 +52,8 @@ class _RunFolder:
         self.script = directory.command.exists()
         self._trials = trials
 
-    def log_lines(self, count: int) -> list[str]:
-        return tail(self.directory.console_log, count)
+    def log(self) -> LogTail:
+        return LogTail(self.directory.console_log)
 
     def trials(self) -> RunTrials:
         return self._trials
@@ -267,21 +265,6 @@ def _changed_t(directory: RunDir) -> float | None:
         return directory.path.stat().st_mtime
     except OSError:
         return None
-
-
-def tail(path: Path, count: int) -> list[str]:
-    """The last lines of a text file with control characters escaped; [] if there is no file."""
-    try:
-        with open_log(path) as file:
-            end = file.seek(0, 2)
-            file.seek(max(end - 400 * count, 0))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return []
-    lines = _ESCAPES.sub("", text).split("\n")
-    # A progress bar rewrites its line: the last text in it counts.
-    shown = [printable(line.rstrip("\r").rpartition("\r")[2]) for line in lines]
-    return (shown if shown[-1] else shown[:-1])[-count:]
 
 
 def sizes_text(workload: str) -> str:

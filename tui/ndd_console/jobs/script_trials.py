@@ -56,14 +56,18 @@ class ScriptTrials(RunTrials):
             return str(error)
         return ""
 
-    def write(self, trial: TrialEvent) -> Path:
-        """Write the edit of the script as a patch."""
+    def diff(self, sets: Sequence[str]) -> str:
+        """The edit of the script."""
         from ndd_engine.script.trial import edit_for
 
-        edit = edit_for(TrialRequest(self._of, tuple(trial.sets)), self._run_event)
+        edit = edit_for(TrialRequest(self._of, tuple(sets)), self._run_event)
         if not edit.diff:
             raise UsageError(f"this change is not an edit of one place: {'; '.join(edit.advice)}")
-        return save_new(f"{self._run.name}-change", "\n".join(edit.diff) + "\n", suffix=".diff")
+        return "\n".join(edit.diff)
+
+    def write(self, trial: TrialEvent) -> Path:
+        """Write the edit of the script as a patch."""
+        return save_new(f"{self._run.name}-change", self.diff(trial.sets) + "\n", suffix=".diff")
 
     @property
     def _run_event(self) -> RunEvent:

@@ -185,8 +185,7 @@ class Console:
         with captured_for(app, log, self.leash) as captured:
             self._captured = captured
             self._handle_signals(app)
-            # Without mouse capture the terminal can still select text.
-            result = app.run(mouse=False)
+            result = app.run()
             if app.source is not None:
                 app.source.close()  # a running trial keeps the run paused
             if app.wizard is not None:

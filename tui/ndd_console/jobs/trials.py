@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -107,6 +108,19 @@ class RunTrials:
         job = self._job = TrialThread(request)
         job.begin(lambda: self._keep(job.run(self._paused, self._measure)))
         return job
+
+    def diff(self, sets: Sequence[str]) -> str:
+        """The keys of the configuration that change."""
+        from ndd_engine.trial.drafts import check
+
+        changed = check(TrialRequest(self._of, tuple(sets)))
+        lines = []
+        for key, (before, after) in changed.items():
+            lines += [
+                f"-{key} = {json.dumps(before, default=str)}",
+                f"+{key} = {json.dumps(after, default=str)}",
+            ]
+        return "\n".join(lines)
 
     def write(self, trial: TrialEvent) -> Path:
         of = self._of

@@ -11,7 +11,7 @@ from types import FrameType
 
 import click
 
-from ndd_console.app import CanvasApp
+from ndd_console.app import ScreenApp
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED
 from ndd_engine.text import printable
 
@@ -21,10 +21,10 @@ from .thread import ThreadJob
 
 
 @contextmanager
-def captured_for(app: CanvasApp, log: Path, leash: Leash) -> Iterator[Captured]:
+def captured_for(app: ScreenApp, log: Path, leash: Leash) -> Iterator[Captured]:
     """Redirect all output to the log. Textual discards prints while it runs; they belong into the log as well."""
     with Captured(log) as captured:
-        app._capture_stdout = app._capture_stderr = captured.stream  # type: ignore[assignment]
+        app.capture(captured.stream)
         leash.screen(True)
         with hangup_watch(0, app.hang_up):
             yield captured
@@ -33,7 +33,7 @@ def captured_for(app: CanvasApp, log: Path, leash: Leash) -> Iterator[Captured]:
             captured.stream.write(text)
 
 
-def report_failure(app: CanvasApp, log: Path | None = None) -> int:
+def report_failure(app: ScreenApp, log: Path | None = None) -> int:
     """Print why a screen failed. Returns the exit status: 0 if none did. log: file with the traceback."""
     if not app.failures:
         return EXIT_DONE
@@ -45,7 +45,7 @@ def report_failure(app: CanvasApp, log: Path | None = None) -> int:
     return EXIT_FAILED
 
 
-def hosted(app: CanvasApp, work: ThreadJob, leash: Leash) -> int:
+def hosted(app: ScreenApp, work: ThreadJob, leash: Leash) -> int:
     """Run the app until it is closed, then end the work. Returns the exit status so far: 0, 130 or 143 after a signal,
     1 after an error.
     """
@@ -62,7 +62,7 @@ def hosted(app: CanvasApp, work: ThreadJob, leash: Leash) -> int:
         signal.signal(number, handle)
     # Output of child processes would damage the screen, and there is no log for it.
     with captured_for(app, Path(os.devnull), leash):
-        app.run(mouse=False)
+        app.run()
     work.stop()
     work.join()
     return status or report_failure(app) or app.return_code or EXIT_DONE

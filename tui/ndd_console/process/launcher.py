@@ -17,7 +17,7 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
-from ndd_console.widgets.driver import allow_background, terminal_mode
+from ndd_console.widgets.foreground import allow_background, terminal_mode
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED
 
 from .terminal import LostTerminal

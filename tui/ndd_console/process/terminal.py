@@ -22,6 +22,7 @@ def capabilities(ascii_only: bool) -> Look:
         ascii_only=ascii_only or encoding != "utf8" or os.environ.get("TERM") == "linux",
         monochrome=bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", "vt100"),
         ssh="SSH_CONNECTION" in os.environ,
+        links=os.environ.get("TERM") not in ("dumb", "linux", "vt100") and "SSH_CONNECTION" not in os.environ,
     )
 
 

@@ -1,45 +1,31 @@
-"""A screen that consists of one canvas."""
+"""The base of all screens: keys from a table, errors that are shown in place of the screen, and its widgets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
+from textual.geometry import Size
 from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.screen import Screen
+from textual.widget import Widget
 
-from ndd_console.view.frame import framed, inner_width
+from ndd_console.view.frame import Keys, footer_row, framed, inner_width
+from ndd_console.view.keys import NEEDS, SCROLL_KEYS, Key
 from ndd_console.view.rows import paragraph, rule
 from ndd_console.view.style import Look, Row, ascii_rows
-from ndd_console.widgets.canvas import Canvas, PatchCompositor
+from ndd_console.widgets.canvas import Canvas
+from ndd_console.widgets.lines import KeyBar, Lines
+from ndd_console.widgets.textual_private import paint_changes
 
-# Keys that close a screen, and keys that move in a list.
-LEAVE = frozenset({"escape", "q", "ctrl+q", "ctrl+c"})
 # Keys work although nothing else is drawn.
 _AFTER_FAILURE = "This is a defect of ndd-console. The run is not affected; all keys work (q: quit)."
 POLL_S = 0.25  # between two looks at work in a thread
-_FAR = 10**9
-_MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -_FAR, "end": _FAR}
 View = TypeVar("View")
-
-
-def key_of(event: events.Key) -> str:
-    """The character of a printable key, else the key's name."""
-    return event.character if event.is_printable and event.character else event.key
-
-
-def moved(key: str, page: int = 8) -> int | None:
-    """Lines by which a key moves in a list with pages of `page` lines; None for other keys."""
-    return {**_MOVES, "pageup": -page, "pagedown": page}.get(key)
-
-
-def bounded(value: int, count: int) -> int:
-    """`value` limited to the indices of a list of `count` lines."""
-    return min(max(value, 0), max(count - 1, 0))
 
 
 def call_from_thread(target: MessagePump, callback: Callable[..., object], *args: object) -> bool:
@@ -50,21 +36,16 @@ def call_from_thread(target: MessagePump, callback: Callable[..., object], *args
         return False
 
 
-class CanvasScreen(Screen[None], inherit_bindings=False):
-    """Draws the rows of `draw` after a resize and on every call of `paint`."""
+class KeyScreen(Screen[None], inherit_bindings=False):
+    """A screen whose keys are a table. A key that cannot work is not in the footer, and says why when it is pressed."""
 
-    DEFAULT_CSS = "CanvasScreen { overflow: hidden; }"
+    keys: ClassVar[tuple[Key, ...]] = ()
 
     def __init__(self, look: Look, on_painted: Callable[[], None] | None = None) -> None:
         super().__init__()
         self.look = look
-        self.canvas = Canvas(look.styles)
-        self._compositor = PatchCompositor(self.canvas)
         self._on_painted = on_painted
         self._failure = ""
-
-    def compose(self) -> ComposeResult:
-        yield self.canvas
 
     class Failed(Message):
         """Drawing a screen has failed; posted once per error."""
@@ -73,20 +54,77 @@ class CanvasScreen(Screen[None], inherit_bindings=False):
             super().__init__()
             self.error = error
 
-    def draw(self, width: int, height: int) -> list[Row]:
-        """The rows of the screen, exactly `width` by `height`."""
+    # Keys.
+
+    def has(self, need: str) -> bool:
+        """Whether the screen has what a key needs; see `NEEDS`."""
+        raise NotImplementedError(need)
+
+    def word(self, key: Key) -> str:
+        """What the key does now, for the footer."""
+        return key.word
+
+    def say(self, text: str) -> None:
+        """Show a message."""
+        raise NotImplementedError
+
+    def refusal(self, key: Key) -> str:
+        """Why the key cannot work now; "" if it can."""
+        return next((NEEDS[need] for need in key.needs if not self.has(need)), "")
+
+    def usable(self) -> Iterator[Key]:
+        """The keys that work now."""
+        return (key for key in self.keys if not self.refusal(key))
+
+    def key_words(self) -> Keys:
+        """The keys of the footer that work now."""
+        return tuple((key.shown, self.word(key)) for key in self.usable() if key.drop is not None)
+
+    def early_words(self) -> Keys:
+        """The keys that a narrow footer drops first."""
+        early = sorted((key for key in self.usable() if key.drop), key=lambda key: key.drop or 0)
+        return tuple((key.shown, self.word(key)) for key in early)
+
+    def action_use(self, action: str) -> None:
+        """A key was pressed."""
+        key = next(key for key in self.keys if key.action == action)
+        why = self.refusal(key)
+        if why:
+            self.say(why)
+        else:
+            getattr(self, f"action_{action}")()
+
+    def click_key(self, label: str) -> None:
+        """A key of the footer was clicked."""
+        for key in self.usable():
+            if key.shown == label:
+                self.action_use(key.action)
+                return
+
+    def action_back(self) -> None:
+        """Return to the previous screen. A second call, from keys typed ahead, has no effect."""
+        if self.is_current:
+            self.app.pop_screen()
+
+    # Drawing.
+
+    def draw(self, width: int, height: int) -> None:
+        """Give the widgets their content."""
+        raise NotImplementedError
+
+    def draw_failure(self, rows: list[Row]) -> None:
+        """Show these rows in place of the screen."""
         raise NotImplementedError
 
     def paint(self) -> None:
         """Draw the screen if its size is known."""
-        width, height = self.canvas.size
+        width, height = self.app.size
         if not width or not height:
             return
         try:
-            rows = self.draw(width, height)
+            self.draw(width, height)
         except Exception as error:  # noqa: BLE001  the user needs a screen to leave, and an explanation
-            rows = self._failed(error, width, height)
-        self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows)
+            self.draw_failure(self._failed(error, width, height))
         if self._on_painted is not None:
             painted, self._on_painted = self._on_painted, None
             self.call_after_refresh(painted)
@@ -101,31 +139,112 @@ class CanvasScreen(Screen[None], inherit_bindings=False):
         body = [rule("this screen cannot be drawn", inner, "bad"), *paragraph(text[:1000], inner)]
         return framed(body, paragraph(_AFTER_FAILURE, inner, "dim")[: max(height - 2, 0)], width, height)
 
-    def go_back(self) -> None:
-        """Return to the previous screen. A second call, from keys typed ahead, has no effect."""
-        if self.is_current:
-            self.app.pop_screen()
+
+class CanvasScreen(KeyScreen):
+    """A painted screen: draws the rows of `rows` after a resize and on every call of `paint`."""
+
+    def __init__(self, look: Look, on_painted: Callable[[], None] | None = None) -> None:
+        super().__init__(look, on_painted)
+        self.canvas = Canvas(look.styles)
+        paint_changes(self, self.canvas)
+
+    def compose(self) -> ComposeResult:
+        yield self.canvas
 
     def on_canvas_resized(self) -> None:
         self.paint()
 
+    def rows(self, width: int, height: int) -> list[Row]:
+        """The rows of the screen, exactly `width` by `height`."""
+        raise NotImplementedError
 
-class ViewScreen(CanvasScreen, Generic[View]):
-    """Draws a dataclass, its view, with `rows(view, width, height)`."""
+    def draw(self, width: int, height: int) -> None:
+        self.draw_failure(self.rows(width, height))
+
+    def draw_failure(self, rows: list[Row]) -> None:
+        self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows)
+
+
+class WidgetScreen(KeyScreen):
+    """A screen of Textual's widgets: `top`, `body` and `below`, and the footer."""
+
+    def __init__(self, look: Look, body: Widget, on_painted: Callable[[], None] | None = None) -> None:
+        super().__init__(look, on_painted)
+        self.top, self.below, self.bar = Lines(look), Lines(look), KeyBar(look)
+        self.body = body
+        self._instead = Lines(look, classes="instead")
+        self._instead.display = False
+        self.message: tuple[str, str] = ("", "text")
+        self._sized: Size | None = None
+
+    def parts(self) -> tuple[Widget, ...]:
+        """The widgets above the footer."""
+        return self.top, self.body, self.below
+
+    def compose(self) -> ComposeResult:
+        yield from (*self.parts(), self.bar, self._instead)
+
+    def on_mount(self) -> None:
+        self.paint()
+
+    def on_resize(self, event: events.Resize) -> None:
+        if event.size != self._sized:  # Textual repeats the event while a terminal contradicts itself
+            self._sized = event.size
+            self.call_after_refresh(self.paint)  # whether a text scrolls depends on its height
+
+    def say(self, text: str, style: str = "accent") -> None:
+        """Show a message above the footer; "" for none."""
+        self.message = (text, style)
+        self.paint()
+
+    def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
+        """Fill the body. Returns the rows above and below it, for `width` cells."""
+        raise NotImplementedError
+
+    def draw(self, width: int, height: int) -> None:
+        inner = inner_width(width)
+        message = paragraph(self.message[0], inner, self.message[1], max(height // 2, 1))
+        top, below = self.sections(inner, height - 1 - len(message))
+        self.top.show(top)
+        self.below.show([*below, *message])
+        self.bar.show([footer_row(self.key_words(), inner, self.early_words())])
+        self._instead.display = False
+
+    def draw_failure(self, rows: list[Row]) -> None:
+        self._instead.show(rows)
+        self._instead.display = True
+
+    def text(self) -> Lines | None:
+        """The text that the keys scroll, if there is one."""
+        return self.body if isinstance(self.body, Lines) else None
+
+    def swap(self, *, listed: bool) -> None:
+        """Show the list or the text of a screen that has both, and give it the focus."""
+        text = self.text()
+        if text is not None and (listed != self.body.display or listed == text.display):
+            self.body.display, text.display = listed, not listed
+            (self.body if listed else text).focus()
+            self.call_after_refresh(self.paint)  # whether the text scrolls depends on its height
+
+    def scroll_keys(self) -> Keys:
+        """The keys that scroll, if the body is text that is longer than its room."""
+        page = self.text()
+        if page is None or not page.display or not 0 < page.size.height < len(page.rows):
+            return ()
+        return tuple((key.shown, key.word) for key in SCROLL_KEYS if key.drop is not None)
+
+    def key_words(self) -> Keys:
+        return (*self.scroll_keys(), *super().key_words())
+
+
+class ViewScreen(WidgetScreen, Generic[View]):
+    """Draws a dataclass, its view."""
 
     def __init__(
-        self,
-        look: Look,
-        view: View,
-        rows: Callable[[View, int, int], list[Row]],
-        on_painted: Callable[[], None] | None = None,
+        self, look: Look, view: View, body: Widget, on_painted: Callable[[], None] | None = None
     ) -> None:
-        super().__init__(look, on_painted)
+        super().__init__(look, body, on_painted)
         self.view = view
-        self._rows = rows
-
-    def draw(self, width: int, height: int) -> list[Row]:
-        return self._rows(self.view, width, height)
 
     def show(self, **changes: Any) -> None:
         """Replace fields of the view, and draw it if it has changed."""

@@ -6,21 +6,27 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from textual import events
-
 from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
-from ndd_console.view.home import DEFAULT_EPOCHS, HomeState, home_rows
-from ndd_console.view.pager import HOME_KEYS
-from ndd_console.view.style import Look
+from ndd_console.view.home import DEFAULT_EPOCHS, HomeState, entries, heading
+from ndd_console.view.keys import HOME_KEYS
+from ndd_console.view.rows import foreign
+from ndd_console.view.style import Look, Row
+from ndd_console.widgets.lines import RowList, bindings
 
-from .base import LEAVE, ViewScreen, bounded, call_from_thread, key_of, moved
+from .base import ViewScreen, call_from_thread
+from .dialogs import TextQuestion
 from .pages import HelpScreen, StartScreen
 
-MOST_DIGITS = 6
+_LIST = 8  # rows of the list that have priority over the machine
+_MOST_DIGITS = 6
 
 
 class HomeScreen(ViewScreen[HomeState]):
     """Lists what can be trained and the runs. attach: opens a run. start: trains an entry. wizard: opens the wizard."""
+
+    keys = HOME_KEYS
+    BINDINGS = bindings(HOME_KEYS, "use('{}')")
+    body: RowList
 
     def __init__(
         self,
@@ -32,7 +38,7 @@ class HomeScreen(ViewScreen[HomeState]):
         on_painted: Callable[[], None] | None = None,
         wizard: Callable[[StartRow | None], None] | None = None,
     ) -> None:
-        super().__init__(look, HomeState(), home_rows, on_painted)
+        super().__init__(look, HomeState(), RowList(look), on_painted)
         self._home = home
         self._wizard = wizard
         self._open_run = attach
@@ -56,67 +62,75 @@ class HomeScreen(ViewScreen[HomeState]):
 
     def _read_list(self) -> None:
         try:
-            call_from_thread(self, self._list, self._home.workloads(), self._home.runs())
+            workloads, runs = self._home.workloads(), self._home.runs()
+            call_from_thread(self, lambda: self.show(workloads=tuple(workloads), runs=tuple(runs)))
         except Exception as error:  # noqa: BLE001
-            call_from_thread(self, self._list, [], [], f"cannot read the runs folder: {error}")
+            text = f"cannot read the runs folder: {error}"
+            call_from_thread(self, lambda: self.show(workloads=(), runs=()))
+            call_from_thread(self, self.say, text, "bad")
 
-    def _list(self, workloads: list[StartRow], runs: list[RunRow], problem: str = "") -> None:
-        self.show(workloads=tuple(workloads), runs=tuple(runs))
-        self.show(chosen=bounded(self.view.chosen, len(self.view.entries)))
-        if problem:
-            self.say(problem, bad=True)
+    def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
+        shown = entries(self.view, width)
+        self.body.show(shown)
+        return heading(self.view, width, height - min(len(shown) + 2, _LIST)), []
 
-    def say(self, text: str | None, bad: bool = False) -> None:
-        """Show a message above the keys."""
-        self.show(message=text, bad=bad)
+    # Keys.
 
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        key = key_of(event)
-        if self.view.asked is not None:
-            self._answer(key, self.view.asked)
-            return
-        if key == "escape" and self.view.bad:
-            self.say(None)
-            return
-        step = moved(key)
-        entries = self.view.entries
-        chosen = entries[self.view.chosen] if self.view.chosen < len(entries) else None
-        if key in LEAVE:
-            self._leave()
-        elif key == "?":
-            self.app.push_screen(HelpScreen(self.look, HOME_KEYS))
-        elif key == "r":
-            self.say(None)
-            self.refresh_runs()
-        elif key == "w" and self._wizard is not None:
-            self._wizard(chosen if isinstance(chosen, StartRow) else None)
-        elif key == "enter" and isinstance(chosen, RunRow):
+    def has(self, need: str) -> bool:
+        return self._wizard is not None if need == "wizard" else isinstance(self.body.chosen, StartRow)
+
+    def on_option_list_option_highlighted(self) -> None:
+        self.paint()  # other keys may work
+
+    def on_option_list_option_selected(self) -> None:
+        self.action_use("open")
+
+    def action_open(self) -> None:
+        """Open a run, or a page about what would be trained."""
+        chosen = self.body.chosen
+        if isinstance(chosen, RunRow):
             self._open_run(chosen)
-        elif key == "enter" and isinstance(chosen, StartRow):
-            self.app.push_screen(StartScreen(self.look, chosen, self._home, self._ask, self._wizard))
-        elif key == "s" and isinstance(chosen, StartRow):
-            self._ask(chosen)
-        elif key == "s" and chosen is not None:
-            self.say(f"press enter to open run {chosen.name}")
-        elif step is not None:
-            self.show(chosen=bounded(self.view.chosen + step, len(entries)))
+        elif chosen is not None:
+            self.app.push_screen(StartScreen(self.look, chosen, self._home, self._start, self._wizard))
 
-    def _ask(self, row: StartRow) -> None:
-        """Train an entry; ask for the length of the run first where nothing defines it."""
-        if row.kind == "own":
-            self.show(asked=row, typed="")
+    def action_start(self) -> None:
+        """Train the selected entry."""
+        self._start(self.body.chosen)
+
+    def action_wizard(self) -> None:
+        """Open the wizard for the selected entry."""
+        assert self._wizard is not None
+        self._wizard(self.body.chosen if isinstance(self.body.chosen, StartRow) else None)
+
+    def action_reload(self) -> None:
+        """Read everything again."""
+        self.say("")
+        self.refresh_runs()
+
+    def action_help(self) -> None:
+        self.app.push_screen(HelpScreen(self.look, HOME_KEYS))
+
+    def action_close_message(self) -> None:
+        """Close the message, or the screen if there is none."""
+        if self.message[0]:
+            self.say("")
         else:
-            self._train(row)
+            self.action_quit()
 
-    def _answer(self, key: str, row: StartRow) -> None:
-        typed = self.view.typed
-        if key in LEAVE:
-            self.show(asked=None)
-        elif key == "backspace":
-            self.show(typed=typed[:-1])
-        elif key.isdecimal() and key.isascii():
-            self.show(typed=(typed + key)[:MOST_DIGITS])
-        elif key == "enter" and int(typed or DEFAULT_EPOCHS) > 0:
-            self.show(asked=None)
-            self._train(replace(row, epochs=int(typed or DEFAULT_EPOCHS)))
+    def action_quit(self) -> None:
+        self._leave()
+
+    def _start(self, row: StartRow) -> None:
+        """Train an entry; ask for the length of the run first where nothing defines it."""
+        if row.kind != "own":
+            self._train(row)
+            return
+        title = f"epochs to train {foreign(row.name)} (default: {DEFAULT_EPOCHS})"
+        # Zero epochs are no run.
+        question = TextQuestion(self.look, title, r"([1-9][0-9]*)?", _MOST_DIGITS, str(DEFAULT_EPOCHS))
+
+        def begin(epochs: str | None) -> None:
+            if epochs:
+                self._train(replace(row, epochs=int(epochs)))
+
+        self.app.push_screen(question, begin)

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 Action = Literal["pause", "resume", "checkpoint", "evaluate", "kernels", "stop", "interrupt", "kill"]
 
 
+class LogSource(Protocol):
+    """The captured output of a run, with control characters escaped."""
+
+    unfinished: str  # the last line while it has no end, such as a progress bar
+
+    def read(self) -> list[str]: ...  # the lines since the last call
+
+
 class RunSource(Protocol):
     """A run on the screen: trained in this process, attached, or read from its record."""
 
@@ -38,8 +46,7 @@ class RunSource(Protocol):
     def command(self, action: Action) -> None: ...
     def notice(self) -> str | None: ...  # a short message for the user, such as "the run did not answer"
 
-    # The last lines of the captured output, with control characters escaped.
-    def log_lines(self, count: int) -> list[str]: ...
+    def log(self) -> LogSource: ...  # the captured output
 
     # Measures changes to this run; None if that is not possible.
     def trials(self) -> TrialSource | None: ...
@@ -72,6 +79,8 @@ class TrialSource(Protocol):
 
     # Start to measure checked edits, for up to `budget_s` seconds.
     def start(self, sets: Sequence[str], cause: str | None, budget_s: float) -> TrialJob: ...
+
+    def diff(self, sets: Sequence[str]) -> str: ...  # the change of a trial as a diff; raises UsageError
 
     # Write the configuration with the change of a trial to a new file. Raises UsageError.
     def write(self, trial: TrialEvent) -> Path: ...

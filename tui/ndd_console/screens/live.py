@@ -8,17 +8,21 @@ from typing import Literal
 from textual import events
 
 from ndd_console.screens.interfaces import Action, RunSource
-from ndd_console.view.frame import Keys
+from ndd_console.view.frame import Keys, key_at
+from ndd_console.view.keys import LIVE_KEYS, Key
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.own_values import has_own_values
-from ndd_console.view.question import box, overlay
 from ndd_console.view.style import Look, Row
+from ndd_console.widgets.lines import bindings
 from ndd_console.words.diagnosis import Diagnosis
+from ndd_console.words.finding import first_command
 from ndd_engine.record.snapshot import Snapshot
 
-from .base import CanvasScreen, key_of
+from .base import CanvasScreen
+from .dialogs import CANCEL, INTERRUPT, Question
+from .log import LogScreen
 from .pace import Pace
-from .pages import DiagnosisScreen, HelpScreen, LogScreen, OwnValuesScreen, RanksScreen, SettingsScreen
+from .pages import DiagnosisScreen, HelpScreen, OwnValuesScreen, RanksScreen, SettingsScreen
 from .trial import TrialScreen, proposed_changes
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
@@ -26,12 +30,12 @@ Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 STOPPING_SCRIPT = "the script was sent Ctrl-C; press Ctrl-C again to kill it"
 _WORKING = frozenset({"training", "evaluating", "checkpointing", "paused"})
-# key: (command, message).
-_COMMANDS: dict[str, tuple[Action, str]] = {
-    "p": ("pause", "pausing after this step…"),
-    "c": ("checkpoint", "saving a checkpoint after this step…"),
-    "e": ("evaluate", "evaluating after this step…"),
-    "k": ("kernels", "profiling a few steps…"),
+_MESSAGES: dict[Action, str] = {
+    "pause": "pausing after this step…",
+    "resume": "resuming…",
+    "checkpoint": "saving a checkpoint after this step…",
+    "evaluate": "evaluating after this step…",
+    "kernels": "profiling a few steps…",
 }
 _BLURRED_TICKS = 4  # over SSH, refresh this much slower while the terminal has no focus
 
@@ -41,6 +45,9 @@ LONGEST_S = 1e9
 
 class LiveScreen(CanvasScreen):
     """Shows a run. `leave` is called once, when the screen is closed."""
+
+    keys = LIVE_KEYS
+    BINDINGS = bindings(LIVE_KEYS, "use('{}')")
 
     def __init__(
         self,
@@ -64,9 +71,8 @@ class LiveScreen(CanvasScreen):
         self._clock = clock
         self._opened_t = clock()
         self._snapshot = source.snapshot()
-        self._drawn: tuple[Snapshot, LiveState, str] | None = None  # nothing is drawn while it is unchanged
+        self._drawn: tuple[Snapshot, LiveState] | None = None  # nothing is drawn while it is unchanged
         self._message: tuple[str, tuple[object, ...]] | None = None
-        self._asking: Literal["", "leave", "stop"] = ""
         self._skipped = 0
         self._left = False
         self.stopping = False
@@ -91,18 +97,15 @@ class LiveScreen(CanvasScreen):
                 return
         self._snapshot = self.source.snapshot()
         if self._snapshot.final:
-            self._asking = ""  # nothing is left to stop
+            self._withdraw()  # nothing is left to stop
         if self.stopping and self._snapshot.final:
             self._go("stop")
         else:
             self._repaint()
 
-    def draw(self, width: int, height: int) -> list[Row]:
-        self._drawn = (self._snapshot, self._state(), self._asking)
-        rows = live_rows(*self._drawn[:2], width, height)
-        if self._asking:
-            rows = overlay(rows, box(*self._question(), width), width)
-        return rows
+    def rows(self, width: int, height: int) -> list[Row]:
+        self._drawn = (self._snapshot, self._state())
+        return live_rows(*self._drawn, width, height)
 
     def _state(self) -> LiveState:
         snapshot = self._snapshot
@@ -117,137 +120,171 @@ class LiveScreen(CanvasScreen):
         return LiveState(
             self.source.name,
             "stopping" if self.stopping and not snapshot.final else snapshot.status,
-            self._keys(snapshot),
+            self.key_words(),
             self.source.notice() or message,
             waited,
             self._diagnosis.of(snapshot),
             self._can(self._trials),
+            self.early_words(),
         )
-
-    def _steerable(self, snapshot: Snapshot) -> bool:
-        return self.source.live and not snapshot.final and not self.stopping
-
-    def _can(self, tool: object) -> bool:
-        """Whether the trials or the wizard can start from the configuration of this run."""
-        return tool is not None and self._snapshot.run is not None and not self.stopping
-
-    def _keys(self, snapshot: Snapshot) -> Keys:
-        keys: list[tuple[str, str]] = [("t", "try")] if self._can(self._trials) else []
-        keys.append(("d", "diagnosis"))
-        if snapshot.ranks is not None:
-            keys.append(("r", "ranks"))
-        if self._can(self._wizard) and not self.source.script:
-            keys.append(("w", "wizard"))
-        if self._steerable(snapshot):
-            if snapshot.status in _WORKING:
-                if not self.source.script:
-                    keys.append(("p", "resume" if snapshot.status == "paused" else "pause"))
-                    keys += [("c", "checkpoint"), ("e", "evaluate")]
-                keys.append(("k", "profile"))
-            if not self.source.owned:
-                keys.append(("s", "stop"))
-        if has_own_values(snapshot):
-            keys.append(("v", "values"))
-        leaving = "quit" if self.source.owned else "close"
-        return (*keys, ("i", "settings"), ("l", "log"), ("?", "help"), ("q", leaving))
-
-    def _question(self) -> tuple[str, Keys]:
-        name, script = self.source.name, self.source.script
-        stop = ("s", "stop the script with Ctrl-C" if script else "save a checkpoint and stop")
-        if self._asking == "stop":
-            return f"Stop {name}?", (stop, ("esc", "cancel"))
-        if self.stopping:
-            close = ("d", "close the screen now; the run stops in the background")
-            return f"{name} is stopping{'' if script else ' after a checkpoint'}.", (close, ("esc", "wait"))
-        stay = ("d", f"keep it running (reattach with: ndd-console attach {name})")
-        return f"{name} is still running.", (stop, stay, ("esc", "cancel"))
-
-    def on_key(self, event: events.Key) -> None:
-        key = key_of(event)
-        event.stop()
-        if key == "ctrl+c":
-            self._interrupt()
-        elif self._asking:
-            self._answer(key)
-        elif key in ("q", "ctrl+q"):
-            self._ask_to_leave()
-        elif key == "d":
-            try_it = self._try if self._can(self._trials) else None
-            self.app.push_screen(DiagnosisScreen(self.look, self.source, self._diagnosis, try_it))
-        elif key == "t" and self._can(self._trials):
-            self._try()
-        elif key == "w" and self._wizard is not None and self._can(self._wizard) and not self.source.script:
-            self._wizard()
-        elif key == "v":
-            self.app.push_screen(OwnValuesScreen(self.look, self.source))
-        elif key == "r" and self._snapshot.ranks is not None:
-            self.app.push_screen(RanksScreen(self.look, self.source))
-        elif key == "i":
-            self.app.push_screen(SettingsScreen(self.look, self.source))
-        elif key == "l":
-            self.app.push_screen(LogScreen(self.look, self.source))
-        elif key == "?":
-            self.app.push_screen(HelpScreen(self.look))
-        elif self._steerable(self._snapshot):
-            self._steer(key)
-        self._repaint()
 
     def _repaint(self) -> None:
         """Draw if something has changed."""
         if self._left or not self.is_current:
             return
         drawn = self._drawn
-        if drawn is None or drawn[0] is not self._snapshot or drawn[1:] != (self._state(), self._asking):
+        if drawn is None or drawn[0] is not self._snapshot or drawn[1] != self._state():
             self.paint()
 
-    def _steer(self, key: str) -> None:
-        if key == "s" and not self.source.owned:
-            self._asking = "stop"
-        status = self._snapshot.status
-        if status not in _WORKING or (self.source.script and key != "k"):
-            return
-        if key in _COMMANDS:
-            action, message = _COMMANDS[key]
-            if key == "p" and status == "paused":
-                action, message = "resume", "resuming…"
-            self._message = (message, _progress_of(self._snapshot))
-            self.source.command(action)
+    # Keys.
 
-    def _try(self) -> None:
+    def _can(self, tool: object) -> bool:
+        """Whether the trials or the wizard can start from the configuration of this run."""
+        return tool is not None and self._snapshot.run is not None and not self.stopping
+
+    def has(self, need: str) -> bool:
+        snapshot, source = self._snapshot, self.source
+        match need:
+            case "change":
+                return self._can(self._trials)
+            case "wizard":
+                return self._can(self._wizard) and not source.script
+            case "commands":
+                return source.live and not snapshot.final and not self.stopping
+            case "training":
+                return snapshot.status in _WORKING
+            case "own training":
+                return not source.script
+            case "attached":
+                return not source.owned
+            case "ranks":
+                return snapshot.ranks is not None
+            case "values":
+                return has_own_values(snapshot)
+            case _:
+                return bool(first_command(source.name, self._diagnosis.of(snapshot).findings))
+
+    def word(self, key: Key) -> str:
+        if key.action == "pause":
+            return "resume" if self._snapshot.status == "paused" else "pause"
+        if key.action == "quit" and not self.source.owned:
+            return "close"
+        return key.word
+
+    def say(self, text: str) -> None:
+        self._message = (text, _progress_of(self._snapshot))
+        self._repaint()
+
+    def on_click(self, event: events.Click) -> None:
+        # The footer is the last row of the canvas.
+        rows = self.canvas.rows
+        label = key_at(rows[-1], event.x) if rows and event.y == len(rows) - 1 else None
+        if label is not None:
+            self.click_key(label)
+
+    def action_try(self) -> None:
         """Open the trial screen."""
         assert self._trials is not None
         offered = proposed_changes(self._diagnosis.of(self._snapshot).findings)
         screen = TrialScreen(self.look, self._trials, offered, lambda: self.source.snapshot().trials)
         self.app.push_screen(screen)
 
-    def _ask_to_leave(self) -> None:
-        if self.source.owned and not self.source.snapshot().final:
-            self._asking = "leave"
-        else:
+    def action_diagnosis(self) -> None:
+        try_it = self.action_try if self._can(self._trials) else None
+        self.app.push_screen(DiagnosisScreen(self.look, self.source, self._diagnosis, try_it))
+
+    def action_ranks(self) -> None:
+        self.app.push_screen(RanksScreen(self.look, self.source))
+
+    def action_wizard(self) -> None:
+        assert self._wizard is not None
+        self._wizard()
+
+    def action_values(self) -> None:
+        self.app.push_screen(OwnValuesScreen(self.look, self.source))
+
+    def action_settings(self) -> None:
+        self.app.push_screen(SettingsScreen(self.look, self.source))
+
+    def action_log(self) -> None:
+        self.app.push_screen(LogScreen(self.look, self.source))
+
+    def action_help(self) -> None:
+        self.app.push_screen(HelpScreen(self.look, LIVE_KEYS))
+
+    def action_copy(self) -> None:
+        command = first_command(self.source.name, self._diagnosis.of(self._snapshot).findings)
+        self.app.copy_to_clipboard(command)
+        self.say(f"copied: {command}")
+
+    def _send(self, action: Action) -> None:
+        self.source.command(action)
+        self.say(_MESSAGES[action])
+
+    def action_pause(self) -> None:
+        self._send("resume" if self._snapshot.status == "paused" else "pause")
+
+    def action_checkpoint(self) -> None:
+        self._send("checkpoint")
+
+    def action_evaluate(self) -> None:
+        self._send("evaluate")
+
+    def action_kernels(self) -> None:
+        self._send("kernels")
+
+    # Leaving.
+
+    def action_stop(self) -> None:
+        self._ask(f"Stop {self.source.name}?", self._stop_words(), self._stop_asked)
+
+    def action_quit(self) -> None:
+        name = self.source.name
+        if not self.source.owned or self.source.snapshot().final:
             self._go("quit")
+        elif self.stopping:
+            close = ("d", "close the screen now; the run stops in the background")
+            title = f"{name} is stopping{'' if self.source.script else ' after a checkpoint'}."
+            self._ask(title, (close, (CANCEL, "wait")), self._leave_asked)
+        else:
+            stay = ("d", f"keep it running (reattach with: ndd-console attach {name})")
+            self._ask(f"{name} is still running.", (*self._stop_words(), stay), self._leave_asked)
 
-    def _answer(self, key: str) -> None:
-        asking, self._asking = self._asking, ""
-        if key == "s" and not self.stopping:
+    def _stop_words(self) -> Keys:
+        return (("s", "stop the script with Ctrl-C" if self.source.script else "save a checkpoint and stop"),)
+
+    def _ask(self, title: str, choices: Keys, answer: Callable[[str | None], None]) -> None:
+        self.app.push_screen(Question(self.look, title, choices), answer)
+
+    def _withdraw(self) -> None:
+        """Close the question, if one is open."""
+        if isinstance(self.app.screen, Question):
+            self.app.screen.dismiss(CANCEL)
+
+    def _stop_asked(self, answer: str | None) -> None:
+        if answer == "s":
             self.source.command("stop")
-            if asking == "leave":
-                self.stopping = True
-            else:
-                self._message = ("stop requested", _progress_of(self._snapshot))
-        elif key == "d" and asking == "leave":
-            self._go("detach")
-        elif key not in ("escape", "q", "ctrl+q", "n"):
-            self._asking = asking
+            self.say("stop requested")
+        elif answer == INTERRUPT:
+            self.action_interrupt()
 
-    def _interrupt(self) -> None:
+    def _leave_asked(self, answer: str | None) -> None:
+        if answer == "s":
+            self.stopping = True
+            self.source.command("stop")
+        elif answer == "d":
+            self._go("detach")
+        elif answer == INTERRUPT:
+            self.action_interrupt()
+
+    def action_interrupt(self) -> None:
         """Ctrl-C: stop a run of this process; close the screen of any other run."""
         if not self.source.owned or self.source.snapshot().final:
             self._go("quit")
-            return
-        self._asking = ""
-        if not self.stopping:
+        elif not self.stopping:
             self.stopping = True
             self.source.command("interrupt")
+            self._repaint()
         else:
             self.source.command("kill")
             self._go("kill")
@@ -255,7 +292,7 @@ class LiveScreen(CanvasScreen):
     def leave_when_final(self) -> None:
         """The run is stopping for another reason, such as a signal: show that, and leave when it has ended."""
         self.stopping = True
-        self._asking = ""
+        self._withdraw()
         self.tick()
 
     def _go(self, result: Result) -> None:

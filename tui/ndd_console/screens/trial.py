@@ -5,18 +5,32 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable
 
-from textual import events
+from textual.widget import Widget
+from textual.widgets import Input
 
 from ndd_console.screens.interfaces import TrialJob, TrialSource
-from ndd_console.view.style import Look
-from ndd_console.view.trial import BUDGETS_S, ProposedChange, TrialState, trial_rows
+from ndd_console.view.keys import TRIAL_KEYS, Key
+from ndd_console.view.rows import rule
+from ndd_console.view.style import Look, Row
+from ndd_console.view.trial import (
+    BUDGETS_S,
+    ProposedChange,
+    TrialState,
+    entries,
+    heading,
+    measuring,
+    problems,
+    result,
+)
+from ndd_console.widgets.lines import Lines, RowList, bindings
 from ndd_engine.diagnose import Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
 
-from .base import LEAVE, POLL_S, ViewScreen, bounded, key_of
+from .base import POLL_S, ViewScreen
 
 _TYPED = 200  # maximum length of a custom change
+_HINT = "section.key=value, e.g. loader.workers=2; separate several with spaces"
 
 
 def proposed_changes(findings: Iterable[Finding]) -> tuple[ProposedChange, ...]:
@@ -38,6 +52,10 @@ def proposed_changes(findings: Iterable[Finding]) -> tuple[ProposedChange, ...]:
 class TrialScreen(ViewScreen[TrialState]):
     """Runs one trial at a time. `earlier` returns the trials of this run so far, newest last."""
 
+    keys = TRIAL_KEYS
+    BINDINGS = bindings(TRIAL_KEYS, "use('{}')")
+    body: RowList
+
     def __init__(
         self,
         look: Look,
@@ -49,13 +67,25 @@ class TrialScreen(ViewScreen[TrialState]):
             "choose", trials.base, offered, problem=trials.refusal(), earlier=earlier(), pauses=trials.pauses(),
             budget_s=BUDGETS_S[0],
         )  # fmt: skip
-        super().__init__(look, view, trial_rows)
+        self.field = Input(placeholder=_HINT, max_length=_TYPED, classes="field", select_on_focus=False)
+        super().__init__(look, view, RowList(look, after=self.field))
+        self._label = Lines(look)
+        self.page = Lines(look, scrolls=True)
+        self.page.display = False
         self._trials = trials
         self._earlier = earlier
         self._job: TrialJob | None = None
         self._refusal = view.problem
 
+    def parts(self) -> tuple[Widget, ...]:
+        return self.top, self.body, self._label, self.field, self.page, self.below
+
+    def text(self) -> Lines:
+        return self.page
+
     def on_mount(self) -> None:
+        if not self.view.offered:
+            self.field.focus()
         self.set_interval(POLL_S, self.poll)
 
     def on_unmount(self) -> None:
@@ -76,104 +106,132 @@ class TrialScreen(ViewScreen[TrialState]):
             if self.view.problem == before != self._refusal:  # what refused the trial may have ended
                 self.show(problem=self._refusal)
 
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        key = key_of(event)
-        if self.view.stage == "measure":
-            if key in LEAVE:
-                self._stop()
-        elif self.view.stage == "result":
-            self._on_result(key)
-        elif key in LEAVE and not (key == "q" and self.view.custom):
-            self.go_back()
+    def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
+        state = self.view
+        choosing = state.stage == "choose"
+        self.swap(listed=choosing)
+        self._label.display = self.field.display = choosing
+        if not choosing:
+            self.page.show(
+                measuring(state, width) if state.stage == "measure" else result(state, width, height)
+            )
+            return [], []
+        proposed = entries(state, width)
+        self.body.show(proposed)
+        self._label.show([rule("your own change", width)])
+        top = heading(state, width, height)
+        return top, problems(state, width, height - len(top) - 2 * len(proposed) - 2)
+
+    # Keys.
+
+    def has(self, need: str) -> bool:
+        state = self.view
+        match need:
+            case "choosing":
+                return state.stage == "choose"
+            case "proposal":
+                return self.body.chosen is not None
+            case "more time":
+                return state.stage == "choose" or (state.stage == "result" and state.longer_s is not None)
+            case "faster":
+                return state.can_write
+            case _:
+                return state.stage == "result"
+
+    def word(self, key: Key) -> str:
+        state = self.view
+        if key.action == "longer" and state.longer_s and state.stage == "result":
+            return f"measure up to {state.longer_s:.0f} s"
+        if key.action == "back" and state.stage == "measure":
+            return "stop and resume the run" if state.pauses else "stop"
+        return key.word
+
+    def on_option_list_option_selected(self) -> None:
+        self._measure_selected()
+
+    def on_input_submitted(self) -> None:
+        self._measure_typed()
+
+    def action_measure(self) -> None:
+        """Measure the change that has the focus."""
+        if self.field.has_focus:
+            self._measure_typed()
         else:
-            self._on_choice(key, event.character if event.is_printable else None)
+            self._measure_selected()
 
-    # Selecting a change.
+    def action_switch(self) -> None:
+        (self.body if self.field.has_focus and self.view.offered else self.field).focus()
 
-    def _on_choice(self, key: str, character: str | None) -> None:
+    def action_edit(self) -> None:
+        """Edit the selected change in the field."""
+        self.field.value = shlex.join(self.body.chosen.sets)
+        self.field.cursor_position = len(self.field.value)
+        self.field.focus()
+
+    def action_longer(self) -> None:
+        """Another budget; after an inconclusive result, measure the change again with the larger one."""
         state = self.view
-        step = {"up": -1, "down": 1, "tab": 1, "shift+tab": -1}.get(key)
-        if step is None and not state.custom:
-            step = {"k": -1, "j": 1}.get(key)
-        if step is not None:
-            self.show(chosen=bounded(state.chosen + step, len(state.offered) + 1), problem="")
-        elif key == "enter":
-            self._measure()
-        elif key == "ctrl+t" or (key == "m" and not state.custom):
-            later = BUDGETS_S[(BUDGETS_S.index(state.budget_s) + 1) % len(BUDGETS_S)]
-            self.show(budget_s=later)
-        elif state.custom:
-            self._type(key, character)
-        elif key == "e":
-            typed = shlex.join(state.offered[state.chosen].sets)
-            self.show(chosen=len(state.offered), typed=typed, cursor=len(typed), problem="")
-
-    def _type(self, key: str, character: str | None) -> None:
-        state = self.view
-        text, at = state.typed, state.cursor
-        if key == "backspace":
-            text, at = text[: max(at - 1, 0)] + text[at:], max(at - 1, 0)
-        elif key == "delete":
-            text = text[:at] + text[at + 1 :]
-        elif key == "ctrl+u":
-            text, at = text[at:], 0
-        elif key in ("left", "right"):
-            at = bounded(at + (1 if key == "right" else -1), len(text) + 1)
-        elif key in ("home", "ctrl+a"):
-            at = 0
-        elif key in ("end", "ctrl+e"):
-            at = len(text)
-        elif character is not None and len(text) < _TYPED:
-            text, at = text[:at] + character + text[at:], at + 1
-        self.show(typed=text, cursor=at, problem="")
-
-    def on_paste(self, event: events.Paste) -> None:
-        event.stop()
-        if self.view.stage == "choose" and self.view.custom:
-            for character in " ".join(event.text.split()):
-                if character.isprintable():
-                    self._type("", character)
-
-    def _measure(self) -> None:
-        state = self.view
-        cause = None
-        problem = ""
-        if state.custom:
-            try:
-                sets = tuple(shlex.split(state.typed))
-                problem = "" if sets else "enter a change, e.g. loader.workers=2"
-            except ValueError as error:
-                sets, problem = (), f"cannot parse: {error}"
+        if state.stage == "result":
+            self.show(budget_s=state.longer_s)
+            self._measure(state.trying, self._cause)
         else:
-            sets = state.offered[state.chosen].sets
-            cause = state.offered[state.chosen].cause
-        problem = problem or self._trials.refusal() or self._trials.check(sets)
+            self.show(budget_s=BUDGETS_S[(BUDGETS_S.index(state.budget_s) + 1) % len(BUDGETS_S)])
+
+    def action_again(self) -> None:
+        self.message = ("", "text")
+        self.show(stage="choose", problem="", result=None, earlier=self._earlier())
+        if not self.view.offered:
+            self.field.focus()
+
+    def action_write(self) -> None:
+        """Write the change of the trial to a new file."""
+        assert self.view.result is not None
+        try:
+            self.show(saved=str(self._trials.write(self.view.result)), problem="")
+        except UsageError as error:
+            self.show(problem=str(error))
+
+    def action_copy(self) -> None:
+        """Copy the change of the trial as a diff to the clipboard of the terminal."""
+        try:
+            self.app.copy_to_clipboard(self._trials.diff(self.view.trying))
+            self.say("copied the diff")
+        except UsageError as error:
+            self.show(problem=str(error))
+
+    def action_back(self) -> None:
+        """Stop the trial; if there is none, return to the screen before."""
+        if self.view.stage != "measure":
+            super().action_back()
+        elif self._job is not None:
+            self._job.stop()
+            self.show(stopping=True)
+
+    # Measuring.
+
+    def _measure_selected(self) -> None:
+        chosen = self.body.chosen
+        if chosen is not None:
+            self._measure(chosen.sets, chosen.cause)
+
+    def _measure_typed(self) -> None:
+        try:
+            sets = tuple(shlex.split(self.field.value))
+        except ValueError as error:
+            self.show(problem=f"cannot parse: {error}")
+            return
+        if sets:
+            self._measure(sets, None)
+        else:
+            self.show(problem="enter a change, e.g. loader.workers=2")
+
+    def _measure(self, sets: tuple[str, ...], cause: str | None) -> None:
+        problem = self._trials.refusal() or self._trials.check(sets)
         if problem:
             self.show(problem=problem)
             return
         pauses = self._trials.pauses()
-        self._job = self._trials.start(sets, cause, state.budget_s)
+        self._cause = cause
+        self._job = self._trials.start(sets, cause, self.view.budget_s)
+        self.message = ("", "text")
         self.show(stage="measure", trying=sets, pauses=pauses, stopping=False, problem="", progress=None)
-
-    # Measuring and the result.
-
-    def _stop(self) -> None:
-        if self._job is not None:
-            self._job.stop()
-        self.show(stopping=True)
-
-    def _on_result(self, key: str) -> None:
-        state = self.view
-        if key == "w" and state.result is not None and state.can_write:
-            try:
-                self.show(saved=str(self._trials.write(state.result)), problem="")
-            except UsageError as error:
-                self.show(problem=str(error))
-        elif key == "m" and state.longer_s is not None:
-            self.show(budget_s=state.longer_s)
-            self._measure()
-        elif key in ("t", "enter"):
-            self.show(stage="choose", problem="", result=None, earlier=self._earlier())
-        elif key in LEAVE:
-            self.go_back()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from textual import events
-
 from ndd_console.screens.interfaces import TuningSource
-from ndd_console.view.style import Look
-from ndd_console.view.tuning import TuningView, tuning_rows
+from ndd_console.view.keys import TUNING_KEYS, Key
+from ndd_console.view.style import Look, Row
+from ndd_console.view.tuning import TuningView, below, current, entries, heading
+from ndd_console.widgets.lines import RowList, bindings
 
-from .base import LEAVE, POLL_S, ViewScreen, bounded, moved
+from .base import POLL_S, ViewScreen
 
 
 class TuningScreen(ViewScreen[TuningView]):
     """Shows a sweep. `leave` is called when the user closes the screen after its end."""
+
+    keys = TUNING_KEYS
+    BINDINGS = bindings(TUNING_KEYS, "use('{}')")
+    body: RowList
 
     def __init__(
         self,
@@ -23,9 +27,10 @@ class TuningScreen(ViewScreen[TuningView]):
         leave: Callable[[], None],
         on_painted: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(look, TuningView(source.name), tuning_rows, on_painted)
+        super().__init__(look, TuningView(source.name), RowList(look), on_painted)
         self._source = source
         self._leave = leave
+        self._current: int | None = None
 
     def on_mount(self) -> None:
         self.set_interval(POLL_S, self.poll)
@@ -35,17 +40,30 @@ class TuningScreen(ViewScreen[TuningView]):
         source = self._source
         self.show(state=source.state, problem=source.problem, saved=source.saved)
 
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        step = moved(event.key)
-        if event.key in LEAVE:
-            if self.view.over:
-                self._leave()
-            else:
-                self._source.stop()
-                self.show(stopping=True)
-        elif event.key == "w" and self.view.can_save:
-            trouble = self._source.save()
-            self.show(trouble=trouble, saved=self._source.saved)
-        elif step is not None and self.view.state is not None:
-            self.show(top=bounded((self.view.top or 0) + step, len(self.view.state.rows)))
+    def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
+        view = self.view
+        self.body.show(entries(view, width))
+        place = current(view)
+        if place != self._current:
+            self._current = place
+            self.body.choose(place)
+        return heading(view, width), below(view, width, height)
+
+    def has(self, need: str) -> bool:
+        return self.view.can_save
+
+    def word(self, key: Key) -> str:
+        if key.action == "back":
+            return "close" if self.view.over else "stop and keep the results"
+        return key.word
+
+    def action_write(self) -> None:
+        trouble = self._source.save()
+        self.show(trouble=trouble, saved=self._source.saved)
+
+    def action_back(self) -> None:
+        if self.view.over:
+            self._leave()
+        else:
+            self._source.stop()
+            self.show(stopping=True)

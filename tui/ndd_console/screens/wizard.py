@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from textual import events
+from textual.widget import Widget
 
 from ndd_console.screens.interfaces import StartRow
-from ndd_console.view.pager import WIZARD_KEYS
-from ndd_console.view.style import Look
-from ndd_console.view.tradeoffs import COLUMNS, ordered
+from ndd_console.view.keys import WIZARD_KEYS, Key
+from ndd_console.view.rows import BLANK, paragraph, rule
+from ndd_console.view.style import Look, Row
+from ndd_console.view.tradeoffs import COLUMNS
 from ndd_console.view.wizard import (
     FILE,
     GOAL,
@@ -23,20 +24,37 @@ from ndd_console.view.wizard import (
     Field,
     Preview,
     WizardView,
-    wizard_rows,
+    data_rows,
+    field_entries,
+    file_page,
+    file_title,
+    machine_page,
+    probing_page,
+    table_below,
+    table_entries,
+    table_heading,
+    trail,
+    verify_below,
+    verify_entries,
+    verify_heading,
+    workload_entries,
 )
+from ndd_console.widgets.lines import Lines, RowList, bindings
 from ndd_engine.errors import NddError
 
-from .base import ViewScreen, bounded, key_of, moved
+from .base import ViewScreen
 from .pages import HelpScreen
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.proposals import Proposal
 
 _LOOK_S = 0.2
-_PAGE = 10
 _STOPPING = "stopping…"
 _BEFORE = {WORKLOAD: MACHINE, GOAL: WORKLOAD, PROBING: GOAL, TABLE: GOAL, VERIFY: TABLE, FILE: TABLE}
+
+
+# Pages whose body is a list; the others are text.
+_LISTS = (WORKLOAD, GOAL, TABLE, VERIFY)
 
 
 class WizardSource(Protocol):
@@ -67,13 +85,24 @@ class WizardSource(Protocol):
 class WizardScreen(ViewScreen[WizardView]):
     """leave: called with a file to train, or "" to close. can_train: whether training on this machine is possible."""
 
+    keys = WIZARD_KEYS
+    BINDINGS = bindings(WIZARD_KEYS, "use('{}')")
+    body: RowList
+
     def __init__(
         self, look: Look, source: WizardSource, leave: Callable[[str], None], *, can_train: bool = True
     ) -> None:
-        super().__init__(look, WizardView(can_train=can_train), wizard_rows)
+        super().__init__(look, WizardView(can_train=can_train), RowList(look))
+        self.page = Lines(look, scrolls=True)
         self._source = source
         self._leave = leave
-        self._chosen: Proposal | None = None
+        self._proposal: Proposal | None = None  # of the file
+
+    def parts(self) -> tuple[Widget, ...]:
+        return self.top, self.body, self.page, self.below
+
+    def text(self) -> Lines:
+        return self.page
 
     def on_mount(self) -> None:
         self.set_interval(_LOOK_S, self.look_again)
@@ -88,113 +117,163 @@ class WizardScreen(ViewScreen[WizardView]):
         if view.page in (PROBING, VERIFY) and not source.working():
             failed = source.failed()
             view = replace(view, share=None, left_s=None)
-            if view.message == _STOPPING:
-                view = replace(view, message="")
-            if failed and failed != view.message:
-                view = replace(view, message=failed, bad=True)
-            elif view.page == PROBING and view.rows and not failed:
-                view = replace(view, page=TABLE, chosen=0, marked=source.suggested())
+            if self.message[0] == _STOPPING:
+                self._set()
+            if failed:
+                self.message = (failed, "bad")
+            elif view.page == PROBING and view.rows:
+                view = replace(view, page=TABLE, marked=source.suggested())
         self.show_view(view)
 
+    def show_view(self, view: WizardView) -> None:
+        if view.page != self.view.page:
+            self.body.show(())  # the first entry of the new page is selected
+        super().show_view(view)
+
     def _set(self, message: str = "", bad: bool = False, **changes: Any) -> None:
-        self.show(message=message, bad=bad, **changes)
+        self.message = (message, "bad" if bad else "accent")
+        self.show(**changes)
+        self.paint()
 
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        key = "space" if event.character == " " else key_of(event)
-        step = moved(key, _PAGE)
-        if key in ("q", "ctrl+q", "ctrl+c"):
-            self._source.stop()
-            self._leave("")
-        elif key == "?":
-            self.app.push_screen(HelpScreen(self.look, WIZARD_KEYS))
-        elif key in ("escape", "backspace", "b"):
-            self._back()
-        elif step is not None and self.view.page != MACHINE:
-            self._move(step)
-        else:
-            pages = {
-                MACHINE: self._machine, WORKLOAD: self._workload, GOAL: self._goal, PROBING: self._probing,
-                TABLE: self._table, VERIFY: self._verify, FILE: self._file,
-            }  # fmt: skip
-            pages[self.view.page](key)
-
-    def _back(self) -> None:
+    def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
         view = self.view
-        if view.page in (PROBING, VERIFY) and self._source.working():
+        self.swap(listed=view.page in _LISTS)
+        top = [trail(view.page, width), BLANK] if height >= 12 else [trail(view.page, width)]
+        room = height - len(top)
+        match view.page:
+            case 0:
+                self.page.show(machine_page(view, width))
+            case 1:
+                self.body.show(workload_entries(view, width))
+                return [*top, rule("workload", width)], data_rows(view, width)
+            case 2:
+                self.body.show(field_entries(view))
+                field = self.body.chosen
+                meaning = [] if field is None else [BLANK, *paragraph(field.meaning, width, "dim")]
+                return [*top, rule("goal and limits", width)], [*meaning, *data_rows(view, width)]
+            case 3:
+                self.page.show(probing_page(view, width, room))
+            case 4:
+                self.body.show(table_entries(view, width))
+                below = table_below(view, self.body.chosen, width, room)
+                return [*top, table_heading(view, width)], below
+            case 5:
+                self.body.show(verify_entries(view, width))
+                return [*top, *verify_heading(view, width)], verify_below(view, width)
+            case _:
+                self.page.show(file_page(view, width))
+                return [*top, rule(file_title(view), width)], []
+        return top, []
+
+    # Keys.
+
+    def _working(self) -> bool:
+        return self.view.page in (PROBING, VERIFY) and self._source.working()
+
+    def has(self, need: str) -> bool:
+        view = self.view
+        return {
+            "idle": not self._working(),
+            "further page": view.page != FILE,
+            "table page": view.page == TABLE,
+            "goal page": view.page == GOAL,
+            "file page": view.page == FILE,
+            "marked": bool(view.marked),
+            "existing file": view.file.there,
+            "training here": view.can_train,
+        }[need]
+
+    def word(self, key: Key) -> str:
+        view = self.view
+        match key.action:
+            case "next":
+                return {GOAL: "probe", PROBING: "retry", TABLE: "file", VERIFY: "file"}.get(view.page, "next")
+            case "measure":
+                return f"measure {len(view.marked)}"
+            case "back":
+                return "stop" if self._working() else "back"
+            case "diff":
+                return "complete file" if view.show_diff else "changes"
+        return key.word
+
+    def on_option_list_option_highlighted(self) -> None:
+        self.paint()
+
+    def on_option_list_option_selected(self) -> None:
+        self.action_use("next")
+
+    def action_close(self) -> None:
+        self._source.stop()
+        self._leave("")
+
+    def action_help(self) -> None:
+        self.app.push_screen(HelpScreen(self.look, WIZARD_KEYS))
+
+    def action_back(self) -> None:
+        """Stop running work; else the page before."""
+        if self._working():
             self._source.stop()
             self._set(_STOPPING)
-            return
-        if view.page == MACHINE:
+        elif self.view.page == MACHINE:
             self._leave("")
         else:
-            self._set(page=_BEFORE[view.page], chosen=0, top=0)
+            self._set(page=_BEFORE[self.view.page])
 
-    def _move(self, by: int) -> None:
-        view = self.view
-        if view.page == FILE:
-            self.show(top=bounded(view.top + by, len(view.lines)))
-            return
-        rows: tuple[object, ...] = {
-            WORKLOAD: view.workloads, GOAL: view.fields, TABLE: view.rows, VERIFY: view.verified,
-        }.get(view.page, ())  # fmt: skip
-        self.show(chosen=bounded(view.chosen + by, len(rows)))
-
-    def _machine(self, key: str) -> None:
-        if key in ("enter", "right", "space"):
-            self.show(page=WORKLOAD, workloads=self._source.workloads(), chosen=0)
-
-    def _workload(self, key: str) -> None:
-        if key in ("enter", "right", "space"):
-            facts = self._source.choose(self.view.chosen)
-            trouble = self._source.problem()
+    def action_next(self) -> None:
+        """What enter does on this page."""
+        view, source = self.view, self._source
+        if view.page == MACHINE:
+            self._set(page=WORKLOAD, workloads=source.workloads())
+        elif view.page == WORKLOAD and self.body.highlighted is not None:
+            facts = source.choose(self.body.highlighted)
+            trouble = source.problem()
             if trouble:
                 self._set(trouble, bad=True, facts=facts)
             else:
-                self._set(page=GOAL, facts=facts, fields=self._source.fields(), chosen=0)
-
-    def _goal(self, key: str) -> None:
-        steps = {"right": 1, "l": 1, "+": 1, "space": 1, "left": -1, "h": -1, "-": -1}
-        if key in steps:
-            trouble = self._source.change(self.view.chosen, steps[key])
-            self._set(trouble, bad=bool(trouble), fields=self._source.fields())
-        elif key == "enter":
-            trouble = self._source.problem()
+                self._set(page=GOAL, facts=facts, fields=source.fields())
+        elif view.page in (GOAL, PROBING):
+            trouble = source.problem() if view.page == GOAL else ""
             if trouble:
                 self._set(trouble, bad=True)
             else:
-                self._begin()
+                source.probe()
+                self._set(page=PROBING, rows=(), best=())
+        elif self.body.chosen is not None:
+            self._open_file(self.body.chosen)
 
-    def _probing(self, key: str) -> None:
-        if key == "enter" and not self._source.working():
-            self._begin()
+    def action_more(self) -> None:
+        self._change(1)
 
-    def _begin(self) -> None:
-        self._source.probe()
-        self._set(page=PROBING, rows=(), best=())
+    def action_less(self) -> None:
+        self._change(-1)
 
-    def _table(self, key: str) -> None:
-        view = self.view
-        rows = ordered(view.rows, view.column)
-        if key == "s":
-            self.show(column=(view.column + 1) % len(COLUMNS))
-        elif key == "p":
-            self.show(plot=not view.plot)
-        elif key == "space" and rows and rows[view.chosen].layout.ranks > 1:
+    def _change(self, by: int) -> None:
+        """Change the selected answer."""
+        trouble = self._source.change(self.body.highlighted or 0, by)
+        self._set(trouble, bad=bool(trouble), fields=self._source.fields())
+
+    def action_sort(self) -> None:
+        self.show(column=(self.view.column + 1) % len(COLUMNS))
+
+    def action_plot(self) -> None:
+        self.show(plot=not self.view.plot)
+
+    def action_mark(self) -> None:
+        """Mark the selected proposal for measurement, or take the mark away."""
+        one, marked = self.body.chosen, self.view.marked
+        if one is None:
+            return
+        if one.layout.ranks > 1:
             self._set("proposals for several ranks cannot be measured here", bad=True)
-        elif key == "space" and rows:
-            one = rows[view.chosen]
-            marked = tuple(other for other in view.marked if other.key != one.key)
-            self.show(marked=marked if len(marked) < len(view.marked) else (*marked, one))
-        elif key == "v" and view.marked:
-            self._source.verify(view.marked)
-            self._set(page=VERIFY, verified=view.marked, chosen=0)
-        elif key == "enter" and rows:
-            self._open_file(rows[view.chosen])
+            return
+        others = tuple(other for other in marked if other.key != one.key)
+        self._set(marked=others if len(others) < len(marked) else (*marked, one))
 
-    def _verify(self, key: str) -> None:
-        if key == "enter" and self.view.verified and not self._source.working():
-            self._open_file(self.view.verified[self.view.chosen])
+    def action_measure(self) -> None:
+        """Measure the marked proposals."""
+        marked = self.view.marked
+        self._source.verify(marked)
+        self._set(page=VERIFY, verified=marked)
 
     def _open_file(self, one: Proposal) -> None:
         trouble = one.failed or ("" if one.fits or one.measured is not None else "this proposal does not fit")
@@ -206,33 +285,34 @@ class WizardScreen(ViewScreen[WizardView]):
         except NddError as error:
             self._set(str(error), bad=True)
             return
-        self._chosen = one
-        self._set(page=FILE, file=file, top=0, show_diff=file.there, saved="")
+        self._proposal = one
+        self._set(page=FILE, file=file, show_diff=file.there, saved="")
 
-    def _file(self, key: str) -> None:
-        view = self.view
-        if key == "d" and view.file.there:
-            self.show(show_diff=not view.show_diff, top=0)
-        elif key in ("w", *("t" * view.can_train)) and self._chosen is not None:
-            saved = view.saved
-            if not saved:
-                try:
-                    if self._source.changed():
-                        self._ask_again()
-                        return
-                    saved = self._source.save(self._chosen)
-                except NddError as error:
-                    self._set(str(error), bad=True)
-                    return
-            self._set(f"wrote {saved}", saved=saved)
-            if key == "t":
-                self._leave(saved)
-        elif key == "enter" and not view.saved:
-            self._set(f"press w to write {view.file.path}")
+    def action_diff(self) -> None:
+        self.show(show_diff=not self.view.show_diff)
 
-    def _ask_again(self) -> None:
-        """The file changed since its diff was shown: show the new diff, and write on the next key. Raises NddError."""
-        assert self._chosen is not None
-        file = self._source.preview(self._chosen)
-        text = f"{file.path} was changed after it was read; this is its new diff: press w to write it"
-        self._set(text, bad=True, file=file, top=0, show_diff=file.there)
+    def action_write(self) -> None:
+        """Write the file. If it was changed meanwhile, show the new diff, and write when asked again."""
+        self._write()
+
+    def action_train(self) -> None:
+        """Write the file, and train it."""
+        if self._write():
+            self._leave(self.view.saved)
+
+    def _write(self) -> bool:
+        """Write the file once. Returns whether it is written."""
+        assert self._proposal is not None
+        if not self.view.saved:
+            try:
+                if self._source.changed():
+                    file = self._source.preview(self._proposal)
+                    text = f"{file.path} was changed after it was read; this is its new diff: press w to write it"
+                    self._set(text, bad=True, file=file, show_diff=file.there)
+                    return False
+                self.show(saved=self._source.save(self._proposal))
+            except NddError as error:
+                self._set(str(error), bad=True)
+                return False
+        self._set(f"wrote {self.view.saved}")
+        return True

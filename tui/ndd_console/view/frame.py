@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from .rows import BLANK, fit
+from .rows import BLANK, cells, fit
 from .style import Row, Span
 
 # (key, what it does).
 Keys = tuple[tuple[str, str], ...]
 
-_MARGIN_FROM = 40  # narrower screens have no margin
+MARGIN_FROM = 40  # narrower screens have no margin
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a list: its value, and its rows. Without a value it is a heading, which cannot be selected."""
+
+    value: Any
+    rows: tuple[Row, ...]
 
 
 def inner_width(width: int) -> int:
     """Cells between the margins."""
-    return max(width - 2, 1) if width >= _MARGIN_FROM else max(width, 1)
+    return max(width - 2, 1) if width >= MARGIN_FROM else max(width, 1)
 
 
 def framed(body: Sequence[Row], bottom: Sequence[Row], width: int, height: int) -> list[Row]:
@@ -26,15 +36,14 @@ def framed(body: Sequence[Row], bottom: Sequence[Row], width: int, height: int) 
     room = max(height - len(bottom), 0)
     rows = [*body[:room], *[BLANK] * (room - len(body)), *bottom]
     rows = rows[len(rows) - height :]
-    if width >= _MARGIN_FROM:
+    if width >= MARGIN_FROM:
         rows = [((" ", "text"), *row) for row in rows]
     return [fit(row, width) for row in rows]
 
 
-def footer_row(keys: Keys, width: int, yielding: tuple[str, ...] = ()) -> Row:
+def footer_row(keys: Keys, width: int, yielding: Keys = ()) -> Row:
     """The available keys. Without enough room the `yielding` keys are dropped first and the last three stay."""
-    shown = list(keys)
-    first = [item for name in yielding for item in keys if item[0] == name]
+    shown, first = list(keys), list(yielding)
     while len(shown) > 1 and sum(len(key) + len(word) + 4 for key, word in shown) - 3 > width:
         if first:
             shown.remove(first.pop(0))
@@ -44,3 +53,14 @@ def footer_row(keys: Keys, width: int, yielding: tuple[str, ...] = ()) -> Row:
     for index, (key, word) in enumerate(shown):
         spans += [(("   " if index else "") + key, "key"), (" " + word, "dim")]
     return tuple(spans)
+
+
+def key_at(footer: Row, x: int) -> str | None:
+    """The key at this cell of a footer."""
+    start, last = 0, None
+    for text, style in footer:
+        last = text.strip() if style == "key" else last
+        start += cells(text)
+        if x < start:
+            return last
+    return None

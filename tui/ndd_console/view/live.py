@@ -34,15 +34,14 @@ _TRENDS = (80, 24)  # smaller screens drop the trends first
 _MAIN = 10  # rows of the step block with its heading
 _GAP = 3
 _RANKS = 28  # minimum width of the panel of ranks
-# Keys that a narrow footer drops first; the help page lists all of them.
-_YIELD = ("e", "i", "k", "w")
 
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
     """Everything that the live screen shows in addition to the snapshot.
 
-    status: may be ahead of the snapshot ("stopping"). keys: available now. waited_s: seconds of setup so far.
+    status: may be ahead of the snapshot ("stopping"). keys: available now; early: those that a narrow footer drops
+    first. waited_s: seconds of setup so far.
     can_try: whether changes can be measured.
     """
 
@@ -53,12 +52,13 @@ class LiveState:
     waited_s: float | None = None
     diagnosis: DiagnosisResult = NOTHING
     can_try: bool = False
+    early: Keys = ()
 
 
 def live_rows(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list[Row]:
     """Exactly `height` rows of exactly `width` cells."""
     inner = inner_width(width)
-    bottom = [footer_row(state.keys, inner, _YIELD)] if height > 2 else []
+    bottom = [footer_row(state.keys, inner, state.early)] if height > 2 else []
     return framed(_body(snapshot, state, inner, height), bottom, width, height)
 
 

@@ -45,11 +45,15 @@ MONOCHROME: dict[str, Style] = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Capabilities of the terminal. ssh: over a network connection, so updates are less frequent."""
+    """Capabilities of the terminal.
+
+    ssh: over a network connection, so updates are less frequent. links: it shows places in files as links (OSC 8).
+    """
 
     ascii_only: bool = False
     monochrome: bool = False
     ssh: bool = False
+    links: bool = False
 
     @property
     def styles(self) -> dict[str, Style]:

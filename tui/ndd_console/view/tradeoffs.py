@@ -15,6 +15,8 @@ from .style import Row, Span
 if TYPE_CHECKING:
     from ndd_engine.wizard.proposals import Proposal
 
+MARKED, BEST = "✔", "●"  # marked for measurement; on the Pareto front
+
 BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
 # Columns to drop if the terminal is too narrow, in this order.
 _DROPPED = (
@@ -60,14 +62,13 @@ def heading_row(columns: Sequence[int], width: int, column: int) -> Row:
     return fit(tuple(spans), width)
 
 
-def proposal_row(one: Proposal, columns: Sequence[int], width: int, chosen: bool, best: bool) -> Row:
-    """One proposal; remaining width shows its remark. best: it is on the Pareto front."""
-    lead = "▸ " if chosen else "● " if best else "  "
+def proposal_row(one: Proposal, columns: Sequence[int], width: int, lead: str) -> Row:
+    """One proposal; remaining width shows its remark. lead: the mark before it."""
     style = "bad" if not one.fits else "text"
-    spans: list[Span] = [(lead, "accent")]
+    spans: list[Span] = [(lead.ljust(2), "good" if lead == MARKED else "accent")]
     for place in columns:
         known = COLUMNS[place]
-        spans.append((column(known.text(one), known.width), "select" if chosen else style))
+        spans.append((column(known.text(one), known.width), style))
     rest = width - 2 - sum(COLUMNS[place].width for place in columns)
     if rest >= 12:
         spans.append((shorten(foreign(remark(one)), rest), "bad" if not one.fits else "dim"))

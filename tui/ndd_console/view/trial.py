@@ -15,9 +15,9 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import number
 
 from .bars import progress_bar
-from .frame import Keys, footer_row, framed, inner_width
+from .frame import Entry
 from .interval import interval_rows
-from .rows import BLANK, cells, column, entry, first_shown, foreign, labelled, paragraph, rule, shorten, take
+from .rows import BLANK, cells, column, foreign, labelled, paragraph, rule, shorten
 from .style import Row
 
 if TYPE_CHECKING:
@@ -49,17 +49,13 @@ class ProposedChange:
 class TrialState:
     """Everything that the trial screen shows.
 
-    base: the baseline, as text. chosen: index over `offered`; after the last one, the custom change. typed, cursor:
-    the text of the custom change and the index in it. problem: why the change cannot be tried or the trial failed.
-    pauses: the run that is paused during the trial, or "". saved: path of the written configuration.
+    base: the baseline, as text. problem: why the change cannot be tried or the trial failed. pauses: the run that is
+    paused during the trial, or "". saved: path of the written configuration.
     """
 
     stage: Literal["choose", "measure", "result"]
     base: str
     offered: tuple[ProposedChange, ...] = ()
-    chosen: int = 0
-    typed: str = ""
-    cursor: int = 0
     problem: str = ""
     earlier: tuple[TrialEvent, ...] = ()
     trying: tuple[str, ...] = ()
@@ -69,11 +65,6 @@ class TrialState:
     stopping: bool = False
     result: TrialEvent | None = None
     saved: str = ""
-
-    @property
-    def custom(self) -> bool:
-        """Whether the custom change is selected."""
-        return self.chosen >= len(self.offered)
 
     @property
     def can_write(self) -> bool:
@@ -94,30 +85,6 @@ class TrialState:
         return next((budget for budget in BUDGETS_S if budget > self.budget_s), None)
 
 
-def trial_rows(state: TrialState, width: int, height: int) -> list[Row]:
-    """Exactly `height` rows of exactly `width` cells."""
-    inner = inner_width(width)
-    if state.stage == "choose":
-        body, keys = _choose(state, inner, height - 1), _CHOOSE_CUSTOM if state.custom else _CHOOSE
-    elif state.stage == "measure":
-        body, keys = _measure(state, inner), (("esc", "stop and resume the run" if state.pauses else "stop"),)
-    else:
-        body, keys = _result(state, inner, height - 1), _result_keys(state)
-    return framed(body, [footer_row(keys, inner)], width, height)
-
-
-_CHOOSE: Keys = (
-    ("↑↓", "select"), ("enter", "measure"), ("e", "edit"), ("m", "more time"), ("esc", "back")
-)  # fmt: skip
-_CHOOSE_CUSTOM: Keys = (("↑↓", "select"), ("enter", "measure"), ("ctrl+t", "more time"), ("esc", "back"))
-
-
-def _result_keys(state: TrialState) -> Keys:
-    write: Keys = (("w", "write the configuration"),) if state.can_write else ()
-    longer: Keys = (("m", f"measure up to {state.longer_s:.0f} s"),) if state.longer_s else ()
-    return (*write, *longer, ("t", "try another"), ("esc", "back"))
-
-
 def sets_text(sets: Sequence[str]) -> str:
     """The edits of a change in one line."""
     return "  ".join(foreign(item) for item in sets)
@@ -126,7 +93,8 @@ def sets_text(sets: Sequence[str]) -> str:
 # Selecting a change.
 
 
-def _choose(state: TrialState, width: int, height: int) -> list[Row]:
+def heading(state: TrialState, width: int, room: int) -> list[Row]:
+    """What a trial does; only its title where there is little room."""
     lines = [rule(f"measure a change against {foreign(state.base)}", width)]
     about = (
         "Baseline and candidate train alternately until the difference is clear, for up to "
@@ -134,47 +102,28 @@ def _choose(state: TrialState, width: int, height: int) -> list[Row]:
     )
     if state.pauses:
         about += f" {state.pauses} is paused and resumes afterwards."
-    if height >= 14:
-        lines += [*paragraph(about, width, "dim"), BLANK]
-    entries: list[Row] = []
-    for index, change in enumerate(state.offered):
-        entries += _proposal(change, index == state.chosen, width)
-    entries += _custom(state, width)
-    entries += [(("  ", "bad"), *row) for row in paragraph(state.problem, width - 2, "bad")]
-    room = max(height - len(lines), 1)
-    earlier = _earlier(state.earlier, width, min(room - len(entries) - 2, _EARLIER))
-    # A change has two lines.
-    start = first_shown(2 * min(state.chosen, len(state.offered)) + 2, len(entries), room)
-    lines += entries[start : start + room]
-    return [*lines, *([BLANK] if earlier else []), *earlier]
+    return [*lines, *paragraph(about, width, "dim"), BLANK] if room >= 13 else lines
 
 
-def _proposal(change: ProposedChange, chosen: bool, width: int) -> list[Row]:
-    title = shorten(sets_text(change.sets), max(width - 2, 1))
+def entries(state: TrialState, width: int) -> list[Entry]:
+    """The proposed changes, in two rows each."""
+    return [Entry(change, _proposal(change, width)) for change in state.offered]
+
+
+def _proposal(change: ProposedChange, width: int) -> tuple[Row, Row]:
+    title = shorten(sets_text(change.sets), width)
     end = "" if change.ceiling is None else f", {at_most(change.ceiling)}"
     why = shorten(f"for: {foreign(change.title)}", max(width - 2 - cells(end), 1))
-    if change.text and cells(title) + cells(change.text) + 4 <= width:
-        title = f"{title}: {foreign(change.text)}"
-    return [entry(title, chosen), (("  " + why + end, "dim"),)]
+    text = f": {foreign(change.text)}" if change.text else ""
+    if cells(title) + cells(text) > width:
+        text = ""
+    return ((title, "bold"), (text, "text")), (("  " + why + end, "dim"),)
 
 
-def _custom(state: TrialState, width: int) -> list[Row]:
-    lead = "custom: "
-    mark = "▸ " if state.custom else "  "
-    if not state.custom:
-        hint = foreign(state.typed) or "section.key=value, separate several with spaces"
-        return [((mark, "accent"), (lead, "bold"), (shorten(hint, max(width - len(lead) - 2, 1)), "dim"))]
-    # Scroll the text so that the cursor stays visible.
-    text = state.typed
-    room = max(width - len(lead) - 3, 1)
-    start = max(state.cursor - room, 0)
-    before = text[start : state.cursor]
-    under = text[state.cursor : state.cursor + 1] or " "
-    after = take(text[state.cursor + 1 :], max(room - cells(before), 0))
-    return [
-        ((mark, "accent"), (lead, "bold"), (before, "text"), (under, "select"), (after, "text")),
-        (("  section.key=value, e.g. loader.workers=2; separate several with spaces", "dim"),),
-    ]
+def problems(state: TrialState, width: int, room: int) -> list[Row]:
+    """Why the change cannot be tried, and the earlier trials as far as there is room."""
+    rows = paragraph(state.problem, width, "bad")
+    return [*rows, *_earlier(state.earlier, width, min(room - len(rows) - 1, _EARLIER))]
 
 
 def _earlier(trials: Sequence[TrialEvent], width: int, count: int) -> list[Row]:
@@ -193,7 +142,8 @@ def _earlier(trials: Sequence[TrialEvent], width: int, count: int) -> list[Row]:
 # Measuring.
 
 
-def _measure(state: TrialState, width: int) -> list[Row]:
+def measuring(state: TrialState, width: int) -> list[Row]:
+    """The progress, and the ratio so far."""
     progress = state.progress
     lines = [rule(f"measuring {sets_text(state.trying)}", width)]
     lines += [*paragraph(f"baseline: {state.base}", width, "dim"), BLANK]
@@ -221,7 +171,8 @@ def _measure(state: TrialState, width: int) -> list[Row]:
 # The result.
 
 
-def _result(state: TrialState, width: int, height: int) -> list[Row]:
+def result(state: TrialState, width: int, height: int) -> list[Row]:
+    """The result with its interval and its figures."""
     trial = state.result
     if trial is None:
         return [rule("the trial failed", width, "bad"), *paragraph(state.problem, width)]

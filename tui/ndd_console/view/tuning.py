@@ -11,9 +11,9 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, counted, duration, size
 
 from .bars import progress_bar
-from .frame import Keys, footer_row, framed, inner_width
+from .frame import Entry
 from .interval import interval_rows
-from .rows import BLANK, cells, column, ends, first_shown, foreign, paragraph, rule, shorten
+from .rows import BLANK, cells, column, ends, foreign, paragraph, rule, shorten
 from .style import Row, Span
 
 if TYPE_CHECKING:
@@ -42,13 +42,12 @@ _LOSSES = {"not comparable": "n/a"}
 class TuningView:
     """Everything that the tuning screen shows.
 
-    top: the first visible row if the user scrolled. problem: why there is no result. saved: path of the written
+    problem: why there is no result. saved: path of the written
     configuration; trouble: why it could not be written.
     """
 
     base: str
     state: TuningState | None = None
-    top: int | None = None
     stopping: bool = False
     problem: str = ""
     saved: str = ""
@@ -65,41 +64,27 @@ class TuningView:
         return bool(self.problem) or (self.state is not None and self.state.done)
 
 
-def tuning_rows(view: TuningView, width: int, height: int) -> list[Row]:
-    """Exactly `height` rows of exactly `width` cells; the setting that is measured is visible."""
-    inner = inner_width(width)
+def heading(view: TuningView, width: int) -> list[Row]:
+    """The title with the time, and the names of the columns."""
     state = view.state
     elapsed = f" {duration(state.elapsed_s)} " if state is not None and state.elapsed_s else ""
-    rows = [rule(f"tuning {foreign(view.base)}", inner, "bold", elapsed)]
-    below = _below(view, inner, height)
-    lines = [_candidate(row, inner) for row in state.rows] if state is not None else []
-    if lines:
-        rows.append(_heading(inner))
-    room = max(height - 1 - len(rows) - len(below), 0)
-    start = first_line(view, len(lines), room)
-    bottom = [*below, footer_row(_keys(view, len(lines) > room), inner)]
-    return framed([*rows, *lines[start : start + room]], bottom, width, height)
+    title = rule(f"tuning {foreign(view.base)}", width, "bold", elapsed)
+    return [title, _columns(width)] if state is not None and state.rows else [title]
 
 
-def first_line(view: TuningView, count: int, room: int) -> int:
-    """The first visible row: as scrolled, or such that the setting that is measured is visible."""
-    last = max(count - room, 0)
-    if view.top is not None:
-        return min(max(view.top, 0), last)
-    candidates = view.state.rows if view.state is not None else ()
-    at = next((index for index, row in enumerate(candidates) if row.state == "measuring"), None)
-    if at is None:
-        done = [index for index, row in enumerate(candidates) if row.state in ("kept", "dropped", "skipped")]
-        at = 0 if view.over or not done else done[-1]
-    return first_shown(at + 2, count, room)
+def entries(view: TuningView, width: int) -> list[Entry]:
+    """The settings with their speedups."""
+    rows = view.state.rows if view.state is not None else ()
+    return [Entry(row, (_candidate(row, width),)) for row in rows]
 
 
-def _keys(view: TuningView, scrolls: bool) -> Keys:
-    scroll: Keys = (("↑↓", "scroll"),) if scrolls else ()
-    if view.over:
-        write: Keys = (("w", "write the configuration"),) if view.can_save else ()
-        return (*scroll, *write, ("q", "close"))
-    return (*scroll, ("esc", "stop and keep the results"))
+def current(view: TuningView) -> int:
+    """The place of the setting that is measured, else of the last one that was; 0 when all have ended."""
+    states = [row.state for row in view.state.rows] if view.state is not None else []
+    if "measuring" in states:
+        return states.index("measuring")
+    done = [place for place, state in enumerate(states) if state != "waiting"]
+    return 0 if view.over or not done else done[-1]
 
 
 def _widths(width: int) -> tuple[int, int, int, int]:
@@ -113,7 +98,7 @@ def _widths(width: int) -> tuple[int, int, int, int]:
     return max(title, 8), loss, memory, why
 
 
-def _heading(width: int) -> Row:
+def _columns(width: int) -> Row:
     """The names of the columns."""
     title, loss, memory, why = _widths(width)
     text = "state".ljust(_STATE) + "setting".ljust(title) + "vs. best so far".ljust(_RATIO)
@@ -157,7 +142,7 @@ def _ratio(trial: TrialEvent | None) -> str:
     return f"{times(trial.ratio)} {times(trial.low)[:-1]}-{times(trial.high)[:-1]}"
 
 
-def _below(view: TuningView, width: int, height: int) -> list[Row]:
+def below(view: TuningView, width: int, height: int) -> list[Row]:
     """The progress, or the result."""
     state = view.state
     if view.problem:

@@ -8,24 +8,11 @@ from typing import TYPE_CHECKING
 from ndd_engine.text import MISSING, duration, number, printable, size
 
 from .bars import progress_bar
-from .frame import Keys, footer_row, framed, inner_width
+from .frame import Entry
 from .home import StartRow
-from .rows import (
-    BLANK,
-    cells,
-    ends,
-    entry,
-    first_shown,
-    fit,
-    foreign,
-    lines_of,
-    paragraph,
-    rule,
-    shorten,
-    wrap,
-)
+from .rows import BLANK, cells, column, ends, fit, foreign, lines_of, rule, shorten, wrap
 from .style import Row, Span
-from .tradeoffs import BY_SPEED, heading_row, ordered, plot_rows, proposal_row, shown_columns
+from .tradeoffs import BEST, BY_SPEED, MARKED, heading_row, ordered, plot_rows, proposal_row, shown_columns
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.proposals import Proposal
@@ -60,10 +47,10 @@ class WizardView:
     """State of the wizard's screen.
 
     machine: lines, None during detection. facts: about the data of the chosen workload. fields: questions of the goal.
-    chosen: selected line of the page. rows, best: all proposals and the Pareto front; column: sort column; marked:
+    rows, best: all proposals and the Pareto front; column: sort column; marked:
     proposals to verify. stage, share: current work and its progress, None if idle. verified: measured proposals.
     advice: the recommendation from the measurements, or why there is none; recommended: its proposal. file:
-    what would be written; saved: where it was written. message: for the user; bad: it is an error.
+    what would be written; saved: where it was written.
     """
 
     page: int = MACHINE
@@ -80,57 +67,18 @@ class WizardView:
     notes: tuple[str, ...] = ()
     column: int = BY_SPEED
     plot: bool = True
-    chosen: int = 0
-    top: int = 0
     stage: str = ""
     share: float | None = None
     left_s: float | None = None
     file: Preview = Preview((), "")
     show_diff: bool = False
     saved: str = ""
-    message: str = ""
-    bad: bool = False
     can_train: bool = True
 
     @property
     def lines(self) -> tuple[str, ...]:
         """Lines of the file or of its diff."""
         return self.file.diff if self.show_diff else self.file.text
-
-    @property
-    def keys(self) -> Keys:
-        back, close = ("b", "back"), ("q", "close")
-        move = ("↑↓", "choose")
-        match self.page:
-            case 0:
-                return (("enter", "next"), ("?", "help"), close)
-            case 1:
-                return (("enter", "next"), move, back, close)
-            case 2:
-                return (("enter", "probe"), move, ("←→", "change"), back, close)
-            case 3:
-                return (("b", "stop"), close) if self.share is not None else (("enter", "retry"), back, close)
-            case 4:
-                verify = (("v", f"measure {len(self.marked)}"),) if self.marked else ()
-                keys = (("enter", "file"), *verify, ("space", "mark"), ("s", "sort"), ("p", "plot"))
-                return (*keys, back, close)
-            case 5:
-                return (("enter", "file"), move, ("b", "back" if self.share is None else "stop"), close)
-            case _:
-                diff = (("d", "complete file" if self.show_diff else "changes"),) if self.file.there else ()
-                train = (("t", "write and train"),) if self.can_train else ()
-                return (("w", "write"), *train, *diff, ("↑↓", "scroll"), back, close)
-
-
-def wizard_rows(view: WizardView, width: int, height: int) -> list[Row]:
-    """Exactly `height` rows of exactly `width` cells."""
-    inner = inner_width(width)
-    message = paragraph(view.message, inner, "bad" if view.bad else "accent")[: max(height // 2, 1)]
-    top = [trail(view.page, inner), BLANK] if height >= 12 else [trail(view.page, inner)]
-    room = max(height - len(top) - len(message) - 1, 0)
-    page = (_machine, _workload, _goal, _probing, _table, _verify, _file)[view.page]
-    body = page(view, inner, room)[:room]
-    return framed([*top, *body], [*message, footer_row(view.keys, inner)], width, height)
 
 
 def trail(page: int, width: int) -> Row:
@@ -144,7 +92,8 @@ def trail(page: int, width: int) -> Row:
     return ends(((PAGES[page], "accent"),), ((f"{page + 1} of {len(PAGES)}", "dim"),), width)
 
 
-def _machine(view: WizardView, width: int, room: int) -> list[Row]:
+def machine_page(view: WizardView, width: int) -> list[Row]:
+    """The detected hardware."""
     if view.machine is None:
         return [(("detecting the hardware…", "dim"),)]
     rows = [rule("this machine", width)]
@@ -155,51 +104,46 @@ def _machine(view: WizardView, width: int, room: int) -> list[Row]:
     return rows
 
 
-def _workload(view: WizardView, width: int, room: int) -> list[Row]:
-    rows = [rule("workload", width)]
-    data = _data(view, width)
-    names = max((cells(foreign(row.name)) for row in view.workloads), default=0)
-    space = max(room - 1 - len(data), 1)
-    start = first_shown(view.chosen, len(view.workloads), space)
-    for place, row in enumerate(view.workloads[start : start + space], start):
-        name = foreign(row.name)
+def workload_entries(view: WizardView, width: int) -> list[Entry]:
+    """The workloads with what they train."""
+    names = max((cells(foreign(row.name)) for row in view.workloads), default=0) + 2
+    names = min(names, max(width // 2, 1))
+    shown = []
+    for row in view.workloads:
         about = foreign(row.title if not row.text else f"{row.title}: {row.text}")
-        text = " " * (names - cells(name) + 2) + shorten(about, width - names - 4)
-        rows.append((*entry(name, place == view.chosen), (text, "text")))
-    return [*rows, *data]
+        name = (column(foreign(row.name), names), "bold")
+        shown.append(Entry(row, ((name, (shorten(about, width - names), "text")),)))
+    return shown
 
 
-def _data(view: WizardView, width: int) -> list[Row]:
+def data_rows(view: WizardView, width: int) -> list[Row]:
     """Facts about the data of the chosen workload, if known."""
     facts = [row for text in view.facts for row in lines_of(text, width)]
     return [BLANK, rule("data", width), *facts] if facts else []
 
 
-def _goal(view: WizardView, width: int, _room: int) -> list[Row]:
-    rows = [rule("goal and limits", width)]
-    for place, item in enumerate(view.fields):
-        chosen = place == view.chosen
-        name = (item.name.ljust(_LABEL), "bold" if chosen else "text")
-        value = (f" {foreign(item.value)} ", "select" if chosen else "accent")
-        rows.append((("▸ " if chosen else "  ", "accent"), name, value))
-        if chosen:
-            meaning = wrap(item.meaning, max(width - _LABEL - 3, 20))
-            rows += [((" " * (_LABEL + 3) + line, "dim"),) for line in meaning]
-    return [*rows, *_data(view, width)]
+def field_entries(view: WizardView) -> list[Entry]:
+    """The questions of the goal with their answers."""
+    return [
+        Entry(field, (((field.name.ljust(_LABEL), "bold"), (foreign(field.value), "accent")),))
+        for field in view.fields
+    ]
 
 
-def _probing(view: WizardView, width: int, room: int) -> list[Row]:
-    rows = [rule("probing", width), *_progress(view, width), BLANK]
+def probing_page(view: WizardView, width: int, room: int) -> list[Row]:
+    """The progress, and the best proposals so far."""
+    rows = [rule("probing", width), *progress_rows(view, width), BLANK]
     rows += [row for note in view.notes for row in lines_of(note, width)]
     if view.rows:
         columns = shown_columns(view.rows, width, view.column)
         rows += [BLANK, heading_row(columns, width, view.column)]
-        for one in ordered(view.best, view.column)[: max(room - len(rows), 0)]:
-            rows.append(proposal_row(one, columns, width, False, True))
+        best = ordered(view.best, view.column)[: max(room - len(rows), 0)]
+        rows += [proposal_row(one, columns, width, BEST) for one in best]
     return rows
 
 
-def _progress(view: WizardView, width: int) -> list[Row]:
+def progress_rows(view: WizardView, width: int) -> list[Row]:
+    """The stage of the work, and its progress."""
     if view.share is None:
         return [((foreign(view.stage) or "starting…", "accent"),)]
     end = f" {view.share:.0%}" + (f", {duration(view.left_s)} left" if view.left_s is not None else "")
@@ -207,23 +151,27 @@ def _progress(view: WizardView, width: int) -> list[Row]:
     return [((shorten(foreign(view.stage), width), "accent"),), line]
 
 
-def _table(view: WizardView, width: int, room: int) -> list[Row]:
-    rows = ordered(view.rows, view.column)
-    chosen = rows[view.chosen] if view.chosen < len(rows) else None
-    plot = plot_rows(rows, view.best, chosen, width, _PLOT) if view.plot and room >= _PLOT + 8 else []
-    about = [] if chosen is None else _about(chosen, width)
-    space = max(room - 1 - len(plot) - len(about), 1)
-    start = first_shown(view.chosen, len(rows), space)
+def table_heading(view: WizardView, width: int) -> Row:
+    """The names of the columns."""
+    return heading_row(shown_columns(view.rows, width, view.column), width, view.column)
+
+
+def table_entries(view: WizardView, width: int) -> list[Entry]:
+    """The proposals, sorted."""
     columns = shown_columns(view.rows, width, view.column)
-    out = [heading_row(columns, width, view.column)]
-    best = {one.key for one in view.best}
-    marks = {one.key for one in view.marked}
-    for place, one in enumerate(rows[start : start + space], start):
-        line = proposal_row(one, columns, width, place == view.chosen, one.key in best)
-        marked = one.key in marks and place != view.chosen
-        out.append((("✔ ", "good"), *line[1:]) if marked else line)
-    out += [BLANK] * (space - (len(out) - 1))
-    return [*out, *about, *plot]
+    best, marked = {one.key for one in view.best}, {one.key for one in view.marked}
+    shown = []
+    for one in ordered(view.rows, view.column):
+        lead = MARKED if one.key in marked else BEST if one.key in best else ""
+        shown.append(Entry(one, (proposal_row(one, columns, width, lead),)))
+    return shown
+
+
+def table_below(view: WizardView, chosen: Proposal | None, width: int, room: int) -> list[Row]:
+    """Details of the selected proposal, and the plot where there is room."""
+    rows = ordered(view.rows, view.column)
+    plot = plot_rows(rows, view.best, chosen, width, _PLOT) if view.plot and room >= _PLOT + 8 else []
+    return [*([] if chosen is None else _about(chosen, width)), *plot]
 
 
 def _about(one: Proposal, width: int) -> list[Row]:
@@ -245,39 +193,52 @@ def _about(one: Proposal, width: int) -> list[Row]:
     return [*lines_of(text, width, "dim"), *lines_of(cost, width, "warn")]
 
 
-def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
+def _verified_widths(view: WizardView, width: int) -> tuple[int, ...]:
+    longest = max((cells(_name(one)) for one in view.verified), default=0)
+    return min(max(longest + 4, 12), max(width - 55, 12)), 10, 10, 9, 9, 9, 8
+
+
+def verify_heading(view: WizardView, width: int) -> list[Row]:
+    """The title, the progress, and the names of the columns."""
     done = view.share is None and any(one.measured is not None for one in view.verified)
     title = "predicted and measured" + (", best for the goal first" if done and view.recommended else "")
     rows: list[Row] = [rule(title, width)]
     if view.share is not None:
-        rows += [*_progress(view, width), BLANK]
+        rows += [*progress_rows(view, width), BLANK]
     head = ("", "memory", "measured", "error", "step", "measured", "error")
-    longest = max((cells(_name(one)) for one in view.verified), default=0)
-    first = min(max(longest + 4, 12), max(width - 55, 12))
-    shown = (first, 10, 10, 9, 9, 9, 8)
-    rows.append((("".join(text.ljust(cell) for text, cell in zip(head, shown, strict=True)), "dim"),))
-    for place, one in enumerate(view.verified):
-        chosen, known = place == view.chosen, one.measured
-        style = "bold" if chosen else "text"
+    widths = _verified_widths(view, width)
+    return [*rows, (("".join(text.ljust(cell) for text, cell in zip(head, widths, strict=True)), "dim"),)]
+
+
+def verify_entries(view: WizardView, width: int) -> list[Entry]:
+    """The predictions of the marked proposals beside their measurements."""
+    first, *others = _verified_widths(view, width)
+    shown = []
+    for one in view.verified:
+        known = one.measured
         best = view.recommended is not None and one.key == view.recommended.key
-        name = shorten(("▸ " if chosen else "● " if best else "  ") + _name(one), first - 1).ljust(first)
+        name: Span = (column(("● " if best else "  ") + _name(one), first), "text")
         if known is None or known.step_s is None:
             text, look = ("not measured yet", "dim") if known is None else (foreign(known.verdict), "bad")
-            rows.append(((name, style), (shorten(text, max(width - first, 1)), look)))
+            shown.append(Entry(one, ((name, (shorten(text, max(width - first, 1)), look)),)))
             continue
         texts = (
             size(one.memory_bytes), size(known.memory_bytes), _error(one.memory_bytes, known.memory_bytes),
             duration(one.step_s), duration(known.step_s), _error(one.step_s, known.step_s),
         )  # fmt: skip
-        figures = "".join(
-            shorten(text, cell).ljust(cell) for text, cell in zip(texts, shown[1:], strict=True)
-        )
-        rows.append(fit(((name, style), (figures, "text")), width))
+        figures = "".join(shorten(text, cell).ljust(cell) for text, cell in zip(texts, others, strict=True))
+        shown.append(Entry(one, ((name, (figures, "text")),)))
+    return shown
+
+
+def verify_below(view: WizardView, width: int) -> list[Row]:
+    """The recommendation, and how much repeated measurements vary."""
+    rows: list[Row] = []
+    if view.advice:
+        rows += [BLANK, *lines_of(view.advice, width, "warn" if view.recommended is None else "good")]
     spread = max(
         (one.measured.spread or 0.0 for one in view.verified if one.measured is not None), default=0.0
     )
-    if view.advice:
-        rows += [BLANK, *lines_of(view.advice, width, "warn" if view.recommended is None else "good")]
     if spread:
         text = f"repeated measurements vary by up to {spread:.0%}; smaller errors are noise"
         rows += [BLANK, *lines_of(text, width, "dim")]
@@ -302,16 +263,19 @@ def _error(predicted: float | None, measured: float | None) -> str:
     return f"{(predicted / measured - 1) * 100:+.1f} %"
 
 
-def _file(view: WizardView, width: int, room: int) -> list[Row]:
-    file = view.file
-    what = "changes to" if view.show_diff else "complete file" if file.there else "new file"
-    lines = view.lines
-    place = f" {min(view.top + room - 1, len(lines))}/{len(lines)} " if len(lines) > room - 1 else ""
-    out = [rule(f"{what} {foreign(file.path)}", width, "bold", place)]
-    for line in lines[view.top : view.top + max(room - 1, 0)]:
+def file_title(view: WizardView) -> str:
+    """What the page of the file shows."""
+    what = "changes to" if view.show_diff else "complete file" if view.file.there else "new file"
+    return f"{what} {foreign(view.file.path)}"
+
+
+def file_page(view: WizardView, width: int) -> list[Row]:
+    """The file, or its changes."""
+    rows: list[Row] = []
+    for line in view.lines:
         indent = line[: len(line) - len(line.lstrip(" "))]
-        out.append(((shorten(indent + foreign(line), width), _look(line, view.show_diff)),))
-    return out if lines else [*out, (("no changes", "dim"),)]
+        rows.append(((shorten(indent + foreign(line), width), _look(line, view.show_diff)),))
+    return rows or [(("no changes", "dim"),)]
 
 
 def _look(line: str, diff: bool) -> str:

@@ -1,28 +1,24 @@
 """The canvas: a full-screen widget that sends only changed cells to the terminal.
 
-With Textual's widgets, refreshes take 5 to 10 % of the time of a training thread in the same process, and 18 KB each;
-the canvas takes 0.5 % and about 1 KB. It replaces two parts of the pinned Textual version:
-
-- `Canvas.render_lines` returns finished strips (no style cache, no filters);
-- `PatchCompositor` turns dirty regions into escape sequences. Textual's partial update always starts at the left
-  edge of a widget.
+`render_lines` returns finished strips, without Textual's cache of styles and its filters; `patch` makes the escape
+sequences of a partial update. `python -m benchmarks screen` compares it with Textual's own widgets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
-from textual._compositor import ChopsUpdate, Compositor, CompositorUpdate
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
-from textual.widget import Widget
 
 from ndd_console.view.rows import cells, cut, fit
 from ndd_console.view.style import COLOUR, Row
+
+from .textual_private import Patched
 
 # Gaps up to this size are sent again, which is cheaper than moving the cursor (6 to 8 bytes).
 _JOIN = 6
@@ -80,14 +76,14 @@ def _stretch(
         out.append((start, end))
 
 
-class Canvas(Widget):
-    """Shows rows of exactly its size. Posts `Resized` when they must be redrawn."""
+class Canvas(Patched):
+    """Shows rows of exactly its size."""
 
     DEFAULT_CSS = "Canvas { width: 1fr; height: 1fr; }"
     can_focus = False
 
     class Resized(Message):
-        """The canvas has a new size."""
+        """The canvas has a new size, and must be painted."""
 
     def __init__(self, styles: dict[str, Style] | None = None) -> None:
         super().__init__()
@@ -97,13 +93,13 @@ class Canvas(Widget):
         self._strips: list[Strip | None] = []
         self._shown_size = (0, 0)
 
+    def on_resize(self) -> None:
+        self.post_message(self.Resized())
+
     @property
     def rows(self) -> Sequence[Row]:
         """The current rows."""
         return self._rows
-
-    def on_resize(self) -> None:
-        self.post_message(self.Resized())
 
     def show(self, rows: list[Row]) -> None:
         """Show these rows; only changed cells are painted."""
@@ -146,7 +142,6 @@ class Canvas(Widget):
         return strip
 
     def patch(self, spans: Iterable[tuple[int, int, int]]) -> str:
-        """Escape sequences that paint cells x1..x2 of row y, for each (y, x1, x2)."""
         out: list[str] = []
         for y, x1, x2 in spans:
             if y >= len(self._rows):
@@ -171,35 +166,3 @@ def _code(style: Style) -> str:
 
 
 _PLAIN = Console(force_terminal=True, color_system="standard", legacy_windows=False)
-
-
-class PatchUpdate(CompositorUpdate):
-    """A partial update of a screen with one canvas."""
-
-    def __init__(self, canvas: Canvas, spans: list[tuple[int, int, int]]) -> None:
-        self._canvas = canvas
-        self._spans = spans
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from ()
-
-    def render_segments(self, console: Console) -> str:
-        return self._canvas.patch(self._spans)
-
-
-class PatchCompositor(Compositor):
-    """A compositor for a screen with one canvas."""
-
-    def __init__(self, canvas: Canvas) -> None:
-        super().__init__()
-        self._canvas = canvas
-
-    def render_partial_update(self) -> ChopsUpdate | None:
-        # Other widgets, such as Textual's notifications, need the general update.
-        if any(widget is not self._canvas and widget is not self.root for widget in self.visible_widgets):
-            return super().render_partial_update()
-        regions = self._dirty_regions.copy()
-        self._dirty_regions.clear()
-        if not regions:
-            return None
-        return PatchUpdate(self._canvas, list(self._regions_to_spans(regions)))  # type: ignore[return-value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ndd_engine.diagnose import CAUSES, Change, Evidence, Finding
@@ -26,6 +26,13 @@ def command_text(name: str, sets: Sequence[str]) -> str:
     """The command that measures a change to a run."""
     edits = " ".join(f"--set {shlex.quote(item)}" for item in sets)
     return f"ndd-console try {shlex.quote(name)} {edits}"
+
+
+def first_command(name: str, findings: Iterable[Finding]) -> str:
+    """The command that measures the first change that can be tried; "" if there is none."""
+    changes = (change for finding in findings if not finding.leave for change in finding.changes)
+    sets = next((change.sets for change in changes if change.sets), ())
+    return command_text(name, sets) if sets else ""
 
 
 def choices(finding: Finding) -> tuple[Change | None, Change | None]:

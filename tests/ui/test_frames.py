@@ -1,0 +1,167 @@
+"""Every screen of widgets is a whole frame at every size, in ASCII too, and shows no control character."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from textual.app import App
+from textual.pilot import Pilot
+
+from ndd_console.app import ConsoleApp, TuningApp, WizardApp
+from ndd_console.screens.interfaces import RunRow, StartRow
+from ndd_console.screens.trial import TrialScreen
+from ndd_console.view.style import PLAIN, Look
+from ndd_engine.record.events import TextsEvent
+from ndd_engine.trial.request import Progress
+from ndd_engine.trial.tuning import TuningRow
+
+from .fake_ranks import planted_snapshot
+from .fake_sources import Clock, FakeHome, FakeSource, FakeTrials
+from .fake_tuning import DONE, MEASURING, FixedTuning
+from .fake_wizard import FakeWizard
+from .fakes import FINDING, MEASURED, SECOND, SETTINGS, T0, found, snapshot, trial_event
+from .pilots import press, text_of, until
+
+SIZES = ((80, 24), (20, 5), (39, 9), (40, 12), (1, 1), (63, 16), (120, 40), (200, 50), (3, 2), (100, 30))
+HOSTILE = "数据\x1b[2J\x07[b]" * 20
+
+
+def assert_whole(app: App[Any], ascii_only: bool) -> None:
+    lines = text_of(app).split("\n")
+    assert len(lines) == app.size.height
+    for line in lines:
+        assert cell_len(line) == app.size.width, line
+        assert line.isprintable(), line
+        assert line.isascii() or not ascii_only, line
+
+
+class HostileHome(FakeHome):
+    def gpu_lines(self) -> list[str]:
+        return [*super().gpu_lines(), HOSTILE]
+
+    def runs(self) -> list[RunRow]:
+        return [*super().runs(), RunRow(HOSTILE, HOSTILE, "lost", 1, 2, 1e99, HOSTILE, False)]
+
+    def workloads(self) -> list[StartRow]:
+        return [StartRow(HOSTILE, HOSTILE, HOSTILE, kind="own"), *super().workloads()]
+
+
+def run(**changes: Any) -> Callable[[Look], ConsoleApp]:
+    change = replace(FINDING, title=HOSTILE, changes=(replace(FINDING.changes[0], text=HOSTILE),))
+    values = {
+        **MEASURED, "settings": (*SETTINGS, replace(SETTINGS[0], name="x" * 70, requested=HOSTILE)),
+        "texts": TextsEvent(7, [HOSTILE, "a\nb"]), "scalars": ((HOSTILE, ((1, 0.5),)),), **changes,
+    }  # fmt: skip
+
+    def make(look: Look) -> ConsoleApp:
+        source = FakeSource(snapshot(**values), tries=FakeTrials(), output=["x" * 300, "[b]", "数据" * 99])
+        rules = found(FINDING, change, SECOND)
+        return ConsoleApp(source, None, look=look, refresh_hz=4.0, clock=Clock(T0), rules=rules)
+
+    return make
+
+
+def hostile_tuning(look: Look) -> TuningApp:
+    row = TuningRow(replace(DONE.rows[0].candidate, title=HOSTILE), "skipped", reason=HOSTILE)
+    return TuningApp(FixedTuning(replace(MEASURING, rows=(row, *MEASURING.rows))), look)
+
+
+# Name: the app, and the keys that open the screen.
+SCREENS: dict[str, tuple[Callable[[Look], App[str]], tuple[str, ...]]] = {
+    "home": (lambda look: ConsoleApp(None, HostileHome(), look=look), ()),
+    "start page": (lambda look: ConsoleApp(None, HostileHome(), look=look), ("enter",)),
+    "epochs": (lambda look: ConsoleApp(None, HostileHome(), look=look), ("s",)),
+    "live": (run(), ()),
+    "question": (run(), ("q",)),
+    "palette": (run(), ("ctrl+p",)),
+    "help": (run(), ("question_mark",)),
+    "diagnosis": (run(), ("d",)),
+    "settings": (run(), ("i",)),
+    "values": (run(), ("v",)),
+    "log": (run(), ("l", "slash")),
+    "trial": (run(), ("t",)),
+    "trial with a mistake": (run(), ("t", "e", "[", "b", "]", "=", "'", "enter")),
+    "measuring": (run(), ("t", "enter")),
+    "tuning": (hostile_tuning, ()),
+    "tuned": (lambda look: TuningApp(FixedTuning(DONE), look), ()),
+    "machine": (lambda look: WizardApp(FakeWizard(), look), ()),
+    "workload": (lambda look: WizardApp(FakeWizard(), look), ("enter",)),
+    "goal": (lambda look: WizardApp(FakeWizard(), look), ("enter", "enter")),
+}
+
+
+async def through_all_sizes(pilot: Pilot[Any], ascii_only: bool) -> None:
+    app = pilot.app
+    for size in SIZES:
+        await pilot.resize_terminal(*size)
+        await until(pilot, lambda size=size: app.size == size)  # type: ignore[misc]
+        await pilot.pause(0.02)
+        assert_whole(app, ascii_only)
+    assert not app.failures, app.failures  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("look", [PLAIN, Look(ascii_only=True, monochrome=True)], ids=["unicode", "ascii"])
+@pytest.mark.parametrize("name", SCREENS)
+async def test_a_whole_frame(name: str, look: Look) -> None:
+    make, keys = SCREENS[name]
+    async with make(look).run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.1)
+        await press(pilot, *keys)
+        await through_all_sizes(pilot, look.ascii_only)
+
+
+async def test_progress_and_result_of_a_trial() -> None:
+    async with run()(Look(ascii_only=True)).run_test(size=(80, 24)) as pilot:
+        await press(pilot, "t", "enter")
+        screen = pilot.app.screen
+        assert isinstance(screen, TrialScreen)
+        trials = screen._trials
+        assert isinstance(trials, FakeTrials)
+        trials.jobs[0].progress = Progress(HOSTILE, 18.0, 60.0, 3, 1.4, 1.2, 1.61)
+        screen.poll()
+        await through_all_sizes(pilot, ascii_only=True)
+        trials.jobs[0].result, trials.jobs[0].done = trial_event(text=HOSTILE, sets=[HOSTILE]), True
+        screen.poll()
+        await through_all_sizes(pilot, ascii_only=True)
+
+
+async def test_tables_of_the_wizard() -> None:
+    wizard = FakeWizard()
+    async with WizardApp(wizard, Look(ascii_only=True)).run_test(size=(80, 24)) as pilot:
+        await press(pilot, "enter", "enter", "enter")
+        wizard.go_on()
+        await until(pilot, lambda: "items/s" in text_of(pilot.app))
+        await through_all_sizes(pilot, ascii_only=True)
+        await press(pilot, "v")
+        wizard.go_on()
+        await until(pilot, lambda: "measured" in text_of(pilot.app))
+        await through_all_sizes(pilot, ascii_only=True)
+        await press(pilot, "enter")
+        await through_all_sizes(pilot, ascii_only=True)
+
+
+@pytest.mark.parametrize("world", [2, 1024])
+async def test_the_page_of_the_ranks(world: int) -> None:
+    app = ConsoleApp(FakeSource(planted_snapshot(world)), None, rules=found())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await press(pilot, "r")
+        await through_all_sizes(pilot, ascii_only=False)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 12), (39, 8)])
+async def test_the_selected_entry_of_a_long_list_is_on_the_screen(size: tuple[int, int]) -> None:
+    class Long(FakeHome):
+        def runs(self) -> list[RunRow]:
+            return [replace(super(Long, self).runs()[0], name=f"run-{place}") for place in range(40)]
+
+    app = ConsoleApp(None, Long())
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: "chartext" in text_of(app))
+        await press(pilot, "end")
+        assert "run-39" in text_of(app) and "run-0 " not in text_of(app)
+        await press(pilot, "home")
+        assert "chartext" in text_of(app) and "run-39" not in text_of(app)

@@ -1,0 +1,210 @@
+"""Keys as data: bindings, footers, the command palette, and what a key says that cannot work; mouse and clipboard."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.segment import Segment
+from textual.pilot import Pilot
+
+from ndd_console.app import ConsoleApp, TuningApp, WizardApp
+from ndd_console.jobs.log_tail import LogTail
+from ndd_console.screens.base import KeyScreen
+from ndd_console.screens.dialogs import Question
+from ndd_console.screens.live import LiveScreen
+from ndd_console.screens.pages import SettingsScreen, StartScreen
+from ndd_console.screens.trial import TrialScreen
+from ndd_console.view.keys import NEEDS, TABLES, Key
+from ndd_console.view.style import Look
+from ndd_console.widgets.lines import segments
+
+from .fake_sources import FakeHome, FakeSource, FakeTrials
+from .fake_tuning import DONE, FixedTuning
+from .fake_wizard import FakeWizard
+from .fakes import FINDING, empty_snapshot, ended, found, trial_event
+from .pilots import make, press, text_of, until
+
+
+def with_finding(**options: Any) -> ConsoleApp:
+    return ConsoleApp(FakeSource(tries=FakeTrials(), **options), None, rules=found(FINDING))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_unambiguous_and_complete(name: str) -> None:
+    names = [each for key in TABLES[name] for each in key.names.split(",")]
+    assert len(names) == len(set(names))
+    for key in TABLES[name]:
+        assert set(key.needs) <= set(NEEDS)
+        assert key.word and len(key.help) < 90 and not key.help.endswith(".")
+
+
+@pytest.mark.parametrize("kind", KeyScreen.__subclasses__())
+def test_every_key_has_an_action(kind: type[KeyScreen]) -> None:
+    kinds = [kind]
+    for each in kinds:
+        kinds += each.__subclasses__()
+    for each in kinds:
+        assert all(hasattr(each, f"action_{key.action}") for key in each.keys), each
+
+
+@pytest.mark.parametrize(
+    ("key", "source", "need"),
+    [
+        ("p", FakeSource(script=True), "own training"),
+        ("c", FakeSource(value=ended("done", "all steps done")), "commands"),
+        ("e", FakeSource(empty_snapshot()), "training"),
+        ("s", FakeSource(), "attached"),
+        ("r", FakeSource(), "ranks"),
+        ("v", FakeSource(), "values"),
+        ("w", FakeSource(), "wizard"),
+        ("t", FakeSource(), "change"),
+        ("y", FakeSource(), "command"),
+    ],
+)
+async def test_a_key_that_cannot_work_is_not_offered_and_says_why(
+    key: str, source: FakeSource, need: str
+) -> None:
+    app = make(source)
+    async with app.run_test(size=(200, 40)) as pilot:
+        screen = app.screen
+        assert isinstance(screen, LiveScreen)
+        assert key not in [shown for shown, _ in screen.key_words()]
+        await press(pilot, key)
+        assert NEEDS[need] in text_of(app) and source.commands == []
+
+
+async def click_on(pilot: Pilot[Any], text: str) -> None:
+    await press(pilot)
+    lines = text_of(pilot.app).split("\n")
+    y = next(place for place, line in reversed(list(enumerate(lines))) if text in line)
+    await pilot.click(offset=(lines[y].index(text), y))
+    await pilot.pause(0.02)
+
+
+async def test_the_mouse_presses_keys_and_selects() -> None:
+    app = make(FakeSource())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await click_on(pilot, "p pause")
+        assert isinstance(app.source, FakeSource) and app.source.commands == ["pause"]
+        await click_on(pilot, "q quit")
+        await until(pilot, lambda: isinstance(app.screen, Question))
+        await click_on(pilot, "save a checkpoint and stop")
+        await until(pilot, lambda: isinstance(app.screen, LiveScreen))
+        assert app.source.commands == ["pause", "stop"]
+    home = ConsoleApp(None, FakeHome())
+    async with home.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "EEG forecasters" in text_of(home) and "4080" in text_of(home))
+        await click_on(pilot, "EEG forecasters")
+        await until(pilot, lambda: isinstance(home.screen, StartScreen))
+        assert "train --workload eeg" in text_of(home)
+        await click_on(pilot, "esc back")
+        assert "EEG forecasters" in text_of(home)
+
+
+async def test_the_wheel_scrolls_a_page() -> None:
+    app = with_finding()
+    async with app.run_test(size=(80, 12)) as pilot:
+        await press(pilot, "d")
+        assert "too few loader workers" in text_of(app)
+        for _ in range(20):
+            await pilot._post_mouse_events([events_scroll_down()], offset=(5, 5))
+        await pilot.pause(0.05)
+        assert "too few loader workers" not in text_of(app)
+
+
+def events_scroll_down() -> Any:
+    from textual.events import MouseScrollDown
+
+    return MouseScrollDown
+
+
+async def test_the_palette_offers_the_keys_that_work() -> None:
+    app = with_finding()
+    async with app.run_test(size=(100, 40)) as pilot:
+        commands = {command.title for command in app.get_system_commands(app.screen)}
+        assert "profile (k)" in commands and "settings (i)" in commands and "ranks (r)" not in commands
+        await press(pilot, "ctrl+p")
+        await pilot.press(*"settings")
+        await until(pilot, lambda: "settings (i)" in text_of(app))
+        await press(pilot, "down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, SettingsScreen))
+
+
+async def test_the_command_of_a_finding_and_the_diff_of_a_trial_are_copied() -> None:
+    app = with_finding()
+    async with app.run_test(size=(120, 40)) as pilot:
+        command = "ndd-console try charlm-001 --set loader.workers=4 --set loader.pin_memory=true"
+        await press(pilot, "y")
+        assert app.clipboard == command and f"copied: {command}" in text_of(app)
+        app.copy_to_clipboard("")
+        await press(pilot, "d", "y")
+        assert app.clipboard == command
+        await press(pilot, "t", "enter")
+        screen = app.screen
+        assert isinstance(screen, TrialScreen) and isinstance(screen._trials, FakeTrials)
+        screen._trials.jobs[0].result, screen._trials.jobs[0].done = trial_event(), True
+        screen.poll()
+        await press(pilot, "y")
+        assert app.clipboard == "+loader.workers=4\n+loader.pin_memory=true"
+
+
+def test_a_place_in_code_that_exists_is_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clips.py").write_text("")
+    row = (("in clips.py:41 in load, other.py:3", "text"),)
+    linked = list(segments(row, Look(links=True)))
+    assert [(part.text, part.style.link if part.style else None) for part in linked] == [
+        ("in ", None), ("clips.py:41", f"file://{tmp_path}/clips.py"), (" in load, other.py:3", None),
+    ]  # fmt: skip
+    assert list(segments(row, Look())) == [Segment(row[0][0], Look().styles["text"])]
+
+
+async def test_the_log_is_searched_and_grows() -> None:
+    source = FakeSource(output=[f"step {i}" for i in range(200)] + ["CUDA [b]out of memory"])
+    app = make(source)
+    async with app.run_test(size=(40, 12)) as pilot:
+        await press(pilot, "l")
+        assert "CUDA [b]out of memory" in text_of(app)
+        await press(pilot, "slash", *"step 17", "enter")
+        assert "match 11 of 11" in text_of(app) and "step 179" in text_of(app)
+        await press(pilot, "n")
+        assert "match 10 of 11" in text_of(app)
+        await press(pilot, "slash", *"nothing", "enter")
+        assert "no line contains" in text_of(app)
+        await press(pilot, "escape")
+        assert isinstance(app.screen, LiveScreen)
+
+
+def test_a_log_is_read_as_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    tail = LogTail(path)
+    assert tail.read() == []
+    path.write_bytes(b"one\n\x1b[31mtwo\x1b[0m\n 10%\r 20%")
+    assert tail.read() == ["one", "two"] and tail.unfinished == " 20%"
+    with path.open("ab") as file:
+        file.write(b"\r100%\n\x07three\n")
+    assert tail.read() == ["100%", "\\x07three"] and tail.unfinished == ""
+    path.write_bytes(b"new\n")  # shorter: it was cut
+    assert tail.read() == ["new"]
+    path.write_bytes(b"x" * 2_000_000 + b"\nlast\n")
+    assert tail.read()[-1] == "last"
+
+
+async def test_ctrl_z_stops_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
+    for app in (make(FakeSource()), TuningApp(FixedTuning(DONE)), WizardApp(FakeWizard())):
+        async with app.run_test(size=(80, 24)) as pilot:
+            monkeypatch.setattr(type(app), "is_headless", False)
+            await press(pilot, "ctrl+z")
+    assert sent == [(0, signal.SIGTSTP)] * 3
+
+
+def test_the_label_of_a_key_is_its_first_name() -> None:
+    assert Key("q,ctrl+q", "quit", "quit").shown == "q"
+    assert replace(Key("question_mark", "help", "help"), label="?").shown == "?"

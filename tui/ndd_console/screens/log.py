@@ -1,0 +1,128 @@
+"""The log page: the captured output of a run, read as it grows, with search."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from rich.text import Text
+from textual import events
+from textual.widget import Widget
+from textual.widgets import Input, RichLog
+
+from ndd_console.screens.interfaces import RunSource
+from ndd_console.view.keys import LOG_KEYS, SCROLL_KEYS, Key
+from ndd_console.view.rows import foreign, rule, shorten
+from ndd_console.view.style import Look, Row
+from ndd_console.widgets.lines import bindings
+
+from .base import WidgetScreen
+from .pages import REFRESH_S
+
+_MOST_LINES = 5000
+
+
+class OutputLog(RichLog):
+    """Lines of output. It follows the end until the user scrolls up."""
+
+    BINDINGS = bindings(SCROLL_KEYS)
+
+    def __init__(self) -> None:
+        super().__init__(min_width=1, wrap=True, markup=False, highlight=False, auto_scroll=False)
+        self._texts: deque[tuple[int, str]] = deque(maxlen=_MOST_LINES)  # (first row, line)
+
+    def add(self, lines: list[str]) -> None:
+        """Show further lines."""
+        at_end = self.scroll_offset.y >= self.max_scroll_y
+        for line in lines:
+            self._texts.append((len(self.lines), line))
+            self.write(Text(line, overflow="fold"))
+        if at_end and lines:
+            self.scroll_end(animate=False)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Wrap the lines at the new width."""
+        texts = [line for _, line in self._texts]
+        self.clear()
+        self._texts.clear()
+        self.add(texts)
+
+    def places(self, text: str) -> list[int]:
+        """The first rows of the lines that contain this text, in either case."""
+        return [row for row, line in self._texts if text.casefold() in line.casefold()]
+
+
+class LogScreen(WidgetScreen):
+    """The captured output, updated every second."""
+
+    keys = LOG_KEYS
+    BINDINGS = bindings((*LOG_KEYS, Key("l", "back", "back")), "use('{}')")
+    body: OutputLog
+
+    def __init__(self, look: Look, source: RunSource) -> None:
+        super().__init__(look, OutputLog())
+        self._log = source.log()
+        self._searched = ""
+        self._place = 0  # of the match on the screen
+        self._field = Input(placeholder="text to find", classes="field")
+        self._field.display = False
+
+    def parts(self) -> tuple[Widget, ...]:
+        return self.top, self.body, self.below, self._field
+
+    def on_mount(self) -> None:
+        self.set_interval(REFRESH_S, self.read_again)
+
+    def has(self, need: str) -> bool:
+        return bool(self._searched)
+
+    def read_again(self) -> None:
+        """Show what the run has written since."""
+        if self.is_current:
+            self.paint()
+
+    def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
+        self.body.add(self._log.read())
+        unfinished = self._log.unfinished
+        below: list[Row] = [((shorten(unfinished, width), "text"),)] if unfinished else []
+        if not self.body.lines and not unfinished:
+            below = [(("no output yet", "dim"),)]
+        return [rule("log of the run", width)], below
+
+    def action_search(self) -> None:
+        """Ask for a text."""
+        self._field.display = True
+        self._field.focus()
+
+    def action_back(self) -> None:
+        if self._field.display:
+            self._close_field()
+        else:
+            super().action_back()
+
+    def _close_field(self) -> None:
+        self._field.display = False
+        self.body.focus()
+
+    def on_input_submitted(self) -> None:
+        """Show the newest match."""
+        self._searched = self._field.value
+        self._close_field()
+        self._go(len(self.body.places(self._searched)) - 1)
+
+    def action_older(self) -> None:
+        """Show the match before."""
+        self._go(self._place - 1)
+
+    def action_newer(self) -> None:
+        """Show the match after."""
+        self._go(self._place + 1)
+
+    def _go(self, place: int) -> None:
+        places = self.body.places(self._searched) if self._searched else []
+        text = foreign(self._searched)
+        if not places:
+            self.say(f"no line contains {text!r}" if text else "")
+            return
+        self._place = min(max(place, 0), len(places) - 1)
+        self.body.scroll_to(y=places[self._place], animate=False)
+        self.say(f"match {self._place + 1} of {len(places)}: {text}")

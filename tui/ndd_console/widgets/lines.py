@@ -1,0 +1,171 @@
+"""Widgets of styled rows: text that scrolls, lists, and the footer with the available keys."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.color import Color
+from textual.filter import LineFilter
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widget import Widget
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from ndd_console.view.frame import Entry, key_at
+from ndd_console.view.keys import LIST_KEYS, SCROLL_KEYS, Key
+from ndd_console.view.rows import BLANK, fit
+from ndd_console.view.style import Look, Row, to_ascii
+
+# A place in code, such as "data/clips.py:41".
+_PLACE = re.compile(r"[\w./-]*\w\.py:\d+")
+
+
+def bindings(keys: Iterable[Key], method: str = "{}") -> list[BindingType]:
+    """Textual's bindings of a table of keys. method: the action, with {} for the key's own.
+
+    Combinations with Ctrl take precedence over the focused widget, which may be a text field.
+    """
+    return [
+        Binding(name, method.format(key.action), key.word, show=False, priority=name.startswith("ctrl+"))
+        for key in keys
+        for name in key.names.split(",")
+    ]
+
+
+def segments(row: Row, look: Look) -> Iterator[Segment]:
+    """The row as Rich's segments. Places in code that exist become links where the terminal has them."""
+    for text, name in row:
+        style = look.styles[name]
+        start = 0
+        for place in _PLACE.finditer(text) if look.links and ".py:" in text else ():
+            path = place[0].partition(":")[0]
+            if os.path.isfile(path):  # noqa: PTH113  pathlib raises for names that are too long
+                yield Segment(text[start : place.start()], style)
+                yield Segment(place[0], style + Style(link=Path(path).absolute().as_uri()))
+                start = place.end()
+        yield Segment(text[start:], style)
+
+
+class AsciiFilter(LineFilter):
+    """Shows the lines of all widgets in ASCII."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [Segment(to_ascii(text), style, control) for text, style, control in segments]
+
+
+class Lines(ScrollView):
+    """Rows that scroll. scrolls: takes the keys that scroll; a block of fixed height does not."""
+
+    BINDINGS = bindings(SCROLL_KEYS)
+
+    def __init__(self, look: Look, *, scrolls: bool = False, classes: str | None = None) -> None:
+        super().__init__(classes=classes)
+        self.can_focus = scrolls
+        self._look = look
+        self._scrolls = scrolls
+        self.rows: Sequence[Row] = ()
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """Show these rows. A block of fixed height gets their number as its height."""
+        if rows == self.rows:
+            return
+        self.rows = rows
+        if self._scrolls:
+            self.virtual_size = Size(0, len(rows))
+        else:
+            self.styles.height = len(rows)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        width = self.scrollable_content_region.width
+        y += self.scroll_offset.y
+        row = self.rows[y] if y < len(self.rows) else BLANK
+        return Strip(segments(fit(row, width), self._look), width)
+
+    @property
+    def shown(self) -> str:
+        """The text that is visible."""
+        top = self.scroll_offset.y
+        return "\n".join("".join(text for text, _ in row) for row in self.rows[top : top + self.size.height])
+
+
+class KeyBar(Lines):
+    """The footer. A click on a key is that key."""
+
+    def on_click(self, event: events.Click) -> None:
+        label = key_at(self.rows[0], event.x) if self.rows else None
+        if label is not None:
+            self.screen.click_key(label)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The rows of an entry in a list, cut at its width."""
+
+    rows: tuple[Row, ...]
+    look: Look = field(compare=False)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for row in self.rows:
+            yield from segments(fit(row, options.max_width), self.look)
+            yield Segment.line()
+
+
+class RowList(OptionList):
+    """A list of styled rows. The selected entry stays selected while its place remains.
+
+    after: gets the focus when the user moves down from the last entry.
+    """
+
+    BINDINGS = bindings(LIST_KEYS)
+
+    def __init__(self, look: Look, after: Widget | None = None) -> None:
+        super().__init__(markup=False)
+        self._look = look
+        self._after = after
+        self._entries: Sequence[Entry] = ()
+
+    @property
+    def chosen(self) -> Any:
+        """The value of the selected entry; None if there is none."""
+        return None if self.highlighted is None else self._entries[self.highlighted].value
+
+    def show(self, entries: Sequence[Entry]) -> None:
+        """Show these entries; only changed ones are drawn anew."""
+        before, self._entries = self._entries, entries
+        shape = [item.value is None for item in entries]
+        if shape != [item.value is None for item in before]:
+            place = self.highlighted or 0
+            options = [Option(Prompt(item.rows, self._look), disabled=item.value is None) for item in entries]
+            self.clear_options()
+            self.add_options(options)
+            self.choose(place)
+            return
+        for index, (old, new) in enumerate(zip(before, entries, strict=True)):
+            if old.rows != new.rows:
+                self.replace_option_prompt_at_index(index, Prompt(new.rows, self._look))
+
+    def action_cursor_down(self) -> None:
+        if self._after is not None and self.highlighted in (None, self.option_count - 1):
+            self._after.focus()
+        else:
+            super().action_cursor_down()
+
+    def choose(self, place: int) -> None:
+        """Select the entry at this place, or the nearest one that can be selected."""
+        places = [index for index, item in enumerate(self._entries) if item.value is not None]
+        if places:
+            self.highlighted = min(places, key=lambda index: (abs(index - place), index))
+            self.scroll_to_highlight()
