@@ -11,6 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from ndd_console.cli import gpu as command
+from ndd_console.render.text import lines
+from ndd_console.words.blocks import Facts, Text
+from ndd_console.words.machine import machine_blocks
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.nvml import Nvml
 
@@ -46,19 +49,29 @@ def test_gpu_is_described_with_its_reasons(fakes: Any) -> None:
     first = fakes.gpu("NVIDIA H200", "GPU-b", 143771 << 20, used=20 << 30, processes=[(4_000_000, 19 << 30)])
     odd = fakes.gpu("NVIDIA Odd\x1b[31mCard", "GPU-c", 8 << 30)
     machine = detect("auto", nvml=Nvml(fakes.nvml(first, odd)), torch=fakes.torch(first), environ={})
-    text = "\n".join(command.machine_lines(machine))
-    assert "dense peak TFLOP/s: bf16 989, fp16 989" in text
-    assert "140 GB, 120 GB free" in text and "20.0 GB used" in text
-    assert "process (pid 4000000) 19.0 GB" in text and "550.54.15" in text
-    assert "no published figures" in text and "torch does not see it" in text
+    first_facts, odd_facts, _ = machine_blocks(machine)
+    assert isinstance(first_facts, Facts) and isinstance(odd_facts, Facts)
+    facts = dict(first_facts.rows)
+    assert facts["GPU"] == "NVIDIA H200" and facts["memory"].startswith("140 GB, 120 GB free")
+    assert (
+        facts["peak"].startswith("dense peak TFLOP/s: bf16 989, fp16 989") and "550.54.15" in facts["driver"]
+    )
+    assert facts["in use"] == "20.0 GB used (process (pid 4000000) 19.0 GB)"
+    assert dict(odd_facts.rows)["device"] == "no PyTorch device (torch does not see it)"
+    text = "\n".join(lines(machine_blocks(machine)))
     assert "\x1b" not in text and "\\x1b[31m" in text
 
 
 def test_torch_without_cuda_is_warned_about(fakes: Any) -> None:
     gpu = fakes.gpu("NVIDIA L4", "GPU-b", 23034 << 20, capability=(8, 9))
     machine = detect("auto", nvml=Nvml(fakes.nvml(gpu)), torch=fakes.torch(cuda=None), environ={})
-    text = "\n".join(command.machine_lines(machine))
-    assert "warning: torch build has no CUDA" in text and "device      cpu" in text
+    *_, host, warning = machine_blocks(machine)
+    assert isinstance(host, Facts) and dict(host.rows)["device"].startswith("cpu")
+    assert (
+        isinstance(warning, Text)
+        and warning.tone == "warn"
+        and warning.text.startswith("torch build has no CUDA")
+    )
 
 
 def test_gpu_ask_torch(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:

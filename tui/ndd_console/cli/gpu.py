@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ndd_console.words.machine import machine_lines
+from ndd_console.words.machine import machine_blocks
 from ndd_engine.hardware.detect import detect
 
 from .options import command, json_option
@@ -17,4 +17,4 @@ def gpu(as_json: bool) -> None:
     machine = detect(use_torch=False)
     if machine.gpus:
         machine = detect(use_torch=True)
-    show(machine.to_dict() if as_json else machine_lines(machine))
+    show(machine.to_dict() if as_json else machine_blocks(machine))

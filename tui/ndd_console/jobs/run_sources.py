@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ndd_profiles
+from ndd_console.render.text import lines as text_lines
 from ndd_console.screens.interfaces import Action
 from ndd_console.view.home import RunRow, StartRow
-from ndd_console.words.machine import machine_lines
+from ndd_console.words.machine import machine_blocks
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import NddError, UsageError, error_text
 from ndd_engine.record.channel import send
@@ -199,7 +200,7 @@ class HomeFolder:
     def gpu_lines(self) -> list[str]:
         from ndd_engine.hardware.detect import detect
 
-        return machine_lines(detect(use_torch=False))
+        return text_lines(machine_blocks(detect(use_torch=False)))
 
     def runs(self) -> list[RunRow]:
         rows: list[RunRow] = []

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ndd_console.render.text import lines
 from ndd_console.screens.interfaces import StartRow
 from ndd_console.view.wizard import Field
-from ndd_console.words.machine import machine_lines as describe
+from ndd_console.words.machine import machine_blocks
 from ndd_engine.config import WORKLOADS
 from ndd_engine.config.loading import DEFAULT_WORKLOAD
 from ndd_engine.errors import NddError
@@ -81,7 +82,7 @@ class Questions:
     def machine_lines(self) -> tuple[str, ...] | None:
         if self._machine is None:
             return None
-        return (*_of_gpu(self.answers), *describe(self._machine), *self._notes)
+        return (*_of_gpu(self.answers), *lines(machine_blocks(self._machine)), *self._notes)
 
     def workloads(self) -> tuple[StartRow, ...]:
         if self._given:

@@ -20,7 +20,7 @@ def render(page: Page) -> str:
 
 @cache
 def _environment() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader("ndd_console.render"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -28,12 +28,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_final,
     )
-    found.filters.update(kind=lambda block: type(block).__name__.lower(), clip=clip)
-    found.globals.update(
+    environment.filters.update(kind=lambda block: type(block).__name__.lower(), clip=clip)
+    environment.globals.update(
         COMMAND=COMMAND, PLACE=PLACE, WIDTH=WIDTH, times=times, interval_text=interval_text,
         lines_plot=LinesPlot, stack_plot=StackPlot, spans_plot=SpansPlot, intervals_plot=IntervalsPlot,
     )  # fmt: skip
-    return found
+    return environment
 
 
 def _final(value: object) -> object:

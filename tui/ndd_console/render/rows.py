@@ -27,6 +27,7 @@ _STYLES = {"": "text", "note": "dim", "good": "good", "warn": "warn", "bad": "ba
 _GLUE = "\x00"  # keeps an option and its value on one line
 _NARROW = 48
 _LEAST = 32  # cells that the wide column of a table keeps before other columns are left out
+_LONG = 2  # lines of a long text in a table
 _NAME = 25  # largest width of the names of bars
 
 
@@ -114,17 +115,22 @@ def _table(table: Table, width: int) -> list[Row]:
         while shown[0] != wide and room() < min(widths[wide], 8):
             shown.pop(0)
         widths[wide] = max(min(widths[wide], room()), 1)
+    wraps = not below and shown[-1] == wide and not table.paths
     rows: list[Row] = []
     for number, texts in enumerate(grid, -1):
+        long = paragraph(texts[wide], max(width - 4, 1) if below else widths[wide], "dim", _LONG)
         parts = []
         for index in shown:
             text = _cut(texts[index], widths[index], table.paths and number >= 0)
+            if index == wide and wraps and long:
+                text = long.pop(0)[0][0]
             blank = " " * (widths[index] - cells(text))
             parts.append(blank + text if index in table.right else text + blank)
         style = "dim" if number < 0 else "warn" if number in table.warn else "text"
         rows.append(((shorten("  ".join(parts).rstrip(), width), style),))
-        if below and number >= 0:
-            rows += [(("    ", "dim"), *row) for row in paragraph(texts[wide], max(width - 4, 1), "dim")]
+        if (below and number >= 0) or wraps:
+            indent = 4 if below else sum(widths[index] + 2 for index in shown[:-1])
+            rows += [((" " * indent, "dim"), *row) for row in long]
     return rows
 
 

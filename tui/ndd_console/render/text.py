@@ -52,8 +52,8 @@ def page_text(page: Page, ascii_only: bool = False) -> str:
         parts += ["", Rule(_words(section.title), characters="═", align="left")]
         for block in section.blocks:
             parts += ["", *_block(block)]
-    found = _lines(parts, WIDTH)
-    return "\n".join(map(to_ascii, found) if ascii_only else found) + "\n"
+    shown = _lines(parts, WIDTH)
+    return "\n".join(map(to_ascii, shown) if ascii_only else shown) + "\n"
 
 
 def lines(blocks: Iterable[Block], width: int | None = None, colour: bool = False) -> list[str]:
@@ -76,9 +76,9 @@ def _lines(parts: Iterable[RenderableType], width: int, colour: bool = False) ->
     )  # fmt: skip
     for part in parts:
         console.print(part)
-    found = [line.rstrip() for line in out.getvalue().split("\n")[:-1]]
+    shown = [line.rstrip() for line in out.getvalue().split("\n")[:-1]]
     # Each text is escaped where it is used; this catches one that was missed.
-    return found if colour else [printable(line) for line in found]
+    return shown if colour else [printable(line) for line in shown]
 
 
 def _words(text: object, style: str = "") -> Words:
@@ -162,12 +162,12 @@ def _pairs(rows: Sequence[tuple[str, str]]) -> Grid:
 
 def _spark(points: Sequence[Point], length_s: float, width: int) -> Words:
     """Values over the time of the run in `width` cells, blank where there are none."""
-    found: dict[int, list[float]] = {}
+    columns: dict[int, list[float]] = {}
     for x, value in points:
-        found.setdefault(min(int(x / length_s * width), width - 1) if length_s > 0 else 0, []).append(value)
-    order = sorted(found)
+        columns.setdefault(min(int(x / length_s * width), width - 1) if length_s > 0 else 0, []).append(value)
+    order = sorted(columns)
     # Rounded: noise in the last digits of a constant would look like ups and downs.
-    means = [float(f"{sum(found[index]) / len(found[index]):.6g}") for index in order]
+    means = [float(f"{sum(columns[index]) / len(columns[index]):.6g}") for index in order]
     levels = dict(zip(order, sparkline(means, len(means)), strict=True))
     return Words("".join(levels.get(index, " ") for index in range(width)))
 

@@ -63,8 +63,8 @@ class History:
 
     def marked(self, *kinds: str) -> list[tuple[Moment, events.MarkEvent]]:
         """Marks of these kinds, ordered by time."""
-        found = [item for kind in kinds for item in self.marks[kind]]
-        return sorted(found, key=lambda item: item[0].x)
+        marks = [item for kind in kinds for item in self.marks[kind]]
+        return sorted(marks, key=lambda item: item[0].x)
 
     def put(self, x: float, values: Mapping[str, object], prefix: str = "") -> None:
         """Add values to the curves of these names; anything but a number is ignored."""
@@ -75,7 +75,7 @@ class History:
 
 def collect(run: RunDir) -> History:
     """Read a run's record up to its current end. A missing record is an empty one."""
-    found = History()
+    history = History()
     clock = RunClock()
     fresh = True  # no step of this process yet
     announced = False  # the present process by its first stage, which records of early versions do not have
@@ -86,25 +86,25 @@ def collect(run: RunDir) -> History:
         stage = isinstance(event, events.StageEvent) and event.name == "resume"
         resumes = stage or (isinstance(event, events.RunEvent) and event.resumed_step is not None)
         if stage or (resumes and not announced):
-            found.preparation_s += found.x - began if fresh else 0.0
+            history.preparation_s += history.x - began if fresh else 0.0
             clock.resume(t)
             fresh, announced, began = True, stage, clock.now
-            found.resumed.append(Moment(clock.now, t, found.step))
+            history.resumed.append(Moment(clock.now, t, history.step))
         ended = isinstance(event, events.EndEvent) or (ended and not resumes)
         # Trials after the end of a run are not part of its time.
         if not isinstance(event, events.TrialEvent) and (not ended or isinstance(event, events.EndEvent)):
-            found.x = clock.at(t)
+            history.x = clock.at(t)
         if isinstance(event, events.WindowEvent) and fresh:
             fresh = announced = False
-            found.preparation_s += max(found.x - began - event.wall_ns * 1e-9, 0.0)
+            history.preparation_s += max(history.x - began - event.wall_ns * 1e-9, 0.0)
         try:
-            _take(found, Moment(found.x, t, found.step), event)
+            _take(history, Moment(history.x, t, history.step), event)
         except _BROKEN:
-            found.skipped += 1
-    found.preparation_s += found.x - began if fresh else 0.0
-    found.bytes_read = log.offset
-    found.skipped += log.damaged
-    return found
+            history.skipped += 1
+    history.preparation_s += history.x - began if fresh else 0.0
+    history.bytes_read = log.offset
+    history.skipped += log.damaged
+    return history
 
 
 def _events(log: EventLog) -> Iterator[tuple[float, events.Event]]:
@@ -112,59 +112,59 @@ def _events(log: EventLog) -> Iterator[tuple[float, events.Event]]:
         yield from log.new()
 
 
-def _take(found: History, at: Moment, event: events.Event) -> None:
+def _take(history: History, at: Moment, event: events.Event) -> None:
     match event:
         case events.WindowEvent():
-            _window(found, at, event)
+            _window(history, at, event)
         case events.RanksEvent():
-            _ranks(found, at, event)
+            _ranks(history, at, event)
         case events.SampleEvent():
-            found.put(at.x, event.host, "host ")
-            found.put(at.x, event.gpu or {}, "gpu ")
+            history.put(at.x, event.host, "host ")
+            history.put(at.x, event.gpu or {}, "gpu ")
         case events.MemoryEvent():
-            found.put(at.x, {name: getattr(event, name) for name in _MEMORY})
+            history.put(at.x, {name: getattr(event, name) for name in _MEMORY})
         case events.ScalarsEvent():
-            found.put(at.x, event.values, "own ")
+            history.put(at.x, event.values, "own ")
         case events.TextsEvent():
-            found.texts = event
+            history.texts = event
         case events.MarkEvent():
             at = Moment(at.x, at.t, int(event.step))
             if event.kind == "evaluation":
-                found.put(at.x, event.data.get("metrics") or {}, "metric ")
+                history.put(at.x, event.data.get("metrics") or {}, "metric ")
             if event.kind != "status":
-                found.marks[event.kind].append((at, event))
+                history.marks[event.kind].append((at, event))
         case events.FindingEvent():
-            found.findings.append((Moment(at.x, at.t, int(event.step)), event))
+            history.findings.append((Moment(at.x, at.t, int(event.step)), event))
         case events.TrialEvent():
-            found.trials.append((at, event))
+            history.trials.append((at, event))
         case events.StacksEvent():
-            found.stacks = event
+            history.stacks = event
         case events.FunctionsEvent():
-            found.functions = event
+            history.functions = event
         case events.KernelsEvent():
-            found.captures.append((at, event))
+            history.captures.append((at, event))
         case events.RunEvent():
-            found.run = event
+            history.run = event
             if event.resumed_step is not None:
-                found.step = int(event.resumed_step)
+                history.step = int(event.resumed_step)
 
 
-def _ranks(found: History, at: Moment, event: events.RanksEvent) -> None:
-    found.put(at.x, shares(event), PREFIX)
-    before, now = found.late_now, extended(found.late_now, event)
+def _ranks(history: History, at: Moment, event: events.RanksEvent) -> None:
+    history.put(at.x, shares(event), PREFIX)
+    before, now = history.late_now, extended(history.late_now, event)
     if now is not None:
-        if found.late and found.late[-1] is before:
-            found.late.pop()
-        found.late.append(now)
-    found.late_now = now
+        if history.late and history.late[-1] is before:
+            history.late.pop()
+        history.late.append(now)
+    history.late_now = now
 
 
-def _window(found: History, at: Moment, event: events.WindowEvent) -> None:
-    found.step = int(event.step)
-    found.put(at.x, {name: getattr(event, name) for name in _TRAINING})
+def _window(history: History, at: Moment, event: events.WindowEvent) -> None:
+    history.step = int(event.step)
+    history.put(at.x, {name: getattr(event, name) for name in _TRAINING})
     if event.profiled:
         return  # the profiler slows these steps down
-    found.timeline.add(at.x, event)
-    found.gc_watched = found.gc_watched or event.gc_ns is not None
+    history.timeline.add(at.x, event)
+    history.gc_watched = history.gc_watched or event.gc_ns is not None
     if event.steps:
-        found.put(at.x, {name: getattr(event, name) for name in _TIMES})
+        history.put(at.x, {name: getattr(event, name) for name in _TIMES})

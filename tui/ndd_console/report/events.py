@@ -39,10 +39,10 @@ def findings(report: Report) -> list[Block]:
     rows = []
     for at, event in data.findings:
         cause = str(event.cause)
-        found = spans.setdefault(cause, [])
+        present_at = spans.setdefault(cause, [])
         if event.gone:
             begin, text = present.pop(cause, (at.x, event.text))
-            found.append((begin, at.x, str(text)))
+            present_at.append((begin, at.x, str(text)))
         else:
             present.setdefault(cause, (at.x, event.text))
         state = "cleared" if event.gone else "found"
@@ -51,8 +51,8 @@ def findings(report: Report) -> list[Block]:
         spans[cause].append((begin, data.x, str(text)))
     tints = {"healthy": "green", "too-short": "grey"}
     drawn = tuple(
-        SpanRow(CAUSES.get(cause, cause), tints.get(cause, "orange"), _merged(found, data.x))
-        for cause, found in list(spans.items())[:_SPAN_ROWS]
+        SpanRow(CAUSES.get(cause, cause), tints.get(cause, "orange"), _merged(present_at, data.x))
+        for cause, present_at in list(spans.items())[:_SPAN_ROWS]
     )
     columns = ("after", "step", "", "cause", "finding")
     table = Table("Changes", columns, tuple(rows), _FIGURES).newest(_ROWS)
@@ -64,8 +64,8 @@ def events(report: Report) -> list[Block]:
     data = report.data
     groups: list[tuple[str, str, list[Span]]] = []
     for kind, (name, tint) in _MARKS.items():
-        found = data.marked(kind)
-        spans = [(at.x - _seconds(mark.data.get("seconds")), at.x, str(mark.text)) for at, mark in found]
+        marked = data.marked(kind)
+        spans = [(at.x - _seconds(mark.data.get("seconds")), at.x, str(mark.text)) for at, mark in marked]
         groups.append((name, tint, spans))
     # A trial after the end of the run took none of its time.
     tried = [

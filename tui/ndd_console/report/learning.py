@@ -32,8 +32,8 @@ def learning(report: Report) -> list[Block]:
         if name != "loss":
             dots = report.line(f"metric {name}", name, "vermillion", dots=True)
             out += report.plot(f"Evaluation: {name}", "plain", dots, height=120)
-    if found := data.marked("evaluation"):
-        out.append(_evaluations(report, found, names))
+    if evaluations := data.marked("evaluation"):
+        out.append(_evaluations(report, evaluations, names))
     for key, title in (("lr", "Learning rate"), ("grad_norm", "Gradient norm"), ("loss_scale", "Loss scale")):
         points = data.curves[key].points
         if len({(point.low, point.high) for point in points}) == 1:
@@ -63,20 +63,20 @@ def _own(report: Report) -> list[Block]:
     return out
 
 
-def _evaluations(report: Report, found: list[tuple[Moment, MarkEvent]], names: list[str]) -> Table:
+def _evaluations(report: Report, evaluations: list[tuple[Moment, MarkEvent]], names: list[str]) -> Table:
     best = report.snapshot.best
     # Evenly spaced over the run, with the last and the best one.
-    kept = {round(index * (len(found) - 1) / (_ROWS - 1)) for index in range(_ROWS)}
+    kept = {round(index * (len(evaluations) - 1) / (_ROWS - 1)) for index in range(_ROWS)}
     rows = []
-    for index, (at, mark) in enumerate(found):
+    for index, (at, mark) in enumerate(evaluations):
         is_best = best is not None and at.step == best.step
-        if len(found) <= _ROWS or index in kept or is_best:
+        if len(evaluations) <= _ROWS or index in kept or is_best:
             metrics = mark.data.get("metrics") or {}
             figures = (_figure(metrics.get(name)) for name in names)
             took = duration(mark.data.get("seconds"))
             rows.append((number(at.step), duration(at.x), *figures, took, "best" if is_best else ""))
     columns = ("step", "after", *names, "took", "")
-    note = "" if len(rows) == len(found) else f"{len(rows)} of {number(len(found))} evaluations."
+    note = "" if len(rows) == len(evaluations) else f"{len(rows)} of {number(len(evaluations))} evaluations."
     return Table("Evaluations", columns, tuple(rows), frozenset(range(len(columns) - 1)), note)
 
 

@@ -39,8 +39,8 @@ def memory(report: Report) -> list[Block]:
     out: list[Block] = []
     gpu = (("GPU memory", _GPU_MEMORY),) if on_gpu(report.data.run) else ()
     for title, names in (*gpu, ("Host memory", _HOST_MEMORY)):
-        found = [item for name in names if (item := report.line(*name)) and any(item.values)]
-        out += report.plot(title, "bytes", *found, zero=True)
+        lines = [item for name in names if (item := report.line(*name)) and any(item.values)]
+        out += report.plot(title, "bytes", *lines, zero=True)
     room, counts = snapshot.headroom, snapshot.memory
     lowest = [point.low for point in report.data.curves["host memory_available_bytes"].points]
     facts = Facts.of(
@@ -90,12 +90,12 @@ def _collections(report: Report) -> list[Block]:
     if whole.gc_ns <= 0:
         return [Text("Python's garbage collector did not run during training.")]
     share = whole.gc_ns / whole.wall_ns
-    found = report.sliced("garbage collection", "wine", share, lambda item: item.gc_ns / item.wall_ns)
+    line = report.sliced("garbage collection", "wine", share, lambda item: item.gc_ns / item.wall_ns)
     note = (
         f"Garbage collection took {share_text(share)} of wall time ({ns(whole.gc_ns)}); "
         f"the longest pause was {ns(whole.gc_max_ns)}."
     )
-    return report.plot("Garbage collection", "share", found, zero=True, note=note, height=120)
+    return report.plot("Garbage collection", "share", line, zero=True, note=note, height=120)
 
 
 def settings(report: Report) -> list[Block]:

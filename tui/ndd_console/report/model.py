@@ -57,10 +57,12 @@ class Report:
         curve = self.data.curves[key]
         if curve.mean is None:
             return None
-        found = curve.pieces(self.data.x)
+        curve_pieces = curve.pieces(self.data.x)
         band = band and any(point.count > 1 for point in curve.points)
-        pieces = tuple(tuple((point.x, point.mean * scale) for point in piece) for piece in found)
-        bands = tuple(tuple((p.x, p.low * scale, p.high * scale) for p in piece) for piece in found if band)
+        pieces = tuple(tuple((point.x, point.mean * scale) for point in piece) for piece in curve_pieces)
+        bands = tuple(
+            tuple((p.x, p.low * scale, p.high * scale) for p in piece) for piece in curve_pieces if band
+        )
         return Line(name, tint, pieces, bands, dots, curve.mean * scale)
 
     def sliced(
@@ -68,10 +70,10 @@ class Report:
     ) -> Line | None:
         """A value of each slice as a line, cut where more than two slices have none; None without any value."""
         width, slices = self.data.timeline.slices(COLUMNS)
-        found = {index: shown for index, item in slices.items() if (shown := value(item)) is not None}
+        values = {index: shown for index, item in slices.items() if (shown := value(item)) is not None}
         pieces: list[list[Point]] = []
-        for index, shown in found.items():
-            if not found.keys() & {index - 1, index - 2, index - 3}:
+        for index, shown in values.items():
+            if not values.keys() & {index - 1, index - 2, index - 3}:
                 pieces.append([])
             pieces[-1].append(((index + 0.5) * width, shown))
         return Line(name, tint, tuple(map(tuple, pieces)), mean=mean) if pieces else None
@@ -86,10 +88,10 @@ class Report:
         **more: Any,
     ) -> list[Block]:
         """A plot of the lines that are not None, or []. log_above: highest to lowest value for a logarithmic axis."""
-        found = tuple(line for line in lines if line is not None)
-        values = [value for line in found for _, value in line.points]
+        shown = tuple(line for line in lines if line is not None)
+        values = [value for line in shown for _, value in line.points]
         log = bool(values) and min(values) > 0 and max(values) > log_above * min(values)
-        return [Lines(title, kind, unit, found, self.time, log=log, **more)] if found else []
+        return [Lines(title, kind, unit, shown, self.time, log=log, **more)] if shown else []
 
     def to_json(self) -> dict[str, Any]:
         """The figures of the report as JSON values; null means unknown."""
@@ -128,20 +130,20 @@ def load(directory: RunDir) -> Report:
     reader = RunReader(directory)
     reader.poll()
     snapshot = reader.snapshot()
-    found = Diagnosis().of(snapshot)
-    return Report(directory, snapshot, found.findings, found.trouble, collect(directory), time.time())
+    result = Diagnosis().of(snapshot)
+    return Report(directory, snapshot, result.findings, result.trouble, collect(directory), time.time())
 
 
 def pauses(data: History) -> list[tuple[float, float]]:
     """Pauses as (begin, end) in seconds of the run; an open one lasts until the next process or the end."""
-    found: list[tuple[float, float]] = []
+    spans: list[tuple[float, float]] = []
     began: float | None = None
     for at, mark in data.marked("pause", "resume"):
         if mark.kind == "pause":
             began = at.x
         elif began is not None:
-            found.append((began, at.x))
+            spans.append((began, at.x))
             began = None
     if began is not None:
-        found.append((began, next((at.x for at in data.resumed if at.x >= began), data.x)))
-    return found
+        spans.append((began, next((at.x for at in data.resumed if at.x >= began), data.x)))
+    return spans

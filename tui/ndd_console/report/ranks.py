@@ -14,10 +14,10 @@ from .model import Report
 
 def ranks(report: Report) -> list[Block]:
     """The whole section; [] for a run with one rank."""
-    found = report.snapshot.ranks
-    if found is None:
+    latest = report.snapshot.ranks
+    if latest is None:
         return []
-    facts = ranks_facts(report.snapshot, found)
+    facts = ranks_facts(report.snapshot, latest)
     lines = (
         report.line(PREFIX + "exchange", "exchange", "blue"),
         report.line(PREFIX + "skew", "skew", "orange"),
@@ -25,23 +25,23 @@ def ranks(report: Report) -> list[Block]:
     over = report.plot("Exchange and skew", "share", *lines, zero=True, note="Share of the wall time.")
     delay = report.line(PREFIX + "late_ns", "work beyond that of the median rank", "vermillion", 1e-9)
     late = report.plot("Delay of the straggler in a step", "seconds", delay, zero=True)
-    return [facts, *over, *late, _phases(report), slowest(found.newest), _spans(report)]
+    return [facts, *over, *late, _phases(report), slowest(latest.newest), _spans(report)]
 
 
 def _phases(report: Report) -> Table:
     """Means over the ranks and the longest."""
-    found = report.snapshot.ranks
-    assert found is not None
+    latest = report.snapshot.ranks
+    assert latest is not None
     rows = []
     for phase in report.snapshot.phases:
-        longest, rank = found.longest.get(phase.name, (None, None))
+        longest, rank = latest.longest.get(phase.name, (None, None))
         shown = MISSING if longest is None else ns(longest)
         whose = MISSING if longest is None else "varies" if rank is None else f"rank {number(rank)}"
         if phase.host_ns > 0:
-            share = share_text(phase.host_ns / (found.step_ns or 1.0))
+            share = share_text(phase.host_ns / (latest.step_ns or 1.0))
             rows.append((phase.name, ns(phase.host_ns), share, shown, whose))
     columns = ("phase", "mean per step", "share", "longest", "of")
-    note = f"The most recent {counted(found.windows, 'window')}."
+    note = f"The most recent {counted(latest.windows, 'window')}."
     return Table("Phases of all ranks", columns, tuple(rows), frozenset({1, 2, 3}), note, wide=0)
 
 

@@ -53,12 +53,12 @@ class Slice:
     def of(cls, window: WindowEvent) -> Slice:
         """The sums of one window."""
         gc = (window.gc_ns or 0, window.gc_max_ns or 0)
-        found = cls(window.wall_ns, window.steps, window.items, window.device_steps, window.step, *gc)
+        part = cls(window.wall_ns, window.steps, window.items, window.device_steps, window.step, *gc)
         for name, figures in window.phases.items():
-            found.host[name] = figures["host_ns"]
+            part.host[name] = figures["host_ns"]
             if (device_ns := figures.get("device_ns")) is not None:
-                found.device[name] = device_ns * (1 if name in ASIDES else window.device_steps)
-        return found
+                part.device[name] = device_ns * (1 if name in ASIDES else window.device_steps)
+        return part
 
     def add(self, later: Slice, part: float = 1.0) -> None:
         """Add this part (0..1) of the slice that follows."""
@@ -106,10 +106,10 @@ class RunTimeline:
     @property
     def whole(self) -> Slice:
         """The sums over the whole run."""
-        found = Slice()
+        total = Slice()
         for _, item in sorted(self._slices.items()):
-            found.add(item)
-        return found
+            total.add(item)
+        return total
 
     def add(self, end_s: float, window: WindowEvent) -> None:
         """Add a window that ended at `end_s`, split over the slices it overlaps."""
@@ -126,18 +126,18 @@ class RunTimeline:
 
     def slices(self, count: int) -> tuple[float, dict[int, Slice]]:
         """(length in seconds, slices by index) with indices below `count`; missing ones were not measured."""
-        width, found = self.width_s, self._slices
-        while found and max(found) >= count:
-            width, found = width * 2, _pairs(found)
+        width, parts = self.width_s, self._slices
+        while parts and max(parts) >= count:
+            width, parts = width * 2, _pairs(parts)
         # A slice with hardly any measured time says little.
-        return width, {i: item for i, item in sorted(found.items()) if item.wall_ns >= 0.02 * width * 1e9}
+        return width, {i: item for i, item in sorted(parts.items()) if item.wall_ns >= 0.02 * width * 1e9}
 
 
 def _pairs(slices: dict[int, Slice]) -> dict[int, Slice]:
-    found: dict[int, Slice] = defaultdict(Slice)
+    merged: dict[int, Slice] = defaultdict(Slice)
     for index, item in sorted(slices.items()):
-        found[index // 2].add(item)
-    return found
+        merged[index // 2].add(item)
+    return merged
 
 
 @dataclass(slots=True)

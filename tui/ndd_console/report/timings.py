@@ -60,7 +60,7 @@ def _stack(report: Report, title: str, shares: Callable[[Slice], Shares], whole:
     groups += [("below 1 % each", "faint", small)] if small else []
     layers = []
     for name, tint, names in groups:
-        values = {index: sum(found.get(part, 0.0) for part in names) for index, found in columns.items()}
+        values = {index: sum(column.get(part, 0.0) for part in names) for index, column in columns.items()}
         layers.append(Layer(name, tint, values, sum(whole[part] for part in names)))
     return Stack(title, tuple(layers), tuple(slices), width, report.time)
 
@@ -98,9 +98,9 @@ def _table(report: Report, whole: Slice) -> Table:
 
 def _step_times(report: Report) -> list[Block]:
     series = (("p50", "median (p50)", "blue"), ("p95", "p95", "orange"), ("max", "max", "vermillion"))
-    found = [report.line(f"step_{key}_ns", name, tint, 1e-9) for key, name, tint in series]
+    lines = [report.line(f"step_{key}_ns", name, tint, 1e-9) for key, name, tint in series]
     note = "Each is computed per measuring interval of the record; a point is the mean of neighbouring ones."
-    return report.plot("Time of an optimizer step", "seconds", *found, zero=True, log_above=20, note=note)
+    return report.plot("Time of an optimizer step", "seconds", *lines, zero=True, log_above=20, note=note)
 
 
 def idle(report: Report) -> list[Block]:
@@ -113,17 +113,17 @@ def idle(report: Report) -> list[Block]:
         return captures or [Text(NO_STEPS, "note")]
     what = "GPU idle" if on_gpu(run) else "Compute idle"
     window = whole.as_window()
-    found = idle_of(run, [window], phase_shares([window]), None)
-    if found.share is None:
+    idle_time = idle_of(run, [window], phase_shares([window]), None)
+    if idle_time.share is None:
         busy = report.line("gpu util_percent", "share of time with a running kernel", "blue", 0.01)
         if busy is None:
-            return [*captures, Text(f"{what} {MISSING}: {found.reason}", "note")]
+            return [*captures, Text(f"{what} {MISSING}: {idle_time.reason}", "note")]
         text = f"{what} {share_text(1 - (busy.mean or 0.0))} ({METHODS['nvml']})."
         return [Text(text), *report.plot("GPU utilization", "share", busy, zero=True), *captures]
-    causes = {cause: share for cause, share in found.causes if share > 0}
-    title = f"{what} {share_text(found.share)} of the whole run"
+    causes = {cause: share for cause, share in idle_time.causes if share > 0}
+    title = f"{what} {share_text(idle_time.share)} of the whole run"
     bars = idle_bars(
-        title, causes, f"Share of wall time. Measured with {METHODS.get(found.method, found.method)}."
+        title, causes, f"Share of wall time. Measured with {METHODS.get(idle_time.method, idle_time.method)}."
     )
     return [bars, *_idle_over_time(report, run, causes, what), *captures]
 
@@ -149,10 +149,10 @@ def speed(report: Report) -> list[Block]:
     data, snapshot = report.data, report.snapshot
     whole = data.timeline.whole
     mean = whole.items / (whole.stepping_ns * 1e-9) if whole.stepping_ns > 0 else 0.0
-    found = report.sliced("training", "blue", mean, _items_per_s)
+    line = report.sliced("training", "blue", mean, _items_per_s)
     unit = f"{plural(snapshot.run.item) if snapshot.run is not None else 'items'}/s"
     note = "Training only: excludes evaluation, checkpoints and pauses."
-    out = report.plot("Throughput", "plain", found, unit=unit, zero=True, note=note)
+    out = report.plot("Throughput", "plain", line, unit=unit, zero=True, note=note)
     if snapshot.step_ns is None:
         return out or [Text(NO_STEPS, "note")]
     out.append(Facts.of(("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")))

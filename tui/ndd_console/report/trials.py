@@ -20,15 +20,15 @@ _EFFECT = {True: "yes", False: "NO", None: MISSING}
 def trials(report: Report) -> list[Block]:
     """The trials of this run as plot, table and text."""
     kept = [trial for _, trial in report.data.trials]
-    found = kept[-_ROWS:]
-    if not found:
+    newest = kept[-_ROWS:]
+    if not newest:
         command = command_text(report.name, ["KEY=VALUE"])
         return [Text("Nothing was measured against this run yet.", "note"), Facts.of((COMMAND, command))]
     out: list[Block] = []
-    if intervals := tuple(row for trial in found if (row := _interval(trial)) is not None):
+    if intervals := tuple(row for trial in newest if (row := _interval(trial)) is not None):
         note = (
             "Throughput of the candidate relative to the baseline, measured in ABBA blocks. Bars show the "
-            f"{found[-1].confidence * 100:.0f} % CI; an interval that contains 1x shows no measurable difference."
+            f"{newest[-1].confidence * 100:.0f} % CI; an interval that contains 1x shows no measurable difference."
         )
         out.append(Intervals("Candidate vs. baseline", intervals, note))
     rows = tuple(
@@ -40,7 +40,7 @@ def trials(report: Report) -> list[Block]:
     )  # fmt: skip
     columns = ("change", "verdict", "speed", "peak memory", "loss", "applied")
     out.append(Table("Trials", columns, rows, wide=0).newest(_ROWS))
-    for trial in found:
+    for trial in newest:
         facts = trial_facts(trial, _change(trial))
         out.append(facts._replace(rows=(("result", str(trial.text)), *facts.rows)))
     return out

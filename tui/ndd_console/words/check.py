@@ -65,10 +65,10 @@ def _sharding(report: dict[str, Any]) -> str:
     with_ddp = " with DDP" if report["ranks"] > 1 else ""
     needed = f"{size(report['predicted_bytes']['total'])} of {size(report['available_bytes'])}"
     text = f"does not fit one {device}{with_ddp}: {needed}; "
-    found = f"with FSDP2 on {sharded['ranks']} ranks {size(sharded['peak_bytes'])} each"
+    alternative = f"with FSDP2 on {sharded['ranks']} ranks {size(sharded['peak_bytes'])} each"
     if not sharded["fits"]:
-        return f"{text}{found} do not fit either"
-    return f"{text}{found}: --set parallel.ranks={sharded['ranks']} --set parallel.strategy=fsdp2"
+        return f"{text}{alternative} do not fit either"
+    return f"{text}{alternative}: --set parallel.ranks={sharded['ranks']} --set parallel.strategy=fsdp2"
 
 
 def check_facts(report: dict[str, Any]) -> Facts:

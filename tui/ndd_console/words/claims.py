@@ -27,18 +27,18 @@ def claims_listed(wanted: Sequence[Claim], place: Place, budget_s: float) -> Ite
 
 def part_conditions(claim: Claim, place: Place) -> list[str]:
     """The condition under which each part is measured on this machine, without repetitions."""
-    found = []
+    texts = []
     for part in claim.parts:
         variant, missing = part.choose(place)
         name = f"{part.name}: " if part.name else ""
         if variant is None:
-            found.append(f"{name}not measurable on this machine: {missing}")
+            texts.append(f"{name}not measurable on this machine: {missing}")
         elif variant.where:
             needs = f"; the condition of the {claim.guide} guide {missing}" if missing else ""
-            found.append(f"{name}on this machine: {variant.where}{needs}")
+            texts.append(f"{name}on this machine: {variant.where}{needs}")
         else:
-            found.append(f"{name}same condition as in the {claim.guide} guide")
-    return list(dict.fromkeys(found))
+            texts.append(f"{name}same condition as in the {claim.guide} guide")
+    return list(dict.fromkeys(texts))
 
 
 def duration_text(wanted: Sequence[Claim], place: Place, budget_s: float) -> str:

@@ -24,11 +24,11 @@ _BLOCK = 5  # runs in one table of phases
 _LABEL = 40
 
 
-def two_compared(found: Comparison) -> Iterator[Block]:
+def two_compared(comparison: Comparison) -> Iterator[Block]:
     """Run B compared with run A."""
-    sides = ("A", _identity(found.a)), ("B", _identity(found.b))
-    yield Facts((*sides, *_differences(found), *_speed(found)))
-    yield Table("", ("", "A", "B", "B / A"), tuple(_figures(found)), frozenset({1, 2, 3}), _TIMES)
+    sides = ("A", _identity(comparison.a)), ("B", _identity(comparison.b))
+    yield Facts((*sides, *_differences(comparison), *_speed(comparison)))
+    yield Table("", ("", "A", "B", "B / A"), tuple(_figures(comparison)), frozenset({1, 2, 3}), _TIMES)
 
 
 def _identity(side: Recorded) -> str:
@@ -39,26 +39,26 @@ def _identity(side: Recorded) -> str:
     )
 
 
-def _differences(found: Comparison, label: str = "changed") -> Iterator[tuple[str, str]]:
-    if not found.differences:
+def _differences(comparison: Comparison, label: str = "changed") -> Iterator[tuple[str, str]]:
+    if not comparison.differences:
         yield label, "nothing: configuration, versions, machine and data are the same"
-    for index, item in enumerate(found.differences):
+    for index, item in enumerate(comparison.differences):
         key = item.key if item.kind in ("config", item.key) else f"{item.kind} {item.key}"
         yield "" if index else label, f"{key}: {item.a} -> {item.b}"
 
 
-def _speed(found: Comparison) -> Iterator[tuple[str, str]]:
-    speed, unit = found.speed, plural(found.a.run.item)
-    if found.verdict == "not comparable":
+def _speed(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    speed, unit = comparison.speed, plural(comparison.a.run.item)
+    if comparison.verdict == "not comparable":
         interval = _UNLIKE
     elif speed.low is None or speed.high is None:
         interval = "too few measuring intervals for a confidence interval"
     else:
-        verdict = _DISTURBED if found.disturbed else _VERDICTS.get(found.verdict, _INCONCLUSIVE)
+        verdict = _DISTURBED if comparison.disturbed else _VERDICTS.get(comparison.verdict, _INCONCLUSIVE)
         interval = f"95 % CI {speed.low:.3f} to {speed.high:.3f}: {verdict}"
     yield "speed", f"B/A {speed.ratio:.3f}x, {interval}"
-    yield "", f"A {rate(found.a.rate.value, unit)}, B {rate(found.b.rate.value, unit)}"
-    used = f"A {_used(found.a)}; B {_used(found.b)}"
+    yield "", f"A {rate(comparison.a.rate.value, unit)}, B {rate(comparison.b.rate.value, unit)}"
+    used = f"A {_used(comparison.a)}; B {_used(comparison.b)}"
     yield "", f"measuring intervals used: {used}; evaluations and checkpoints excluded"
 
 
@@ -68,8 +68,8 @@ def _used(side: Recorded) -> str:
     return f"{side.used}" + (f" (excluded: {excluded})" if excluded else "")
 
 
-def _figures(found: Comparison) -> Iterator[tuple[str, ...]]:
-    a, b = found.a, found.b
+def _figures(comparison: Comparison) -> Iterator[tuple[str, ...]]:
+    a, b = comparison.a, comparison.b
     yield _row("all phases", ns, _mean_ns(a), _mean_ns(b))
     for name in phase_names((a, b)):
         indent = "    " if "/" in name else "  "
@@ -82,7 +82,7 @@ def _figures(found: Comparison) -> Iterator[tuple[str, ...]]:
     peak = "peak GPU memory" if a.run.device != "cpu" else "peak resident memory"
     yield _row(peak, size, a.peak_bytes, b.peak_bytes)
     unit = plural(a.run.item)
-    for point in found.losses:
+    for point in comparison.losses:
         yield _row(f"loss at {number(point.items)} {unit}", _value, point.a, point.b)
     last = [next(reversed(side.snapshot.evaluations), None) for side in (a, b)]
     for word, sides in (("best", [a.snapshot.best, b.snapshot.best]), ("last", last)):
@@ -108,20 +108,20 @@ def _value(value: float | None) -> str:
     return number(value, 4)
 
 
-def several_compared(found: SeveralCompared) -> Iterator[Block]:
+def several_compared(comparison: SeveralCompared) -> Iterator[Block]:
     """Several runs compared with the first one."""
-    sides = list(zip(LETTERS, found.sides, strict=False))
+    sides = list(zip(LETTERS, comparison.sides, strict=False))
     yield Facts(tuple((letter, _identity(side)) for letter, side in sides))
     changed = [
         row
-        for letter, each in zip(LETTERS[1:], found.candidates, strict=False)
+        for letter, each in zip(LETTERS[1:], comparison.candidates, strict=False)
         for row in _differences(each, letter)
     ]
     yield Facts(tuple(changed), "Changed, compared with A")
     columns = ("", "speed / A", "95 % CI", "", "median step", "peak memory")
-    yield Table("", columns, tuple(_speeds(found)), frozenset({1, 2, 4, 5}))
-    yield from _scores(found)
-    names = phase_names(found.sides)
+    yield Table("", columns, tuple(_speeds(comparison)), frozenset({1, 2, 4, 5}))
+    yield from _scores(comparison)
+    names = phase_names(comparison.sides)
     for begin in range(0, len(sides), _BLOCK):
         block = sides[begin : begin + _BLOCK]
         rows = tuple(
@@ -136,10 +136,10 @@ def several_compared(found: SeveralCompared) -> Iterator[Block]:
         yield Table("", head, rows, frozenset(range(1, len(head))), note)
 
 
-def _speeds(found: SeveralCompared) -> Iterator[tuple[str, ...]]:
-    baseline = found.baseline
+def _speeds(comparison: SeveralCompared) -> Iterator[tuple[str, ...]]:
+    baseline = comparison.baseline
     yield "A", "1.000x", "", "baseline", ns(baseline.step_p50_ns), size(baseline.peak_bytes)
-    for letter, each in zip(LETTERS[1:], found.candidates, strict=False):
+    for letter, each in zip(LETTERS[1:], comparison.candidates, strict=False):
         speed = each.speed
         known = speed.low is not None and speed.high is not None and each.verdict != "not comparable"
         interval = f"{speed.low:.3f} to {speed.high:.3f}" if known else MISSING
@@ -154,24 +154,24 @@ def _speeds(found: SeveralCompared) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _scores(found: SeveralCompared) -> Iterator[Block]:
+def _scores(comparison: SeveralCompared) -> Iterator[Block]:
     """Losses and best evaluations, one row for each run."""
-    best = [side.snapshot.best.metrics if side.snapshot.best else {} for side in found.sides]
+    best = [side.snapshot.best.metrics if side.snapshot.best else {} for side in comparison.sides]
     names = list(dict.fromkeys(name for metrics in best for name in metrics))[:2]
-    if not found.losses and not names:
+    if not comparison.losses and not names:
         return
-    losses = (f"loss {point.share * 100:.0f} %" for point in found.losses)
+    losses = (f"loss {point.share * 100:.0f} %" for point in comparison.losses)
     columns = ("", *losses, *(clip(f"best {name}", 16) for name in names))
     rows = tuple(
         (
             letter,
-            *(_value(point.losses[index]) for point in found.losses),
+            *(_value(point.losses[index]) for point in comparison.losses),
             *(_value(best[index].get(name)) for name in names),
         )
-        for index, (letter, _) in enumerate(zip(LETTERS, found.sides, strict=False))
+        for index, (letter, _) in enumerate(zip(LETTERS, comparison.sides, strict=False))
     )
     note = ""
-    if found.losses:
-        unit = plural(found.baseline.run.item)
-        note = f"Losses after these shares of {number(found.losses[-1].items)} {unit}."
+    if comparison.losses:
+        unit = plural(comparison.baseline.run.item)
+        note = f"Losses after these shares of {number(comparison.losses[-1].items)} {unit}."
     yield Table("", columns, rows, frozenset(range(1, len(columns))), note)

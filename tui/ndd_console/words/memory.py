@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ndd_engine.recordings.snapshot import ERROR, DeviceMemory, Moment, SnapshotUse
-from ndd_engine.text import counted, percent, size
+from ndd_engine.text import counted, size
 
 from .blocks import Block, Facts, Table, Text
+from .figures import share_text
 
 _LINES = 12  # owners shown
 
@@ -54,13 +55,16 @@ def _moment(title: str, moment: Moment) -> Iterator[tuple[str, str]]:
         return
     if active is None:
         unused = reserved - requested
-        yield "not requested", f"{size(unused)} ({percent(unused / reserved)}): rounding, unused, fragmented"
+        yield (
+            "not requested",
+            f"{size(unused)} ({share_text(unused / reserved)}): rounding, unused, fragmented",
+        )
     else:
         idle, lost = reserved - active, active - requested
         yield (
             "fragmentation",
-            f"{size(idle)} ({percent(idle / reserved)}) reserved but unused, {size(lost)} "
-            f"({percent(lost / reserved)}) lost to rounding",
+            f"{size(idle)} ({share_text(idle / reserved)}) reserved but unused, {size(lost)} "
+            f"({share_text(lost / reserved)}) lost to rounding",
         )
 
 
@@ -69,7 +73,7 @@ def _owners(moment: Moment) -> Iterator[Block]:
     rows = tuple(
         (
             size(owner.requested_bytes),
-            percent(owner.requested_bytes / total),
+            share_text(owner.requested_bytes / total),
             f"{owner.count:,}x",
             owner.place,
         )

@@ -134,13 +134,13 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
 def advice(snapshot: Snapshot) -> list[str]:
     """The first finding of a script's run and the command that measures its change; [] where nothing is found."""
     try:
-        found = next((one for one in diagnose(snapshot) if one.cause != "too-short"), None)
+        finding = next((one for one in diagnose(snapshot) if one.cause != "too-short"), None)
     except Exception:  # noqa: BLE001  a defect in a rule must not cost the summary
         return []
-    if found is None or snapshot.run is None:
+    if finding is None or snapshot.run is None:
         return []
-    lines = [printable(finding_line(found))]
-    if found.sets and not found.leave:
-        sets = " ".join(f"--set {item}" for item in found.sets)
+    lines = [printable(finding_line(finding))]
+    if finding.sets and not finding.leave:
+        sets = " ".join(f"--set {item}" for item in finding.sets)
         lines.append(printable(f"measure it: ndd-console try {snapshot.run.name} {sets}"))
     return lines

@@ -39,10 +39,10 @@ def tokens_rate(snapshot: Snapshot) -> str:
 
 def rates(snapshot: Snapshot) -> list[str]:
     """All rates that apply to this run, and the time of an epoch."""
-    found = [steps_rate(snapshot), items_rate(snapshot), tokens_rate(snapshot)]
+    texts = [steps_rate(snapshot), items_rate(snapshot), tokens_rate(snapshot)]
     if snapshot.run is not None and snapshot.run.steps_per_epoch:
-        found.append(f"epoch {duration(snapshot.epoch_s)}")
-    return [text for text in found if text]
+        texts.append(f"epoch {duration(snapshot.epoch_s)}")
+    return [text for text in texts if text]
 
 
 def epoch_of(snapshot: Snapshot) -> str:
@@ -105,11 +105,12 @@ def prefixed(value: float | None) -> str:
     return f"{number(value / scale)} {letter}"
 
 
-def share_of_peak(found: Throughput) -> str:
+def share_of_peak(throughput: Throughput) -> str:
     """ "MFU 34 % of 165 TFLOP/s (bf16 dense)", or why it is unknown."""
-    if found.peak_flops_per_s is None:
-        return f"MFU {MISSING}: {foreign(found.reason)}"
-    return f"MFU {_percent(found.mfu)} of {flops(found.peak_flops_per_s)} ({foreign(found.peak_kind)} dense)"
+    if throughput.peak_flops_per_s is None:
+        return f"MFU {MISSING}: {foreign(throughput.reason)}"
+    peak = f"{flops(throughput.peak_flops_per_s)} ({foreign(throughput.peak_kind)} dense)"
+    return f"MFU {_percent(throughput.mfu)} of {peak}"
 
 
 def _percent(share: float | None) -> str:
@@ -117,28 +118,30 @@ def _percent(share: float | None) -> str:
     return MISSING if share is None else f"{share * 100:.0f} %" if share >= 0.1 else f"{share * 100:.2g} %"
 
 
-def roofline(found: Throughput) -> str:
+def roofline(throughput: Throughput) -> str:
     """ "intensity 41 FLOP/B: bandwidth-bound side"; without a peak the side is unknown."""
-    if found.intensity is None:
+    if throughput.intensity is None:
         return f"intensity {MISSING}"
-    side = f": {found.side}-bound side" if found.side else ""
-    return f"intensity {number(found.intensity)} FLOP/B{side}"
+    side = f": {throughput.side}-bound side" if throughput.side else ""
+    return f"intensity {number(throughput.intensity)} FLOP/B{side}"
 
 
 def work_texts(snapshot: Snapshot) -> list[str]:
     """FLOP/s, MFU and the side of the roofline; [] before FLOPs are counted."""
     if snapshot.work is None or snapshot.work.flops_per_step is None or snapshot.status == PAUSED:
         return []
-    found = snapshot.throughput
-    return [flops(found.flops_per_s), share_of_peak(found), roofline(found)]
+    throughput = snapshot.throughput
+    return [flops(throughput.flops_per_s), share_of_peak(throughput), roofline(throughput)]
 
 
 def work_short(snapshot: Snapshot) -> str:
     """ "1.24 TFLOP/s, MFU 34 %"; without a peak only FLOP/s, "" before FLOPs are counted."""
-    found = snapshot.throughput
-    if found.flops_per_s is None or snapshot.status == PAUSED:
+    throughput = snapshot.throughput
+    if throughput.flops_per_s is None or snapshot.status == PAUSED:
         return ""
-    return flops(found.flops_per_s) + (f", MFU {_percent(found.mfu)}" if found.mfu is not None else "")
+    return flops(throughput.flops_per_s) + (
+        f", MFU {_percent(throughput.mfu)}" if throughput.mfu is not None else ""
+    )
 
 
 def work_facts(snapshot: Snapshot, work: WorkEvent) -> Facts:

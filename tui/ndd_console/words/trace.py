@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from ndd_engine.record.derive import IDLE_CAUSES
 from ndd_engine.recordings.trace import DeviceUse, TraceUse, findings
-from ndd_engine.text import counted, percent
+from ndd_engine.text import counted
 
 from .blocks import Block, Facts, Table, Text, clip
-from .figures import ns
+from .figures import ns, share_text
 from .finding import verdict
 
 _NAME = 70  # characters shown of a kernel's name
@@ -23,7 +23,7 @@ def one_trace(use: TraceUse) -> Iterator[Block]:
     for device in use.devices:
         yield from _device(use, device)
     rows = tuple(
-        (phase, percent(value / use.wall_ns), f"from {use.sources.get(phase, 'the rest')}")
+        (phase, share_text(value / use.wall_ns), f"from {use.sources.get(phase, 'the rest')}")
         for phase, value in sorted(use.phase_ns(use.begin, use.end).items(), key=lambda item: -item[1])
     )
     yield Table("Phases of the training thread, inferred", ("", "", ""), rows, frozenset({1}))
@@ -39,24 +39,24 @@ def _examined(use: TraceUse) -> str:
 def _device(use: TraceUse, device: DeviceUse) -> Iterator[Block]:
     spent, wall = device.time, device.time.wall_ns
     gpu = device.index is not None
-    exposed = f"exposed {percent(spent.exposed_ns / wall)}, hidden {percent(_hidden_ns(device) / wall)}"
+    exposed = f"exposed {share_text(spent.exposed_ns / wall)}, hidden {share_text(_hidden_ns(device) / wall)}"
     yield Facts.of(
-        ("busy", percent(1 - device.idle)),
-        ("idle", percent(device.idle)),
+        ("busy", share_text(1 - device.idle)),
+        ("idle", share_text(device.idle)),
         ("communication", exposed if spent.collective_ns else ""),
-        ("copies", percent(spent.copy_ns / wall) if gpu else ""),
+        ("copies", share_text(spent.copy_ns / wall) if gpu else ""),
         ("kernels launched", f"{spent.launches:,}" if gpu else ""),
         title=f"GPU {device.index}, {device.name}" if gpu else "CPU",
     )
     causes = tuple(
-        (cause, percent(spent.idle_ns[cause] / wall), ns(spent.idle_ns[cause]))
+        (cause, share_text(spent.idle_ns[cause] / wall), ns(spent.idle_ns[cause]))
         for cause in IDLE_CAUSES
         if cause in spent.idle_ns
     )
     if causes:
         yield Table("Idle by cause", ("", "", ""), causes, frozenset({1, 2}))
     top = tuple(
-        (percent(int(total) / wall), f"{count:,}x", clip(str(name), _NAME))
+        (share_text(int(total) / wall), f"{count:,}x", clip(str(name), _NAME))
         for name, total, count in spent.top
     )
     yield Table(f"Longest {'kernels' if gpu else 'operators'}", ("", "", ""), top, frozenset({0, 1}))
@@ -76,8 +76,8 @@ def several_traces(uses: Sequence[TraceUse]) -> Iterator[Block]:
         cause = max(spent.idle_ns, key=spent.idle_ns.__getitem__, default="none")
         rows.append((
             "-" if use.rank is None else str(use.rank), use.path.name,
-            "-" if device.index is None else str(device.index), ns(wall), percent(1 - device.idle),
-            percent(device.idle), percent(spent.exposed_ns / wall), percent(_hidden_ns(device) / wall), cause,
+            "-" if device.index is None else str(device.index), ns(wall), share_text(1 - device.idle),
+            share_text(device.idle), share_text(spent.exposed_ns / wall), share_text(_hidden_ns(device) / wall), cause,
         ))  # fmt: skip
     columns = ("rank", "file", "gpu", "wall", "busy", "idle", "exposed", "hidden", "main cause of idle time")
     yield Table("", columns, tuple(rows), frozenset({0, 2, 3, 4, 5, 6, 7}))

@@ -150,9 +150,9 @@ def _cells(one: Proposal, names: Sequence[str], best: bool) -> tuple[str, ...]:
 
 def lengths_line(opened: Opened) -> tuple[str, ...]:
     """The distribution of item lengths, if they vary."""
-    found = opened.lengths
-    if not found:
+    lengths = opened.lengths
+    if not lengths:
         return ()
-    median, ninety = found[len(found) // 2], found[min(int(len(found) * 0.9), len(found) - 1)]
+    median, ninety = lengths[len(lengths) // 2], lengths[min(int(len(lengths) * 0.9), len(lengths) - 1)]
     unit = plural(opened.token or "step")
-    return (f"lengths: {found[0]} to {found[-1]} {unit}, median {median}, 90th percentile {ninety}",)
+    return (f"lengths: {lengths[0]} to {lengths[-1]} {unit}, median {median}, 90th percentile {ninety}",)
