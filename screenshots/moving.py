@@ -85,6 +85,7 @@ def animated(frames: Sequence[Frame], hold_s: float, title: str) -> str:
         # Where nothing moves, the last frame is shown.
         f".film{{transform:translateY({(1 - len(frames)) * height}px)}}",
         f".film{{animation:play {length:.2f}s steps(1,end) infinite}}",
+        "@media(prefers-reduced-motion:reduce){.film{animation:none}}",
         f"@keyframes play{{{''.join(starts)}}}",
     ]
     rows = (_row(row, number, styles) for row, number in numbers.items())

@@ -154,7 +154,7 @@ def main(arguments: Sequence[str]) -> int:
     except TourError as error:
         sys.stderr.write(f"tour.svg was not written: {error}\n")
         return 1
-    title = "ndd-console observes a training script, measures the proposed change and applies it"
+    title = "ndd-console observes a training script, measures a change and applies it"
     TOUR.write_text(animated(frames, HOLD_S, title), encoding="utf-8")
     return 0
 
