@@ -94,6 +94,7 @@ hostile: $(VENV)/.dev
 
 screenshots: $(VENV)/.dev
 	$(BIN)/python screenshots/take.py
+	$(BIN)/python screenshots/tour.py
 
 # A screen with recorded data, such as SCREEN=live; without a name, the list of screens.
 serve: $(VENV)/.dev

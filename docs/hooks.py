@@ -55,7 +55,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the screenshots, which are stored outside the docs folder."""
     from mkdocs.structure.files import File
 
-    for image in sorted((ROOT / "screenshots").glob("*.png")):
+    for image in sorted([*(ROOT / "screenshots").glob("*.png"), ROOT / "screenshots/tour.svg"]):
         files.append(File.generated(config, f"screenshots/{image.name}", abs_src_path=str(image)))
     return files
 

@@ -238,7 +238,7 @@ def to_png() -> None:
     if converter is None:
         print("no PNG: rsvg-convert is not installed (Debian: librsvg2-bin)", file=sys.stderr)
         return
-    for svg in sorted(FOLDER.glob("*.svg")):
+    for svg in sorted(set(FOLDER.glob("*.svg")) - {FOLDER / "tour.svg"}):
         text = svg.read_text(encoding="utf-8").replace("Fira Code", "DejaVu Sans Mono")
         # Without this, librsvg drops leading spaces and moves whole columns.
         text = re.sub(r"<text ", '<text xml:space="preserve" ', text)

@@ -1,4 +1,4 @@
-"""Changes of a script from outside, by the key that they have in our configuration.
+"""Changes of a script that need no edit, by the key that they have in our configuration.
 
 A `Change` can be switched while the script trains. An `AtStart` has to be there before the script creates its loader or
 its optimizer.
@@ -384,5 +384,5 @@ SWITCHED = frozenset({
 
 
 def make(key: str, value: Any, observer: Any) -> Change:
-    """The change of a key. Raises KeyError for one that cannot be made from outside."""
+    """The change of a key. Raises KeyError for one that needs an edit of the script."""
     return KINDS[key](value, observer)

@@ -1,4 +1,4 @@
-"""A process of a trial: the script trains in runs when it is told to, with changes applied from outside.
+"""A process of a trial: the script trains in runs when it is told to, with changes applied to it.
 
 NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …], "original": folder, "outside": bool}: the changes of
 each side of this process (none for the baseline), the folder whose copy it runs in, and whether it may write elsewhere.

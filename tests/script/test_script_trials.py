@@ -123,7 +123,7 @@ def test_threads_are_switched_in_one_process(script: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("workload.size=tiny", "cannot be changed in a script from outside"),
+        ("workload.size=tiny", "cannot be changed without editing"),
         ("loader.workers=many", "loader.workers"),
         ("loader.workers=0", "nothing to compare"),
     ],

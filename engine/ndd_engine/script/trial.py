@@ -1,4 +1,4 @@
-"""A trial of a script that was not written for this program: its change is made from outside, in scratch copies.
+"""A trial of a script that was not written for this program: its change is made without an edit, in scratch copies.
 
 Settings that can be switched while the script trains are measured in one process, the others in pairs of processes, as
 in `trial.trial`. The original run, its folder and its working directory are not touched.
@@ -53,12 +53,12 @@ def command_of(run: RunDir) -> Command:
 def script_drafts(request: TrialRequest, seen: dict[str, Any]) -> tuple[Draft, Draft]:
     """(script as it is, with the change), as configurations. seen: the run's recorded configuration.
 
-    Raises UsageError for a change that cannot be made from outside, ConfigError for invalid values.
+    Raises UsageError for a change that needs an edit of the script, ConfigError for invalid values.
     """
     check_ranks(request.base.name, seen)
     if not request.sets:
         raise UsageError(
-            f"no settings to try: add --arg, --env or --set KEY=VALUE; from outside: {', '.join(sorted(KINDS))}"
+            f"no settings to try: add --arg, --env, or --set KEY=VALUE with one of {', '.join(sorted(KINDS))}"
         )
     settings = tuple(item for item in request.sets if not is_start(item))
     for item in settings:
@@ -66,7 +66,7 @@ def script_drafts(request: TrialRequest, seen: dict[str, Any]) -> tuple[Draft, D
         if key not in KINDS:
             allowed = ", ".join(sorted(KINDS))
             raise UsageError(
-                f"--set {printable(item)}: this cannot be changed in a script from outside; allowed: {allowed}"
+                f"--set {printable(item)}: this cannot be changed without editing the script; allowed: {allowed}"
             )
     known = {
         key: value
