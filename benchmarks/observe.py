@@ -68,7 +68,7 @@ def measure(options: Options) -> list[Table]:
 def _closing(options: Options) -> Table:
     """Do windows add up to the time that another clock shows?"""
     table = Table(CLOSING, CLOSING_COLUMNS)
-    seconds = options.seconds(20.0, 5.0, least=3.0)
+    seconds = options.seconds(20.0, 5.0, least=5.0)
     for step_ms, *_ in options.cases(CASES):
         say(f"observe: windows of steps of {step_ms:g} ms")
         body, windows = _observed(str(step_ms), "ends", str(seconds))

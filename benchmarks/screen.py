@@ -50,7 +50,10 @@ _SETTINGS = (*TINY, *ONLY_STEPS, "log.window_s=0.25")
 
 @dataclass(frozen=True)
 class Stretch:
-    """One block. begin, end: unix seconds. cpu_s: CPU time of all threads except the engine's."""
+    """One block. begin, end: unix seconds. cpu_s: CPU time of all threads except the engine's.
+
+    rate: steps per second; 0 if no window lies within the block.
+    """
 
     on: bool
     begin: float
@@ -78,7 +81,8 @@ def beside_a_run(options: Options) -> Table:
     blocks: list[Stretch] = []
     for block in found["blocks"]:
         inside = [window for begin, end, window in spans if begin >= block["begin"] and end <= block["end"]]
-        rate = sum(window.steps for window in inside) / sum(window.wall_ns * 1e-9 for window in inside)
+        wall_s = sum(window.wall_ns * 1e-9 for window in inside)
+        rate = sum(window.steps for window in inside) / wall_s if wall_s else 0.0
         foreign = [share for t, share in load if block["begin"] <= t <= block["end"] + 0.5]
         blocks.append(Stretch(**block, rate=rate, foreign=max(foreign, default=0.0)))
     stray = sum(
@@ -97,8 +101,9 @@ def beside_a_run(options: Options) -> Table:
             f"mean {as_count(statistics.mean(painted))} bytes over {len(painted)} refreshes with output"
         )
     table.add("CPU ms per refresh", *statistics_cells(cpu_ms_of_refreshes(blocks, found["ticks"]), as_ms))
-    off = [block.rate for block in blocks if not block.on]
-    table.note(f"step {1e3 / statistics.median(off):.2f} ms with the screen off; blocks of {block_s} s")
+    off = [1e3 / block.rate for block in blocks if not block.on and block.rate]
+    step = f"{statistics.median(off):.2f} ms" if off else "n/a"
+    table.note(f"step {step} with the screen off; blocks of {block_s} s")
     table.note("CPU: all threads except the engine's, on-blocks minus neighbouring off-blocks, per refresh")
     return table
 
@@ -107,7 +112,7 @@ def ratios(blocks: Sequence[Stretch]) -> list[Ratio]:
     """Each on-block over the mean of its neighbouring off-blocks."""
     out = []
     for before, block, after in zip(blocks, blocks[1:], blocks[2:], strict=False):
-        if block.on:
+        if block.on and before.rate and after.rate:
             rate = (before.rate + after.rate) / 2
             out.append(Ratio(block.rate / rate, max(before.foreign, block.foreign, after.foreign)))
     return out

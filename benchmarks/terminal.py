@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pexpect
 
@@ -29,11 +30,16 @@ class Chunk:
 class Terminal:
     """Spawns `argv` in an 80x24 truecolor terminal. Use as a context manager."""
 
-    def __init__(self, argv: Sequence[str], columns: int = 80, rows: int = 24) -> None:
+    def __init__(
+        self, argv: Sequence[str], columns: int = 80, rows: int = 24, folder: Path | None = None, **more: str
+    ) -> None:
+        """folder: the working directory. more: environment variables."""
         environment = {name: value for name, value in os.environ.items() if not _left_out(name)}
-        environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8"}
+        environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8", **more}
         self.spawned = time.perf_counter()
-        self.child = _spawn(argv, environment, (rows, columns))
+        self.child: pexpect.spawn = pexpect.spawn(
+            argv[0], list(argv[1:]), env=environment, cwd=folder, dimensions=(rows, columns), timeout=None
+        )
         self._descriptor = int(self.child.child_fd)
         self._tail = b""
         self.ended = False
@@ -106,7 +112,3 @@ class Terminal:
 
 def _left_out(name: str) -> bool:
     return name in _NOT_INHERITED or name.startswith("TEXTUAL")
-
-
-def _spawn(argv: Sequence[str], environment: Mapping[str, str], size: tuple[int, int]) -> pexpect.spawn:
-    return pexpect.spawn(argv[0], list(argv[1:]), env=dict(environment), dimensions=size, timeout=None)

@@ -17,8 +17,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import pexpect
 import pyte
+
+from .terminal import Terminal
 
 ROOT = Path(__file__).parents[1]
 PAGE, SCRIPTS = ROOT / "docs" / "walkthroughs.md", ROOT / "docs" / "walkthroughs"
@@ -84,34 +85,27 @@ STORIES = {
 }
 
 
-class Terminal:
-    """A program in a terminal."""
+class Screen(Terminal):
+    """A program in a terminal, and what is shown."""
 
     def __init__(self, words: list[str], folder: Path, rows: int, columns: int = 80) -> None:
         # The scripts and the console run in this Python; its warnings are not part of the page.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "TERM": "xterm-256color", "PYTHONWARNINGS": "ignore"}
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
-        self._child = pexpect.spawn(
-            words[0], words[1:], cwd=str(folder), env=environment, dimensions=(rows, columns), timeout=LIMIT_S
-        )
+        super().__init__(words, columns, rows, folder, PATH=path, PYTHONWARNINGS="ignore")
 
     def look(self, seconds: float) -> bool:
         """Show what comes for some seconds; whether the program goes on."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                data = self._child.read_nonblocking(65536, 0.2)
-            except pexpect.TIMEOUT:
-                continue
-            except pexpect.EOF:
-                return False
-            self._stream.feed(data.replace(b"\x1b[>", b"\x1b[?").replace(b"\x1b[<u", b""))
-        return True
+        while not self.ended and (left := end - time.monotonic()) > 0:
+            if (chunk := self.read(left)) is not None:
+                # The emulator knows no kitty keyboard protocol and prints its sequences.
+                self._stream.feed(chunk.data.replace(b"\x1b[>", b"\x1b[?").replace(b"\x1b[<u", b""))
+        return not self.ended
 
     def type(self, text: str, seconds: float = 2.0) -> bool:
-        self._child.send(text)
+        self.press(text.encode())
         return self.look(seconds)
 
     @property
@@ -125,7 +119,7 @@ class Terminal:
 
 def screens(story: Story, folder: Path) -> dict[str, list[str]]:
     """The live screen and the diagnosis while the script trains; then it trains to its end."""
-    terminal = Terminal([*_PROGRAM, "run", "--", *story.command.split()], folder, 24)
+    terminal = Screen([*_PROGRAM, "run", "--", *story.command.split()], folder, 24)
     begun = time.monotonic()
     while terminal.look(1) and "backward" not in "".join(terminal.lines):
         if time.monotonic() - begun > LIMIT_S:
@@ -149,7 +143,7 @@ def shown(line: str, folder: Path) -> list[str]:
     """What a terminal shows after a command; questions are answered with yes."""
     words = line.split()
     program = _PROGRAM if words[0] == "ndd-console" else [words[0]]
-    terminal = Terminal([*program, *words[1:]], folder, 120, 500)
+    terminal = Screen([*program, *words[1:]], folder, 120, 500)
     begun = time.monotonic()
     while terminal.look(1) and time.monotonic() - begun < LIMIT_S:
         if "[y/N]" in "".join(terminal.lines[-1:]):
