@@ -121,15 +121,14 @@ class Stage(App[None]):
 
 
 def measure(options: Options) -> Table:
-    """Bytes and CPU milliseconds of a refresh with each painter, in turn."""
+    """Bytes and CPU milliseconds of a refresh with each painter."""
     table = Table(TITLE, ("painter", *STATISTICS))
-    for _ in range(1 if options.quick else 3):
-        for name in PAINTERS:
-            say(f"painters: {name}")
-            sizes, cpu_ms = _watch(name, 20 if options.quick else 100)
-            table.add(f"{name}: bytes", *statistics_cells(sizes, as_count))
-            table.add(f"{name}: CPU ms", *statistics_cells(cpu_ms, as_ms))
-    table.note("CPU: all threads, between two refreshes; the first column counts refreshes")
+    for name in PAINTERS:
+        say(f"painters: {name}")
+        sizes, cpu_ms = _watch(name, 20 if options.quick else 100)
+        table.add(f"{name}: bytes", *statistics_cells(sizes, as_count))
+        table.add(f"{name}: CPU ms", *statistics_cells(cpu_ms, as_ms))
+    table.note("CPU: all threads, between two refreshes")
     return table
 
 

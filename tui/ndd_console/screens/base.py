@@ -19,7 +19,7 @@ from ndd_console.view.keys import NEEDS, SCROLL_KEYS, Key
 from ndd_console.view.rows import paragraph, rule
 from ndd_console.view.style import Look, Row, ascii_rows
 from ndd_console.widgets.canvas import Canvas
-from ndd_console.widgets.lines import KeyBar, Lines
+from ndd_console.widgets.lines import KeyBar, Lines, bindings
 from ndd_console.widgets.textual_private import paint_changes
 
 # Keys work although nothing else is drawn.
@@ -40,6 +40,11 @@ class KeyScreen(Screen[None], inherit_bindings=False):
     """A screen whose keys are a table. A key that cannot work is not in the footer, and says why when it is pressed."""
 
     keys: ClassVar[tuple[Key, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        if "keys" in cls.__dict__:
+            cls.BINDINGS = [*bindings(cls.keys, "use('{}')"), *cls.__dict__.get("BINDINGS", [])]
+        super().__init_subclass__(**options)
 
     def __init__(self, look: Look, on_painted: Callable[[], None] | None = None) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from ndd_console.view.home import DEFAULT_EPOCHS, HomeState, entries, heading
 from ndd_console.view.keys import HOME_KEYS
 from ndd_console.view.rows import foreign
 from ndd_console.view.style import Look, Row
-from ndd_console.widgets.lines import RowList, bindings
+from ndd_console.widgets.lines import RowList
 
 from .base import ViewScreen, call_from_thread
 from .dialogs import TextQuestion
@@ -25,7 +25,6 @@ class HomeScreen(ViewScreen[HomeState]):
     """Lists what can be trained and the runs. attach: opens a run. start: trains an entry. wizard: opens the wizard."""
 
     keys = HOME_KEYS
-    BINDINGS = bindings(HOME_KEYS, "use('{}')")
     body: RowList
 
     def __init__(

@@ -13,7 +13,6 @@ from ndd_console.view.keys import LIVE_KEYS, Key
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.own_values import has_own_values
 from ndd_console.view.style import Look, Row
-from ndd_console.widgets.lines import bindings
 from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.finding import first_command
 from ndd_engine.record.snapshot import Snapshot
@@ -47,7 +46,6 @@ class LiveScreen(CanvasScreen):
     """Shows a run. `leave` is called once, when the screen is closed."""
 
     keys = LIVE_KEYS
-    BINDINGS = bindings(LIVE_KEYS, "use('{}')")
 
     def __init__(
         self,

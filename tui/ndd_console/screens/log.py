@@ -55,7 +55,7 @@ class LogScreen(WidgetScreen):
     """The captured output, updated every second."""
 
     keys = LOG_KEYS
-    BINDINGS = bindings((*LOG_KEYS, Key("l", "back", "back")), "use('{}')")
+    BINDINGS = bindings([Key("l", "back", "back")])
     body: OutputLog
 
     def __init__(self, look: Look, source: RunSource) -> None:

@@ -38,7 +38,6 @@ class PageScreen(WidgetScreen):
 
     title_text = ""
     keys: ClassVar[tuple[Key, ...]] = PAGE_KEYS
-    BINDINGS = bindings(PAGE_KEYS, "use('{}')")
     body: Lines
 
     def __init__(self, look: Look) -> None:
@@ -71,7 +70,6 @@ class StartScreen(PageScreen):
     """What an entry of the home screen would train. start: trains it. wizard: opens the wizard for it."""
 
     keys = START_KEYS
-    BINDINGS = bindings(START_KEYS, "use('{}')")
 
     def __init__(
         self,
@@ -173,7 +171,7 @@ class DiagnosisScreen(RunPage):
 
     title_text = "diagnosis"
     keys = DIAGNOSIS_KEYS
-    BINDINGS = bindings((*DIAGNOSIS_KEYS, Key("d", "back", "back")), "use('{}')")
+    BINDINGS = _closed_by("d")
 
     def __init__(
         self, look: Look, source: RunSource, diagnosis: Diagnosis, try_it: Callable[[], None] | None

@@ -22,7 +22,7 @@ from ndd_console.view.trial import (
     problems,
     result,
 )
-from ndd_console.widgets.lines import Lines, RowList, bindings
+from ndd_console.widgets.lines import Lines, RowList
 from ndd_engine.diagnose import Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
@@ -53,7 +53,6 @@ class TrialScreen(ViewScreen[TrialState]):
     """Runs one trial at a time. `earlier` returns the trials of this run so far, newest last."""
 
     keys = TRIAL_KEYS
-    BINDINGS = bindings(TRIAL_KEYS, "use('{}')")
     body: RowList
 
     def __init__(

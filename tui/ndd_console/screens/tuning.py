@@ -8,7 +8,7 @@ from ndd_console.screens.interfaces import TuningSource
 from ndd_console.view.keys import TUNING_KEYS, Key
 from ndd_console.view.style import Look, Row
 from ndd_console.view.tuning import TuningView, below, current, entries, heading
-from ndd_console.widgets.lines import RowList, bindings
+from ndd_console.widgets.lines import RowList
 
 from .base import POLL_S, ViewScreen
 
@@ -17,7 +17,6 @@ class TuningScreen(ViewScreen[TuningView]):
     """Shows a sweep. `leave` is called when the user closes the screen after its end."""
 
     keys = TUNING_KEYS
-    BINDINGS = bindings(TUNING_KEYS, "use('{}')")
     body: RowList
 
     def __init__(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from textual.widget import Widget
 
 from ndd_console.screens.interfaces import StartRow
+from ndd_console.view import wizard as pages
 from ndd_console.view.keys import WIZARD_KEYS, Key
 from ndd_console.view.rows import BLANK, paragraph, rule
 from ndd_console.view.style import Look, Row
@@ -24,22 +25,9 @@ from ndd_console.view.wizard import (
     Field,
     Preview,
     WizardView,
-    data_rows,
-    field_entries,
-    file_page,
-    file_title,
-    machine_page,
-    probing_page,
-    table_below,
-    table_entries,
-    table_heading,
     trail,
-    verify_below,
-    verify_entries,
-    verify_heading,
-    workload_entries,
-)
-from ndd_console.widgets.lines import Lines, RowList, bindings
+)  # fmt: skip
+from ndd_console.widgets.lines import Lines, RowList
 from ndd_engine.errors import NddError
 
 from .base import ViewScreen
@@ -86,7 +74,6 @@ class WizardScreen(ViewScreen[WizardView]):
     """leave: called with a file to train, or "" to close. can_train: whether training on this machine is possible."""
 
     keys = WIZARD_KEYS
-    BINDINGS = bindings(WIZARD_KEYS, "use('{}')")
     body: RowList
 
     def __init__(
@@ -142,27 +129,27 @@ class WizardScreen(ViewScreen[WizardView]):
         room = height - len(top)
         match view.page:
             case 0:
-                self.page.show(machine_page(view, width))
+                self.page.show(pages.machine_page(view, width))
             case 1:
-                self.body.show(workload_entries(view, width))
-                return [*top, rule("workload", width)], data_rows(view, width)
+                self.body.show(pages.workload_entries(view, width))
+                return [*top, rule("workload", width)], pages.data_rows(view, width)
             case 2:
-                self.body.show(field_entries(view))
+                self.body.show(pages.field_entries(view))
                 field = self.body.chosen
                 meaning = [] if field is None else [BLANK, *paragraph(field.meaning, width, "dim")]
-                return [*top, rule("goal and limits", width)], [*meaning, *data_rows(view, width)]
+                return [*top, rule("goal and limits", width)], [*meaning, *pages.data_rows(view, width)]
             case 3:
-                self.page.show(probing_page(view, width, room))
+                self.page.show(pages.probing_page(view, width, room))
             case 4:
-                self.body.show(table_entries(view, width))
-                below = table_below(view, self.body.chosen, width, room)
-                return [*top, table_heading(view, width)], below
+                self.body.show(pages.table_entries(view, width))
+                below = pages.table_below(view, self.body.chosen, width, room)
+                return [*top, pages.table_heading(view, width)], below
             case 5:
-                self.body.show(verify_entries(view, width))
-                return [*top, *verify_heading(view, width)], verify_below(view, width)
+                self.body.show(pages.verify_entries(view, width))
+                return [*top, *pages.verify_heading(view, width)], pages.verify_below(view, width)
             case _:
-                self.page.show(file_page(view, width))
-                return [*top, rule(file_title(view), width)], []
+                self.page.show(pages.file_page(view, width))
+                return [*top, rule(pages.file_title(view), width)], []
         return top, []
 
     # Keys.

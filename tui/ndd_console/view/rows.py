@@ -170,16 +170,6 @@ def column(text: str, width: int) -> str:
     return shown + " " * (width - cells(shown))
 
 
-def entry(name: str, chosen: bool) -> Row:
-    """The start of an entry in a list."""
-    return (("▸ " if chosen else "  ", "accent"), (name, "select" if chosen else "bold"))
-
-
-def first_shown(last: int, count: int, room: int) -> int:
-    """The first of `count` lines to show in `room` lines, such that line `last` is visible."""
-    return min(max(last - room + 1, 0), max(count - room, 0))
-
-
 def lines_of(text: str, width: int, style: str = "text") -> list[Row]:
     """Untrusted text, wrapped."""
     return [((line, style),) for line in wrap(foreign(text), width)]
