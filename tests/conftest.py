@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import pytest_runtest_setup as pytest_runtest_setup
+from tests.tiers import pytest_runtest_teardown as pytest_runtest_teardown
+from tests.tiers import pytest_sessionstart as pytest_sessionstart
+
 # The tests on a GPU need no hypothesis, and run where it is not installed.
 if find_spec("hypothesis") is not None:
     from hypothesis import HealthCheck, settings

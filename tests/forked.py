@@ -1,8 +1,8 @@
 """Starts the program as a fork of a process that has imported torch, in place of a new interpreter.
 
 Importing torch and Textual takes two thirds of the processor time of a short run. A program started here is a child of
-the test with its own arguments, folder, environment, streams, terminal, session and signals. What
-differs: /proc/PID/environ and cmdline are those of the server. Tests of the start execute the program.
+the test with its own arguments, folder, environment, streams, terminal, session and signals. What differs:
+/proc/PID/environ and cmdline are those of the server. Tests of the start execute the program.
 
 As a program, `python forked.py DESCRIPTOR` is the server. Each request on its socket is answered with a process id.
 """
@@ -68,6 +68,9 @@ class Server:
 
     def fork(self, request: dict[str, Any], streams: Sequence[int]) -> int:
         """The process id of a new program, which is a child of this process. Raises OSError."""
+        from tests import tiers  # the server cannot import it
+
+        tiers.started("-m ndd_console")
         # The process between the server and the program ends at once: the kernel gives its child to this process.
         self._libc.prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:

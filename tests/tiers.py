@@ -1,0 +1,86 @@
+"""The tiers of the tests, and what a test may cost.
+
+A test that starts Python processes is marked `process`: it takes seconds, and `make test` runs only those that are
+marked `promise` as well, one for each promise of tests/PROMISES.md. An unmarked test that starts one fails. With
+NDD_TEST_BUDGET, a test fails that takes more processor time than its tier allows; `make test-all` sets it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+# Processor seconds of a test without and with processes, on a machine that takes REFERENCE_S for `_work`.
+IN_PROCESS_S, PROCESS_S = 2.0, 10.0
+REFERENCE_S = 0.006
+_started: list[str] = []
+_begin: list[float] = []
+
+
+def _heard(event: str, given: tuple[object, ...]) -> None:
+    if event == "subprocess.Popen":
+        command = given[1]
+        words = list(command) if isinstance(command, (list, tuple)) else [command]
+        if words and "python" in os.path.basename(os.fspath(words[0])):  # type: ignore[call-overload]  # noqa: PTH119
+            _started.append(" ".join(str(word) for word in words[1:4]))
+
+
+sys.addaudithook(_heard)
+
+
+def started(command: str) -> None:
+    """A process was started in another way."""
+    _started.append(command)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import what most tests import, so that none of them pays for it."""
+    if os.environ.get("NDD_TEST_BUDGET") and not session.config.getoption("collectonly"):
+        import ndd_engine.train.prepare  # noqa: F401
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    _started.clear()
+    _begin[:] = [_spent_s()]
+    yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    yield
+    process = item.get_closest_marker("process") is not None
+    if _started and not process:
+        pytest.fail(f"mark this test with pytest.mark.process: it starts {_started[0]!r}", pytrace=False)
+    if os.environ.get("NDD_TEST_BUDGET") and item.get_closest_marker("slow") is None:
+        spent, limit = _spent_s() - _begin[0], PROCESS_S if process else IN_PROCESS_S
+        if spent > limit and spent > limit * (slowness := _slowness()):
+            pytest.fail(
+                f"takes {spent:.1f} s of processor time, more than {limit:g} s (x {slowness:.1f})",
+                pytrace=False,
+            )
+
+
+def _spent_s() -> float:
+    """Processor time of this process and of its children that have ended."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _slowness() -> float:
+    """How much longer this machine takes at present than the reference, at least 1: cores may be shared or slow."""
+    return max(statistics.median(_work() for _ in range(9)) / REFERENCE_S, 1.0)
+
+
+def _work() -> float:
+    begin = time.thread_time()
+    total = 0
+    for number in range(300_000):
+        total += number
+    return time.thread_time() - begin
