@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from ndd_console.app import WizardApp
 from ndd_console.screens.pages import HelpScreen
 from ndd_console.screens.wizard import WizardScreen
-from ndd_console.view.tradeoffs import BY_SPEED, COLUMNS, ordered, plot_rows
+from ndd_console.view.tradeoffs import BY_SPEED, ordered, plot_rows
 from ndd_console.view.wizard import (
     FILE,
     GOAL,
@@ -23,6 +23,7 @@ from ndd_console.view.wizard import (
     WORKLOAD,
     WizardView,
 )
+from ndd_console.words.wizard import COLUMNS
 from ndd_engine.wizard.proposals import Measured, pareto
 
 from . import pilots

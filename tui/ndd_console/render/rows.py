@@ -11,7 +11,6 @@ from ndd_console.view.rows import (
     cells,
     column,
     cut,
-    foreign,
     labelled,
     paragraph,
     rule,
@@ -21,6 +20,7 @@ from ndd_console.view.rows import (
 )
 from ndd_console.view.style import Row
 from ndd_console.words.blocks import COMMAND, PLACE, Bars, Block, Facts, Table, Text, Verdict
+from ndd_engine.text import foreign
 
 _LABEL = 14
 _STYLES = {"": "text", "note": "dim", "good": "good", "warn": "warn", "bad": "bad"}

@@ -9,9 +9,9 @@ from dataclasses import replace
 from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
 from ndd_console.view.home import DEFAULT_EPOCHS, HomeState, entries, heading
 from ndd_console.view.keys import HOME_KEYS
-from ndd_console.view.rows import foreign
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import RowList
+from ndd_engine.text import foreign
 
 from .base import ViewScreen, call_from_thread
 from .dialogs import TextQuestion

@@ -11,9 +11,10 @@ from textual.widgets import Input, RichLog
 
 from ndd_console.screens.interfaces import RunSource
 from ndd_console.view.keys import LOG_KEYS, SCROLL_KEYS, Key
-from ndd_console.view.rows import foreign, rule, shorten
+from ndd_console.view.rows import rule, shorten
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import bindings
+from ndd_engine.text import foreign
 
 from .base import WidgetScreen
 from .pages import REFRESH_S

@@ -14,7 +14,7 @@ from ndd_console.view.help import help_lines
 from ndd_console.view.keys import APP_KEYS, DIAGNOSIS_KEYS, PAGE_KEYS, START_KEYS, Key
 from ndd_console.view.own_values import own_values_lines
 from ndd_console.view.ranks_page import ranks_lines
-from ndd_console.view.rows import foreign, lines_of, rule
+from ndd_console.view.rows import lines_of, rule
 from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import Lines, bindings
@@ -22,6 +22,7 @@ from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.finding import first_command
 from ndd_engine.errors import error_text
 from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import foreign
 
 from .base import WidgetScreen, call_from_thread
 

@@ -13,7 +13,6 @@ from ndd_console.view import wizard as pages
 from ndd_console.view.keys import WIZARD_KEYS, Key
 from ndd_console.view.rows import BLANK, paragraph, rule
 from ndd_console.view.style import Look, Row
-from ndd_console.view.tradeoffs import COLUMNS
 from ndd_console.view.wizard import (
     FILE,
     GOAL,
@@ -28,6 +27,7 @@ from ndd_console.view.wizard import (
     trail,
 )  # fmt: skip
 from ndd_console.widgets.lines import Lines, RowList
+from ndd_console.words.wizard import COLUMNS
 from ndd_engine.errors import NddError
 
 from .base import ViewScreen

@@ -11,11 +11,11 @@ from ndd_engine.record.across import EXCHANGE, SKEW
 from ndd_engine.record.derive import LOWER_BOUND, PRESS_K
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
-from ndd_engine.text import MISSING, counted, duration, number, size
+from ndd_engine.text import MISSING, counted, duration, foreign, number, size
 
 from .bars import bar, progress_bar, stacked_bar
 from .ranks import longest_text
-from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, width_of
+from .rows import cells, ends, fit, paragraph, rule, shorten, width_of
 from .style import Row, status_span
 
 _WAIT = frozenset({"data_wait", SKEW})

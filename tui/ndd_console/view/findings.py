@@ -5,8 +5,9 @@ from __future__ import annotations
 from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.finding import CALM, ceiling_text, change_text, choices, evidence_text
 from ndd_engine.diagnose import Finding
+from ndd_engine.text import foreign
 
-from .rows import cells, foreign, rule, shorten, wrap
+from .rows import cells, rule, shorten, wrap
 from .style import Row
 
 _MORE = 3  # further findings, one line each

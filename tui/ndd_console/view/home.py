@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from ndd_engine.text import MISSING, printable
+from ndd_engine.text import MISSING, foreign, printable
 
 from .frame import Entry
-from .rows import BLANK, cells, column, ends, foreign, rule, shorten
+from .rows import BLANK, cells, column, ends, rule, shorten
 from .style import Row, Span, status_span
 
 DEFAULT_EPOCHS = 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ndd_console.words.figures import small
 from ndd_console.words.step import items_rate, work_short
 from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
-from ndd_engine.text import MISSING, counted, duration, number
+from ndd_engine.text import MISSING, counted, duration, foreign, number
 
 from .bars import Points, bucket, finite_values, graph, sparkline
-from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, side_by_side
+from .rows import cells, ends, fit, paragraph, rule, shorten, side_by_side
 from .style import STATUS, Row
 
 _MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recompile": "warn"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ndd_console.words.figures import small
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import printable
+from ndd_engine.text import foreign, printable
 
 from .bars import finite_values, sparkline
-from .rows import cells, column, foreign, paragraph, rule, take
+from .rows import cells, column, paragraph, rule, take
 from .style import Row
 
 _NAME = 28

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-from ndd_engine.text import foreign as foreign
-from ndd_engine.text import printable
+from ndd_engine.text import foreign, printable
 
 from .style import Row, Span
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ndd_console.words.wizard import APPLIES, remark
-from ndd_console.words.wizard import COLUMNS as COLUMNS
-from ndd_engine.text import number, size
+from ndd_console.words.wizard import APPLIES, COLUMNS, remark
+from ndd_engine.text import foreign, number, size
 
-from .rows import cells, column, fit, foreign, shorten
+from .rows import cells, column, fit, shorten
 from .style import Row, Span
 
 if TYPE_CHECKING:

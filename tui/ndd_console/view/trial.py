@@ -12,12 +12,12 @@ from ndd_console.render.rows import block_rows
 from ndd_console.words.figures import at_most, interval_text, pairs_text
 from ndd_console.words.trial import VERDICTS, trial_facts, trial_text
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import number
+from ndd_engine.text import foreign, number
 
 from .bars import progress_bar
 from .frame import Entry
 from .interval import interval_rows
-from .rows import BLANK, cells, column, foreign, labelled, paragraph, rule, shorten
+from .rows import BLANK, cells, column, labelled, paragraph, rule, shorten
 from .style import Row
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from ndd_console.words.figures import interval_text, times
 from ndd_console.words.trial import VERDICTS
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import MISSING, counted, duration, size
+from ndd_engine.text import MISSING, counted, duration, foreign, size
 
 from .bars import progress_bar
 from .frame import Entry
 from .interval import interval_rows
-from .rows import BLANK, cells, column, ends, foreign, paragraph, rule, shorten
+from .rows import BLANK, cells, column, ends, paragraph, rule, shorten
 from .style import Row, Span
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ndd_engine.text import MISSING, duration, number, printable, size
+from ndd_engine.text import MISSING, duration, foreign, number, printable, size
 
 from .bars import progress_bar
 from .frame import Entry
 from .home import StartRow
-from .rows import BLANK, cells, column, ends, fit, foreign, lines_of, rule, shorten, wrap
+from .rows import BLANK, cells, column, ends, fit, lines_of, rule, shorten, wrap
 from .style import Row, Span
 from .tradeoffs import BEST, BY_SPEED, MARKED, heading_row, ordered, plot_rows, proposal_row, shown_columns
 
