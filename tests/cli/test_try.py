@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ndd_console.cli.measuring import stoppable
+from ndd_console.cli.printing import say
 from ndd_console.cli.try_ import TrialProgress
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
@@ -179,3 +183,30 @@ def test_ctrl_c_prints_the_result_so_far(tmp_path: Path) -> None:
     assert trial.returncode == 130, err
     assert json.loads(out)["verdict"] == "stopped"
     assert "stopping the trial" in err
+
+
+class Interrupted(io.RawIOBase):
+    """A stream in whose first write Ctrl-C arrives."""
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.written += len(data)
+        if self.written == len(data):
+            os.kill(os.getpid(), signal.SIGINT)
+        return len(data)
+
+
+def test_ctrl_c_while_a_line_is_printed_stops_after_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stream = Interrupted()
+    monkeypatch.setattr("sys.stderr", io.TextIOWrapper(io.BufferedWriter(stream), line_buffering=True))
+    with stoppable("the trial") as stop:
+        say("a line")
+        assert stop.is_set() and stop.exit_status == 130 and stream.written == len("a line\n")
+    assert "stopping the trial" in capfd.readouterr().err

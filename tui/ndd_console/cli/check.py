@@ -77,8 +77,8 @@ def examine(draft: Draft) -> dict[str, Any]:
     from ndd_engine.predict.configured import predict
     from ndd_engine.workloads.order import item_count
 
-    found, machine, workload, choice = predict(draft, lambda text: say(f"{text} …"))
-    config = found.config
+    prediction, machine, workload, choice = predict(draft, lambda text: say(f"{text} …"))
+    config = prediction.config
     return {
         "ok": True,
         "problems": [],
@@ -91,24 +91,24 @@ def examine(draft: Draft) -> dict[str, Any]:
         "train_items": item_count(workload.train_data),
         "eval_items": item_count(workload.eval_data),
         "model": workload.describe_model(),
-        "parameters": found.parameters,
+        "parameters": prediction.parameters,
         "micro_batch": config.batch.micro,
         "effective_batch": config.items_per_step,
         "ranks": config.parallel.ranks,
         "strategy": config.parallel.strategy if config.parallel.ranks > 1 else None,
-        "sharded": None if found.sharded is None else asdict(found.sharded),
-        "predicted_bytes": found.parts,
-        "memory_source": found.memory.source,
-        "memory_reliable": found.memory.reliable,
-        "memory_why_not": found.memory.why_not,
-        "nearest": found.nearest,
-        "available_bytes": found.available_bytes,
-        "fits": found.fits,
-        "retries": found.retries,
-        "bytes_without_retries": found.fit.roomy_bytes,
-        **{name: getattr(found, name) for name in _TIMES},
-        "step_doubt": found.time.doubt,
-        "busy": None if found.busy is None else busy_cores(found.busy),
+        "sharded": None if prediction.sharded is None else asdict(prediction.sharded),
+        "predicted_bytes": prediction.parts,
+        "memory_source": prediction.memory.source,
+        "memory_reliable": prediction.memory.reliable,
+        "memory_why_not": prediction.memory.why_not,
+        "nearest": prediction.nearest,
+        "available_bytes": prediction.available_bytes,
+        "fits": prediction.fits,
+        "retries": prediction.retries,
+        "bytes_without_retries": prediction.fit.roomy_bytes,
+        **{name: getattr(prediction, name) for name in _TIMES},
+        "step_doubt": prediction.time.doubt,
+        "busy": None if prediction.busy is None else busy_cores(prediction.busy),
         "notes": list(workload.notes()),
-        "advice": list(advice(config, machine.host, machine.device, found.steps_per_epoch)),
+        "advice": list(advice(config, machine.host, machine.device, prediction.steps_per_epoch)),
     }

@@ -45,24 +45,24 @@ def compare(
     if len(more) > len(LETTERS) - 2:
         raise UsageError(f"{len(more) + 2} runs: at most {len(LETTERS)} are compared at a time")
     root = runs_root(ctx.obj["runs"])
-    found = compare_several([find_run(root, name) for name in (a, b, *more)])
-    checks = [None if share is None else each.slower_than(share) for each in found.candidates]
-    for side in found.sides:
+    comparison = compare_several([find_run(root, name) for name in (a, b, *more)])
+    checks = [None if share is None else each.slower_than(share) for each in comparison.candidates]
+    for side in comparison.sides:
         if side.damaged:
             say(f"warning: run {side.name}: {damage_text(side.damaged)}")
     for letter, each in zip(
-        LETTERS[1:], found.candidates, strict=False
+        LETTERS[1:], comparison.candidates, strict=False
     ):  # before the figures, which may be misleading
         which = f"A and {letter}" if more else "the runs"
         for text in each.unlike:
             say(f"warning: {which} are not directly comparable: {text}")
     if more:
-        result = found.to_dict()
+        result = comparison.to_dict()
         for body, outcome in zip(result["candidates"], checks, strict=True):
             body["check"] = None if share is None else {"limit": share, "result": outcome}
-        show(result if as_json else several_compared(found))
+        show(result if as_json else several_compared(comparison))
     else:
-        only = found.candidates[0]
+        only = comparison.candidates[0]
         check = None if share is None else {"limit": share, "result": checks[0]}
         show({**only.to_dict(), "check": check} if as_json else two_compared(only))
     if share is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +23,7 @@ class Stop(SignalEvent):
     exit_status = EXIT_DONE
 
 
-@contextmanager
+@contextlib.contextmanager
 def stoppable(what: str) -> Iterator[Stop]:
     """Ctrl-C and SIGTERM set the event; a second one raises KeyboardInterrupt. what: "the trial", for the message."""
     stop = Stop()
@@ -32,7 +33,9 @@ def stoppable(what: str) -> Iterator[Stop]:
             raise KeyboardInterrupt
         stop.exit_status = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED
         stop.set()
-        say(f"stopping {what}; results so far will be printed (Ctrl-C again to quit now)")
+        text = f"stopping {what}; results so far will be printed (Ctrl-C again to quit now)\n"
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())  # a signal may arrive within a write to the buffer of standard error
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

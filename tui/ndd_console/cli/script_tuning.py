@@ -53,14 +53,14 @@ def tune_script_run(
         changes = changes_for(state.run, diagnose(state.snapshot()), place.cores, bool(place.bf16))
         say(f"{counted(len(changes), 'change')} to measure: {', '.join(' '.join(sets) for sets in changes)}")
         lines = Lines(say)
-        found = tune_script(directory, state.run, changes, budget_s, lines.look, stop, allow_side_effects)
+        tuned = tune_script(directory, state.run, changes, budget_s, lines.look, stop, allow_side_effects)
     if as_json:
-        show(_document(found))
+        show(_document(tuned))
     else:
-        show(script_blocks(found))
-        if found.edit is not None:
-            show(["", *found.edit.diff, *(f"  {text}" for text in found.edit.advice)])
-    return stop.exit_status or (0 if any(row.trial is not None for row in found.rows) else EXIT_FAILED)
+        show(script_blocks(tuned))
+        if tuned.edit is not None:
+            show(["", *tuned.edit.diff, *(f"  {text}" for text in tuned.edit.advice)])
+    return stop.exit_status or (0 if any(row.trial is not None for row in tuned.rows) else EXIT_FAILED)
 
 
 def observed(root: Path, command: Command, stop: threading.Event) -> RunDir:
@@ -102,7 +102,7 @@ class Lines(ProgressLines):
             self.stage((done, progress.stage.partition(":")[0]), f"{name}: {measurement(progress)}")
 
 
-def _document(found: Tuned) -> dict[str, Any]:
+def _document(tuned: Tuned) -> dict[str, Any]:
     def body(trial: Any) -> dict[str, Any] | None:
         if trial is None:
             return None
@@ -116,10 +116,10 @@ def _document(found: Tuned) -> dict[str, Any]:
 
     return {
         "changes": [
-            {"sets": list(row.sets), "trial": body(row.trial), "reason": row.reason} for row in found.rows
+            {"sets": list(row.sets), "trial": body(row.trial), "reason": row.reason} for row in tuned.rows
         ],
-        "kept": list(found.kept),
-        "whole": body(found.whole),
-        "diff": found.edit.diff if found.edit is not None else [],
-        "advice": list(found.edit.advice) if found.edit is not None else [],
+        "kept": list(tuned.kept),
+        "whole": body(tuned.whole),
+        "diff": tuned.edit.diff if tuned.edit is not None else [],
+        "advice": list(tuned.edit.advice) if tuned.edit is not None else [],
     }

@@ -45,13 +45,13 @@ def trace(files: tuple[Path, ...], whole: bool, as_json: bool, output: Path | No
     busy and idle and why, the exposed and hidden time of collectives, the longest kernels, and the findings. Nothing in
     a trace is executed.
     """
-    found = traces.trace_files(files)
-    if output is not None and (len(found) > 1 or as_json):
+    trace_paths = traces.trace_files(files)
+    if output is not None and (len(trace_paths) > 1 or as_json):
         raise UsageError("-o writes the report of one trace, and not together with --json")
     check_writable(output)
     uses = []
-    for path in found:
-        if len(found) > 1 or (path.is_file() and path.stat().st_size > LONG_BYTES):
+    for path in trace_paths:
+        if len(trace_paths) > 1 or (path.is_file() and path.stat().st_size > LONG_BYTES):
             say(f"reading {path}")
         uses.append(traces.examine(path, whole))
     uses.sort(key=lambda use: (use.rank is None, use.rank or 0, str(use.path)))
@@ -73,7 +73,7 @@ def _write_report(use: TraceUse, output: Path) -> None:
         lines = []
         for t, event in traces.record(use, device):
             if event.type == "end":
-                lines += [_found(finding, len(use.steps)).to_json(t) for finding in findings]
+                lines += [_appeared(finding, len(use.steps)).to_json(t) for finding in findings]
             lines.append(event.to_json(t))
         directory.events.write_text("\n".join(lines) + "\n", encoding="utf-8")
         report = Report(
@@ -83,5 +83,5 @@ def _write_report(use: TraceUse, output: Path) -> None:
     click.echo(printable(str(output)))
 
 
-def _found(finding: Finding, step: int) -> FindingEvent:
+def _appeared(finding: Finding, step: int) -> FindingEvent:
     return FindingEvent(step, finding.cause, finding.title)

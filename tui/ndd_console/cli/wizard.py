@@ -183,8 +183,8 @@ class WizardProgress(ProgressLines):
 
 
 def _recommendation(choice: Choice) -> dict[str, Any]:
-    found = choice.found
-    ratios = {} if found is None else {"ratio": found.ratio, "low": found.low, "high": found.high}
+    speedup = choice.found
+    ratios = {} if speedup is None else {"ratio": speedup.ratio, "low": speedup.low, "high": speedup.high}
     return {"text": choice.text, "recommended": choice.best is not None, **ratios}
 
 
@@ -208,6 +208,6 @@ def document(
         "recommendation": None if choice is None else _recommendation(choice),
         "chosen": None if best is None else best.to_dict(),
         "failed": [
-            {"model": model_name(found.model), "why": found.why} for found in proposed.found if found.why
+            {"model": model_name(probed.model), "why": probed.why} for probed in proposed.found if probed.why
         ],
     }

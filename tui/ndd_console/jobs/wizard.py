@@ -82,7 +82,7 @@ class WizardJob(ThreadJob, Questions):
         proposed = self._proposed
         if proposed is not None:
             opened = proposed.situation.opened
-            failed = (f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why)
+            failed = (f"{model_name(probed.model)}: {probed.why}" for probed in proposed.found if probed.why)
             about = (opened.data, opened.model, *lengths_line(opened), *proposed.situation.notes)
             notes = (*about, *self._notes, *failed)
             view = replace(view, rows=proposed.rows, best=proposed.best, notes=notes)
@@ -155,7 +155,7 @@ class WizardJob(ThreadJob, Questions):
 
         self._proposed = propose(self.answers, self._tell, self._stop, look)
         if not self._proposed.rows:
-            reasons = "; ".join(found.why for found in self._proposed.found if found.why)
+            reasons = "; ".join(probed.why for probed in self._proposed.found if probed.why)
             raise UsageError(f"nothing could be predicted: {reasons or 'no combination is possible'}")
 
     def _measure(self, chosen: Sequence[Proposal]) -> None:
