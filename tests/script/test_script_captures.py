@@ -68,7 +68,7 @@ def test_on_request(tmp_path: Path) -> None:
     told = subprocess.run(
         [*CONSOLE, "trace", str(directory.trace)], capture_output=True, text=True, env=environment()
     )
-    assert told.returncode == 0 and "longest operators" in told.stdout, told.stderr
+    assert told.returncode == 0 and "Optimizer.step" in told.stdout, told.stderr
 
 
 def test_with_the_key_on_the_screen(tmp_path: Path) -> None:
