@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.waiting import until
 
 import ndd_engine
 from ndd_engine import (
@@ -348,10 +348,3 @@ def test_a_broken_model_is_an_error_with_its_place(tmp_path: Path) -> None:
     config = {"workload": {"name": "broken_too:factory", "path": [str(tmp_path)]}, "run": {"epochs": 1}}
     with pytest.raises(NddError, match=r"broken_too\.py:5.*no loss"):
         predict_memory(config)
-
-
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)

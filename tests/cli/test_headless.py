@@ -22,6 +22,7 @@ from ndd_console.output.run_log import Output
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
+from tests.waiting import contains, until
 
 from .program import ENDLESS, capture_fails, environment, run, start
 
@@ -33,12 +34,7 @@ F_SETPIPE_SZ = 1031
 def wait_for(folder: Path, text: str, seconds: float = 150) -> None:
     """Until the record of run "one" holds a text."""
     events = folder / "runs" / "one" / "events.jsonl"
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if events.exists() and text in events.read_text(encoding="utf-8"):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"not in the record: {text}")
+    until(lambda: contains(events, text), seconds, f"not in the record: {text}")
 
 
 def status(folder: Path) -> str:

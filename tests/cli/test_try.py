@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.trial.request import MEASURING, Progress
+from tests.waiting import until
 
 from .program import run, start
 
@@ -55,20 +55,13 @@ def snapshot(folder: Path) -> Snapshot:
     return reader.snapshot()
 
 
-def until_step(folder: Path, step: int) -> None:
-    deadline = time.monotonic() + 60
-    while snapshot(folder).step < step:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 def test_a_live_run_is_paused_then_resumes_and_records_the_result(tmp_path: Path) -> None:
     training = start(
         "train", "--headless", "--run", "one", *TINY, "--set", "run.epochs=1000000", folder=tmp_path
     )
     try:
-        until_step(tmp_path, 5)
+        until(lambda: snapshot(tmp_path).step >= 5)
         done = run(
             "try",
             "one",
@@ -82,7 +75,7 @@ def test_a_live_run_is_paused_then_resumes_and_records_the_result(tmp_path: Path
         )
         assert done.returncode == 0, done.stderr
         step = snapshot(tmp_path).step
-        until_step(tmp_path, step + 5)
+        until(lambda: snapshot(tmp_path).step >= step + 5)
     finally:
         training.send_signal(signal.SIGINT)
         training.communicate(timeout=60)

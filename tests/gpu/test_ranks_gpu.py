@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from qa.gpu.ranks import RANKS, STRATEGIES, launched, trace
+from tests.waiting import until
 
 from ndd_engine.predict.ranks import pretended
 from ndd_engine.record.channel import send
@@ -86,13 +87,6 @@ def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [body for line in lines if line.endswith("}") and (body := json.loads(line))["type"] == kind]
-
-
-def until(true: Callable[[], bool], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline, f"not within {limit_s:.0f} s"
-        time.sleep(0.5)
 
 
 # PyTorch's watchdog ends a process whose collective takes longer than ten minutes.

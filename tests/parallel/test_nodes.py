@@ -6,12 +6,11 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.waiting import until
 
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.rundir import RunDir
@@ -27,7 +26,7 @@ def test_ranks_of_two_launchers_continue_after_one_is_killed(tmp_path: Path, ren
     run = RunDir(tmp_path / "big")
     launchers = [_launcher(tmp_path, node, port, rendezvous) for node in range(2)]
     try:
-        _until(lambda: any(run.checkpoints.glob("step-*.json")))
+        until(lambda: any(run.checkpoints.glob("step-*.json")))
         (rank,) = [each for each in _ranks(launchers) if each.environ()["RANK"] == "1"]
         rank.kill()
         logs = [launcher.communicate(timeout=200)[0] for launcher in launchers]
@@ -80,10 +79,3 @@ def _launcher(root: Path, node: int, port: str, rendezvous: str) -> subprocess.P
 def _ranks(launchers: list[subprocess.Popen[str]]) -> list[psutil.Process]:
     children = [child for each in launchers for child in psutil.Process(each.pid).children()]
     return [child for child in children if "RANK" in child.environ()]
-
-
-def _until(true: Callable[[], bool], limit_s: float = 90) -> None:
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

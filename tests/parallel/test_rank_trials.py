@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.waiting import children, until
 
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.request import Base, TrialRequest
@@ -72,19 +72,11 @@ def shared(folder: Path, *sets: str) -> Base:
     return Base("shared.toml", config, None, sets)
 
 
-def children() -> set[int]:
-    found = psutil.Process().children(recursive=True)
-    return {one.pid for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE}
-
-
 def measured(base: Base, *sets: str, budget_s: float = 120.0) -> TrialEvent:
     """The result of a trial, which leaves no process behind."""
     before = children()
     event = run_trial(TrialRequest(base, sets, budget_s), lambda _: None)
-    deadline = time.monotonic() + 10
-    while not children() <= before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert children() <= before, "a process was left behind"
+    until(lambda: children() <= before, 10, "a process was left behind")
     return event
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pexpect
-import psutil
 import pytest
+from tests.waiting import contains, lives, until
 
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Gpu
@@ -161,9 +161,7 @@ def test_a_signal_reaches_the_script_and_ends_the_run(tmp_path: Path, number: si
         stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True,
     )  # fmt: skip
     record = tmp_path / "runs" / "slow-001" / "events.jsonl"
-    deadline = time.monotonic() + 60
-    while not (record.exists() and b'"window"' in record.read_bytes()) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: contains(record, '"window"'))
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 128 + number
@@ -180,24 +178,12 @@ def test_killing_the_console_ends_the_script(tmp_path: Path) -> None:
         [*CONSOLE, "run", "--", sys.executable, "slow.py"], cwd=tmp_path, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, env=environment(), start_new_session=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until((tmp_path / "pid").exists)
     time.sleep(0.5)
     pid = int((tmp_path / "pid").read_text())
     process.kill()
     process.wait()
-    while running(pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not running(pid)
-
-
-def running(pid: int) -> bool:
-    """Whether a process runs. Whoever adopts it may take its time to collect it."""
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return False
+    until(lambda: not lives(pid))
 
 
 def test_on_the_screen(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,6 +12,7 @@ import pytest
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
+from tests.waiting import lives, until
 
 from .screen import ENDLESS, START_S, Terminal
 
@@ -33,13 +32,6 @@ def sides(terminal: Terminal) -> list[psutil.Process]:
     return [process for process in own if "ndd_engine.trial.side" in process.cmdline()]
 
 
-def until(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def begin(terminal: Terminal, runs: Path) -> list[psutil.Process]:
     """Type a change, wait until it is measured, and return the trial's processes."""
     terminal.press("t")
@@ -49,20 +41,16 @@ def begin(terminal: Terminal, runs: Path) -> list[psutil.Process]:
     terminal.until("did you mean micro?")
     terminal.press("\x15batch.micro=4\r")
     terminal.until("measuring batch.micro=4")
-    until(lambda: look(runs).status == "paused", "the run was not paused")
-    until(lambda: len(sides(terminal)) == 2, "the trial has no processes")
+    until(lambda: look(runs).status == "paused", PATIENCE_S, "the run was not paused")
+    until(lambda: len(sides(terminal)) == 2, PATIENCE_S, "the trial has no processes")
     return sides(terminal)
 
 
 def resumes(runs: Path, processes: list[psutil.Process]) -> None:
-    until(lambda: look(runs).status == "training", "the run is still paused")
+    until(lambda: look(runs).status == "training", PATIENCE_S, "the run is still paused")
     step = look(runs).step
-    until(lambda: look(runs).step > step, "the run does not resume")
-    until(lambda: not any(map(lives, processes)), "processes of the trial are left")
-
-
-def lives(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    until(lambda: look(runs).step > step, PATIENCE_S, "the run does not resume")
+    until(lambda: not any(map(lives, processes)), PATIENCE_S, "processes of the trial are left")
 
 
 def test_stopping_a_trial_and_losing_the_terminal_in_one(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from test_run import close
-from train_help import EVERY_STEP, Result, Trainer, until
+from tests.waiting import until
+from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.errors import UsageError
 from ndd_engine.measure import capture_schedule as bursts

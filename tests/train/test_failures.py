@@ -15,7 +15,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from train_help import EVERY_STEP, Trainer, in_step, until
+from tests.waiting import until
+from train_help import EVERY_STEP, Trainer, in_step
 
 from ndd_engine.config import read
 from ndd_engine.measure.memory import is_out_of_memory

@@ -7,7 +7,8 @@ import subprocess
 
 import psutil
 from tests.states import equal
-from train_help import EVERY_STEP, Result, Trainer, stop_at, training_state, until
+from tests.waiting import lives, until
+from train_help import EVERY_STEP, Result, Trainer, stop_at, training_state
 
 from ndd_engine.record.events import RunEvent, WindowEvent, parse
 from ndd_engine.record.rundir import RunDir
@@ -46,13 +47,6 @@ def kill_at(process: subprocess.Popen[bytes], result: Result, step: int) -> None
         finally:
             for helper in filter(lives, helpers):
                 helper.kill()
-
-
-def lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_killed_and_resumed_equals_uninterrupted(trainer: Trainer) -> None:

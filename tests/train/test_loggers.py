@@ -12,7 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from train_help import EVERY_STEP, Result, Trainer, training_state, until
+from tests.waiting import until
+from train_help import EVERY_STEP, Result, Trainer, training_state
 
 from ndd_engine.config import read
 from ndd_engine.errors import UsageError

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from test_run import close
-from train_help import EVERY_STEP, Result, Trainer, in_step, until
+from tests.waiting import until
+from train_help import EVERY_STEP, Result, Trainer, in_step
 
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, WindowEvent

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -174,14 +173,6 @@ def stop_at(step: int) -> Callable[[Run, Event], None]:
             run.control.request("stop", "far enough")
 
     return steer
-
-
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for something that must happen."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def training_state(state: dict[str, Any]) -> dict[str, Any]:

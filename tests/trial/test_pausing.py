@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from trial_help import ended_run, live_run, snapshot, until
+from tests.waiting import until
+from trial_help import ended_run, live_run, snapshot
 
 from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.record.channel import MAX_LINE, ControlServer, send

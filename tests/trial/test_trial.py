@@ -9,14 +9,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-import psutil
 import pytest
-from trial_help import children, descendants, lives, measured, planted
+from tests.waiting import children, lives, until
+from trial_help import descendants, measured, planted
 
 from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.text import size
@@ -174,22 +172,15 @@ def test_kill_9_leaves_nothing_behind(tmp_path: Path, victim: str, processes: in
             assert len(direct) == processes and len(found) > processes
             for each in [process] if victim == "the trial" else direct:
                 each.send_signal(signal.SIGKILL)
-            until_gone(found)
+            until(lambda: not any(map(lives, found)), 30)
             # Without its sides the trial starts again with one at a time.
             found = descendants(process.pid) if process.poll() is None else []
             process.kill()
-            until_gone(found)
+            until(lambda: not any(map(lives, found)), 30)
             assert not list(Path(temporary).glob(".ndd-*")) or victim == "a side"
         finally:
             process.kill()
             process.communicate()
-
-
-def until_gone(processes: Sequence[psutil.Process]) -> None:
-    deadline = time.monotonic() + 30
-    while any(map(lives, processes)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not [process for process in processes if lives(process)]
 
 
 def test_what_cannot_be_tried_is_refused_before_anything_starts(tmp_path: Path) -> None:

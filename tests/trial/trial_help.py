@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from tests.waiting import children, lives, until
 
 from ndd_engine.config import read
 from ndd_engine.record.events import TrialEvent
@@ -106,23 +106,8 @@ def measured(
     before = children()
     event = run_trial(TrialRequest(base, sets, budget_s), tell or (lambda _: None))
     # The server of loader workers ends once it reads that its process is gone.
-    deadline = time.monotonic() + 10
-    while not children() <= before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert children() <= before, "a process was left behind"
+    until(lambda: children() <= before, 10, "a process was left behind")
     return event
-
-
-def children() -> set[int]:
-    """Numbers of this process's descendants."""
-    return {child.pid for child in psutil.Process().children(recursive=True) if lives(child)}
-
-
-def lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -161,14 +146,6 @@ def ended_run(root: Path, name: str = "ended") -> RunDir:
     finally:
         run.close()
     return run.directory
-
-
-def until(condition: Callable[[], object], seconds: float = 150) -> None:
-    """Wait for something that must happen."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def snapshot(run: RunDir) -> Snapshot:

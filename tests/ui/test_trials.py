@@ -16,6 +16,7 @@ from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.trial.request import Progress, TrialRequest
+from tests.waiting import until
 
 from .fakes import trial_event
 
@@ -26,13 +27,6 @@ TINY = (
 )  # fmt: skip
 
 SETS = ("loader.workers=1",)
-
-
-def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture

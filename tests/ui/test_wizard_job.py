@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from ndd_console.jobs.wizard import WizardJob, run_notes
 from ndd_engine.wizard.answers import Answers, gpu_named, usable_bytes
+from tests.waiting import until
 
 
 def job(**options: object) -> WizardJob:
@@ -117,11 +117,8 @@ def test_the_effective_batch_is_limited_by_the_data() -> None:
 
 def test_a_gpu_that_is_not_in_this_machine_is_shown_from_the_first_page_on() -> None:
     made = WizardJob(Answers(workload="chartext", gpu="RTX 4080 SUPER"), None, 10.0)
-    deadline = time.monotonic() + 60
-    while (lines := made.machine_lines()) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    text = "\n".join(lines)
+    until(lambda: made.machine_lines() is not None)
+    text = "\n".join(made.machine_lines() or [])
     assert (
         "RTX 4080 SUPER" in text
         and "14.6 GB usable" in text
