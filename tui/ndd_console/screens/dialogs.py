@@ -6,13 +6,12 @@ from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Input
 
 from ndd_console.view.frame import Entry, Keys
 from ndd_console.view.keys import APP_KEYS
 from ndd_console.view.rows import cells, wrap
 from ndd_console.view.style import Look
-from ndd_console.widgets.lines import Lines, RowList, bindings
+from ndd_console.widgets.lines import Lines, RowList, TextField, bindings
 
 CANCEL = "esc"
 INTERRUPT = "ctrl+c"
@@ -101,7 +100,7 @@ class TextQuestion(Dialog):
         self, look: Look, title: str, pattern: str = "", longest: int = 0, default: str = ""
     ) -> None:
         super().__init__(look, title)
-        self.input = Input(
+        self.input = TextField(
             placeholder=default, restrict=pattern or None, max_length=longest, select_on_focus=False
         )
         self._default = default

@@ -7,13 +7,13 @@ from collections import deque
 from rich.text import Text
 from textual import events
 from textual.widget import Widget
-from textual.widgets import Input, RichLog
+from textual.widgets import RichLog
 
 from ndd_console.screens.interfaces import RunSource
 from ndd_console.view.keys import LOG_KEYS, SCROLL_KEYS, Key
 from ndd_console.view.rows import rule, shorten
 from ndd_console.view.style import Look, Row
-from ndd_console.widgets.lines import bindings
+from ndd_console.widgets.lines import TextField, bindings
 from ndd_engine.text import foreign
 
 from .base import WidgetScreen
@@ -64,7 +64,7 @@ class LogScreen(WidgetScreen):
         self._log = source.log()
         self._searched = ""
         self._place = 0  # of the match on the screen
-        self._field = Input(placeholder="text to find", classes="field")
+        self._field = TextField(placeholder="text to find", classes="field")
         self._field.display = False
 
     def parts(self) -> tuple[Widget, ...]:

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Callable, Iterable
 
 from textual.widget import Widget
-from textual.widgets import Input
 
 from ndd_console.screens.interfaces import TrialJob, TrialSource
 from ndd_console.view.keys import TRIAL_KEYS, Key
@@ -22,7 +21,7 @@ from ndd_console.view.trial import (
     problems,
     result,
 )
-from ndd_console.widgets.lines import Lines, RowList
+from ndd_console.widgets.lines import Lines, RowList, TextField
 from ndd_engine.diagnose import Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
@@ -66,7 +65,7 @@ class TrialScreen(ViewScreen[TrialState]):
             "choose", trials.base, offered, problem=trials.refusal(), earlier=earlier(), pauses=trials.pauses(),
             budget_s=BUDGETS_S[0],
         )  # fmt: skip
-        self.field = Input(placeholder=_HINT, max_length=_TYPED, classes="field", select_on_focus=False)
+        self.field = TextField(placeholder=_HINT, max_length=_TYPED, classes="field", select_on_focus=False)
         super().__init__(look, view, RowList(look, after=self.field))
         self._label = Lines(look)
         self.page = Lines(look, scrolls=True)

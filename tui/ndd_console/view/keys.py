@@ -65,7 +65,7 @@ APP_KEYS = (
         "ctrl+z",
         "suspend_process",
         "suspend",
-        "suspend ndd-console, and with it a run that trains in it (fg continues)",
+        "suspend ndd-console and a run that trains in it; fg continues",
         label="Ctrl-Z",
     ),
 )

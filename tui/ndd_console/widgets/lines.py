@@ -20,7 +20,7 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
-from textual.widgets import OptionList
+from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from ndd_console.view.frame import Entry, key_at
@@ -108,6 +108,20 @@ class KeyBar(Lines):
         label = key_at(self.rows[0], event.x) if self.rows else None
         if label is not None:
             self.screen.click_key(label)  # type: ignore[attr-defined]
+
+
+class TextField(Input):
+    """A text field that handles its keys in the order in which they are typed.
+
+    Textual's runs the actions of keys, such as delete, after characters that are typed ahead of them.
+    """
+
+    async def on_key(self, event: events.Key) -> None:
+        active = self.screen.active_bindings.get(event.key)
+        if active is not None and active.node is self and not event.is_printable:
+            event.stop()
+            event.prevent_default()
+            await self.run_action(active.binding.action)
 
 
 @dataclass(frozen=True)
