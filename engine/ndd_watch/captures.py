@@ -17,7 +17,7 @@ from typing import Any, Callable
 from . import CAPTURES
 from .clock import CHECKPOINT, CURRENT, DONE, EVALUATE, LAST, NAMES, OTHER, S, gpu, now, rest
 from .exceptions import Dropped, ours
-from .library import dumps, os, time
+from .library import dumps, gc, os, time
 from .listening import profiled
 from .looks import Looks, key_of
 from .mapped import ASKED
@@ -240,6 +240,7 @@ class Captures:
     def forked(self) -> None:
         """In a child process: the profiler of the parent would go on here without an end."""
         running, self._running = self._running, None
+        self._hear_no_collections()
         self.wanted = self._resting = False
         self._asked = 0
         self._modules.watch = None
@@ -338,6 +339,7 @@ class Captures:
             made._prepare_trace()
             made._start_trace()
             self._running = made
+            gc.callbacks.append(self._collected)
         finally:
             self._starting = False
             if _QUIET in absent:
@@ -347,10 +349,20 @@ class Captures:
         gpu.listen(self)
         self._modules.watch = self
 
+    def _collected(self, _moment: str, _info: Any) -> None:
+        """A step that does not end may do nothing else that is heard."""
+        with Dropped():
+            self.overdue()
+
+    def _hear_no_collections(self) -> None:
+        if self._collected in gc.callbacks:
+            gc.callbacks.remove(self._collected)
+
     def _stop(self) -> Any:
         """Take everything out; what the profiler has recorded."""
         profiler: Any = sys.modules[_PROFILER]
         made, self._running = self._running, None
+        self._hear_no_collections()
         gpu.listen(None)
         self._modules.watch = None
         try:

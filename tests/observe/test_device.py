@@ -80,7 +80,7 @@ def test_a_mode_of_the_script_sees_its_own_calls_only(tmp_path: Path) -> None:
     ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, "mode", "copies")
     seen = ran.out.split("seen ")[1].split()
     # `to` and `item` once in each step since then; what reads the loss of a step calls `item`, too, and is not seen.
-    assert seen[:3] == [seen[4], seen[4], "0"] and int(seen[4]) > 50
+    assert seen[:3] == [seen[4], seen[4], "0"] and int(seen[4]) > 5
     assert [one["loss"] for one in ran.of("window") if one["loss"] is not None]
 
 
