@@ -1,11 +1,11 @@
 # These commands do everything on a fresh machine with Python 3.11 or newer and make:
 #   make run     set up and train the default workload in the console
-#   make test    set up and run lint, types, import contracts, docs and tests
+#   make test    set up and run lint, types, import contracts, docs, and a quick test of each promise
 #   make serve   set up and list the screens; with SCREEN=live, open one with recorded data
-# Others: test-slow (the tests that take long), test-textual (the UI tests with the lowest and the highest Textual),
-# test-extras (every optional dependency, installed and used),
-# docs, dist, bench, faults (planted faults, about 70 minutes), hostile (damaged files, kills, limits, fuzzed input),
-# gpu (measures a machine with an NVIDIA GPU in an hour, ARGS=--quick in 15 minutes), screenshots.
+# Others: test-all (also the tests that take seconds each), test-slow (those that take longer), test-textual (the UI
+# tests with the lowest and the highest Textual), test-extras (every optional dependency, installed and used), docs,
+# dist, bench, faults (planted faults, about 70 minutes), hostile (damaged files, kills, limits, fuzzed input), gpu
+# (measures a machine with an NVIDIA GPU in an hour, ARGS=--quick in 15 minutes), screenshots.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,6 +17,7 @@ EXTRAS_VENV ?= $(VENV)-extras
 EXTRAS ?= dev,docs,tensorboard,safetensors,wandb,mlflow,lightning,transformers,bench
 # Test files at a time.
 JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 15 --durations-min 2
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/python $(INSTALL)
 PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
@@ -33,10 +34,14 @@ run: $(VENV)/.run
 	echo "call the program with: $(BIN)/ndd-console (or: make run ARGS='--max-steps 200' to train again);" >&2; \
 	echo "to call it as ndd-console in this shell: source $(BIN)/activate" >&2; exit $$status
 
+# The tiers are described in tests/tiers.py.
 test: lint docs
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(PYTEST) -m "not slow and (promise or not long)"
 
-test-all: test test-slow
+# A test that takes more processor time than its tier allows fails here.
+test-all: export NDD_TEST_BUDGET = 1
+test-all: test
+	$(PYTEST) -m "not slow and long and not promise"
 
 # OTHER_PYTHON: another Python with torch, whose scripts are observed as well.
 test-slow: $(VENV)/.dev

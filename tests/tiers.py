@@ -1,8 +1,9 @@
 """The tiers of the tests, and what a test may cost.
 
-A test that starts Python processes is marked `process`: it takes seconds, and `make test` runs only those that are
-marked `promise` as well, one for each promise of tests/PROMISES.md. An unmarked test that starts one fails. With
-NDD_TEST_BUDGET, a test fails that takes more processor time than its tier allows; `make test-all` sets it.
+A test that starts Python processes, or computes for over a second, is marked `long`. `make test` runs those that are
+not, and those that are marked `promise` as well: one for each promise of tests/PROMISES.md. A test that starts a
+process without being marked fails. With NDD_TEST_BUDGET, which `make test-all` sets, a test fails that takes more
+processor time than its tier allows. What is marked `slow` is in no tier but `make test-slow`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from collections.abc import Iterator
 
 import pytest
 
-# Processor seconds of a test without and with processes, on a machine that takes REFERENCE_S for `_work`.
-IN_PROCESS_S, PROCESS_S = 2.0, 10.0
+# Processor seconds of a test, and of one that is marked `long`, on a machine that takes REFERENCE_S for `_work`.
+SHORT_S, LONG_S = 2.0, 10.0
 REFERENCE_S = 0.006
 _started: list[str] = []
 _begin: list[float] = []
@@ -55,11 +56,11 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield
-    process = item.get_closest_marker("process") is not None
-    if _started and not process:
-        pytest.fail(f"mark this test with pytest.mark.process: it starts {_started[0]!r}", pytrace=False)
+    long = item.get_closest_marker("long") is not None
+    if _started and not long:
+        pytest.fail(f"mark this test with pytest.mark.long: it starts {_started[0]!r}", pytrace=False)
     if os.environ.get("NDD_TEST_BUDGET") and item.get_closest_marker("slow") is None:
-        spent, limit = _spent_s() - _begin[0], PROCESS_S if process else IN_PROCESS_S
+        spent, limit = _spent_s() - _begin[0], LONG_S if long else SHORT_S
         if spent > limit and spent > limit * (slowness := _slowness()):
             pytest.fail(
                 f"takes {spent:.1f} s of processor time, more than {limit:g} s (x {slowness:.1f})",

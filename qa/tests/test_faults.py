@@ -200,6 +200,7 @@ def test_an_interrupted_suite_resumes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(work.kept()) == 1
 
 
+@pytest.mark.long
 def test_a_task_that_fails_says_where_its_output_is(tmp_path: Path) -> None:
     with pytest.raises(suite.TaskError, match=r"workload\.name.*run\.log"):
         suite.task(
@@ -207,6 +208,7 @@ def test_a_task_that_fails_says_where_its_output_is(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.long
 def test_neighbours_end_with_the_case_and_with_the_suite(tmp_path: Path) -> None:
     with neighbours(1, 1) as pids:
         assert len(pids) == 1
@@ -225,6 +227,7 @@ def test_neighbours_end_with_the_case_and_with_the_suite(tmp_path: Path) -> None
         psutil.Process(int(killed.stdout))
 
 
+@pytest.mark.long
 def test_the_module_of_own_workloads_needs_nothing_else(tmp_path: Path) -> None:
     write_module(tmp_path)
     run = subprocess.run(

@@ -46,6 +46,7 @@ def carry_out(
     return running.carry_out(command, tmp_path / "log", limit_s, tmp_path, os.environ, lambda: None, stopped)
 
 
+@pytest.mark.long
 def test_the_end_of_a_process_is_explained(tmp_path: Path) -> None:
     assert carry_out(tmp_path, "print('done')") == ""
     assert carry_out(tmp_path, "raise MemoryError('no 3 GiB')") == "exit status 1: MemoryError: no 3 GiB"
@@ -62,6 +63,7 @@ def test_a_missing_tool_is_a_reason(tmp_path: Path) -> None:
     assert why == "could not be started: No such file or directory"
 
 
+@pytest.mark.long
 def test_a_process_that_hangs_is_killed_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,7 @@ def test_a_process_that_hangs_is_killed_with_all_that_it_started(
     assert psutil.wait_procs(found, timeout=10)[1] == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 def test_what_a_crashed_process_leaves_behind_is_killed_too(tmp_path: Path) -> None:
     part = (
@@ -130,6 +133,8 @@ def script(name: str, code: str, limit_s: float = 60.0) -> Script:
     return Script("Section", name, "", (), limit_s, limit_s, "About it.", code=code)
 
 
+@pytest.mark.long
+@pytest.mark.promise
 def test_failures_cost_only_their_part_and_the_file_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +185,7 @@ def test_failures_cost_only_their_part_and_the_file_says_so(
     assert found["oom"]["state"] == "failed" and "CUDA error: out of memory" in found["oom"]["log"][-1]
 
 
+@pytest.mark.long
 def test_a_part_that_only_runs_when_named_runs_when_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +218,7 @@ def test_a_file_that_cannot_be_written_is_reported_before_anything_runs(
     assert session.page.entries[0].figures == []
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_does_not_end_the_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -314,6 +321,7 @@ def command(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.long
 def test_the_smallest_part_of_the_command(tmp_path: Path) -> None:
     with command(tmp_path, "--budget", "20", "--only", "machine") as process:
         _, progress = process.communicate(timeout=170)
@@ -328,6 +336,7 @@ def test_the_smallest_part_of_the_command(tmp_path: Path) -> None:
     assert body["machine"]["torch"] in (tmp_path / "result.md").read_text("utf-8")
 
 
+@pytest.mark.long
 def test_a_killed_command_leaves_what_was_known(tmp_path: Path) -> None:
     with command(tmp_path, "--only", "claims") as process:
         result = tmp_path / "result.json"
@@ -347,6 +356,7 @@ def test_a_killed_command_leaves_what_was_known(tmp_path: Path) -> None:
     assert "| torch | 2." in (tmp_path / "result.md").read_text("utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -373,6 +383,7 @@ def absent(folder: Path, name: str) -> None:
     (folder / f"{name}.py").write_text(text, "utf-8")
 
 
+@pytest.mark.long
 def test_a_bare_python_is_told_all_that_is_missing_in_one_message(tmp_path: Path) -> None:
     for name in ("psutil", "pynvml", "pydantic"):
         absent(tmp_path, name)
@@ -392,6 +403,7 @@ def test_a_bare_python_is_told_all_that_is_missing_in_one_message(tmp_path: Path
     assert not list(tmp_path.glob("*.md"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -408,6 +420,7 @@ def test_an_import_that_crashes_or_hangs_is_named(
     assert unmet(PYTHON, 10) == f"click cannot be imported ({why})"
 
 
+@pytest.mark.long
 def test_a_warm_up_that_fails_is_left_to_the_first_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,11 +437,13 @@ def test_a_warm_up_that_fails_is_left_to_the_first_part(
     assert ran.exists()
 
 
+@pytest.mark.long
 def test_a_python_that_does_not_work_is_named() -> None:
     assert unmet(shutil.which("false") or "") == "Python ended with status 1 before it imported anything"
     assert unmet("/no/python") == "/no/python cannot be started: No such file or directory"
 
 
+@pytest.mark.long
 def test_a_package_that_only_some_parts_need_costs_only_those(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,6 +465,7 @@ def test_what_is_imported_first_is_what_the_package_depends_on() -> None:
     assert names - {"py-spy", "jinja2"} <= {*NEEDED.values(), *later}
 
 
+@pytest.mark.long
 def test_the_command_measures_what_a_cpu_can_and_says_what_needs_a_gpu(tmp_path: Path) -> None:
     with command(tmp_path, "--only", "hardware", "--only", "overhead") as process:
         _, progress = process.communicate(timeout=170)
@@ -464,6 +480,7 @@ def test_the_command_measures_what_a_cpu_can_and_says_what_needs_a_gpu(tmp_path:
     assert "device timing on / off |  |  | skipped | needs a CUDA GPU |" in text
 
 
+@pytest.mark.long
 def test_control_c_keeps_what_there_is(tmp_path: Path) -> None:
     with command(tmp_path, "--only", "claims") as process:
         result = tmp_path / "result.md"
@@ -482,6 +499,7 @@ def test_control_c_keeps_what_there_is(tmp_path: Path) -> None:
     assert not [child for child in children if child.is_running()], "nothing keeps the GPU busy"
 
 
+@pytest.mark.long
 def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
     with command(tmp_path, "--only", "gremlins") as process:
         _, progress = process.communicate(timeout=60)
@@ -512,6 +530,7 @@ def test_parts_that_only_run_when_named_run_on_the_cpu(tmp_path: Path) -> None:
     assert "complete: 3 of 3 parts" in (tmp_path / "result.md").read_text("utf-8")
 
 
+@pytest.mark.long
 def test_each_test_becomes_a_figure(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(
         "import pytest\n"

@@ -132,6 +132,7 @@ def test_gpus_are_found_without_installing_anything(tmp_path: Path, monkeypatch:
     assert setup.no_gpu(devices, proc) == ""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not setup.no_gpu(), reason="this machine has an NVIDIA GPU")
 def test_without_a_gpu_there_is_one_message_and_exit_status_3(tmp_path: Path) -> None:
     venv = tmp_path / "venv"

@@ -12,6 +12,8 @@ from qa.hostile.attempts import Kind, attack
 KINDS = all_kinds()
 
 
+@pytest.mark.long
+@pytest.mark.promise
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 def test_nothing_falls_short(kind: Kind, tmp_path: Path) -> None:
     outcome = attack(kind, kind.short, tmp_path / "attempts", seed=1)

@@ -64,6 +64,7 @@ def script(code: str, folder: Path) -> subprocess.Popen[str]:
 # The package
 
 
+@pytest.mark.long
 def test_the_package_and_the_names_that_need_no_torch_do_not_import_it(tmp_path: Path) -> None:
     code = (
         "import sys, ndd_engine\n"
@@ -100,6 +101,7 @@ def test_types_are_marked_in_all_three_packages() -> None:
 # run_training
 
 
+@pytest.mark.long
 def test_train_returns_the_end_of_the_run(trained: Result) -> None:
     assert (trained.status, trained.step) == ("done", 20)
     assert "20 steps" in trained.reason
@@ -108,6 +110,7 @@ def test_train_returns_the_end_of_the_run(trained: Result) -> None:
     assert trained.snapshot.loss is not None and trained.snapshot.final
 
 
+@pytest.mark.long
 def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
     run_training(TINY, run="one", runs=tmp_path)
     result = run_training(resume="one", sets={"run.max_steps": 30}, runs=tmp_path)
@@ -118,6 +121,7 @@ def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
     assert (again.path, again.step) == (result.path, 35)
 
 
+@pytest.mark.long
 def test_a_file_and_values_on_top(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('workload = { name = "eeg", samples = 400, channels = 2, hidden = [8] }\n')
@@ -131,6 +135,7 @@ def test_a_file_and_values_on_top(tmp_path: Path) -> None:
     assert (result.record.config.batch.micro, result.record.config.run.max_steps) == (32, 3)
 
 
+@pytest.mark.long
 def test_events_are_passed_on_as_they_are_recorded(tmp_path: Path) -> None:
     seen: list[tuple[float, Event]] = []
     result = run_training(TINY, runs=tmp_path, on_event=lambda t, event: seen.append((t, event)))
@@ -154,6 +159,8 @@ def test_a_failing_run_is_a_result(tmp_path: Path) -> None:
     assert result.status == "failed" and "this model is broken" in result.reason
 
 
+@pytest.mark.long
+@pytest.mark.promise
 def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
     threads, frozen = torch.get_num_threads(), gc.get_freeze_count()
     handler = signal.getsignal(signal.SIGINT)
@@ -163,6 +170,7 @@ def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_saves_a_checkpoint_and_raises_keyboard_interrupt(tmp_path: Path, presses: int) -> None:
     endless = {**TINY, "run": {"threads": 1, "device": "cpu", "epochs": 100_000}}
@@ -252,6 +260,7 @@ def test_lines_that_are_not_events_are_skipped(trained: Result, tmp_path: Path) 
     assert len(list(open_run(copy))) == len(list(trained.record))
 
 
+@pytest.mark.long
 def test_a_live_run_is_followed(tmp_path: Path) -> None:
     opened = threading.Event()
     endless = {
@@ -324,6 +333,7 @@ def test_what_cannot_be_tried_is_refused(tmp_path: Path, baseline: Any, sets: An
         run_trial(baseline, sets, 5, runs=tmp_path)
 
 
+@pytest.mark.long
 def test_memory_and_step_time_are_predicted() -> None:
     stages: list[str] = []
     found = predict_memory(TINY, on_progress=stages.append)

@@ -8,6 +8,8 @@ import pytest
 
 from .program import run
 
+pytestmark = pytest.mark.long
+
 
 def refused(folder: Path, *arguments: str, status: int = 2) -> str:
     done = run(*arguments, folder=folder)
@@ -17,6 +19,7 @@ def refused(folder: Path, *arguments: str, status: int = 2) -> str:
     return done.stderr
 
 
+@pytest.mark.promise
 def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(
@@ -65,6 +68,7 @@ def test_an_unknown_option_that_names_a_key_says_how_to_set_it(tmp_path: Path) -
     assert "--set" not in refused(tmp_path, "train", "--nonsense")
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("command", ["train", "check", "try", "tune", "wizard"])
 def test_a_gpu_that_does_not_exist_is_a_configuration_error(tmp_path: Path, command: str) -> None:
     assert "cuda:63 is not available" in refused(tmp_path, command, "--set", "run.device=cuda:63")
@@ -94,6 +98,7 @@ def test_broken_text_files(tmp_path: Path, content: bytes, expected: str) -> Non
     assert expected in message and "text.txt" in message
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

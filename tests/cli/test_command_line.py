@@ -16,6 +16,8 @@ from ndd_engine.config.reference import keys
 
 from .program import environment, run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(
     "arguments", [("--runs", "{}", "runs"), ("runs", "--runs", "{}"), ("runs", "--ascii", "--runs", "{}")]

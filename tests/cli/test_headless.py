@@ -26,7 +26,7 @@ from tests.waiting import contains, until
 
 from .program import ENDLESS, capture_fails, environment, run, start
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
 
 F_SETPIPE_SZ = 1031
 
@@ -48,6 +48,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+@pytest.mark.promise
 def test_without_a_terminal_train_runs_headless_and_logs(tmp_path: Path) -> None:
     done = run("train", "--max-steps", "40", "--set", "log.headless_s=0.2", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -63,6 +64,7 @@ def test_without_a_terminal_train_runs_headless_and_logs(tmp_path: Path) -> None
     assert attached.returncode == 0 and "done: finished all 40 steps" in attached.stdout
 
 
+@pytest.mark.promise
 def test_events_as_lines(tmp_path: Path) -> None:
     done = run(
         "train",
@@ -87,6 +89,7 @@ def test_events_as_lines(tmp_path: Path) -> None:
     assert [json.loads(line)["type"] for line in recorded] == [event["type"] for event in events]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("number", "code", "word"),
     [
@@ -106,6 +109,7 @@ def test_signal_checkpoints_then_stops(tmp_path: Path, number: signal.Signals, c
     assert list((tmp_path / "runs" / "one" / "checkpoints").glob("step-*.pt"))
 
 
+@pytest.mark.promise
 def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     # An evaluation that takes long: the first Ctrl-C waits for its end, the second does not.
     slow = (
@@ -126,6 +130,7 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     assert status(tmp_path) == "interrupted"
 
 
+@pytest.mark.promise
 def test_a_late_interrupt_does_not_replace_the_exit_status(tmp_path: Path) -> None:
     process = start(
         "train", "--run", "one", "--set", "workload.size=tiny", "--max-steps", "3", folder=tmp_path
@@ -140,6 +145,7 @@ def test_a_late_interrupt_does_not_replace_the_exit_status(tmp_path: Path) -> No
     assert status(tmp_path) == "done"
 
 
+@pytest.mark.promise
 def test_hangup_does_not_stop_a_headless_run(tmp_path: Path) -> None:
     process = start("train", "--run", "one", *ENDLESS, folder=tmp_path)
     wait_for(tmp_path, '"type":"window"')
@@ -150,6 +156,7 @@ def test_hangup_does_not_stop_a_headless_run(tmp_path: Path) -> None:
     assert finish(process)[0] == 143
 
 
+@pytest.mark.promise
 def test_two_processes_never_write_one_run(tmp_path: Path) -> None:
     process = start("train", "--run", "one", *ENDLESS, "--set", "checkpoint.every_steps=10", folder=tmp_path)
     wait_for(tmp_path, '"kind":"checkpoint"')
@@ -169,6 +176,7 @@ def test_reader_that_leaves_does_not_stop_the_run(tmp_path: Path) -> None:
     assert status(tmp_path) == "done"
 
 
+@pytest.mark.promise
 def test_interrupt_of_the_whole_group_with_loader_workers(tmp_path: Path) -> None:
     """Ctrl-C reaches the workers too; they must live until the checkpoint."""
     process = start(
@@ -181,6 +189,7 @@ def test_interrupt_of_the_whole_group_with_loader_workers(tmp_path: Path) -> Non
     assert status(tmp_path) == "interrupted"
 
 
+@pytest.mark.promise
 def test_reader_that_stops_reading_stops_neither_run_nor_record(tmp_path: Path) -> None:
     every_step = ("--set", "log.window_s=0", "--set", "checkpoint.every_epochs=0")
     process = start(
@@ -279,6 +288,7 @@ def test_a_signal_handler_may_write_while_its_thread_writes(tmp_path: Path) -> N
     assert "signal" in (tmp_path / "out").read_text()
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_run_whose_capture_fails_goes_on_in_a_new_process(tmp_path: Path, as_json: bool) -> None:
     command = capture_fails(tmp_path)
@@ -298,6 +308,7 @@ def test_a_run_whose_capture_fails_goes_on_in_a_new_process(tmp_path: Path, as_j
         assert done.stdout.count("done") == 1 and "failed" not in done.stdout
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
 def test_closed_standard_streams_do_not_change_the_status_of_a_run(
     tmp_path: Path, closed: tuple[int, ...]
@@ -334,6 +345,7 @@ def test_a_full_standard_output_is_a_warning_of_a_run_and_a_failure_of_a_list(tm
             assert "Traceback" not in done.stderr
 
 
+@pytest.mark.promise
 def test_a_deleted_run_folder_ends_the_run_as_failed(tmp_path: Path) -> None:
     process = start("train", "--run", "one", *ENDLESS, "--set", "checkpoint.every_epochs=0", folder=tmp_path)
     wait_for(tmp_path, '"type":"window"')
@@ -349,6 +361,7 @@ def test_a_deleted_run_folder_ends_the_run_as_failed(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "one").exists()
 
 
+@pytest.mark.promise
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at the process in /proc")
 def test_ctrl_c_in_the_first_moments_is_silent(tmp_path: Path) -> None:
     for tenths in range(1, 8):

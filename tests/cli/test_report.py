@@ -12,7 +12,7 @@ import pytest
 from .program import ENDLESS, run, start
 from .test_headless import wait_for
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,7 @@ def test_text_goes_to_standard_output_in_100_columns(folder: Path) -> None:
     assert plain.stdout.isascii() and "backward" in plain.stdout
 
 
+@pytest.mark.promise
 def test_json_is_one_document(folder: Path) -> None:
     done = run("report", "one", "--json", folder=folder)
     body = json.loads(done.stdout)

@@ -105,6 +105,8 @@ def test_preempted_twice_it_equals_a_run_without_interruption(tmp_path: Path) ->
     assert max(losses(job)) == steps + 5
 
 
+@pytest.mark.long
+@pytest.mark.promise
 def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
     job = RunDir(tmp_path / "runs" / "job")
     process = start(*command(100_000, "--set", "checkpoint.every_epochs=0"), folder=tmp_path)
@@ -166,12 +168,14 @@ def test_whoever_loses_the_race_for_a_new_folder_leaves_it_to_the_other(
     held[0].release()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", [("--resume", "job"), ("--resume", "job", "--from-step", "3")])
 def test_it_excludes_resume(tmp_path: Path, option: tuple[str, ...]) -> None:
     done = run("train", "--headless", "--resume-or-start", *option, folder=tmp_path)
     assert done.returncode == 2 and "--resume-or-start excludes --resume and --from-step" in done.stderr
 
 
+@pytest.mark.long
 def test_a_change_that_a_resume_does_not_allow_is_refused(tmp_path: Path) -> None:
     assert run(*command(4), folder=tmp_path).returncode == 0
     done = run(*command(9, "--set", "run.seed=4"), folder=tmp_path)

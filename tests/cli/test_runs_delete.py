@@ -14,6 +14,8 @@ from ndd_engine.record.rundir import RunDir, RunLock, all_runs
 
 from .program import environment, run
 
+pytestmark = pytest.mark.long
+
 
 def make(root: Path, name: str, status: str = "done", days: float = 0) -> RunDir:
     directory = RunDir(root / name)
@@ -95,6 +97,7 @@ def test_it_asks_on_a_terminal(root: Path, answer: str, left: int) -> None:
     assert len(names(root)) == left and child.exitstatus == (0 if left == 3 else 1)
 
 
+@pytest.mark.promise
 def test_a_running_run_is_never_deleted(root: Path) -> None:
     lock = RunLock(RunDir(root / "old-2"))
     lock.acquire()

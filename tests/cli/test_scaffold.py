@@ -16,7 +16,7 @@ from ndd_engine.record.rundir import all_runs
 from ..terminal.screen import START_S, Terminal
 from .program import environment, run
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
 README = Path(__file__).parents[2] / "README.md"
 QUICK = ("--set", "run.threads=1", "--set", "log.every_steps=1", "--set", "log.window_s=0")
 OWN = ("--workload", "my_workload:factory", *QUICK)
@@ -186,6 +186,7 @@ def test_a_configuration_file_finds_the_module_beside_it(tmp_path: Path) -> None
     assert "my_workload:factory is defined at project/my_workload.py:" in done.stderr
 
 
+@pytest.mark.promise
 def test_an_error_in_the_factory_is_one_line_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
     write(tmp_path, SMALL.replace("    return dict(", "    settings.no_such_thing\n    return dict("))
     line = 1 + (tmp_path / "my_workload.py").read_text().splitlines().index("    settings.no_such_thing")
@@ -201,6 +202,7 @@ def test_an_error_in_the_factory_is_one_line_and_its_traceback_is_in_the_log(tmp
     assert problem["where"] == f"my_workload.py:{line}"
 
 
+@pytest.mark.promise
 def test_an_item_that_fails_in_a_worker_is_named_with_its_place(tmp_path: Path) -> None:
     lost = (
         "    def __getitem__(self, index):\n        if index == 33:\n            raise ValueError('lost')\n"

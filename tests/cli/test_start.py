@@ -10,6 +10,8 @@ import pytest
 
 from .program import environment, run
 
+pytestmark = pytest.mark.long
+
 
 def imported(folder: Path, *arguments: str) -> set[str]:
     code = (
@@ -28,6 +30,7 @@ def imported(folder: Path, *arguments: str) -> set[str]:
     return set(done.stderr.splitlines())
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], ["train", "--help"], ["runs"], ["check", "nope.toml"]]
 )
@@ -39,6 +42,7 @@ def test_no_torch(tmp_path: Path, arguments: list[str]) -> None:
         assert "pydantic" not in modules
 
 
+@pytest.mark.promise
 def test_both_entry_points_and_completion(tmp_path: Path) -> None:
     version = run("--version", folder=tmp_path)
     script = subprocess.run(
@@ -74,6 +78,7 @@ def test_completion_offers_commands_and_runs(tmp_path: Path) -> None:
         assert expected in completed(tmp_path, words).stdout
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("command", ["", "train", "--help"])
 def test_on_windows_there_is_one_clear_message(tmp_path: Path, command: str) -> None:
     # Modules that Windows does not have fail on import, as they would there.

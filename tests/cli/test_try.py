@@ -90,6 +90,7 @@ def test_a_live_run_is_paused_then_resumes_and_records_the_result(tmp_path: Path
     assert len(pauses) == 1 and re.fullmatch(r"paused for a trial by process \d+", pauses[0])
 
 
+@pytest.mark.long
 def test_a_candidate_that_fails_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "lines.py").write_text(BROKEN, encoding="utf-8")
     config = tmp_path / "lines.toml"
@@ -144,6 +145,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -165,6 +167,8 @@ def test_mistakes_are_reported_before_anything_is_measured(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
+@pytest.mark.promise
 def test_ctrl_c_prints_the_result_so_far(tmp_path: Path) -> None:
     trial = start(
         "try", *TINY, "--set", "batch.micro=64", "--budget", "1000", "--json", folder=tmp_path, group=True

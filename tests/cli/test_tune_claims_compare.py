@@ -16,6 +16,8 @@ from ndd_engine.trial.candidates import Place, candidates
 
 from .program import run, start
 
+pytestmark = pytest.mark.long
+
 # The verdicts of a claim, with the words that the engine used before they were reworded.
 VERDICTS = (
     "confirmed", "not confirmed", "depends", "not measurable on this machine",
@@ -122,6 +124,7 @@ def test_runs_that_cannot_be_compared_are_one_clear_error(
 # tune
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_tuning_prints_its_table_and_writes_its_configuration(
     tmp_path: Path,
@@ -188,6 +191,7 @@ def test_the_claims_are_listed_with_their_conditions(tmp_path: Path) -> None:
     assert listed["claims"][1]["seconds_at_most"] == 10.0
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_claim_is_really_measured(tmp_path: Path) -> None:
     done = run(

@@ -13,7 +13,7 @@ from ndd_engine.config import read
 
 from .program import run
 
-pytestmark = pytest.mark.timeout(170)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(170)]
 
 TINY = ("--set", "workload.size=tiny", "--set", "run.device=cpu", "--set", "run.max_steps=5")
 

@@ -143,6 +143,7 @@ def test_a_configuration_is_frozen_and_refuses_unknown_keys() -> None:
     assert all(issubclass(model, Section) for _, model in sections())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["ndd_engine.config", "ndd_engine.record.reader", "ndd_engine.train.run"])
 def test_imports_without_torch_and_without_a_screen(module: str) -> None:
     code = (

@@ -84,6 +84,7 @@ def test_any_signals_may_be_missing_at_once(pair: Pair, parts: list[str]) -> Non
         assert item.ceiling is None or item.ceiling >= 1
 
 
+@pytest.mark.long
 @given(st.data())
 def test_whatever_is_recorded_is_diagnosed(draws: st.DataObject) -> None:
     state = folded(*draws.draw(event_sequences()))

@@ -30,6 +30,7 @@ def test_relative_links_exist(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.long
 def test_the_exit_statuses_are_the_same_everywhere() -> None:
     readme, headless = (ROOT / "README.md").read_text("utf-8"), (ROOT / "docs/headless.md").read_text("utf-8")
     documented = dict(re.findall(r"^\| (\d+) \| ([^;:|]*[^;:| ])", headless, re.MULTILINE))
@@ -48,6 +49,8 @@ def test_no_page_names_a_command_that_is_gone() -> None:
             assert not renamed.search(page.read_text("utf-8")), page.name
 
 
+@pytest.mark.long
+@pytest.mark.promise
 def test_the_example_trains_and_resumes(tmp_path: Path) -> None:
     section = (ROOT / "README.md").read_text("utf-8").split("## Your own model")[1].split("\n## ")[0]
     block = re.search(r"```python\n(.*?)```", section, re.DOTALL)

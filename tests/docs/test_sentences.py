@@ -92,6 +92,7 @@ def test_no_sentence_of_a_help_text_is_long() -> None:
     assert not [sentence for text in texts for sentence in long_sentences(text)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", [folder for folder in FOLDERS if (ROOT / folder).is_dir()])
 def test_no_sentence_of_a_docstring_is_long(folder: str) -> None:
     found = {

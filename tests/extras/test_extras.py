@@ -123,6 +123,7 @@ def test_wandb_and_mlflow_are_the_packages_that_the_loggers_use() -> None:
     assert list(loggers.missing(config)) == []
 
 
+@pytest.mark.long
 def test_mkdocs_builds_the_documentation(tmp_path: Path) -> None:
     need("mkdocs")
     need("mkdocs-material")

@@ -101,6 +101,7 @@ def counted(events: list[Any]) -> tuple[int, int]:
     return sum(window.steps for window in windows), sum(window.micro_steps for window in windows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_steps_phases_evaluations_and_losses(theirs: Path, tmp_path: Path, name: str) -> None:
     package, told, epochs, micro, steps = SCRIPTS[name]

@@ -31,6 +31,7 @@ def test_text_names_the_device_and_the_cores() -> None:
     assert "device" in result.stdout and "usable" in result.stdout
 
 
+@pytest.mark.long
 def test_without_a_gpu_torch_is_not_imported() -> None:
     code = (
         "import sys, json\n"

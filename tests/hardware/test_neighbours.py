@@ -44,6 +44,7 @@ def neighbour() -> Iterator[int]:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_busy_process_is_named(neighbour: int) -> None:
     neighbours = Neighbours(Path("/"), ALL)
@@ -61,6 +62,7 @@ def test_a_busy_process_is_named(neighbour: int) -> None:
         assert mine["name"].startswith("python") and 0 < mine["cores"] < 1.5
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_samples_name_it_from_the_third_on(neighbour: int) -> None:
     found = LinuxCounters(detect_host(), None, lambda *_: None)
@@ -80,6 +82,7 @@ def named(sample: list[dict[str, Any]] | None, pid: int) -> bool:
     return sample is not None and (pid in {item["pid"] for item in sample} or len(sample) == MOST)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_what_the_run_started_itself_is_no_neighbour() -> None:
     worker = subprocess.Popen([sys.executable, "-c", SPIN])
@@ -97,6 +100,7 @@ def test_what_the_run_started_itself_is_no_neighbour() -> None:
     assert not {worker.pid, os.getpid()} & {item["pid"] for item in found}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_another_rank_of_the_run_is_no_neighbour_and_its_cores_are_not_used_by_others(neighbour: int) -> None:
     found = LinuxCounters(detect_host(), None, lambda *_: None, ranks=(neighbour,))

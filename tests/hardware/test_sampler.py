@@ -51,6 +51,7 @@ def test_this_machine_without_a_gpu(tmp_path: Path) -> None:
     assert parse(sample.to_json(1.0)) == (1.0, sample)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_the_first_child_is_seen_soon() -> None:
     """`ndd-console run` starts its script after the first sample. In a process without other children."""
@@ -71,6 +72,7 @@ with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) 
     assert done.stdout == "1\n"
 
 
+@pytest.mark.long
 def test_a_busy_child_is_a_worker() -> None:
     sampler = Sampler(None, ignore)
     before = sampler.read_once().host["workers"]  # what another test has left in this process

@@ -61,6 +61,7 @@ def message(error: BaseException) -> str:
     return explain(error, 4, "forward", config, CPU, None).text
 
 
+@pytest.mark.long
 def test_a_run_that_runs_out_of_memory_writes_a_snapshot_and_names_the_owners(
     memory: Memory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -160,6 +160,7 @@ def test_nobody_gets_other_methods_to_see() -> None:
     assert seen == [original]
 
 
+@pytest.mark.long
 def test_a_script_that_reads_its_loss_is_told_where(tmp_path: Path) -> None:
     ran = run(
         tmp_path, "on_gpu.py", "2", "1", "1", "1", "float", NDD_WATCH_SHARE="10", NDD_WATCH_PROFILE_S="0.3",

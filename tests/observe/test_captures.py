@@ -22,6 +22,8 @@ from ndd_engine.script.captures import folded
 from ndd_engine.script.records import Room
 from ndd_watch import CAPTURES, mapped
 
+pytestmark = pytest.mark.long
+
 # Requests are seen where a window ends: after almost every step.
 SETTINGS = {"NDD_WATCH_WINDOW_S": "0.001", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_SHARE": "1"}
 ALONE = "the script uses a profiler of its own, and is left alone"
@@ -78,6 +80,7 @@ def own() -> KernelsEvent:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.promise
 def test_the_event_is_that_of_an_own_run_and_the_script_is_the_same(tmp_path: Path) -> None:
     bare, found = ran(tmp_path / "bare", observed=False), ran(tmp_path / "seen")
     assert found.errors == bare.errors == ""

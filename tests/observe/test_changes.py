@@ -84,6 +84,7 @@ def ready(
     return (json.loads(line)["ready"]["sides"][0] if line else None), errors
 
 
+@pytest.mark.long
 def test_changes_of_the_start_are_in_effect_for_a_loader_that_is_made_once(tmp_path: Path) -> None:
     changes = {
         "loader__cache": True,
@@ -100,6 +101,7 @@ def test_changes_of_the_start_are_in_effect_for_a_loader_that_is_made_once(tmp_p
     assert settings["loader.cache"][1:3] == ["false", False]
 
 
+@pytest.mark.long
 def test_a_trial_on_a_gpu_keeps_the_losses_of_the_first_steps(tmp_path: Path) -> None:
     """They arrive some steps late, several at a time."""
     script = str(SUBJECTS / "on_gpu.py"), "60", "0.3", "0.3", "1"
@@ -109,18 +111,21 @@ def test_a_trial_on_a_gpu_keeps_the_losses_of_the_first_steps(tmp_path: Path) ->
     assert len(set(side["losses"])) == 1  # the learning rate is 0
 
 
+@pytest.mark.long
 def test_items_are_cached(tmp_path: Path) -> None:
     side, errors = ready(tmp_path, loader__cache=True)
     assert side is not None, errors
     assert side["settings"]["loader.cache"] == ["True", "true", True, "64 items are cached"]
 
 
+@pytest.mark.long
 def test_items_that_differ_are_not_cached(tmp_path: Path) -> None:
     side, errors = ready(tmp_path, "random", loader__cache=True)
     assert side is not None, errors
     assert side["settings"]["loader.cache"][1:] == ["false", False, "item 0 differs when it is read again"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("allowed", [False, True])
 def test_a_trial_does_not_write_into_the_original_folder(tmp_path: Path, allowed: bool) -> None:
     original = tmp_path / "original"
@@ -205,6 +210,7 @@ print(getattr(matmul, "fp32_precision", None), change.applied()[0])
 NEWER = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "api, wanted, switched, after",
     [

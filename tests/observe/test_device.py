@@ -14,6 +14,8 @@ from ndd_engine.record.state import RunState
 from ndd_engine.script.command import Command
 from ndd_engine.script.facts import Facts
 
+pytestmark = pytest.mark.long
+
 MS = 1e6
 
 

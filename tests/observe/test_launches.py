@@ -10,6 +10,8 @@ from observed import SUBJECTS, Ran, run
 
 from ndd_watch import SITE
 
+pytestmark = pytest.mark.long
+
 LOOP = """
 import sys
 sys.path.insert(0, {subjects!r})

@@ -18,6 +18,8 @@ from observed import SUBJECTS, recorded, run
 from ndd_engine.script.records import Room
 from ndd_watch import FOLDER, SITE
 
+pytestmark = pytest.mark.long
+
 BREAKS = Path(__file__).with_name("breaks.py")
 
 
@@ -52,6 +54,7 @@ for step in range(10**9):
 """
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("times", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_a_kill_costs_at_most_one_step(tmp_path: Path, times: int) -> None:
     moments = random.Random(0)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from observed import run
 
+pytestmark = pytest.mark.long
+
 # Only Python 3.12 and later can time a generator.
 GENERATOR = "data_wait" if sys.version_info >= (3, 12) else "other"
 # Subject -> phase that takes most of a step; None where several are close.

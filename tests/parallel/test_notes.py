@@ -123,6 +123,7 @@ def test_an_immediate_stop_of_one_rank_is_a_stop_of_the_others(tmp_path: Path) -
     assert (told.status, told.text) == ("terminated", "terminated (SIGTERM) at rank 1, immediately")
 
 
+@pytest.mark.long
 def test_a_rank_whose_process_is_gone_was_killed_unless_it_left(tmp_path: Path) -> None:
     zero, one, two = ranks_in(tmp_path)
     for ranks in (zero, one, two):
@@ -142,6 +143,7 @@ def test_a_rank_whose_process_is_gone_was_killed_unless_it_left(tmp_path: Path) 
     assert Neighbours(zero).gone() is None
 
 
+@pytest.mark.long
 def test_a_rank_that_was_killed_is_told_to_other_hosts_by_its_neighbour(tmp_path: Path) -> None:
     zero, one, two = ranks_in(tmp_path)
     introduce(one)

@@ -69,6 +69,7 @@ def copy(two: Path, tmp_path: Path) -> CheckpointStore:
     return store_of(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "loaded", ["1-2-ddp", "1-2-fsdp2", "2-2-ddp", "2-2-fsdp2", "3-2-ddp", "4-2-ddp", "4-2-fsdp2"]
 )

@@ -49,6 +49,8 @@ def prober(workload: str, *sets: str) -> Prober:
     return Prober(*made(workload, *sets), CPU, lambda _: None)
 
 
+@pytest.mark.long
+@pytest.mark.promise
 @pytest.mark.parametrize("amp", ["off", "bf16"])
 def test_two_small_steps_predict_a_larger_one(amp: str) -> None:
     probe = prober("chartext", "workload.size=tiny", f"precision.amp={amp}")
@@ -151,6 +153,7 @@ class Clock:
         self._patch.setattr(owner, name, slow)
 
 
+@pytest.mark.long
 def test_items_cached_by_the_loader_are_timed_as_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = ("workload.size=tiny", "workload.examples=20", "workload.document_chars=3000")
     made_here = [prober("finetune", *sets, f"loader.cache={keeps}") for keeps in ("false", "true")]
@@ -189,6 +192,7 @@ def test_a_disagreeing_allocator_is_reported(replayed: int, words: str) -> None:
     assert (words in found) if words else found == ""
 
 
+@pytest.mark.long
 def test_an_incomplete_search_for_the_longest_items_lowers_confidence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -197,6 +201,7 @@ def test_an_incomplete_search_for_the_longest_items_lowers_confidence(
     assert not memory.reliable and "were checked" in memory.why_not
 
 
+@pytest.mark.long
 def test_the_peak_is_predicted_for_the_longest_items() -> None:
     probe = prober(
         "summarise", "workload.size=tiny", "workload.pairs=400", "workload.target=16", "batch.sequence=24"
@@ -224,6 +229,7 @@ def test_a_step_leaves_the_optimizer_state_allocated() -> None:
     assert moments <= left <= 1.1 * moments + order + 8192
 
 
+@pytest.mark.long
 def test_accumulation_keeps_the_gradients_allocated() -> None:
     memory = prober("eeg", "workload.hidden=[512, 256]").memory(outside_bytes=100 * MIB)
     assert memory.reliable
@@ -244,6 +250,7 @@ def test_unreliable_configurations_have_a_caveat(sets: list[str], words: str) ->
     assert (words in found) if words else found == ""
 
 
+@pytest.mark.long
 def test_steps_are_timed_at_several_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = prober("chartext", "workload.size=tiny")
     clock = Clock(monkeypatch)
@@ -257,6 +264,7 @@ def test_steps_are_timed_at_several_batch_sizes(monkeypatch: pytest.MonkeyPatch)
     assert found.micro_s(16) == pytest.approx(0.018)
 
 
+@pytest.mark.long
 def test_sizes_that_do_not_fit_are_not_run() -> None:
     probe = prober("chartext", "workload.size=tiny")
     found = probe.time([2, 8, 32], 5.0, lambda micro: micro < 8)
@@ -264,6 +272,7 @@ def test_sizes_that_do_not_fit_are_not_run() -> None:
     assert probe.time([2, 8, 32], 5.0, lambda _: False) is None
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak resident size can be reset on Linux only")
 def test_the_prediction_includes_heap_fragmentation() -> None:
     probe = prober("antispoof", "workload.size=tiny", "workload.clips=80")
@@ -278,6 +287,7 @@ def test_the_prediction_includes_heap_fragmentation() -> None:
     assert decoded(Memory, json.loads(json.dumps(asdict(found)))) == found
 
 
+@pytest.mark.long
 def test_a_slow_micro_batch_ends_the_timing() -> None:
     found = prober("chartext", "workload.size=tiny").time([2, 8, 32], 1e-9, lambda _: True)
     assert found is not None and [point.micro for point in found.points] == [2]
@@ -286,6 +296,7 @@ def test_a_slow_micro_batch_ends_the_timing() -> None:
 # As on a GPU, with fake tensors.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "workload",
     ["chartext", "eeg", pytest.param("antispoof", marks=pytest.mark.slow), "finetune"],  # 23 s
@@ -313,6 +324,7 @@ def test_attention_on_a_gpu_does_not_store_scores() -> None:
     assert any("flash" in label for label in trace.labels)
 
 
+@pytest.mark.long
 def test_the_optimizer_implementation_is_that_of_the_run() -> None:
     def labels(*sets: str) -> Counter[str]:
         config, found = made("eeg", "workload.hidden=[512, 512]", *sets)

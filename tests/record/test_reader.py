@@ -125,6 +125,7 @@ def test_no_log_yet_is_a_run_that_prepares(run: RunDir) -> None:
     lock.release()
 
 
+@pytest.mark.long
 def test_a_process_that_was_killed_leaves_a_lost_run(run: RunDir) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom ndd_engine.record.rundir import RunDir, RunLock\n"

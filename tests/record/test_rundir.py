@@ -50,6 +50,7 @@ def owner(run: RunDir) -> Iterator[subprocess.Popen[bytes]]:
     process.stdout.close()
 
 
+@pytest.mark.long
 def test_a_second_process_is_refused_and_told_who_writes(run: RunDir, owner: subprocess.Popen[bytes]) -> None:
     with pytest.raises(RunLockedError) as caught:
         RunLock(run).acquire(patience_s=0.1)
@@ -289,6 +290,7 @@ def test_a_new_folder_is_discarded_with_what_opening_a_run_creates_only(tmp_path
     assert two.events.exists() and two.lock.exists()
 
 
+@pytest.mark.long
 def test_the_launcher_of_ranks_owns_a_run_between_two_starts_of_them(run: RunDir) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom ndd_engine.record.rundir import RunDir, RunLock\n"

@@ -53,6 +53,7 @@ def test_idle_time_and_causes_of_real_traces(gpu_data: Path, name: str) -> None:
     assert use.skipped == 0
 
 
+@pytest.mark.long
 def test_the_findings_name_what_holds_each_real_run_back(gpu_data: Path) -> None:
     def causes(name: str) -> list[str]:
         use = examine(gpu_data / "traces" / f"{name}.json.gz")

@@ -19,6 +19,8 @@ from ndd_engine.recordings.snapshot import SETTINGS, examine
 from ndd_engine.recordings.snapshot_file import read_snapshot
 from ndd_engine.recordings.snapshot_replay import replay, start_of
 
+pytestmark = pytest.mark.long
+
 # Recording -> (segments from the driver, allocations, peak of reserved bytes).
 REFERENCE = {
     "transformer-step-context100.pickle.gz": (65, 3853, 786_432_000),

@@ -86,6 +86,7 @@ def damaged() -> dict[str, bytes]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", damaged())
 def test_a_damaged_file_is_one_error(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "snapshot.pickle"
@@ -96,6 +97,8 @@ def test_a_damaged_file_is_one_error(tmp_path: Path, name: str, capsys: pytest.C
     assert "snapshot.pickle" in err and "Traceback" not in err
 
 
+@pytest.mark.long
+@pytest.mark.promise
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_nothing_in_a_file_is_executed(tmp_path: Path, protocol: int) -> None:
     mark = tmp_path / "executed"
@@ -123,6 +126,7 @@ def test_the_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         read_snapshot(path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_every_protocol_and_gzip_are_read(tmp_path: Path, protocol: int) -> None:
     plain, packed = tmp_path / "a.pickle", tmp_path / "b.pickle.gz"
@@ -131,6 +135,7 @@ def test_every_protocol_and_gzip_are_read(tmp_path: Path, protocol: int) -> None
     assert read_snapshot(plain).devices == read_snapshot(packed).devices
 
 
+@pytest.mark.long
 def test_damaged_entries_are_skipped_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = body()
     found["device_traces"][0] += [
@@ -146,6 +151,7 @@ def test_damaged_entries_are_skipped_and_said(tmp_path: Path, capsys: pytest.Cap
     assert "6 damaged entries were skipped" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_strange_stacks_are_no_problem(tmp_path: Path) -> None:
     laughs: list[Any] = ["x"]
     for _ in range(60):
@@ -160,6 +166,7 @@ def test_strange_stacks_are_no_problem(tmp_path: Path) -> None:
         examine(written(tmp_path, found))
 
 
+@pytest.mark.long
 def test_old_snapshots_are_read(tmp_path: Path) -> None:
     """torch 2.0: no address and no requested size of a block, its stack in a history, no pool, no settings."""
     found = body()
@@ -174,6 +181,7 @@ def test_old_snapshots_are_read(tmp_path: Path) -> None:
     assert device.peak.requested_bytes == 30 * MIB
 
 
+@pytest.mark.long
 def test_a_control_character_does_not_reach_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -364,6 +364,7 @@ def test_your_own_workload_is_compared_with_the_defaults_and_its_own_length() ->
     assert isinstance(found, Table) and found.rows == (("loader.workers", "1", "0"),)
 
 
+@pytest.mark.long
 def test_a_long_run_is_a_page_of_the_same_size(tmp_path: Path) -> None:
     events: list[Timed] = [(T0, run_event(False))]
     for index in range(4000):

@@ -17,6 +17,8 @@ PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
 OFTEN = {"two_optimizers_late", "closures_of_lbfgs", "becomes_itself_again"}
 
 
+# Kinds whose first case is in `make test`.
+PROMISED = {"counts", "exceptions", "inherited", "replaced"}
 # What docs/noticeable.md lists.
 LISTED = {
     "nobody_else_in_a_profile": "functions of the observer in results of a profiler",
@@ -38,14 +40,17 @@ def _marked(cases: list[Case]) -> list[object]:
     kinds: set[str] = set()
     for case in cases:
         often = case.kind not in kinds or case.name in OFTEN
+        marks = [pytest.mark.long if often else pytest.mark.slow]
+        if case.kind in PROMISED - kinds:
+            marks.append(pytest.mark.promise)
         kinds.add(case.kind)
-        marks = [] if often else [pytest.mark.slow]
         if (reason := LISTED.get(case.name) or OPEN.get(case.name)) is not None:
             marks.append(pytest.mark.xfail(reason=reason, strict=False))
         found.append(pytest.param(case, id=str(case), marks=marks))
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", _marked(CASES))
 def test_it_is_the_same(case: Case, tmp_path: Path) -> None:
     if reason := lacks(case, PYTHON):

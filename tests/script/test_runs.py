@@ -23,6 +23,8 @@ from ndd_engine.record.events import EndEvent, RunEvent, WindowEvent, parse
 from ndd_engine.script.command import Command
 from ndd_engine.script.run import ScriptRequest, ScriptRun
 
+pytestmark = pytest.mark.long
+
 SUBJECTS = Path(__file__).parents[1] / "observe" / "subjects"
 CONSOLE = (sys.executable, "-m", "ndd_console")
 SLOW = """
@@ -76,6 +78,7 @@ def events(folder: Path, name: str) -> list[Any]:
     return [item[1] for item in found if item is not None]
 
 
+@pytest.mark.promise
 def test_the_output_goes_through_and_the_record_is_a_run(tmp_path: Path) -> None:
     done = run(tmp_path, "--", sys.executable, str(SUBJECTS / "plain.py"))
     words = done.stdout.split()
@@ -109,6 +112,7 @@ def test_the_output_goes_through_and_the_record_is_a_run(tmp_path: Path) -> None
     assert "cannot be compared" not in report.stdout
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("code", "status", "words"),
     [
@@ -153,6 +157,7 @@ def test_slow_data_is_named_with_its_function(tmp_path: Path) -> None:
     assert any(change["where"] and "slow.py:" in change["where"] for change in first["changes"])
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_script_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "slow.py").write_text(SLOW.replace("STEPS", "80000"))
@@ -169,6 +174,7 @@ def test_a_signal_reaches_the_script_and_ends_the_run(tmp_path: Path, number: si
     assert end.status == ("interrupted" if number == signal.SIGINT else "terminated") and end.step > 0
 
 
+@pytest.mark.promise
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_killing_the_console_ends_the_script(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
@@ -186,6 +192,7 @@ def test_killing_the_console_ends_the_script(tmp_path: Path) -> None:
     until(lambda: not lives(pid))
 
 
+@pytest.mark.promise
 def test_on_the_screen(tmp_path: Path) -> None:
     """In a real terminal: phases, the output of the script on the log page, and Ctrl-C."""
     (tmp_path / "slow.py").write_text(

@@ -38,6 +38,7 @@ while not pathlib.Path("enough").exists():
 """
 
 
+@pytest.mark.long
 def test_on_request(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENDLESS)
     with subprocess.Popen(
@@ -71,6 +72,7 @@ def test_on_request(tmp_path: Path) -> None:
     assert told.returncode == 0 and "Optimizer.step" in told.stdout, told.stderr
 
 
+@pytest.mark.long
 def test_with_the_key_on_the_screen(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ENDLESS)
     child = pexpect.spawn(

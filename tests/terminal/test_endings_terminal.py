@@ -20,7 +20,7 @@ from tests.trial.written_runs import steady, windows, write_run
 
 from .screen import START_S, Terminal
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
 
 # A shell with one job: runs it in the foreground, stops it when `go` exists, takes the terminal back, terminates it.
 SHELL = """
@@ -68,6 +68,7 @@ def exiting_workload(folder: Path, ending: str) -> None:
     )
 
 
+@pytest.mark.promise
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and prctl")
 @pytest.mark.parametrize(
     ("ending", "status", "words"),
@@ -123,6 +124,7 @@ def test_a_killed_viewer_restores_the_terminal(tmp_path: Path) -> None:
         assert "killed by SIGKILL" in terminal.text and "resume" not in terminal.text
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGTSTP])
 def test_a_stopped_screen_in_the_background_can_be_terminated(tmp_path: Path, stop: signal.Signals) -> None:
     go = tmp_path / "go"

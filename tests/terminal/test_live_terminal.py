@@ -14,7 +14,7 @@ from ndd_engine.record.rundir import RunDir
 
 from .screen import ENDLESS, START_S, Terminal
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
 
 
 def state(runs: Path, name: str) -> str:
@@ -23,6 +23,7 @@ def state(runs: Path, name: str) -> str:
     return reader.snapshot().status
 
 
+@pytest.mark.promise
 def test_keys_resize_and_stop(tmp_path: Path) -> None:
     # Exported by some shells and tools: the size at their start, which the terminal does not keep.
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path, COLUMNS="80", LINES="24") as terminal:
@@ -54,6 +55,7 @@ def test_keys_resize_and_stop(tmp_path: Path) -> None:
     assert state(tmp_path, "live") == "stopped"
 
 
+@pytest.mark.promise
 def test_sigterm_checkpoints_stops_and_restores_the_terminal(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
         terminal.until("backward", START_S)
@@ -64,6 +66,7 @@ def test_sigterm_checkpoints_stops_and_restores_the_terminal(tmp_path: Path) -> 
     assert list((tmp_path / "live" / "checkpoints").glob("*.pt"))
 
 
+@pytest.mark.promise
 def test_lost_connection_leaves_the_run_and_attach_steers_it(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
         terminal.until("backward", START_S)
@@ -85,6 +88,7 @@ def test_lost_connection_leaves_the_run_and_attach_steers_it(tmp_path: Path) -> 
     assert state(tmp_path, "live") == "stopped"
 
 
+@pytest.mark.promise
 def test_leave_it_running_gives_the_prompt_back(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
         terminal.until("backward", START_S)
@@ -103,6 +107,7 @@ def test_leave_it_running_gives_the_prompt_back(tmp_path: Path) -> None:
             second.until("■ stopped", 30)
 
 
+@pytest.mark.promise
 def test_killed_run_restores_the_terminal_and_resumes(tmp_path: Path) -> None:
     with Terminal(
         "train", "--run", "live", *ENDLESS, "--set", "checkpoint.every_steps=20", runs=tmp_path
@@ -137,6 +142,7 @@ def test_kill_of_the_parent_ends_the_run(tmp_path: Path) -> None:
         assert run.live_owner() is None
 
 
+@pytest.mark.promise
 def test_failed_run_shows_why_and_keeps_the_screen(tmp_path: Path) -> None:
     with Terminal(
         "train", "--run", "live", *ENDLESS, "--set", "optimizer.lr=1e30", runs=tmp_path
@@ -147,6 +153,7 @@ def test_failed_run_shows_why_and_keeps_the_screen(tmp_path: Path) -> None:
         assert terminal.wait() == 1
 
 
+@pytest.mark.promise
 def test_home_shows_the_machine_and_starts_a_workload(tmp_path: Path) -> None:
     with Terminal(runs=tmp_path, NDD_RUNS=str(tmp_path), columns=100, rows=30) as terminal:
         terminal.until("chartext", 20)

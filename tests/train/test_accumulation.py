@@ -218,6 +218,7 @@ def test_a_weight_that_is_none_is_reported(tmp_path: Path, weight: str, message:
     assert "ragged_" in result.end.reason  # the factory's file
 
 
+@pytest.mark.long
 def test_a_run_with_a_weight_trains_and_reports_the_mean_over_its_words(tmp_path: Path) -> None:
     common = (
         *own_sets(tmp_path),

@@ -128,6 +128,7 @@ def factory(settings):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["on_step", "on_evaluate", "on_checkpoint", "samples"])
 def test_a_callback_that_raises_ends_the_run_with_its_place_and_a_checkpoint(
     trainer: Trainer, own: Make, name: str
@@ -181,6 +182,7 @@ def test_early_stopping_waits_for_its_patience(trainer: Trainer, own: Make) -> N
     assert result.state(4)["monitor"] == {"best": 0.5, "waited": 2}
 
 
+@pytest.mark.long
 def test_the_best_checkpoint_is_that_of_the_chosen_metric(trainer: Trainer, own: Make) -> None:
     sets = own(SCORES.format(scores=[0.1, 0.9, 0.4, 0.5, 0.6, 0.7, 0.8, 0.3, 0.2]))
     every = ("evaluate.every_steps=1", "checkpoint.every_steps=1", "checkpoint.keep=1")

@@ -119,6 +119,7 @@ def test_a_slow_data_set_shows_as_waiting_for_data(trainer: Trainer, monkeypatch
     assert shares(event).get("launch gaps", 0) < 0.3
 
 
+@pytest.mark.long
 def test_operators_that_make_the_batch_are_not_the_models_work(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +279,7 @@ def test_the_newest_burst_is_written_as_a_trace(trainer: Trainer, tmp_path: Path
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".trace")] == []
 
 
+@pytest.mark.long
 def test_a_trace_alone_takes_one_burst(trainer: Trainer, tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     for count, expected in ((60, bursts.FIRST_TRACE + 4), (6, 6), (2, 2)):

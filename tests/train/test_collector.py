@@ -28,6 +28,7 @@ def _as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.long
 def test_collections_are_counted_and_timed() -> None:
     heap = [[number] for number in range(300_000)]  # makes a collection long enough to be seen
     collector = Collector()
@@ -47,6 +48,7 @@ def test_collections_are_counted_and_timed() -> None:
     del heap
 
 
+@pytest.mark.long
 def test_it_collects_every_so_many_steps_and_at_no_other_time() -> None:
     clock = PhaseClock()
     collector = Collector(every_steps=5)
@@ -79,6 +81,7 @@ def cycles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Eeg, "forward", forward)
 
 
+@pytest.mark.long
 def test_a_run_shows_what_collecting_costs(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     cycles(monkeypatch)
     result = trainer.train(*trainer.ndd, *LONG, "run.max_steps=60", "log.window_s=0.05")
@@ -116,6 +119,7 @@ def test_a_run_that_fails_gives_collecting_back_too(
     assert "at step 1 in loss" in failed.end.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["done", "failed", "killed"])
 def test_what_a_run_froze_is_collected_again_after_its_end(
     trainer: Trainer, ending: str, monkeypatch: pytest.MonkeyPatch

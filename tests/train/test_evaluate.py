@@ -53,6 +53,7 @@ def test_it_changes_no_random_number_no_gradient_and_no_mode(trainer: Trainer, o
     assert next(iter(first.metrics)) == first.headline[0] == "bits_per_char"
 
 
+@pytest.mark.long
 def test_training_goes_on_as_if_there_had_been_none(trainer: Trainer) -> None:
     common = (*trainer.chartext, *EVERY_STEP, "workload.dropout=0.3", "run.max_steps=15")
     without = trainer.train(*common, "evaluate.every_epochs=0", "evaluate.at_end=false")

@@ -137,6 +137,7 @@ def test_long_steps_are_not_profiled_all_the_time(slow: Any, monkeypatch: pytest
     assert [found.step for found in profiles(slow("run.max_steps=40"))] == [3, 14, 25, 36]
 
 
+@pytest.mark.long
 def test_losses_and_weights_do_not_depend_on_it(slow: Any) -> None:
     sets = ("run.max_steps=30", "checkpoint.at_end=true", *EVERY_STEP)
     on, off = slow(*sets), slow(*sets, "log.profile_every_s=0")

@@ -88,6 +88,7 @@ def losses(trainer: Trainer, case: str) -> list[float]:
     return [loss for _, loss in sorted(result.losses.items())]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_the_first_losses_are_as_recorded(trainer: Trainer, case: str) -> None:
     expected = json.loads(GOLDEN.read_text(encoding="utf-8"))[case]

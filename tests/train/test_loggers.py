@@ -99,6 +99,7 @@ def warnings(result: Result) -> list[str]:
     return [mark.text for mark in result.marks("warning") if "writing to" in mark.text]
 
 
+@pytest.mark.long
 def test_a_resume_continues_the_same_run_of_the_logger(trainer: Trainer, told: Told) -> None:
     first = trainer.execute(
         *trainer.ndd, *ON, "run.max_steps=6", "log.project=thesis", "evaluate.every_steps=3"
@@ -119,6 +120,7 @@ def test_a_resume_continues_the_same_run_of_the_logger(trainer: Trainer, told: T
     assert "noise" in (first.directory.path / "loggers" / "wandb.log").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fail", "why"),
     [
@@ -143,6 +145,7 @@ def test_a_logger_that_fails_costs_one_warning_and_changes_no_step(
     assert [training_state(each.state(12))["step"] for each in (plain, result)] == [12, 12]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fail", ["hang", "slow"])
 def test_a_logger_that_hangs_is_killed_at_the_end(
     trainer: Trainer, told: Told, monkeypatch: pytest.MonkeyPatch, fail: str
@@ -157,6 +160,7 @@ def test_a_logger_that_hangs_is_killed_at_the_end(
     until(lambda: not any(psutil.pid_exists(pid) for pid in told.all("pid")))
 
 
+@pytest.mark.long
 def test_a_logger_that_reads_nothing_more_is_given_up(
     trainer: Trainer, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +178,7 @@ def test_a_logger_that_reads_nothing_more_is_given_up(
     until(lambda: not psutil.pid_exists(pid))
 
 
+@pytest.mark.long
 def test_when_the_run_is_killed_its_logger_ends_the_run(trainer: Trainer, told: Told) -> None:
     process = trainer.process(*trainer.ndd, *ON, "run.epochs=1000000", name="killed")
     try:
@@ -293,6 +298,7 @@ def test_the_real_mlflow_on_a_full_disk_costs_one_warning(
     assert len(warnings(result)) == 1 and "MLflow" in warnings(result)[0]
 
 
+@pytest.mark.long
 def test_what_a_failed_logger_was_told_before_is_recorded(trainer: Trainer, told: Told) -> None:
     """The record itself does not depend on a logger."""
     result = trainer.execute(*trainer.ndd, *ON, "run.max_steps=5")

@@ -193,6 +193,7 @@ for sets in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", ["", " speed.compile=max-autotune"])
 def test_both_apis_of_torch_can_read_the_tf32_switches(more: str) -> None:
     # torch.backends.cuda.matmul.allow_tf32 and `cudnn.flags` raise "mix of the legacy and new APIs" where only

@@ -61,6 +61,8 @@ def test_a_loader_trains_as_a_plain_loop_over_it(trainer: Trainer, ordered: Sets
     assert losses(result) == pytest.approx(plain_losses(sets, STEPS), rel=1e-6)
 
 
+@pytest.mark.long
+@pytest.mark.promise
 @pytest.mark.parametrize("stop", [5, 14])
 @pytest.mark.parametrize("name", [*MADE, *OTHERS])
 def test_a_resumed_run_sees_the_data_that_it_would_have_seen(
@@ -75,6 +77,7 @@ def test_a_resumed_run_sees_the_data_that_it_would_have_seen(
     assert equal(training_state(whole.state(STEPS)), training_state(rest.state(STEPS)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stop", "more"),
     [
@@ -134,6 +137,7 @@ def test_batches_of_a_sampler_that_are_wrong_are_refused(trainer: Trainer, order
         assert end is not None and words in end.reason, end.reason
 
 
+@pytest.mark.long
 def test_without_a_state_the_run_says_before_training_that_a_pass_starts_anew(
     trainer: Trainer, ordered: Sets
 ) -> None:
@@ -151,6 +155,7 @@ def test_without_a_state_the_run_says_before_training_that_a_pass_starts_anew(
         assert rest.snapshot.epoch == whole.snapshot.epoch == 2
 
 
+@pytest.mark.long
 def test_a_run_over_a_stream_of_unknown_length_ends_after_its_passes(trainer: Trainer, ordered: Sets) -> None:
     sets = ordered("parts() | dict(train_data=DataLoader(Items(50), batch_size=4), eval_data=Items(10))")
     more = ("evaluate.every_epochs=1", "checkpoint.every_epochs=1")
@@ -171,6 +176,7 @@ def test_a_run_over_a_stream_of_unknown_length_ends_after_its_passes(trainer: Tr
     assert again.end is not None and "finished all 39 steps" in again.end.reason
 
 
+@pytest.mark.long
 def test_accumulation_leaves_out_an_incomplete_last_step_of_a_pass(trainer: Trainer, ordered: Sets) -> None:
     sets = (*ordered("parts() | dict(train_data=Items(50), eval_data=Items(10))"), "batch.accumulation=5")
     whole = trainer.train(*sets, "run.max_steps=8")
@@ -180,6 +186,7 @@ def test_accumulation_leaves_out_an_incomplete_last_step_of_a_pass(trainer: Trai
     assert losses(whole) == losses(half, rest)
 
 
+@pytest.mark.long
 def test_evaluations_of_a_stream_or_a_sampler_see_the_same_items_each_time(
     trainer: Trainer, ordered: Sets
 ) -> None:
@@ -228,6 +235,7 @@ def test_a_state_that_no_checkpoint_can_contain_is_refused_before_training(
     assert "position.stream.file contains a value of the type object" in end.reason, end.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_run_over_a_stream_resumes_as_if_nothing_had_happened(
     trainer: Trainer, ordered: Sets, workers: int
@@ -338,6 +346,7 @@ def test_a_shuffled_evaluation_loader_is_used(trainer: Trainer, ordered: Sets) -
     assert values[0] != values[1]
 
 
+@pytest.mark.long
 def test_passes_of_a_known_length_are_epochs(trainer: Trainer, ordered: Sets) -> None:
     sets = ordered("parts() | dict(train_data=DataLoader(Data(), batch_size=4))")
     result = trainer.train(*sets, "run.epochs=2", "evaluate.every_epochs=1", "checkpoint.every_epochs=1")

@@ -91,6 +91,8 @@ SCHEDULERS = (
 )
 
 
+@pytest.mark.long
+@pytest.mark.promise
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_schedulers_step_and_resume(trainer: Trainer, own: Make, scheduler: str) -> None:
     body = f"{DENSE}sgd = SGD(model.parameters(), 0.1, momentum=0.9)\nscheduler = {scheduler}\n"
@@ -106,6 +108,7 @@ def test_schedulers_step_and_resume(trainer: Trainer, own: Make, scheduler: str)
     assert rates(result) == expected
 
 
+@pytest.mark.long
 def test_a_scheduler_of_epochs(trainer: Trainer, own: Make) -> None:
     body = f"{DENSE}sgd = SGD(model.parameters(), 0.1)\n"
     more = 'optimizer=sgd, scheduler=StepLR(sgd, 1, 0.5), scheduler_every="epoch"'
@@ -113,6 +116,7 @@ def test_a_scheduler_of_epochs(trainer: Trainer, own: Make) -> None:
     assert rates(result) == [0.1] * 8 + [0.05] * 9 + [0.025] * 6
 
 
+@pytest.mark.long
 def test_several_optimizers_all_step(trainer: Trainer, own: Make) -> None:
     body = (
         "rest = [*model.norm.parameters(), *model.head.parameters()]\n"
@@ -127,6 +131,7 @@ def test_several_optimizers_all_step(trainer: Trainer, own: Make) -> None:
     assert min(result.losses.values()) < 0.8 * result.losses[1]
 
 
+@pytest.mark.long
 def test_lr_may_know_the_number_of_steps(trainer: Trainer, own: Make) -> None:
     sets = own(f"{DENSE}return parts(model, lr=lambda step, total: 0.1 * (1 - step / total))")
     assert rates(done(trainer.train(*sets, "run.max_steps=4"))) == [0.1, 0.075, 0.05, 0.025]
@@ -135,6 +140,7 @@ def test_lr_may_know_the_number_of_steps(trainer: Trainer, own: Make) -> None:
     assert "lr(1) returned -1, not a learning rate of at least 0" in wrong.end.reason
 
 
+@pytest.mark.long
 def test_a_changed_option_takes_effect_on_resume_unless_a_scheduler_continues(
     trainer: Trainer, own: Make
 ) -> None:
@@ -160,6 +166,7 @@ def test_decay_spares_biases_and_norms(own: Make) -> None:
     assert "weight_decay" not in decayed
 
 
+@pytest.mark.long
 def test_a_run_from_before_the_setting_resumes_with_decay_for_all(trainer: Trainer) -> None:
     """Neither its record nor its configuration has optimizer.decay; its checkpoint has one parameter group."""
     whole = done(trainer.train(*trainer.ndd, *EVERY_STEP, "run.max_steps=12", "optimizer.decay=all"))
@@ -188,6 +195,7 @@ return parts(model, step=step, on_step=lambda train: train.log("half", float(kin
 """
 
 
+@pytest.mark.long
 def test_a_step_with_the_configured_optimizer_scales_its_loss(trainer: Trainer, own: Make) -> None:
     sets = (*own(DENSE + MIXED), "precision.amp=fp16", "clip.max_norm=1.0")
     result = resumes(trainer, sets)

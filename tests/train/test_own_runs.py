@@ -88,6 +88,7 @@ def made(settings):
     )
 
 
+@pytest.mark.long
 def test_a_causal_mask_and_extra_states_are_saved_and_resume_bit_for_bit(trainer: Trainer, own: Sets) -> None:
     sets = own("")
     whole = trainer.train(*sets, "run.max_steps=6")
@@ -206,6 +207,7 @@ print("found", status, late)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_run_that_compiles_nothing_does_not_import_the_compiler(tmp_path: Path, optimizer: str) -> None:
     """Its import takes over a second, which optimizers, dispatch modes and determinism would add to every start."""

@@ -70,6 +70,7 @@ def test_the_losses_are_those_of_the_plain_loop(trainer: Trainer, port: str) -> 
     assert found == pytest.approx(expected, rel=2e-6)
 
 
+@pytest.mark.long
 def test_a_run_resumes_bit_for_bit(trainer: Trainer, port: str) -> None:
     sets = settings(port)
     whole = done(trainer.train(*sets, "run.max_steps=33"))
@@ -79,6 +80,7 @@ def test_a_run_resumes_bit_for_bit(trainer: Trainer, port: str) -> None:
     assert equal(kept(whole.state(33)), kept(rest.state(33)))
 
 
+@pytest.mark.long
 def test_the_annealing_took_place(trainer: Trainer) -> None:
     for port in ("recurrent", "recurrent-torch"):
         result = done(trainer.train(*settings(port), "run.max_steps=50"))

@@ -242,6 +242,8 @@ def test_a_micro_batch_is_measured_without_stacks_of_its_allocations(
     assert set(during) == {None} and after == "all"
 
 
+@pytest.mark.long
+@pytest.mark.promise
 def test_the_losses_are_the_same_with_and_without_the_probes(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

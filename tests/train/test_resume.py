@@ -40,6 +40,8 @@ def sets_of(trainer: Trainer, variant: str) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.long
+@pytest.mark.promise
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stopped_and_resumed_equals_uninterrupted(trainer: Trainer, variant: str) -> None:
     sets = sets_of(trainer, variant)
@@ -155,6 +157,7 @@ def test_another_workload_is_refused(trainer: Trainer, stopped: Result) -> None:
     trainer.open("run.max_steps=30", resume=stopped).close()
 
 
+@pytest.mark.long
 def test_a_smaller_micro_batch_of_the_same_step_is_allowed(trainer: Trainer) -> None:
     # The lstm normalises nothing over a micro-batch: how a step is cut changes no more than the rounding.
     sets = (*trainer.ndd, *EVERY_STEP, "workload.model=lstm", "run.epochs=2")
@@ -184,6 +187,7 @@ def test_another_model_or_data_is_refused_before_the_record_is_touched(
     assert healed.end.status == "done", healed.end.reason
 
 
+@pytest.mark.long
 def test_data_that_was_replaced_is_a_usage_error(trainer: Trainer, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("abcdefgh" * 2000)
@@ -227,6 +231,7 @@ def test_changed_settings_of_the_optimizer_take_effect(trainer: Trainer, stopped
     assert [window.lr for window in again.windows if window.steps][-1] == 0.5
 
 
+@pytest.mark.long
 def test_going_back_makes_the_new_branch_the_newest(trainer: Trainer, stopped: Result) -> None:
     again = trainer.train(
         "run.max_steps=14",

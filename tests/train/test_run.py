@@ -117,6 +117,7 @@ def test_evaluations_and_checkpoints_come_at_their_steps(trainer: Trainer) -> No
     assert statuses[:4] == ["evaluating", "training", "checkpointing", "training"]
 
 
+@pytest.mark.long
 def test_the_checkpoint_at_the_end_carries_the_metric_of_the_end(trainer: Trainer) -> None:
     for more in ((), ("checkpoint.every_steps=5",), ("checkpoint.every_steps=5", "evaluate.every_epochs=0")):
         result = trainer.train(*trainer.ndd, "run.max_steps=10", *more)
@@ -181,6 +182,7 @@ def test_two_micro_batches_of_8_train_like_one_of_16(trainer: Trainer) -> None:
     assert parts.identity.total_steps == whole.identity.total_steps
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run_and_another_one_another(trainer: Trainer) -> None:
     common = (*trainer.chartext, *EVERY_STEP, "run.max_steps=8", "workload.dropout=0.2")
     first, second, other = (trainer.train(*common, f"run.seed={seed}") for seed in (1, 1, 2))

@@ -154,6 +154,7 @@ def test_placement_on_the_device_is_seen_in_the_batch(trainer: Trainer) -> None:
     assert found["loader.placement"].verified == "the first batch came from cpu; as it is, 3 KB on cpu"
 
 
+@pytest.mark.long
 def test_no_setting_that_only_moves_data_changes_the_losses(trainer: Trainer) -> None:
     def losses(*sets: str) -> Any:
         return trainer.train(*trainer.ndd, *EVERY_STEP, "run.max_steps=40", *sets).losses
@@ -179,6 +180,7 @@ def test_the_work_of_a_step_is_recorded_with_its_accumulation(trainer: Trainer) 
     assert one.reason == "no published peak for this CPU"
 
 
+@pytest.mark.long
 @needs_compiler
 def test_compiled_training_says_so_and_gives_the_same_losses(trainer: Trainer) -> None:
     common = (*trainer.chartext, *EVERY_STEP, "run.max_steps=4", "workload.size=tiny")

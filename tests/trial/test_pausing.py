@@ -36,6 +36,7 @@ with held([RunDir(Path(sys.argv[1]))]):
 """
 
 
+@pytest.mark.long
 def test_a_held_run_is_paused_and_resumed(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         with held([run.directory]):
@@ -52,6 +53,7 @@ def test_a_held_run_is_paused_and_resumed(tmp_path: Path) -> None:
     assert marks[0].data["holders"]
 
 
+@pytest.mark.long
 def test_what_a_person_paused_stays_paused_and_what_a_person_resumes_goes_on(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         send(run.directory.control_socket, "pause")
@@ -66,6 +68,7 @@ def test_what_a_person_paused_stays_paused_and_what_a_person_resumes_goes_on(tmp
             until(lambda: run.recorder.snapshot().status == "training")
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_be_paused_is_not_measured_alongside(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         run.directory.control_socket.unlink()
@@ -73,6 +76,7 @@ def test_a_run_that_cannot_be_paused_is_not_measured_alongside(tmp_path: Path) -
             pytest.fail("it was measured all the same")
 
 
+@pytest.mark.long
 def test_a_run_that_somebody_resumes_is_told(tmp_path: Path) -> None:
     told: list[str] = []
     with live_run(tmp_path) as run:
@@ -84,6 +88,7 @@ def test_a_run_that_somebody_resumes_is_told(tmp_path: Path) -> None:
         assert len(told) == 1 and "was resumed during the measurement" in told[0]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_by_itself_when_its_holder_is_killed(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         holder = subprocess.Popen(
@@ -109,6 +114,7 @@ def test_a_holder_has_to_be_a_process() -> None:
     assert not control.paused
 
 
+@pytest.mark.long
 def test_a_holder_that_is_no_number_is_refused(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         for holder in ("1", 1.5, True, [1]):
@@ -142,6 +148,7 @@ def test_a_run_that_does_not_pause_is_told_and_let_go(tmp_path: Path) -> None:
     assert told == ["waiting for run ended to pause"]
 
 
+@pytest.mark.long
 def test_which_runs_have_to_stand_still(tmp_path: Path) -> None:
     ended = ended_run(tmp_path)
     with live_run(tmp_path, "one") as one:
@@ -170,6 +177,7 @@ def test_a_trial_is_recorded_in_a_run_that_has_ended(tmp_path: Path) -> None:
     assert run.live_owner() is None
 
 
+@pytest.mark.long
 def test_a_trial_is_recorded_by_the_run_that_lives(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         record_trial(run.directory, EVENT)
@@ -212,6 +220,7 @@ def measuring(folder: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_one_trial_at_a_time_and_a_killed_one_lets_the_next_begin(tmp_path: Path) -> None:
     first = measuring(tmp_path)
     assert first.stdout is not None and first.stdout.readline() == "alone\n"

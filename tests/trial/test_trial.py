@@ -25,6 +25,7 @@ SLOW = {"sleep": 0.002}
 FIXED = "workload.options.sleep=0.0"
 
 
+@pytest.mark.long
 def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     told: list[Progress] = []
     before = set(tmp_path.iterdir())
@@ -62,6 +63,7 @@ def test_a_setting_says_whether_it_took_effect_and_what_the_losses_did(tmp_path:
     assert (event.loss, event.change["not_in_effect"]) == ("same", [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "verdict", "words"),
     [
@@ -77,6 +79,7 @@ def test_a_candidate_that_fails_is_a_result(tmp_path: Path, fault: str, verdict:
     assert event.ratio is None and event.abba_blocks == 0
 
 
+@pytest.mark.long
 def test_a_baseline_that_fails_is_not_blamed_on_the_candidate(tmp_path: Path) -> None:
     event = measured(planted(tmp_path, fault="huge"), 'workload.options.fault=""')
     assert event.verdict == "failed"
@@ -97,6 +100,7 @@ def test_with_memory_for_one_process_only_each_run_opens_its_own(tmp_path: Path)
     assert opened.count("preparing the candidate") > 3 and opened.count("preparing the baseline") > 3
 
 
+@pytest.mark.long
 def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
     event = measured(planted(tmp_path), "batch.accumulation=2", budget_s=0.5)
     assert event.verdict == "inconclusive"
@@ -104,6 +108,7 @@ def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
     assert event.ratio is None
 
 
+@pytest.mark.long
 def test_a_trial_can_be_stopped(tmp_path: Path) -> None:
     stop = threading.Event()
 
@@ -146,6 +151,8 @@ print(run_trial(request, lambda told: print(told.stage, told.abba_blocks, flush=
 """
 
 
+@pytest.mark.long
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("victim", "processes"),
     [

@@ -181,6 +181,7 @@ def test_what_is_set_already_is_not_tried() -> None:
     assert row(state, "workers-1").reason == row(state, "compile").reason == "already set"
 
 
+@pytest.mark.long
 def test_larger_micro_batches_keep_the_effective_batch_and_end_when_memory_runs_out() -> None:
     results = {"batch.micro=2": trial(), "batch.micro=4": trial("out of memory", None)}
     bench = Bench(results)

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pytest
 import textual.app
 import textual.constants
 import textual.timer
@@ -79,6 +80,7 @@ def test_all_private_names_are_in_one_file() -> None:
         assert path == PRIVATE_FILE or not re.search(r"(?:from|import) textual\._", text), path
 
 
+@pytest.mark.long
 def test_no_class_hides_a_private_name_of_textual() -> None:
     """An attribute of a screen or a widget that Textual uses for something else."""
     for kind in (*_subclasses(Widget), *_subclasses(App)):

@@ -66,6 +66,7 @@ def test_an_own_workload_without_a_length_is_planned_for_one_epoch() -> None:
     assert not Answers(workload="chartext").assumes_length
 
 
+@pytest.mark.long
 def test_stopping_ends_probing() -> None:
     stop = threading.Event()
     stop.set()
@@ -73,6 +74,7 @@ def test_stopping_ends_probing() -> None:
         propose(Answers(workload="chartext", sets=SMALL), tell, stop)
 
 
+@pytest.mark.long
 def test_stopping_between_two_models_keeps_the_first() -> None:
     stop = threading.Event()
     answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD), min_sequence=4)
@@ -106,6 +108,7 @@ def make(settings):
 """
 
 
+@pytest.mark.long
 def test_a_model_that_kills_the_probe_process_does_not_affect_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +131,7 @@ def test_a_model_that_kills_the_probe_process_does_not_affect_the_next(
     assert not list(own.iterdir())
 
 
+@pytest.mark.long
 def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ndd_engine.wizard.planner.free_memory", lambda: 3 << 30)
     monkeypatch.setattr("ndd_engine.hardware.gpu.free_memory", lambda: 80 << 30)  # such as of a GPU
@@ -153,6 +157,7 @@ def test_the_memory_of_a_gpu_is_what_the_probes_find(
         assert planner.open().free_bytes == pytest.approx(0.92 * free, rel=0.01)
 
 
+@pytest.mark.long
 def test_an_effective_batch_larger_than_the_data_is_rejected() -> None:
     answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD), effective_batch=100_000)
     with pytest.raises(
@@ -176,18 +181,21 @@ def test_for_another_gpu_the_size_is_chosen_for_it() -> None:
     assert "at most" in written(answers, proposed.situation, first)
 
 
+@pytest.mark.long
 def test_a_configured_size_keeps_its_batch_on_any_gpu() -> None:
     sets = ("workload.size=tiny", "precision.amp=bf16")
     proposed = propose(Answers(workload="chartext", sets=sets, gpu="H200"), tell, threading.Event())
     assert {one.batch.items for one in proposed.rows} == {16}
 
 
+@pytest.mark.long
 def test_more_memory_than_is_free_cannot_be_reserved() -> None:
     answers = Answers(workload="chartext", sets=SMALL, reserve_bytes=1 << 60)
     with pytest.raises(UsageError, match="are free"):
         propose(answers, tell, threading.Event())
 
 
+@pytest.mark.long
 def test_a_workload_that_cannot_be_opened_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def make(settings):\n    raise ValueError('no data\\x1b[1m')\n")
     answers = Answers(workload="broken:make", sets=(f'workload.path=["{tmp_path}"]', "run.max_steps=5"))

@@ -35,6 +35,7 @@ def test_the_verdict_of_a_comparison(
     assert isinstance(figures, Table) and figures.columns == ("", "A", "B", "B / A")
 
 
+@pytest.mark.long
 def test_a_memory_snapshot_names_the_owner_and_the_failure(tmp_path: Path) -> None:
     history = History(cap=100 * MIB)
     history.alloc(60 * MIB, [frame("/home/me/train.py", 7, "build")])

@@ -330,6 +330,7 @@ def learning_config(steps: int, sequence: int, **section: Any) -> Config:
     )
 
 
+@pytest.mark.long
 def test_learns_to_tell_copies_of_voices_it_never_heard() -> None:
     config = learning_config(160, 9_600, clips=240)
     torch.manual_seed(1)

@@ -25,6 +25,7 @@ def told(make_config: MakeConfig, name: str, data: Path | str, **batch: int) -> 
     return refused(config)
 
 
+@pytest.mark.long
 def test_facts_import_without_torch() -> None:
     code = "import sys, ndd_engine.workloads.facts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -251,6 +251,7 @@ def learned(*sets: str, epochs: int) -> tuple[dict[str, float], dict[str, float]
     return metric.result(), before, figures()
 
 
+@pytest.mark.long
 def test_learning_the_manual_beats_the_frequency_of_its_tokens() -> None:
     unigram, before, after = learned(
         "workload.size=small",
@@ -264,6 +265,7 @@ def test_learning_the_manual_beats_the_frequency_of_its_tokens() -> None:
     assert after["bits_per_byte"] < unigram["bits_per_byte"] - 0.2
 
 
+@pytest.mark.long
 def test_learning_shakespeare_beats_the_frequency_of_its_tokens(real_data: Path) -> None:
     unigram, before, after = learned(
         "workload.size=tiny", f"workload.data={real_data / 'text' / 'tinyshakespeare.txt'}",

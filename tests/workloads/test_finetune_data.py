@@ -16,6 +16,7 @@ from ndd_engine.errors import ConfigError
 from ndd_engine.workloads.facts import problems
 
 
+@pytest.mark.long
 def test_facts_are_found_without_torch() -> None:
     code = (
         "import sys; from ndd_engine.config import read; from ndd_engine.workloads.facts import facts; "

@@ -141,6 +141,7 @@ def test_forecast_beats_the_last_sample_and_the_mean(make_config: MakeConfig) ->
     assert learned["auroc"] > max(last["auroc"], mean["auroc"])
 
 
+@pytest.mark.long
 def test_shakespeare_beats_the_frequency_of_its_characters(make_config: MakeConfig, real_data: Path) -> None:
     path = real_data / "text" / "tinyshakespeare.txt"
     section = {

@@ -185,6 +185,7 @@ def unigram_loss(workload: Summarise) -> float:
     return sum(losses) / len(losses)
 
 
+@pytest.mark.long
 def test_it_beats_the_unigram_entropy(make_config: MakeConfig) -> None:
     """On functions of the standard library, with most summary words outside of so small a vocabulary."""
     workload = make(make_config, summaries=6, beam=2)

@@ -56,6 +56,7 @@ def jsonl(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_reads_without_torch() -> None:
     modules = "ndd_engine.workloads.summarise_data, ndd_engine.workloads.rouge"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
@@ -136,6 +137,7 @@ def test_functions_are_joined_to_the_length_of_a_source(make_config: MakeConfig)
     assert data.evaluation[0].source[:30] == raw[114].source[:30]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", ["tiny", "small", "narrow", "middle", "guide"])
 def test_library_feeds_every_size(size: str) -> None:
     """Whole, and as the little of it that a size is tried with where none was named."""
