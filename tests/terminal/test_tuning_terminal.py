@@ -8,7 +8,7 @@ import pytest
 
 from .screen import START_S, Terminal
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.timeout(200), pytest.mark.long]
 
 
 def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
@@ -17,7 +17,8 @@ def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
         "tune", "--workload", "eeg", "--set", "workload.samples=20000", "--set", "run.threads=1",
         "--only", "workers", "--budget", "60", "-o", str(output),
     )  # fmt: skip
-    with Terminal(*arguments, runs=tmp_path / "runs", columns=110, rows=40) as terminal:
+    exported = {"COLUMNS": "80", "LINES": "24"}  # by some shells; the terminal knows better
+    with Terminal(*arguments, runs=tmp_path / "runs", columns=110, rows=40, **exported) as terminal:
         terminal.until("◐ measuring", START_S)
         assert "tuning the workload eeg" in terminal.text and "· skipped" in terminal.text
         terminal.press("\x1b")

@@ -25,6 +25,7 @@ from ndd_console.view.frame import MARGIN_FROM
 from ndd_console.view.home import RunRow, StartRow
 from ndd_console.view.keys import APP_KEYS
 from ndd_console.view.style import PLAIN, Look
+from ndd_console.widgets.foreground import follow_terminal
 from ndd_console.widgets.lines import AsciiFilter, bindings
 from ndd_console.widgets.textual_private import BackgroundDriver, PrivateApp
 from ndd_console.words.diagnosis import Diagnosis, Rules
@@ -49,6 +50,7 @@ class ScreenApp(PrivateApp, inherit_bindings=False):
     ALLOW_SELECT = False
 
     def __init__(self, look: Look) -> None:
+        follow_terminal()
         super().__init__(driver_class=BackgroundDriver, ansi_color=True)
         self.failures = []
         self.animation_level = "none"

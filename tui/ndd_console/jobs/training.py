@@ -19,7 +19,7 @@ from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.hosting import captured_for, report_failure
 from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.restart import restart, told
-from ndd_console.process.terminal import Captured, capabilities, follow_terminal, redirect, silence
+from ndd_console.process.terminal import Captured, capabilities, redirect, silence
 from ndd_console.screens.interfaces import HomeSource, RunSource, StartRow
 from ndd_console.words.run import summary
 from ndd_engine.config import Draft, read
@@ -90,7 +90,6 @@ class Console:
         self.leash = leash
         self.root = root
         self.can, self._ascii_only = capabilities(ascii_only), ascii_only
-        follow_terminal()
         self.run: AnyRun | None = None
         self.engine: threading.Thread | None = None
         self.refresh_hz = 4.0

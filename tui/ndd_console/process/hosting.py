@@ -16,7 +16,7 @@ from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TER
 from ndd_engine.text import printable
 
 from .launcher import Leash
-from .terminal import Captured, follow_terminal, hangup_watch
+from .terminal import Captured, hangup_watch
 from .thread import ThreadJob
 
 
@@ -50,7 +50,6 @@ def hosted(app: ScreenApp, work: ThreadJob, leash: Leash) -> int:
     1 after an error.
     """
     status = EXIT_DONE
-    follow_terminal()
 
     def handle(number: int, _frame: FrameType | None) -> None:
         nonlocal status

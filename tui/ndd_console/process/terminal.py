@@ -35,12 +35,6 @@ def interactive() -> bool:
     )
 
 
-def follow_terminal() -> None:
-    """Remove COLUMNS and LINES: if exported, they override the terminal's size and hide a resize."""
-    for name in ("COLUMNS", "LINES"):
-        os.environ.pop(name, None)
-
-
 class LostTerminal(io.TextIOBase):
     """A terminal that may disappear: after a failed write, later writes are discarded.
 

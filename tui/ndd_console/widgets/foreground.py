@@ -28,3 +28,12 @@ def allow_background() -> None:
     """Let this process use the terminal from the background; by default the kernel stops it (SIGTTOU, SIGTTIN)."""
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+
+
+def follow_terminal() -> None:
+    """Remove COLUMNS and LINES: if exported, they override the terminal's size and hide a resize.
+
+    Before an app is made: it keeps what it reads, and would draw itself for ever where the terminal has another size.
+    """
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
