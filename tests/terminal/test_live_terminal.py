@@ -40,7 +40,7 @@ def test_keys_resize_and_stop(tmp_path: Path) -> None:
         terminal.press("e")
         terminal.until("evaluation bits_per_char")
         terminal.press("?")
-        terminal.until("optimizer step")
+        terminal.until("keys and glossary")
         terminal.press("\x1b")
         terminal.until("● training")
         terminal.resize(120, 40)

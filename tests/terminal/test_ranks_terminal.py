@@ -21,7 +21,7 @@ def test_two_ranks_are_shown_paused_and_stopped_by_keys(tmp_path: Path) -> None:
         events = [json.loads(line) for line in run.events.read_text().splitlines()]
         ranks = [event["pid"] for event in events if event["type"] == "run"]
         terminal.press("r")
-        terminal.until("newest window: milliseconds a step")
+        terminal.until("Slowest ranks")
         terminal.press("\x1b")
         terminal.until("p pause")
         terminal.press("p")
