@@ -38,8 +38,6 @@ run: $(VENV)/.run
 test: lint docs
 	$(PYTEST) -m "not slow and (promise or not long)"
 
-# A test that takes more processor time than its tier allows fails here.
-test-all: export NDD_TEST_BUDGET = 1
 test-all: test
 	$(PYTEST) -m "not slow and long and not promise"
 

@@ -2,8 +2,8 @@
 
 A test that starts Python processes, or computes for over a second, is marked `long`. `make test` runs those that are
 not, and those that are marked `promise` as well: one for each promise of tests/PROMISES.md. A test that starts a
-process without being marked fails. With NDD_TEST_BUDGET, which `make test-all` sets, a test fails that takes more
-processor time than its tier allows. What is marked `slow` is in no tier but `make test-slow`.
+process without being marked fails. With NDD_TEST_BUDGET=1, a test fails that takes more processor time than its tier
+allows. What is marked `slow` is in no tier but `make test-slow`.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ TINY = (
 )
 
 
+@pytest.mark.long
 def test_captures_and_a_trace(tmp_path: Path) -> None:
     done = run(
         "train", *TINY, "--max-steps", "30", "--kernels-every", "10", "--trace", "t.json", "--headless", "--json",
@@ -41,6 +42,7 @@ def test_captures_and_a_trace(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
+@pytest.mark.long
 def test_a_trace_that_cannot_be_written_is_reported_at_once(tmp_path: Path) -> None:
     done = run("train", *TINY, "--headless", "--trace", "no/such/t.json", folder=tmp_path)
     assert done.returncode == 2

@@ -67,6 +67,8 @@ def weights(folder: Path, run_name: str, step: int) -> dict[str, Any]:
     return state
 
 
+@pytest.mark.long
+@pytest.mark.promise
 def test_pretrained_weights_frozen_weights_and_every_way_to_load_them(folder: Path) -> None:
     train = command("train --workload pretrained")[:-2]
     ran(*train, "--run", "my-run", "--max-steps", "10", *FEW, folder=folder)

@@ -127,6 +127,7 @@ def test_steps_phases_evaluations_and_losses(theirs: Path, tmp_path: Path, name:
         assert windows[-1].epoch == epochs - 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "processes"), [("accelerate_fit", 1), ("accelerate_fit", 2), ("hf_trainer", 2)]
 )

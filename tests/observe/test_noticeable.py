@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from observed import run
 
 STATE = """
@@ -68,6 +69,8 @@ def state(folder: Path, observed: bool) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
+@pytest.mark.promise
 def test_nothing_differs_but_what_the_documentation_lists(tmp_path: Path) -> None:
     bare, seen = state(tmp_path, observed=False), state(tmp_path, observed=True)
     assert {key for key in bare if bare[key] != seen[key]} == LISTED

@@ -42,6 +42,7 @@ def test_ranks_of_two_launchers_continue_after_one_is_killed(tmp_path: Path, ren
     assert state.step == STEPS
 
 
+@pytest.mark.long
 def test_a_rank_whose_others_do_not_start_says_so_and_ends_on_sigterm(tmp_path: Path) -> None:
     place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     store = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(28_000 + os.getpid() % 900)}

@@ -84,6 +84,7 @@ def test_what_one_strategy_saved_the_other_loads_bit_for_bit(two: Path, loaded: 
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [2, 3, 4])
 def test_a_single_process_continues_with_the_checkpoint_of_several(two: Path, step: int) -> None:
     store = store_of(two)

@@ -42,6 +42,7 @@ def subject(tmp_path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_a_call_that_holds_the_interpreter_lock_is_read_and_not_interrupted(
     subject: subprocess.Popen[str],
 ) -> None:
@@ -55,6 +56,7 @@ def test_a_call_that_holds_the_interpreter_lock_is_read_and_not_interrupted(
     assert subject.wait(30) == 0
 
 
+@pytest.mark.long
 def test_a_stopped_process_is_read_with_py_spy_alone(subject: subprocess.Popen[str]) -> None:
     assert subject.stdout is not None
     told = json.loads(subject.stdout.readline())
@@ -65,6 +67,7 @@ def test_a_stopped_process_is_read_with_py_spy_alone(subject: subprocess.Popen[s
     assert subject.wait(30) == 0
 
 
+@pytest.mark.long
 def test_a_process_that_does_not_listen_gets_no_signal(subject: subprocess.Popen[str]) -> None:
     assert subject.stdout is not None
     told = json.loads(subject.stdout.readline())

@@ -53,6 +53,7 @@ def observed(folder: Path, *words: str, options: tuple[str, ...] = ()) -> subpro
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_lines_that_filled_the_memory_are_named(tmp_path: Path) -> None:
     done = observed(tmp_path, "full", options=("--memory-history",))
     assert done.returncode == 1
@@ -62,6 +63,7 @@ def test_the_lines_that_filled_the_memory_are_named(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "r" / "memory.pickle").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "options"),
     [(("full",), ()), (("other",), ("--memory-history",))],

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ndd_engine.record.events import EndEvent, MarkEvent, RunEvent, ScalarsEvent, WindowEvent, parse
 
 LOOP = """
@@ -57,6 +59,7 @@ def events(folder: Path, name: str) -> list[Any]:
         time.sleep(0.2)
 
 
+@pytest.mark.long
 def test_a_with_statement_with_epochs_and_metrics(tmp_path: Path) -> None:
     done = run(
         tmp_path, before="from ndd_engine import observe\nseen = observe('mine').__enter__()",
@@ -74,6 +77,7 @@ def test_a_with_statement_with_epochs_and_metrics(tmp_path: Path) -> None:
     assert found[-1].status == "done" and found[-1].step == 64
 
 
+@pytest.mark.long
 def test_a_call_at_the_top_and_an_error(tmp_path: Path) -> None:
     run(
         tmp_path,
@@ -85,6 +89,7 @@ def test_a_call_at_the_top_and_an_error(tmp_path: Path) -> None:
     assert found[-1].status == "failed" and "too late" in found[-1].reason and found[-1].step == 64
 
 
+@pytest.mark.long
 def test_it_never_stops_the_training(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file in the way")
     done = run(

@@ -36,6 +36,7 @@ def warnings(folder: Path) -> list[str]:
     return [event.text for event in events if isinstance(event, MarkEvent) and event.kind == "warning"]
 
 
+@pytest.mark.long
 def test_a_call_that_keeps_the_interpreter_lock(tmp_path: Path) -> None:
     running = started(tmp_path, 15)
     out, _ = running.communicate(timeout=120)
@@ -44,6 +45,7 @@ def test_a_call_that_keeps_the_interpreter_lock(tmp_path: Path) -> None:
     assert "locks.py:12 in stuck, which holds Python's interpreter lock" in first
 
 
+@pytest.mark.long
 def test_a_stopped_process_is_named_as_such_and_goes_on(tmp_path: Path) -> None:
     running = started(tmp_path, 1)
     deadline = time.monotonic() + 60
@@ -84,6 +86,7 @@ def process(folder: Path, pid: int) -> records.Process:
     return found.processes[0]
 
 
+@pytest.mark.long
 def test_nothing_is_said_of_a_process_that_is_gone(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:

@@ -111,6 +111,7 @@ def test_workers_for_slow_storage_are_faster_and_the_edit_is_applied(script: Pat
     assert [trial["sets"] for trial in json.loads(shown.stdout)["trials"]] == [["loader.workers=2"]]
 
 
+@pytest.mark.long
 def test_threads_are_switched_in_one_process(script: Path, tmp_path: Path) -> None:
     before = hashes(tmp_path)
     done = console(tmp_path, "try", "base", "--set", "run.threads=1", "--budget", "15", "--json")
@@ -120,6 +121,7 @@ def test_threads_are_switched_in_one_process(script: Path, tmp_path: Path) -> No
     assert hashes(tmp_path) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -132,6 +134,8 @@ def test_what_cannot_be_tried_is_refused(script: Path, tmp_path: Path, change: s
     assert words in console(tmp_path, "try", "base", "--set", change, status=2).stderr
 
 
+@pytest.mark.long
+@pytest.mark.promise
 def test_a_killed_trial_leaves_nothing(script: Path, tmp_path: Path) -> None:
     before = hashes(tmp_path)
     process = subprocess.Popen(

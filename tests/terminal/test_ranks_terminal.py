@@ -8,11 +8,14 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from ndd_engine.record.rundir import all_runs
 from tests.terminal.screen import ENDLESS, START_S, Terminal
 
 
+@pytest.mark.long
+@pytest.mark.promise
 def test_two_ranks_are_shown_paused_and_stopped_by_keys(tmp_path: Path) -> None:
     with Terminal("train", "--workload", "chartext", *ENDLESS, "--ranks", "2", runs=tmp_path) as terminal:
         terminal.until("2 ranks, DDP", START_S)
@@ -37,6 +40,7 @@ def test_two_ranks_are_shown_paused_and_stopped_by_keys(tmp_path: Path) -> None:
     assert list((run.path / "checkpoints").glob("step-*.json"))
 
 
+@pytest.mark.long
 def test_ctrl_c_after_a_stop_that_does_not_end_kills_the_ranks(tmp_path: Path) -> None:
     with Terminal("train", "--workload", "chartext", *ENDLESS, "--ranks", "2", runs=tmp_path) as terminal:
         terminal.until("2 ranks, DDP", START_S)

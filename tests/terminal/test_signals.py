@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # Signals arrive every 0.1 ms, until 5,000 handlers have set the event.
 HANDLERS = """
 import signal, sys
@@ -31,9 +33,11 @@ def heard(doing: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
 
 
+@pytest.mark.long
 def test_a_handler_that_interrupts_a_set() -> None:
     assert heard("event.set()") == "heard True\n"
 
 
+@pytest.mark.long
 def test_a_handler_that_interrupts_a_wait() -> None:
     assert heard("event.wait(0.001); event.clear()") in ("heard True\n", "heard False\n")

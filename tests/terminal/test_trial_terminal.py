@@ -53,6 +53,7 @@ def resumes(runs: Path, processes: list[psutil.Process]) -> None:
     until(lambda: not any(map(lives, processes)), PATIENCE_S, "processes of the trial are left")
 
 
+@pytest.mark.long
 def test_stopping_a_trial_and_losing_the_terminal_in_one(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
         terminal.until("backward", START_S)

@@ -25,6 +25,7 @@ from ndd_engine.trial.switching import SwitchingBlocks
 from ndd_engine.trial.toggles import METHOD
 
 
+@pytest.mark.long
 def test_workers_are_switched_with_their_own_loaders(tmp_path: Path) -> None:
     seen: set[int] = set()
 
@@ -119,6 +120,7 @@ def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytes
     assert [one.facts.losses for one in blocks._sides] == before
 
 
+@pytest.mark.long
 def test_a_side_that_fails_is_named_by_processes_of_its_own(tmp_path: Path) -> None:
     event = measured(planted(tmp_path, fault="broken"), "log.every_steps=1", budget_s=20.0)
     assert event.verdict == "failed" and "this model is broken" in event.text and event.pairs == 0
@@ -149,6 +151,7 @@ def test_stopped_workers_of_both_sides_end_with_a_killed_process(tmp_path: Path)
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change", [pytest.param("loader.workers=1", marks=pytest.mark.slow), "run.gc_every_steps=5"]
 )
