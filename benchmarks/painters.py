@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from qa.ranks.simulated import Planted, beside
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.geometry import Region
@@ -31,7 +32,6 @@ from ndd_console.widgets.textual_private import paint_changes
 from ndd_engine.record.state import RunState
 
 from .common import STATISTICS, Options, Table, as_count, as_ms, say, statistics_cells
-from .simulated_ranks import Planted, beside
 from .terminal import Chunk, Terminal
 
 TITLE = "painters: bytes and CPU time of a refresh of the live screen at 80x24"

@@ -193,11 +193,11 @@ class Steps:
             return
         S[PENDING] = 0
         if self._zeroed and likely:
-            self._missed(self._zeroed)
+            self._count_unheard(self._zeroed)
             self.ends_known = self._zeroing = True
             return
         if self._passes == few + 1:
-            self._missed(few)
+            self._count_unheard(few)
         self._end_unheard()
 
     def zeroed(self) -> None:
@@ -212,7 +212,7 @@ class Steps:
             S[PENDING] = 0
         elif not self._zeroing and self.compiled and self._in_a_row == FEW_ZEROED:
             self._zeroing = True
-            self._missed(FEW_ZEROED - 1)
+            self._count_unheard(FEW_ZEROED - 1)
         if self._zeroing and (again or not self.heard):
             self._end_unheard()
             self._heard_zeroed = self.heard + S[DONE]
@@ -222,14 +222,14 @@ class Steps:
             self.backwards, self.nested = 0, True
 
     def _end_unheard(self) -> None:
-        self._missed(0, 1)
+        self._count_unheard(ended=1)
         self.end(now())
 
-    def _missed(self, earlier: int, now: int = 0) -> None:
-        """Steps that no optimizer has ended: earlier ones, which were not counted yet, and those that end now."""
+    def _count_unheard(self, earlier: int = 0, ended: int = 0) -> None:
+        """Count steps that no optimizer has ended. earlier: they were not counted when they ended."""
         S[CORRECTION] += earlier
         if self._has_optimizer() and not self.compiled:
-            self._assumed += earlier + now
+            self._assumed += earlier + ended
 
     def stepped(self, key: int, t: int) -> None:
         """An optimizer has stepped, or skipped a step because of infinite gradients. t: when, on the clock."""

@@ -420,6 +420,7 @@ def test_a_trial_that_measures_launches_only_is_a_failure(
     assert found == [("2.00 ms vs. 50.00 ms", FAIL), ("51.00 ms vs. 50.00 ms", PASS)]
 
 
+@pytest.mark.long
 def test_a_console_that_fails_is_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = task(tmp_path)
     monkeypatch.setattr(first_scripts, "SCRIPT", "raise SystemExit('no such device')")

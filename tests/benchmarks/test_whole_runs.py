@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from benchmarks.common import Table
 from benchmarks.whole_runs import COLUMNS, SIDES, Measured, Work, _rows
 
@@ -31,6 +32,7 @@ def test_each_run_is_compared_with_the_bare_one_of_its_round() -> None:
     assert found["ndd-console run"][7] == "300 of 300" and found["bare again"][7] == ""
 
 
+@pytest.mark.long
 def test_a_python_that_does_not_exist_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "observe", "--traceml", "/no/python"], cwd=ROOT, capture_output=True,

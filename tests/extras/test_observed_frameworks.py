@@ -170,6 +170,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "broken"), [
     ("lightning_fit", "told"), ("lightning_fit", "methods"), ("hf_trainer", "told"), ("hf_trainer", "classes"),
 ])  # fmt: skip

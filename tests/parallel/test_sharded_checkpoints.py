@@ -96,6 +96,7 @@ def test_a_single_process_continues_with_the_checkpoint_of_several(two: Path, st
     job.train(1)
 
 
+@pytest.mark.long
 def test_the_position_in_the_data_is_that_of_rank_0_as_a_whole(two: Path) -> None:
     store = store_of(two)
     for step in (2, 3, 4):

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from test_outlook import lines, outlook
+from test_outlook import outlook
 
 from ndd_engine.config import Config, read
 from ndd_engine.predict import ranks
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.fakes import traced
 from ndd_engine.predict.memory import MANY, ONE
-from ndd_engine.predict.outlook import Sharded
 from ndd_engine.predict.probing import Prober, endless
 from ndd_engine.predict.ranks import BucketsOnly, pretended, shares, stepper_of_rank
 from ndd_engine.predict.recording import record
@@ -110,20 +109,11 @@ def test_what_a_rank_holds_throughout_a_step() -> None:
     assert half.gathered == whole // 2
 
 
-def test_check_shows_what_a_rank_holds_and_what_sharding_would_need() -> None:
+def test_a_rank_holds_its_shares_with_gathered_layers_and_buckets() -> None:
     config = read(
         None, ["workload.size=tiny", "batch.micro=10", "batch.accumulation=2", "parallel.ranks=4"], "chartext"
     ).resolve()
     held = ranks.Shares(4 * MIB, 3 * MIB, 8 * MIB, gathered=2 * MIB, buckets=MIB)
-    found = replace(outlook(114), config=config, shares=held, sharded=Sharded(4, 90 * MIB, True))
+    found = replace(outlook(114), config=config, shares=held)
     assert found.parts["gathered layers"] == 2 * MIB and found.parts["buckets"] == MIB
     assert sum(found.parts.values()) == 2 * found.parts["total"]
-    text = lines(found)
-    assert "predicted 215 MB of 114 MB for each of 4 ranks, DOES NOT FIT: parameters 4.0 MB" in text
-    assert (
-        "does not fit one GPU with DDP: 215 MB of 114 MB; with FSDP2 on 4 ranks 90.0 MB each: "
-        "--set parallel.ranks=4 --set parallel.strategy=fsdp2" in text
-    )
-    assert "without the time to exchange gradients" in text
-    neither = replace(found, sharded=Sharded(4, 190 * MIB, False))
-    assert "with FSDP2 on 4 ranks 190 MB each do not fit either" in lines(neither)

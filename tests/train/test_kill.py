@@ -6,6 +6,7 @@ import signal
 import subprocess
 
 import psutil
+import pytest
 from tests.states import equal
 from tests.waiting import lives, until
 from train_help import EVERY_STEP, Result, Trainer, stop_at, training_state
@@ -49,6 +50,8 @@ def kill_at(process: subprocess.Popen[bytes], result: Result, step: int) -> None
                 helper.kill()
 
 
+@pytest.mark.long
+@pytest.mark.promise
 def test_killed_and_resumed_equals_uninterrupted(trainer: Trainer) -> None:
     # fp16, whose scaler is part of the state; what else can be part of it is tested in test_resume.
     sets = (*trainer.chartext, *EVERY_STEP, *LONG, "precision.amp=fp16", "optimizer.lr=0.01")
