@@ -153,7 +153,7 @@ class Clock:
         self._patch.setattr(owner, name, slow)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_items_cached_by_the_loader_are_timed_as_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = ("workload.size=tiny", "workload.examples=20", "workload.document_chars=3000")
     made_here = [prober("finetune", *sets, f"loader.cache={keeps}") for keeps in ("false", "true")]
@@ -192,7 +192,7 @@ def test_a_disagreeing_allocator_is_reported(replayed: int, words: str) -> None:
     assert (words in found) if words else found == ""
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_incomplete_search_for_the_longest_items_lowers_confidence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -108,7 +108,7 @@ def make(settings):
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_model_that_kills_the_probe_process_does_not_affect_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
