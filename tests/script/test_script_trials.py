@@ -111,7 +111,7 @@ def test_workers_for_slow_storage_are_faster_and_the_edit_is_applied(script: Pat
     assert [trial["sets"] for trial in json.loads(shown.stdout)["trials"]] == [["loader.workers=2"]]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_threads_are_switched_in_one_process(script: Path, tmp_path: Path) -> None:
     before = hashes(tmp_path)
     done = console(tmp_path, "try", "base", "--set", "run.threads=1", "--budget", "15", "--json")

@@ -25,7 +25,7 @@ SLOW = {"sleep": 0.002}
 FIXED = "workload.options.sleep=0.0"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     told: list[Progress] = []
     before = set(tmp_path.iterdir())
