@@ -24,6 +24,8 @@ from ndd_engine.train.checkpoint import CheckpointStore, Saved, newest_good
 from ndd_engine.train.checkpoint_folder import MANIFEST
 from ndd_engine.train.export import export
 
+pytestmark = pytest.mark.long
+
 
 def kept(folder: Path, name: str, rank: int = 0) -> Any:
     return torch.load(folder / f"{name}{f'.{rank}' if rank else ''}.pt", weights_only=True)
@@ -69,7 +71,6 @@ def copy(two: Path, tmp_path: Path) -> CheckpointStore:
     return store_of(tmp_path)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "loaded", ["1-2-ddp", "1-2-fsdp2", "2-2-ddp", "2-2-fsdp2", "3-2-ddp", "4-2-ddp", "4-2-fsdp2"]
 )
@@ -84,7 +85,6 @@ def test_what_one_strategy_saved_the_other_loads_bit_for_bit(two: Path, loaded: 
     )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", [2, 3, 4])
 def test_a_single_process_continues_with_the_checkpoint_of_several(two: Path, step: int) -> None:
     store = store_of(two)
@@ -96,7 +96,6 @@ def test_a_single_process_continues_with_the_checkpoint_of_several(two: Path, st
     job.train(1)
 
 
-@pytest.mark.long
 def test_the_position_in_the_data_is_that_of_rank_0_as_a_whole(two: Path) -> None:
     store = store_of(two)
     for step in (2, 3, 4):
