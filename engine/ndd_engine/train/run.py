@@ -160,7 +160,7 @@ class Run:
 
     @property
     def restarts(self) -> bool:
-        """Whether a new process is to go on with `goes_on`: nobody has asked for a stop."""
+        """Whether a new process continues the run with `goes_on`: nobody has requested a stop."""
         return bool(self.goes_on) and not self.control.stopping
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""The screens: each handles keys and draws rows on a canvas."""
+"""The screens: each has a table of keys, and shows rows in Textual's widgets; the live screen paints a canvas."""

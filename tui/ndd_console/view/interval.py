@@ -1,4 +1,4 @@
-"""A speed ratio with its confidence interval, as text and as a small plot on a logarithmic scale."""
+"""A speed ratio with its confidence interval, as a small plot on a logarithmic scale."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The one widget of the console: a canvas of rows."""
+"""Widgets and the terminal driver: rows and lists, the canvas of the live screen, and private names of Textual."""

@@ -1,4 +1,4 @@
-"""Whether this process has the terminal, and what it may do without it."""
+"""What this process may do with its terminal: whether it has it, its settings, and its size."""
 
 from __future__ import annotations
 
