@@ -86,21 +86,28 @@ class Cache(AtStart):
     def _check(self, dataset: Any, items: list[Any]) -> None:
         """Whether items are still what the dataset returns."""
         for place in range(min(CHECKED, len(items))):
-            if not _same(self.torch, items[place], dataset[place]):
+            if not same_item(self.torch, items[place], dataset[place]):
                 self._refused = f"item {place} differs when it is read again"
                 return
 
 
-def _same(torch: Any, a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(torch, a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(_same(torch, x, y) for x, y in zip(a, b))
-    if hasattr(a, "tobytes") and hasattr(b, "tobytes"):
-        return bool(a.tobytes() == b.tobytes())
-    return bool(a == b)
+def same_item(torch: Any, one: Any, other: Any, unknown: bool = False) -> bool:
+    """Whether two items are equal, NaN to itself. unknown: the answer for values that are neither numbers nor text."""
+    if isinstance(one, torch.Tensor):
+        if not isinstance(other, torch.Tensor) or one.shape != other.shape or one.dtype is not other.dtype:
+            return False
+        return bool(((one == other) | ((one != one) & (other != other))).all())
+    if isinstance(one, dict):
+        keys = isinstance(other, dict) and one.keys() == other.keys()
+        return keys and all(same_item(torch, one[key], other[key], unknown) for key in one)
+    if isinstance(one, (list, tuple)):
+        kind = type(one) is type(other) and len(one) == len(other)
+        return kind and all(same_item(torch, a, b, unknown) for a, b in zip(one, other))
+    if hasattr(one, "tobytes") and hasattr(other, "tobytes"):
+        return bool(one.tobytes() == other.tobytes())
+    if isinstance(one, (str, bytes, int, float)):
+        return bool(one == other or (one != one and other != other))
+    return unknown or one is other
 
 
 def _random_state(torch: Any) -> Any:

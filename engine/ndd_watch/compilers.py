@@ -1,4 +1,4 @@
-"""Keeps torch's compiler out of the observer's own functions.
+"""What torch's compiler does, and how it is kept out of the observer's own functions.
 
 While a compiled function runs parts of it without the compiler, each Python function that is called there is compiled,
 too. Ours are no part of the script's program.
@@ -49,6 +49,66 @@ class WithoutCompiler:
     def __exit__(self, *_: object) -> None:
         if self._frames is not None:
             self._frames.set_eval_frame(self._before)
+
+
+class Compilations:
+    """What torch's compiler has compiled in this process, by its own records."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+        self._function: list[Any] | None = None
+
+    def take(self) -> dict[str, Any] | None:
+        """What was compiled since the last call; None if nothing was.
+
+        compiled, compiled_s: functions that were compiled for the first time, and the seconds of all of it. again,
+        again_s: the same for further compilations of these functions. function: [file, line, name] of the last one that
+        was compiled again, or whose number of compilations reached the limit, and reason: the assumption that no longer
+        held, such as "bins == 0", and where it was made. limit: that number was reached, and it runs uncompiled.
+        """
+        utilities: Any = sys.modules.get("torch._dynamo.utils")
+        read = getattr(utilities, "get_compilation_metrics", None)
+        records = list(read()) if read is not None else []
+        if not records or records[-1] is self._last:
+            return None
+        begin = next((at + 1 for at, record in enumerate(records) if record is self._last), 0)
+        self._last = records[-1]
+        found: dict[str, Any] = {
+            "compiled": 0, "compiled_s": 0.0, "again": 0, "again_s": 0.0, "function": None, "reason": "",
+            "limit": False,
+        }  # fmt: skip
+        for record in records[begin:]:
+            name, reason = getattr(record, "co_name", None), getattr(record, "recompile_reason", None)
+            limit = _LIMIT in str(getattr(record, "fail_reason", None)).lower().replace("_", " ")
+            kind = "again" if reason or limit or _number(record) else "compiled"
+            found[f"{kind}_s"] += _seconds(record)
+            if limit:
+                found["limit"] = True
+            elif name:  # a backward pass has none
+                found[kind] += 1
+            if name and kind == "again":
+                self._function = [record.co_filename, record.co_firstlineno, name]
+            if reason:
+                found["reason"] = str(reason).partition("\n")[0]
+        if found["again"] or found["limit"]:
+            found["function"] = self._function
+        return found
+
+
+_LIMIT = "recompile limit"
+
+
+def _number(record: Any) -> int:
+    """How many times a function was compiled before, from an id such as "0/3"."""
+    last = str(getattr(record, "compile_id", "")).rpartition("/")[2].partition("_")[0]
+    return int(last) if last.isdigit() else 0
+
+
+def _seconds(record: Any) -> float:
+    spent = getattr(record, "duration_us", None)
+    if spent is not None:  # from torch 2.6 on
+        return float(spent) * 1e-6
+    return float(getattr(record, "entire_frame_compile_time_s", None) or 0.0)
 
 
 def _skip() -> Any:

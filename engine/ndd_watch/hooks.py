@@ -75,8 +75,10 @@ class Hooks:
         self._undo: list[Callable[[], Any]] = []
         self.waits = Waits(steps, modules)
         steps.rest, steps.faking = self.probes.rest, looks.faking
-        # The iterator that the training reads.
-        self._iterator = 0
+        # The iterator that the training reads, and when it began to make a batch or to start.
+        self._iterator = self._reading = 0
+        # Passes over the data that have begun, and have not given their first batch.
+        self._passes = 0
         self.places = Places(own)
         # Code of functions -> the phase of what they call.
         self.roots: dict[Any, str] = {}
@@ -112,8 +114,11 @@ class Hooks:
     def _install_phases(self, torch: Any, optimizer: Any, dataloader: Any) -> None:
         """Hook functions whose time is a phase."""
         iterator = dataloader._BaseDataLoaderIter
-        self._put(iterator.__next__, self._reads(), self._leaves(TIMED), True, phase=DATA_WAIT, rests="all")
-        self._put(dataloader.DataLoader.__iter__, *self.timed(DATA_WAIT), True)
+        ends = self._leaves(TIMED, self._has_read)
+        self._put(iterator.__next__, self._reads(), ends, True, phase=DATA_WAIT, rests="all")
+        self._put(
+            dataloader.DataLoader.__iter__, self._begins_pass(), self._leaves(TIMED, self._pass_begun), True
+        )
         self._put(torch.nn.Module.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False)
         self._put(optimizer.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, rests="all")
         for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -374,7 +379,7 @@ class Hooks:
                 elif self._iterator != key_of(iterator):
                     self._iterator = key_of(iterator)
                     self.loader_read(*self.places.loader_of(iterator))
-                t = now()
+                self._reading = t = now()
                 outer.append(S[CURRENT])
                 row[S[CURRENT]] += t - S[LAST]
                 S[LAST] = t
@@ -386,6 +391,34 @@ class Hooks:
             return 0
 
         return Look(begins, begun, ("self",))
+
+    def _begins_pass(self) -> Any:
+        """A hook: a pass over the data of a loader begins, for which workers may start. Its step is timed by phase."""
+        steps, traced = self.steps, self._looks.traced
+
+        def begins(_probe: Any, zero: int) -> int:
+            me = get_ident()
+            if S[TRAINER] != me or S[TIMED] < 0 or S[BASE] == EVALUATE or traced():
+                return zero
+            try:
+                if S[TIMED] != me:
+                    steps.time_this()
+                self._enter(DATA_WAIT)
+                self._reading = S[LAST]
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            return zero
+
+        return begins
+
+    def _pass_begun(self) -> None:
+        self._passes += 1
+        self.steps.first_ns += S[LAST] - self._reading
+
+    def _has_read(self) -> None:
+        if self._passes:
+            self._passes -= 1
+            self.steps.first_ns += S[LAST] - self._reading
 
     def _seen(self, look: Callable[[Any], None]) -> Any:
         """A hook that only looks at the frame of its function."""

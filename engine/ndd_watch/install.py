@@ -350,7 +350,7 @@ class Observer:
                     function=source.co_name,
                     timed=timed,
                 )
-            if PROFILE_NS and (source is not None or reads):
+            if PROFILE_NS and (source is not None or reads or self._learned >= MOST_LEARNED):
                 self._profile()
         elif self._study == "profile":
             took = zip(PHASES, steps.last_row, steps.last_row[WAITING:])

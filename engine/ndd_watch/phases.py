@@ -21,3 +21,5 @@ WAITING = len(PHASES)
 # By index: the phases, and their waiting for other ranks.
 NAMES = (*PHASES, *(f"{name}/exchange" for name in PHASES))
 assert len(NAMES) == COLUMNS
+# The part of waiting for data that was for the first batch of a pass, in later passes: workers may start anew for it.
+FIRST_BATCH = "data_wait/first_batch"

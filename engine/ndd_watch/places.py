@@ -25,6 +25,8 @@ class Places:
     def loader_of(self, iterator: Any) -> tuple[dict[str, Any], tuple[str, int] | None]:
         """Settings of the loader that an iterator belongs to, and the place where it was made."""
         dataset, sampler = iterator._dataset, iterator._index_sampler
+        # Items of a dataset with an index, joined to batches, can be cached.
+        joined = getattr(iterator, "_auto_collation", None) is True
         # A sampler of the script may compute it.
         ordinary = type(sampler).__module__ == "torch.utils.data.sampler"
         return {
@@ -33,6 +35,7 @@ class Places:
             "persistent": bool(getattr(iterator, "_persistent_workers", False)),
             "batch_size": getattr(sampler, "batch_size", None) if ordinary else None,
             "dataset": type(dataset).__name__,
+            "by_item": joined and getattr(iterator, "_dataset_kind", None) == 0,
         }, self.of(dataset)  # fmt: skip
 
     def remember(self, thing: object, frame: Any) -> None:

@@ -30,11 +30,13 @@ _OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 # way of one that the script starts. It listens by itself there.
 _MONITORING = sys.version_info >= (3, 12)
 # Functions of torch that wait for the device: of torch.cuda and torch.accelerator, of their streams and events, and of
-# torch.Stream and torch.Event, which are methods in C. `Blocking` knows those of tensors.
+# torch.Stream and torch.Event, which are methods in C. `Blocking` knows those of tensors. Garbage collections that the
+# script asks for are waits as well.
 _WAITING = frozenset({"synchronize", "empty_cache"})
-_WAITING_METHODS = frozenset(
-    f"<method 'synchronize' of 'torch.{kind}' objects>" for kind in ("Stream", "Event")
-)
+_BUILT_IN = {
+    **{f"<method 'synchronize' of 'torch.{kind}' objects>": "synchronize" for kind in ("Stream", "Event")},
+    "<built-in method gc.collect>": "collect",
+}
 
 
 class StepProfiler:
@@ -132,9 +134,10 @@ class StepProfiler:
 
         functions: [file, line, name, calls, ns, own ns, caller, phase]. Here, ns includes everything that the function
         calls, and own ns leaves out torch and other functions of the user's own code. The phase is that of most of its
-        time, or "" if it is unknown. waits: [file, line, name, method, calls, ns] of what waits for the device: the
-        name of a method or function, or "float", "int", "bool" and "format" of a tensor; the line of the call, or that
-        of its function. phases: nanoseconds by phase. What the profiler adds to the calls is subtracted.
+        time, or "" if it is unknown. waits: [file, line, name, method, calls, ns] of what waits for the device or
+        collects garbage: the name of a method or function, or "float", "int", "bool" and "format" of a tensor; the
+        line of the call, or that of its function. phases: nanoseconds by phase. What the profiler adds to the calls is
+        subtracted.
 
         Without marks, roots: code objects and the phase of what they call; what none of them calls is "other".
         lengths: nanoseconds by phase.
@@ -192,9 +195,9 @@ class StepProfiler:
         }  # fmt: skip
 
     def _waiting(self, code: Any) -> str:
-        """What waits for the device, if this function does; "" otherwise."""
+        """What waits for the device or collects garbage, if this function does; "" otherwise."""
         if isinstance(code, str):
-            return "synchronize" if code in _WAITING_METHODS else ""
+            return _BUILT_IN.get(code, "")
         return code.co_name if code.co_name in _WAITING and self._of_torch(code) else ""
 
     def _waits_of_loop(self, stats: Any) -> list[list[Any]]:

@@ -8,11 +8,12 @@ from typing import Any, Callable
 
 from . import FOLDER, clock
 from .clock import DONE, NAMES, TRAINER, S, memory
+from .compilers import Compilations
 from .exceptions import Dropped, ours
 from .garbage import Garbage
 from .library import os, threading, time
 from .looks import Looks
-from .mapped import CORRECTION, MICRO, NATIVE, PENDING, SKIPPED
+from .mapped import CORRECTION, FIRST_NS, MICRO, NATIVE, PENDING, SKIPPED
 from .places import Places
 from .process import let_read, resident
 from .steps import Steps
@@ -28,6 +29,7 @@ class Recorder:
     def __init__(self, steps: Steps, looks: Looks, places: Places, replicated: Callable[[], bool]) -> None:
         self._steps, self._looks, self._places, self._replicated = steps, looks, places, replicated
         self._garbage = Garbage()
+        self._compilations = Compilations()
         self._cpu = 0
         self._micro = 0
         # Python forgets it before a short script's model is described at its exit.
@@ -101,6 +103,8 @@ class Recorder:
             steps.profiled, more["profiled"] = False, True
         self._cpu = cpu
         micro, self._micro = S[MICRO] - self._micro, S[MICRO]
+        if (compiled := self._compilations.take()) is not None:
+            self.put("compiled", step=S[DONE] + S[CORRECTION], **compiled)
         for kind, why in (
             ("untimed", clock.gpu.failed),
             ("unread", "" if steps.values is None else steps.values.failed),
@@ -114,7 +118,7 @@ class Recorder:
             device=[_by_name(found) for _, found in device], outside=_by_name(clock.gpu.outside()),
             lr=self._rate(), shape=shape, gc_ns=garbage.ns, gc_count=garbage.number,
             gc_max_ns=garbage.longest_ns,
-            skipped_updates=S[SKIPPED], **more,
+            skipped_updates=S[SKIPPED], first_ns=S[FIRST_NS], **more,
         )  # fmt: skip
 
     def _rate(self) -> float | None:

@@ -23,6 +23,7 @@ from . import clock
 from .clock import (
     CHECKPOINT,
     CURRENT,
+    DATA_WAIT,
     DONE,
     EVALUATE,
     FORWARD,
@@ -43,7 +44,7 @@ from .device import SAMPLE_NS, DeviceValues
 from .ends import Ends
 from .exceptions import ours
 from .looks import key_of
-from .mapped import BEGUN, CORRECTION, LENGTHS_AT, MICRO, MOST_LENGTHS, PENDING
+from .mapped import BEGUN, CORRECTION, FIRST_NS, LENGTHS_AT, MICRO, MOST_LENGTHS, PENDING
 
 WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
 # From one loss that is read to the next: reading one costs several microseconds.
@@ -121,6 +122,8 @@ class Steps:
         # module looked like an evaluation.
         self.own_evaluation = False
         self.evaluated = -2
+        # Of the current step: nanoseconds that it waited for the first batch of a pass over the data.
+        self.first_ns = 0
         # Set by the hooks: takes those out that steps without phases do not need, or puts them back.
         self.rest: Callable[[bool], None] = lambda on: None
         # Set by `install`: ends a window; learns from a step; called at the end of each step by a trial; called with
@@ -258,7 +261,7 @@ class Steps:
         """The step ends now, on the clock."""
         row[S[CURRENT]] += t - S[LAST]
         S[LAST] = t
-        if row[EVALUATE] or row[CHECKPOINT]:
+        if row[EVALUATE] or row[CHECKPOINT] or self.first_ns:
             self._set_aside()
         if marks:
             mark(S[CURRENT])
@@ -277,7 +280,7 @@ class Steps:
             if self.nested:
                 self.backwards = self.usual_backwards
             if not self.skip:
-                self._time_next()
+                self.time_this()
         else:
             clock.add_row()
             S[place] = sum(row) << 1 | 1
@@ -300,9 +303,10 @@ class Steps:
                 self._sometimes(t)
 
     def _set_aside(self) -> None:
-        """Evaluations and checkpoints do not belong to the step in which they happen.
+        """Evaluations, checkpoints and first batches do not belong to the step in which they happen.
 
-        What looks like an evaluation of another model in each step is part of the step: a teacher, a target network.
+        All steps with a first batch are timed by phase, and only some of the others. What looks like an evaluation of
+        another model in each step is part of the step: a teacher, a target network.
         """
         if row[EVALUATE]:
             each = self.evaluated == S[DONE] - 1 and not self.own_evaluation
@@ -312,14 +316,21 @@ class Steps:
                 row[EVALUATE] = 0
                 gpu.rename(EVALUATE, FORWARD)
         gpu.set_aside()
-        for phase in (EVALUATE, CHECKPOINT):
-            if row[phase]:
+        for phase, spent in (
+            (EVALUATE, row[EVALUATE]),
+            (CHECKPOINT, row[CHECKPOINT]),
+            (DATA_WAIT, min(self.first_ns, row[DATA_WAIT])),
+        ):
+            if spent:
                 gpu.drop()
-            rest[phase] += row[phase]
-            row[phase] = 0
+            rest[phase] += spent
+            row[phase] -= spent
+            if phase == DATA_WAIT:
+                S[FIRST_NS] += spent
+        self.first_ns = 0
 
-    def _time_next(self) -> None:
-        """The next step is timed by phase."""
+    def time_this(self) -> None:
+        """Time the step that has begun by phase, from now on."""
         self.skip = 0
         self.time(S[TRAINER])
 
@@ -339,7 +350,7 @@ class Steps:
         # Ranks profile the first step of a window, so that most of the time all of them profile the same one.
         due = t > self.next_study and (ends if self.ranks and self.next_study else not self.skip)
         if due and self.skip:
-            self._time_next()
+            self.time_this()
         if self.study is not None and (self.studying or due):
             self.study(t)
             # What we do to look closely is no part of the next step.

@@ -24,7 +24,7 @@ from ndd_engine.record.events import Event, MarkEvent, TrialEvent
 
 def recompiled(step: int) -> tuple[Event, ...]:
     """Two seconds of forward in which a graph was recompiled."""
-    return MarkEvent("recompile", step, "", {"graphs": 1}), beside("forward", 2000, step)
+    return MarkEvent("recompile", step, "", {"graphs": 1, "seconds": 1.9}), beside("forward", 2000, step)
 
 
 WAITING = healthy(data_wait=20.0)
@@ -291,7 +291,7 @@ MODEL = [
     Pair(
         "recompile",
         Planted("finetune", COMPILED, after={3: recompiled(80)}),
-        Planted("finetune", COMPILED, after={3: (MarkEvent("recompile", 80, "", {"graphs": 1}),)}),
+        Planted("finetune", COMPILED, after={3: (MarkEvent("recompile", 80, "", {"graphs": 1, "seconds": 0.01}),)}),
         ("speed.compile_dynamic=true",),
     ),
     Pair(

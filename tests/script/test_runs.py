@@ -229,9 +229,9 @@ def test_the_gpu_that_the_script_trains_on_is_sampled(
             sampled.append(gpu)
             super().__init__(gpu, *given, **named)
 
-        def follow(self, gpu: Gpu | None) -> None:
+        def follow(self, pid: int | None, gpu: Gpu | None) -> None:
             sampled.append(gpu)
-            super().follow(gpu)
+            super().follow(pid, gpu)
 
     monkeypatch.setattr("ndd_engine.script.run.detect", lambda **_: machine)
     monkeypatch.setattr("ndd_engine.script.run.Sampler", Samples)
@@ -242,6 +242,6 @@ def test_the_gpu_that_the_script_trains_on_is_sampled(
         assert run_of_script.execute().status == "done"
     finally:
         run_of_script.close()
-    assert [None if gpu is None else gpu.uuid for gpu in sampled] == [None, uuids[1]]
+    assert [gpu.uuid for gpu in sampled if gpu is not None] == [uuids[1]]
     seen = [event for event in events(tmp_path, "on_gpu-001") if isinstance(event, RunEvent)]
     assert seen and seen[0].gpu is not None and seen[0].gpu["uuid"] == uuids[1]

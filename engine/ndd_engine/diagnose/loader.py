@@ -8,12 +8,12 @@ from math import ceil
 
 from ndd_engine.record.events import LoaderEvent
 from ndd_engine.text import counted, percent, span
+from ndd_watch.phases import FIRST_BATCH
 
 from . import loader_facts as facts
 from .finding import Change, Finding
 from .view import BASELINE, CLOCK, CONFIG, FLOOR, SAMPLES, Cost, Draft, SlowFunction, View, taken
 
-FIRST_BATCH = "data_wait/first_batch"
 # Minimum part of the data wait spent on first batches of later epochs. The first batch of the run is not counted.
 FIRST_PART = 0.35
 # An item that uses the CPU for less than this part of its time waits for storage.
@@ -262,7 +262,7 @@ def data_wait(view: View) -> Finding | None:
         draft.saw(f"most stack samples are at {line}", "stack samples")
     elif view.workers:
         draft.saw("functions in loader workers are not profiled", CONFIG)
-    draft.add(facts.untold_workers(view))
+    draft.add(facts.untold_cache(view), facts.untold_workers(view))
     method = "__iter__" if loader is not None and loader.stream else "__getitem__"
     text = f"do less work per batch in the dataset's {method} and in the collate function"
     if view.is_script and view.dataset == "TensorDataset":

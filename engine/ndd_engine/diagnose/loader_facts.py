@@ -7,6 +7,7 @@ from math import ceil
 from ndd_engine.record.events import LoaderEvent
 from ndd_engine.record.snapshot import OTHERS
 from ndd_engine.text import counted, duration, size, span
+from ndd_watch.phases import FIRST_BATCH
 
 from .finding import Change, Evidence
 from .view import BASELINE, CONFIG, SAMPLES, SLOWED, Draft, View
@@ -21,6 +22,8 @@ KEEPS_UP = 0.5
 # From this share of a step's CPU time on, loader workers slow the model down.
 DISTURBS = 0.1
 MOST_WORKERS = 16
+# A script whose items take longer than this to read, all once, is not asked to cache them.
+LONGEST_READ_NS = 30e9
 # Maximum part of the free memory for cached items, including copies made while encoding.
 KEEPING = 0.4
 
@@ -102,6 +105,21 @@ def untold_workers(view: View) -> Change | None:
     count = min(cores - 1, 4)
     text = f"load with {count} worker{'s' if count > 1 else ''}{in_host_memory(view)}"
     return Change(text, (f"loader.workers={count}", *off_device(view)), view.loader_place)
+
+
+def untold_cache(view: View) -> Change | None:
+    """Try to read each item of a script once; None if it is known that it cannot, or that reading all takes long."""
+    totals = view.snapshot.totals
+    waited = totals.phases.get("data_wait", 0)
+    # Without a second pass over the data, all of the wait was for items that are read for the first time.
+    if not view.by_item or (waited > LONGEST_READ_NS and not totals.phases.get(FIRST_BATCH)):
+        return None
+    text = "read each item once and keep it, if all fit into memory; a trial refuses it where items change"
+    return Change(
+        text + here_too(view),
+        ("loader.cache=true", *(no_workers(view) if view.workers else ())),
+        view.loader_place,
+    )
 
 
 def in_host_memory(view: View) -> str:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from ndd_engine.text import duration, percent, span, times
+from ndd_engine.text import counted, duration, percent, printable, span, times
 
 from .finding import Finding
 from .gpu import larger_batches
-from .view import BASELINE, CLOCK, CONFIG, FLOOR, MODEL, SLOWED, CodePlace, Cost, Draft, View, rounded_up
+from .view import (
+    BASELINE,
+    CLOCK,
+    CONFIG,
+    FLOOR,
+    MODEL,
+    SLOWED,
+    CodePlace,
+    Cost,
+    Draft,
+    View,
+    place,
+    rounded_up,
+    taken,
+)
 
 # Minimum time between operators: fraction of the capture, and nanoseconds per operator.
 GAPS = 0.1
@@ -130,48 +144,70 @@ def _of_model(loop: Cost, forward: Cost) -> float:
 
 def recompile(view: View) -> Finding | None:
     """Repeated recompilation by torch.compile."""
-    totals, usual = view.snapshot.totals, view.usual_model_ns
-    if not totals.recompiles or view.get("speed.compile") == "off" or not totals.steps:
+    totals = view.snapshot.totals
+    marks = [item.mark for item in view.snapshot.marks if item.mark.kind == "recompile"]
+    limit = next((mark for mark in reversed(marks) if mark.data.get("limit")), None)
+    if not totals.recompiles or not totals.wall_ns or not marks:
         return None
-    if not usual or not totals.wall_ns:
+    share = min(totals.recompile_ns / totals.wall_ns, 1.0)
+    if share < FLOOR and limit is None:
         return None
-    spent, expected = sum(totals.phases.get(name, 0) for name in MODEL), totals.steps * usual
-    share = min(max(spent - expected, 0) / totals.wall_ns, 1.0)
-    if share < FLOOR:
-        return None
-    draft = Draft("recompile", f"recompilation takes {percent(share)} of the time", view.part(share))
-    draft.saw(f"{totals.recompiles} recompilations in {totals.steps} steps", "compiler")
-    draft.saw(f"forward and backward took {span(spent)}; {span(expected)} expected from their median", CLOCK)
-    if view.get("speed.compile_dynamic") is None:
+    last = next((mark for mark in reversed(marks) if mark.data.get("reason")), marks[-1])
+    reason = printable(last.data.get("reason") or "")
+    assumed = reason.partition(" ==")[0] if " ==" in reason else ""
+    name = f" because of {assumed}" if assumed.isidentifier() else ""
+    title, part = f"recompilation{name} takes {percent(share)} of the time", view.part(share)
+    if limit is not None:
+        title = (
+            f"{counted(totals.recompiles, 'recompilation')}{name}: runs uncompiled since step {limit.step:,}"
+        )
+        part = view.part(min(share + view.model.share, 1.0))
+    draft = Draft("recompile", title, part, "certain")
+    where = None
+    if "file" in last.data and "function" in last.data:
+        where = place(last.data["file"], last.data.get("line", 0), last.data["function"])
+    compiled = f"{counted(totals.recompiles, 'recompilation')} in {counted(totals.steps, 'step')}"
+    spent = f"took {span(totals.recompile_ns)} of {span(totals.wall_ns)}"
+    draft.saw(f"{compiled}{f' of {where}' if where else ''} {spent}", "compiler")
+    if reason:
+        draft.saw(f"the last one because this no longer held: {reason}", "compiler")
+    if limit is not None:
+        draft.saw("the limit of recompilations is reached: torch compiles it no more", "compiler")
+        draft.add(taken(view.model, "the model, of which that is a part, takes"))
+        draft.unbounded()
+    if view.is_script:
+        text = "pass what changes as a tensor, or compile with dynamic=True (torch._dynamo.mark_dynamic for a size)"
+        draft.change(text, where=where)
+    elif view.get("speed.compile_dynamic") is None and view.get("speed.compile") != "off":
         draft.change("compile for dynamic shapes from the start", "speed.compile_dynamic=true")
     if view.get("workload.pad") == "longest":
         draft.change("pad all batches to one shape", "workload.pad=full")
-    draft.change("disable torch.compile", "speed.compile=off")
+    if view.get("speed.compile") not in (None, "off"):
+        draft.change("disable torch.compile", "speed.compile=off")
     return draft.done()
 
 
 def compile_cost(view: View) -> Finding | None:
     """A run too short for compilation to break even."""
-    mode = view.get("speed.compile")
-    marks = [item.mark for item in view.snapshot.marks if item.mark.kind == "compile"]
-    seconds = marks[-1].data.get("seconds") if marks else None
+    seconds = view.snapshot.totals.compile_ns * 1e-9
     left = 0.0 if view.snapshot.final else view.snapshot.left.seconds
-    if mode in (None, "off") or not isinstance(seconds, (int, float)) or left is None:
+    if not seconds or left is None or (view.is_script and view.snapshot.totals.recompiles):
         return None
-    whole = view.snapshot.elapsed_s + left
+    # A script compiles within its first steps.
+    whole = view.snapshot.elapsed_s + left - (seconds if view.is_script else 0.0)
     if whole <= 0 or seconds < (COMPILED_GAIN - 1) * whole:
         return None
     title = f"compilation took {duration(seconds)}, training takes only {duration(whole)}"
     draft = Draft("compile-cost", title, view.part(seconds / (seconds + whole)))
     draft.saw(f"it breaks even only if compiled steps are {times(1 + seconds / whole)} as fast", CLOCK)
-    draft.saw(f"speed.compile is {mode}", CONFIG)
+    sets = () if view.is_script else ("speed.compile=off",)
+    if sets:
+        draft.saw(f"speed.compile is {view.get('speed.compile')}", CONFIG)
     if view.step_ns > 0:
         steps = rounded_up(seconds * 1e9 / (view.step_ns * (COMPILED_GAIN - 1)))
-        draft.change(
-            f"disable torch.compile for runs of fewer than about {steps:,} steps", "speed.compile=off"
-        )
+        draft.change(f"disable torch.compile for runs of fewer than about {steps:,} steps", *sets)
     else:
-        draft.change("disable torch.compile for short runs", "speed.compile=off")
+        draft.change("disable torch.compile for short runs", *sets)
     return draft.done()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ndd_engine.record.derive import others_text
 from ndd_engine.record.snapshot import LEAST_SAMPLES
-from ndd_engine.text import percent, printable, span, times
+from ndd_engine.text import counted, percent, printable, span, times
 
 from .finding import Change, Finding
 from .loader_facts import slower
-from .view import BASELINE, COMPUTING, CONFIG, FLOOR, SAMPLES, SLOWED, Cost, Draft, View
+from .view import BASELINE, COMPUTING, CONFIG, FLOOR, PROFILER, SAMPLES, SLOWED, Cost, Draft, View, place
 
 # Minimum speedup of another thread count before it is proposed.
 FASTER = 1.1
@@ -136,6 +136,12 @@ def collections(view: View) -> Finding | None:
     draft = Draft("gc", f"garbage collection pauses take {percent(share)} of the time", cost, "certain")
     taken = f"{totals.gc_count} collections took {span(totals.gc_ns)} of {span(totals.wall_ns)}"
     draft.saw(f"{taken}; the longest took {span(totals.gc_max_ns)}", "garbage collector")
+    if view.collects:  # a setting cannot change what the code asks for
+        file, line, name, _, calls, ns = max(view.collects, key=lambda wait: wait[5])
+        where = place(file, line, name)
+        draft.saw(f"{where} calls gc.collect() {counted(calls, 'time')} in a step: {span(ns)}", PROFILER)
+        draft.change("remove the call of gc.collect(), or make it every few hundred steps only", where=where)
+        return draft.done()
     draft.change(f"collect garbage only every {steps} steps", f"run.gc_every_steps={steps}")
     draft.change("keep fewer Python objects alive: use tensors or arrays instead of lists and dicts")
     return draft.done()

@@ -161,12 +161,18 @@ def _lost_in_waits(view: View, wall_ns: int) -> float:
 def waits_for_device(view: View) -> Finding | None:
     """Calls that wait for the GPU in every step. Only where nothing else was measured: a capture shows idle time."""
     functions, kernels = view.snapshot.functions, view.snapshot.kernels
-    if not view.is_script or not view.gpu or functions is None or not functions.waits or kernels is not None:
+    if (
+        not view.is_script
+        or not view.gpu
+        or functions is None
+        or not view.device_waits
+        or kernels is not None
+    ):
         return None
     share = _lost_in_waits(view, max(functions.wall_ns, 1))
     if share < 2 * FLOOR:
         return None
-    file, line, name, method, calls, _ = max(functions.waits, key=lambda wait: wait[5])
+    file, line, name, method, calls, _ = max(view.device_waits, key=lambda wait: wait[5])
     where = place(file, line, name)
     draft = Draft("sync", f"{where} waits for the GPU in every step", view.part(share), "possible")
     call = WAITS.get(method, f".{method}()")

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ndd_engine.record.events import BaselineEvent, KernelsEvent
+from ndd_engine.record.parts import Wait
 from ndd_engine.record.ranks import ASIDES
 from ndd_engine.record.snapshot import OTHERS, PhaseShare, Snapshot
 from ndd_engine.text import percent, printable, span
@@ -41,6 +42,8 @@ COMPUTING = (*MODEL, "clip", "optimizer", "zero_grad")
 BESIDE = ("data_wait", "to_device", "clip", "optimizer", "zero_grad", "log", "other")
 # Those of them in which it computes nothing.
 BETWEEN = ("data_wait", "to_device", "log", "other")
+# The method of a wait that is a call of gc.collect.
+COLLECT = "collect"
 CLOCK = "host clock"
 DEVICE = "device clock"
 BASELINE = "measured before training"
@@ -266,6 +269,12 @@ class View:
         script = self.config.get("script")
         return str(script.get("dataset") or "") if isinstance(script, dict) else ""
 
+    @property
+    def by_item(self) -> bool:
+        """Whether the script's loader joins items of a dataset with an index to batches."""
+        script = self.config.get("script")
+        return isinstance(script, dict) and script.get("by_item") is True
+
     def slowest_function(self, *phases: str) -> SlowFunction | None:
         """The user's function that takes most of a step by itself; None without a profiled step.
 
@@ -296,13 +305,25 @@ class View:
         return tuple(sorted(items, key=lambda item: -item.ns))
 
     @cached_property
+    def device_waits(self) -> list[Wait]:
+        """What waited for the device in a profiled step."""
+        found = self.snapshot.functions
+        return [] if found is None else [wait for wait in found.waits if wait[3] != COLLECT]
+
+    @cached_property
+    def collects(self) -> list[Wait]:
+        """Calls of the garbage collector in a profiled step, by the user's function that makes them."""
+        found = self.snapshot.functions
+        return [] if found is None else [wait for wait in found.waits if wait[3] == COLLECT]
+
+    @cached_property
     def waits(self) -> dict[str, float]:
         """Nanoseconds of the profiled step in calls that wait for the GPU, by phase of the function that calls."""
         found = self.snapshot.functions
         spent: dict[str, float] = {}
         if found is not None:
             phases = {(row[0], row[2]): row[7] for row in found.functions}
-            for file, _, name, _, _, ns in found.waits:
+            for file, _, name, _, _, ns in self.device_waits:
                 phase = phases.get((file, name), "other")  # the loop was called before the step
                 spent[phase] = spent.get(phase, 0.0) + ns
         return spent
@@ -310,10 +331,9 @@ class View:
     @property
     def waiting_line(self) -> str | None:
         """The user's function that waits longest for the device in a profiled step; None if none does."""
-        found = self.snapshot.functions
-        if found is None or not found.waits:
+        if not self.device_waits:
             return None
-        file, line, name, *_ = max(found.waits, key=lambda wait: wait[5])
+        file, line, name, *_ = max(self.device_waits, key=lambda wait: wait[5])
         return place(file, line, name)
 
     @property

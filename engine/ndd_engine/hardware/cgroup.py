@@ -67,6 +67,31 @@ def free_in_group(group: Path, limit: int) -> int:
     return limit
 
 
+def used_s(limits: Limits) -> float | None:
+    """Seconds of CPU time that the group with the quota has used; None without a quota or if they are not counted."""
+    if limits.cpu_usage is None:
+        return None
+    text = _read(limits.cpu_usage).strip()
+    return int(text) * 1e-9 if text.isdecimal() else _counter(limits.cpu_usage, "usage_usec", 1e-6)
+
+
+def throttled_s(limits: Limits) -> float | None:
+    """Seconds for which the quota has kept cores from the group, over all cores; None if they are not counted."""
+    if limits.cpu_stat is None:
+        return None
+    found = _counter(limits.cpu_stat, "throttled_usec", 1e-6)
+    return _counter(limits.cpu_stat, "throttled_time", 1e-9) if found is None else found
+
+
+def _counter(path: Path, name: str, unit: float) -> float | None:
+    """A counter in a file of "name number" lines, times its unit; None if it is not there."""
+    for line in _read(path).splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == name and words[1].isdecimal():
+            return int(words[1]) * unit
+    return None
+
+
 def _memberships(root: Path) -> dict[str, str]:
     """Controller -> path of this process's group; "" is version 2."""
     found: dict[str, str] = {}

@@ -1,24 +1,18 @@
-"""Host counters at minimal cost: a few reads of files that stay open.
-
-Every read releases the interpreter lock and must reacquire it from the training thread, so fewer reads matter more
-than faster parsing. Searching /proc for child processes is expensive and done rarely.
-"""
+"""Counters of the host, and of the process that trains and its children."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from .cgroup import read_limits
+from .cgroup import free_in_group, read_limits, throttled_s, used_s
 from .host import Host
-from .neighbours import Neighbours, family
+from .neighbours import Neighbours
 
 Json = dict[str, Any]
 
@@ -42,45 +36,86 @@ HOST_KEYS = (
 # Minimum seconds for a rate: the kernel counts CPU time in ticks of 10 ms.
 SHORTEST_S = 0.05
 SLOW_EVERY = 5
+# From one search for child processes to the next, and the maximum share of the time for them: a search reads the state
+# of all processes.
 _SEARCH_S = 5.0
-# Maximum share of the time for searching /proc.
-_SEARCH_SHARE = 1e-3
+_SEARCH_SHARE = 2e-3
+# Commands of the helper processes of multiprocessing, which load no data.
+_TRACKER, _SERVER = "multiprocessing.resource_tracker", "multiprocessing.forkserver"
 
 Note = Callable[[str, Exception], None]
 
 
-class HostCounters(ABC):
-    """Host counters of one system. Not thread-safe.
+class HostCounters:
+    """Reads the counters. Not thread-safe.
 
     note: called with (counter, error) for every part that failed and is null. ranks: process ids of the other ranks of
-    this run on this host. children: process ids of the descendants, as of the last search.
+    this run on this host.
     """
 
-    def __init__(self, host: Host, run_dir: Path | None, note: Note, ranks: Sequence[int] = ()) -> None:
-        self._host, self._run_dir, self._note, self._ranks = host, run_dir, note, tuple(ranks)
+    def __init__(
+        self,
+        host: Host,
+        run_dir: Path | None,
+        note: Note,
+        ranks: Sequence[int] = (),
+        pid: int | None = None,
+        root: Path = Path("/"),
+    ) -> None:
+        """pid: of the first process of the run; this one by default. root: folder with proc/ and sys/.
+
+        Raises psutil.Error if the process has ended.
+        """
+        self._host, self._run_dir, self._note = host, run_dir, note
+        self._first = psutil.Process(pid)
+        self._trainer: psutil.Process | None = self._first
+        self._ranks = tuple(ranks)
+        self._limits = read_limits(root)
+        self._cores = _usable_cores()
         self._before: dict[str, Any] = {}
         self._count = 0
         self._disk_free: int | None = None
-        self.children: tuple[int, ...] = ()
+        self._next_search = 0.0
+        self._family: list[psutil.Process] = [self._first]
+        self._rank_family: list[psutil.Process] = []
+        self._workers: list[psutil.Process] = []
+        self._neighbours = Neighbours(root, self._cores, (self._first.pid, *self._ranks))
+
+    @property
+    def family(self) -> set[int]:
+        """Ids of the first process of the run and its descendants, as of the last search."""
+        return {process.pid for process in self._family}
+
+    def follow(self, pid: int | None) -> None:
+        """Memory, storage and workers are those of this process from now on; of none for None."""
+        self._trainer, self._workers, self._next_search = None, [], 0.0
+        self._before.pop("io", None)
+        if pid is not None:
+            try:
+                self._trainer = self._first if pid == self._first.pid else psutil.Process(pid)
+            except psutil.Error as error:
+                self._note("rss_bytes", error)
 
     def read(self, fresh: bool = False) -> Json:
         """All HOST_KEYS; rates are since the last call, null at the first. fresh: search for child processes now."""
         body: Json = dict.fromkeys(HOST_KEYS)
         slow = fresh or self._count % SLOW_EVERY == 0
-        for signal, part in self._parts(body, fresh, slow):
+        for counter, part in (
+            ("cpu_percent", self._read_cores),
+            ("process_cpu_percent", lambda: self._read_processes(fresh)),
+            ("rss_bytes", self._read_trainer),
+            ("disk_read_bytes_s", self._read_io),
+            ("memory_available_bytes", self._read_memory),
+            ("disk_free_bytes", lambda: self._read_space(slow)),
+            ("neighbours", lambda: self._read_neighbours(body)),
+            ("cpu_throttled", self._read_throttled),
+        ):
             try:
                 body.update(part())
-            except Exception as error:  # noqa: BLE001 - the observer never raises; the signal stays null
-                self._note(signal, error)
+            except Exception as error:  # noqa: BLE001 - the observer never raises; the counter stays null
+                self._note(counter, error)
         self._count += 1
         return body
-
-    @abstractmethod
-    def _parts(self, body: Json, fresh: bool, slow: bool) -> Iterable[tuple[str, Callable[[], Json]]]:
-        """(counter, function that reads it and others) in order. body: what was read so far."""
-
-    def close(self) -> None:  # noqa: B027 - most systems keep nothing open
-        """Close the files; a later read reopens them."""
 
     def _since(self, key: str, value: Any) -> tuple[Any, float] | None:
         """(previous value, seconds since then), and store this value; None at first or after less than SHORTEST_S."""
@@ -91,8 +126,114 @@ class HostCounters(ABC):
         self._before[key] = (value, now)
         return (before[0], now - before[1]) if before is not None else None
 
-    def _memory(self, available: int | None) -> Json:
+    def _read_cores(self) -> Json:
+        quota = self._limits.cpu_quota
+        used = used_s(self._limits) if quota is not None and quota == self._host.usable_cpus else None
+        share = None
+        if used is not None and (earlier := self._since("quota", used)) is not None:
+            share = min(100 * (used - earlier[0]) / (earlier[1] * self._host.usable_cpus), 100.0)
+        times = {
+            # Guest time is part of user already.
+            core: (sum(spent) - getattr(spent, "guest", 0) - getattr(spent, "guest_nice", 0),
+                   spent.idle + getattr(spent, "iowait", 0))
+            for core, spent in enumerate(psutil.cpu_times(percpu=True))
+            if core in self._cores
+        }  # fmt: skip
+        if (before := self._since("cores", times)) is None:
+            return {}
+        percents = []
+        for core, (total, idle) in times.items():
+            elapsed = total - before[0].get(core, (total, idle))[0]
+            # iowait may run backwards on some kernels.
+            busy = 1 - (idle - before[0][core][1]) / elapsed if elapsed > 0 else 0.0
+            percents.append(100 * min(max(busy, 0.0), 1.0))
+        if used is None and percents:
+            share = sum(percents) / len(percents)
+        return {
+            "cpu_percent": None if share is None else round(share, 1),
+            "cpu_per_core": [round(percent) for percent in percents],
+        }
+
+    def _read_processes(self, fresh: bool) -> Json:
+        now = time.monotonic()
+        if fresh or now >= self._next_search:
+            self._search(now)
+        return {
+            "process_cpu_percent": self._percent("processes", self._family),
+            "ranks_cpu_percent": self._percent("ranks", self._rank_family) if self._ranks else None,
+        }
+
+    def _percent(self, key: str, processes: list[psutil.Process]) -> float | None:
+        """CPU time of these processes since the last sample, of one core.
+
+        With that of children that have ended: loader workers may live for less than a second.
+        """
+        spent = 0.0
+        for process in list(processes):
+            try:
+                spent += sum(process.cpu_times()[:4])
+            except psutil.Error:  # it ended: search again next time
+                processes.remove(process)
+                self._next_search = 0.0
+        earlier = self._since(key, spent)
+        return None if earlier is None else round(max(100 * (spent - earlier[0]) / earlier[1], 0.0), 1)
+
+    def _search(self, now: float) -> None:
+        """Find the descendants; schedule the next search by the cost of this one, soon while there are none."""
+        begin = time.thread_time()
+        self._family = _with_descendants(self._first)
+        self._rank_family = []
+        for rank in self._ranks:
+            try:
+                self._rank_family += _with_descendants(psutil.Process(rank))
+            except psutil.Error:  # it has ended
+                continue
+        trainer = self._trainer
+        if trainer is not None:
+            found = self._family if trainer == self._first else _with_descendants(trainer)
+            known = set(self._workers)
+            self._workers = [
+                process for process in found[1:] if process in known or not _serves(process, trainer)
+            ]
+        alone = len(self._family) == 1
+        self._next_search = now + max(
+            0.0 if alone else _SEARCH_S, (time.thread_time() - begin) / _SEARCH_SHARE
+        )
+
+    def _read_trainer(self) -> Json:
+        if self._trainer is None:
+            return {}
+        rss, workers = 0, 0
+        for process in self._workers:
+            try:
+                rss += process.memory_info().rss
+                workers += 1
+            except psutil.Error:
+                self._next_search = 0.0
+        return {
+            "rss_bytes": self._trainer.memory_info().rss,
+            "workers": workers,
+            "workers_rss_bytes": rss,
+        }
+
+    def _read_io(self) -> Json:
+        """Bytes per second that the process that trains reads from storage and writes to it, without its workers."""
+        if self._trainer is None:
+            return {}
+        counts = self._trainer.io_counters()
+        now = (counts.read_bytes, counts.write_bytes)
+        if (earlier := self._since("io", now)) is None:
+            return {}
+        (read, written), seconds = earlier
+        return {
+            "disk_read_bytes_s": round((now[0] - read) / seconds),
+            "disk_write_bytes_s": round((now[1] - written) / seconds),
+        }
+
+    def _read_memory(self) -> Json:
+        free = [free_in_group(group, limit) for group, limit in self._limits.memory]
         limit = self._host.memory_limit_bytes or self._host.memory_total_bytes
+        available = min((psutil.virtual_memory().available, *free))
         return {"memory_available_bytes": available, "memory_limit_bytes": limit}
 
     def _read_space(self, slow: bool) -> Json:
@@ -100,202 +241,6 @@ class HostCounters(ABC):
             self._disk_free = None
             self._disk_free = psutil.disk_usage(str(self._run_dir)).free
         return {"disk_free_bytes": self._disk_free}
-
-
-class LinuxCounters(HostCounters):
-    """Reads /proc and the control groups. root: folder with proc/ and sys/."""
-
-    def __init__(
-        self,
-        host: Host,
-        run_dir: Path | None,
-        note: Note,
-        ranks: Sequence[int] = (),
-        root: Path = Path("/"),
-    ) -> None:
-        super().__init__(host, run_dir, note, ranks)
-        self._root = root
-        self._of_ranks: tuple[int, ...] = ()  # the other ranks and their descendants, as of the last search
-        self._files: dict[Path, int] = {}
-        self._page = os.sysconf("SC_PAGE_SIZE")
-        self._tick = os.sysconf("SC_CLK_TCK")
-        self._limits = read_limits(root)
-        try:
-            self._cores = frozenset(os.sched_getaffinity(0))
-        except (AttributeError, OSError):
-            self._cores = frozenset(range(host.logical_cores))
-        self._next_search = 0.0
-        self._inactive: dict[Path, int] = {}
-        self._neighbours = Neighbours(root, self._cores, self._ranks)
-
-    def _parts(self, body: Json, fresh: bool, slow: bool) -> Iterable[tuple[str, Callable[[], Json]]]:
-        return (
-            ("cpu_percent", self._read_cores),
-            ("process_cpu_percent", lambda: self._read_processes(fresh)),
-            ("memory_available_bytes", lambda: self._read_memory(slow)),
-            ("disk_free_bytes", lambda: self._read_space(slow)),
-            ("disk_read_bytes_s", self._read_io),
-            ("neighbours", lambda: self._read_neighbours(body)),
-            ("cpu_throttled", self._read_throttled),
-        )
-
-    def close(self) -> None:
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files.clear()
-
-    def _bytes(self, path: Path, most: int = 4096) -> bytes:
-        """The first `most` bytes of a file, through a descriptor that stays open."""
-        descriptor = self._files.get(path)
-        if descriptor is None:
-            descriptor = self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return os.pread(descriptor, most, 0)
-
-    def _forget(self, path: Path) -> None:
-        descriptor = self._files.pop(path, None)
-        if descriptor is not None:
-            os.close(descriptor)
-
-    def _read_cores(self) -> Json:
-        times: dict[int, tuple[int, int]] = {}
-        for line in self._bytes(self._root / "proc/stat", 1 << 16).split(b"\n"):
-            if not line.startswith(b"cpu"):
-                break  # what follows (interrupts) is long
-            words = line.split()
-            if words[0] == b"cpu" or (core := int(words[0][3:])) not in self._cores:
-                continue
-            # user nice system idle iowait irq softirq steal; guest time is part of user already
-            spent = [int(word) for word in words[1:9]]
-            times[core] = (sum(spent), spent[3] + spent[4])
-        quota, usage = self._limits.cpu_quota, self._limits.cpu_usage
-        share = self._quota_share(usage, quota) if usage and quota == self._host.usable_cpus else None
-        earlier = self._since("cores", times)
-        if earlier is None:
-            return {}
-        percents = []
-        for core, (total, idle) in sorted(times.items()):
-            before = earlier[0].get(core, (0, 0))
-            elapsed = total - before[0]
-            # iowait may run backwards on some kernels
-            percents.append(
-                min(max(100 * (1 - (idle - before[1]) / elapsed), 0.0), 100.0) if elapsed > 0 else 0.0
-            )
-        if quota is None or quota != self._host.usable_cpus:
-            share = sum(percents) / len(percents) if percents else None
-        return {
-            "cpu_percent": None if share is None else round(share, 1),
-            "cpu_per_core": [round(percent) for percent in percents],
-        }
-
-    def _quota_share(self, usage: Path, quota: float | None) -> float | None:
-        """Percent of the quota that the control group used."""
-        if not quota:
-            return None
-        text = self._bytes(usage)
-        seconds = int(text.split()[1]) / 1e6 if text.startswith(b"usage_usec") else int(text) / 1e9
-        earlier = self._since("quota", seconds)
-        return min(100 * (seconds - earlier[0]) / (earlier[1] * quota), 100.0) if earlier else None
-
-    def _read_processes(self, fresh: bool) -> Json:
-        now = time.monotonic()
-        if fresh or now >= self._next_search:
-            self._search(now)
-        own = self._stat(self._root / "proc/self/stat")
-        cpu, theirs, rss, workers, gone = {0: own[0]}, {}, 0, 0, []
-        servers = server_pids()
-        for pid in self.children:
-            try:
-                spent, size = self._stat(self._root / f"proc/{pid}/stat")
-            except (OSError, IndexError, ValueError):  # it ended: search again next time
-                gone.append(pid)
-                continue
-            cpu[pid] = spent
-            if pid not in servers:
-                rss += size
-                workers += 1
-        for pid in self._of_ranks:
-            try:
-                theirs[pid] = self._stat(self._root / f"proc/{pid}/stat")[0]
-            except (OSError, IndexError, ValueError):
-                gone.append(pid)
-        if gone:
-            self._drop(gone)
-            self._next_search = 0.0
-        return {
-            "process_cpu_percent": self._percent("processes", cpu),
-            "ranks_cpu_percent": self._percent("ranks", theirs) if self._ranks else None,
-            "rss_bytes": own[1],
-            "workers": workers,
-            "workers_rss_bytes": rss,
-        }
-
-    def _percent(self, key: str, cpu: dict[int, int]) -> float | None:
-        """CPU time of these processes since the last sample, of one core. cpu: ticks by process."""
-        earlier = self._since(key, cpu)
-        if earlier is None:
-            return None
-        # New processes count from now on, without their earlier CPU time.
-        ticks: int = sum(spent - earlier[0].get(pid, spent) for pid, spent in cpu.items())
-        return round(100 * ticks / self._tick / earlier[1], 1)
-
-    def _stat(self, path: Path) -> tuple[int, int]:
-        """(ticks of CPU time, resident bytes) of a process; see proc_pid_stat(5)."""
-        text = self._bytes(path)
-        words = text[text.rindex(b")") + 2 :].split()
-        if words[0] == b"Z":
-            raise ValueError("it has ended")
-        return int(words[11]) + int(words[12]), int(words[21]) * self._page
-
-    def _search(self, now: float) -> None:
-        """Find the descendants; schedule the next search by the cost of this one, soon while there are none."""
-        start = time.thread_time()
-        found = tuple(descendants(self._root))
-        alive = [rank for rank in self._ranks if (self._root / f"proc/{rank}").exists()]
-        of_ranks = tuple(pid for rank in alive for pid in (rank, *descendants(self._root, rank)))
-        self._drop([pid for pid in (*self.children, *self._of_ranks) if pid not in {*found, *of_ranks}])
-        self.children, self._of_ranks = found, of_ranks
-        self._next_search = now + max(
-            _SEARCH_S if found else 0.0, (time.thread_time() - start) / _SEARCH_SHARE
-        )
-
-    def _drop(self, pids: list[int]) -> None:
-        for pid in pids:
-            self._forget(self._root / f"proc/{pid}/stat")
-        self.children = tuple(pid for pid in self.children if pid not in pids)
-        self._of_ranks = tuple(pid for pid in self._of_ranks if pid not in pids)
-
-    def _read_memory(self, slow: bool) -> Json:
-        available = None
-        for line in self._bytes(self._root / "proc/meminfo", 1024).split(b"\n"):
-            if line.startswith(b"MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-                break
-        for group, limit in self._limits.memory:
-            modern = (group / "memory.current") in self._files or (group / "memory.current").exists()
-            usage = int(self._bytes(group / ("memory.current" if modern else "memory.usage_in_bytes")))
-            if slow or group not in self._inactive:  # expensive: the kernel sums it over all cores
-                key = b"inactive_file " if modern else b"total_inactive_file "
-                lines = self._bytes(group / "memory.stat", 1 << 14).split(b"\n")
-                self._inactive[group] = next(
-                    (int(line.split()[1]) for line in lines if line.startswith(key)), 0
-                )
-            # Inactive file pages count as free: the kernel reclaims them first.
-            free = max(limit - max(usage - self._inactive[group], 0), 0)
-            available = free if available is None else min(available, free)
-        return self._memory(available)
-
-    def _read_io(self) -> Json:
-        """Bytes per second read from and written to storage by this process, without its workers."""
-        counts = dict(line.split(b": ") for line in self._bytes(self._root / "proc/self/io").splitlines())
-        now = (int(counts[b"read_bytes"]), int(counts[b"write_bytes"]))
-        earlier = self._since("io", now)
-        if earlier is None:
-            return {}
-        (read, written), seconds = earlier
-        return {
-            "disk_read_bytes_s": round((now[0] - read) / seconds),
-            "disk_write_bytes_s": round((now[1] - written) / seconds),
-        }
 
     def _read_neighbours(self, body: Json) -> Json:
         """The busiest other processes, if others use a noticeable part of the cores."""
@@ -310,18 +255,8 @@ class LinuxCounters(HostCounters):
         The kernel sums the throttled time over all cores, so it is taken relative to the requested CPU time, or to
         the elapsed time if the group needed less than a core.
         """
-        stat, usage = self._limits.cpu_stat, self._limits.cpu_usage
-        if stat is None or usage is None:
-            return {}
-        held = _counted(self._bytes(stat), (b"throttled_usec", 1e-6), (b"throttled_time", 1e-9))
-        if held is None:
-            return {}
-        text = self._bytes(usage)
-        spent = _counted(text, (b"usage_usec", 1e-6))
-        if spent is None:
-            spent = int(text) * 1e-9
-        earlier = self._since("throttled", (held, spent))
-        if earlier is None:
+        held, spent = throttled_s(self._limits), used_s(self._limits)
+        if held is None or spent is None or (earlier := self._since("throttled", (held, spent))) is None:
             return {}
         (held_before, spent_before), seconds = earlier
         withheld = max(held - held_before, 0.0)
@@ -330,65 +265,22 @@ class LinuxCounters(HostCounters):
         return {"cpu_throttled": round(share, 4)}
 
 
-def _counted(text: bytes, *names: tuple[bytes, float]) -> float | None:
-    """The first of the named counters in a file of "name number" lines, times its unit; None if none is there."""
-    counters = dict(line.split(b" ", 1) for line in text.splitlines() if b" " in line)
-    return next((int(counters[name]) * unit for name, unit in names if name in counters), None)
-
-
-def server_pids() -> set[int]:
-    """Helper processes of multiprocessing, which load no data."""
-    found = set()
-    for module, server, pid in (
-        ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"),
-        ("multiprocessing.resource_tracker", "_resource_tracker", "_pid"),
-    ):
-        number = getattr(getattr(sys.modules.get(module), server, None), pid, None)
-        if isinstance(number, int):
-            found.add(number)
-    return found
-
-
-def descendants(root: Path = Path("/"), of: int | None = None) -> list[int]:
-    """Running descendants of this process, or of another one; empty if /proc cannot be read."""
-    own = os.getpid()
-    if (root / f"proc/self/task/{own}/children").exists():
-        found: list[int] = []
-        waiting = ["self" if of is None else str(of)]
-        while waiting:
-            for pid in _children_of(root / "proc" / waiting.pop() / "task"):
-                found.append(pid)
-                waiting.append(str(pid))
-        return found
-    return _by_parent(root, own if of is None else of)
-
-
-def _children_of(tasks: Path) -> list[int]:
-    """Children of a process: each of its threads lists those that it started."""
-    found: list[int] = []
+def _usable_cores() -> frozenset[int]:
     try:
-        for task in os.listdir(tasks):  # noqa: PTH208 - names are all that is needed
-            found.extend(int(word) for word in (tasks / task / "children").read_bytes().split())
-    except OSError:
-        pass  # it ended meanwhile
-    return found
+        return frozenset(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # macOS
+        return frozenset(range(psutil.cpu_count() or 1))
 
 
-def _by_parent(root: Path, of: int) -> list[int]:
-    """Descendants of a process by the parent ids of all processes, for kernels that do not list children."""
-    parents: dict[int, int] = {}
+def _with_descendants(process: psutil.Process) -> list[psutil.Process]:
+    """The process and those that it has started, directly or not; raises psutil.Error if it has ended."""
+    return [process, *process.children(recursive=True)]
+
+
+def _serves(process: psutil.Process, trainer: psutil.Process) -> bool:
+    """Whether it is a helper process of multiprocessing. The workers that a fork server forks have its command, too."""
     try:
-        names = os.listdir(root / "proc")  # noqa: PTH208 - names are all that is needed
-    except OSError:
-        return []
-    for name in names:
-        if not name.isdecimal():
-            continue
-        try:
-            text = (root / "proc" / name / "stat").read_bytes()
-        except OSError:
-            continue
-        words = text[text.rindex(b")") + 2 :].split(maxsplit=2)
-        if words[0] != b"Z":
-            parents[int(name)] = int(words[1])
-    return sorted(family(of, parents) - {of})
+        command = " ".join(process.cmdline())
+        return _TRACKER in command or (_SERVER in command and process.ppid() == trainer.pid)
+    except psutil.Error:
+        return False

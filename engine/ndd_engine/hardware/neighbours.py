@@ -50,12 +50,12 @@ class _Process(NamedTuple):
 class Neighbours:
     """Finds the busiest other processes by reading /proc twice, one sample apart. Not thread-safe.
 
-    cores: those that this process may run on; processes on other cores are ignored. ranks: processes of the same run,
-    which are no neighbours either.
+    cores: those that this process may run on; processes on other cores are ignored. run: processes of the same run,
+    which are no neighbours either, as this one and all that these have started.
     """
 
-    def __init__(self, root: Path, cores: frozenset[int], ranks: Sequence[int] = ()) -> None:
-        self._proc, self._cores, self._ranks = root / "proc", cores, ranks
+    def __init__(self, root: Path, cores: frozenset[int], run: Sequence[int] = ()) -> None:
+        self._proc, self._cores, self._run = root / "proc", cores, run
         self._tick = os.sysconf("SC_CLK_TCK")
         self._first: tuple[dict[_Key, int], float] | None = None
         self._found: list[dict[str, Any]] | None = None
@@ -91,7 +91,7 @@ class Neighbours:
         begin = time.thread_time()
         processes = list(self._processes())
         parents = {item.key[0]: item.parent for item in processes}
-        ours = set().union(*(family(pid, parents) for pid in (os.getpid(), *self._ranks)))
+        ours = set().union(*(family(pid, parents) for pid in (os.getpid(), *self._run)))
         found: list[tuple[float, _Process]] = []
         for item in processes:
             # A new process started between the two reads.

@@ -12,8 +12,7 @@ from typing import Any
 
 from ndd_engine.record.events import SampleEvent
 
-from .counters import SLOW_EVERY, Json, LinuxCounters
-from .counters_psutil import PsutilCounters
+from .counters import SLOW_EVERY, HostCounters, Json
 from .gpu import Gpu
 from .host import Host, detect_host
 from .nvml import COUNTERS, GpuProcess, MemoryReading, Nvml
@@ -54,10 +53,11 @@ class Sampler:
     sample.
 
     Host counters (counters.HOST_KEYS). cpu_percent: relative to the usable CPU (the quota, or the cores of the
-    affinity, listed in cpu_per_core). process_cpu_percent: relative to one core, with child processes.
-    ranks_cpu_percent: the same of the other ranks on this host, null if there are none. rss_bytes: shared pages count
-    in every process. neighbours: the busiest other processes; stoppable is true for those of this user that
-    are no system processes. cpu_throttled: share of time throttled by the cgroup quota (0..1).
+    affinity, listed in cpu_per_core). process_cpu_percent: relative to one core, with child processes, also those that
+    have ended. ranks_cpu_percent: the same of the other ranks on this host, null if there are none. rss_bytes: of the
+    process that trains; workers, workers_rss_bytes: its child processes. Shared pages count in every process.
+    neighbours: the busiest other processes; stoppable is true for those of this user that are no system processes.
+    cpu_throttled: share of time throttled by the cgroup quota (0..1).
     """
 
     def __init__(
@@ -69,13 +69,17 @@ class Sampler:
         nvml: Nvml | None = None,
         host: Host | None = None,
         ranks: Sequence[int] = (),
+        pid: int | None = None,
     ) -> None:
-        """ranks: process ids of the other ranks of this run on this host, which are not "others"."""
+        """ranks: process ids of the other ranks of this run on this host, which are not "others". pid: of the first
+        process of the run; this one by default.
+        """
         self._gpu, self._sink, self._period_s = gpu, sink, max(period_s, 0.01)
         self._nvml = nvml if nvml is not None else Nvml()
         self._own_nvml = nvml is None
         self._handle: Any = None
         self._whole: Any = None
+        self._pid: int | None = os.getpid() if pid is None else pid
         # Whether another process of this run uses the GPU.
         self._used = False
         self._slow: Json = {}
@@ -86,11 +90,10 @@ class Sampler:
         self.errors = 0
         self.last_error: str | None = None
         self._host_reasons: dict[str, str] = {}
-        self._counters: LinuxCounters | PsutilCounters | None = None
+        self._counters: HostCounters | None = None
         try:
             known = host if host is not None else detect_host()
-            kind = LinuxCounters if sys.platform == "linux" else PsutilCounters
-            self._counters = kind(known, run_dir, self._note, ranks)
+            self._counters = HostCounters(known, run_dir, self._note, ranks, pid)
             self._counters.read(fresh=True)  # what the first rates are counted from
         except Exception as error:  # noqa: BLE001 - without counters the samples are null
             self._note("host", error)
@@ -104,17 +107,20 @@ class Sampler:
             reasons["gpu"] = self._nvml.reason
         return reasons
 
-    def follow(self, gpu: Gpu | None) -> None:
-        """Sample this GPU from now on, which another process of this run uses."""
+    def follow(self, pid: int | None, gpu: Gpu | None) -> None:
+        """From now on another process trains, on this GPU; None before it is known, and on the CPU."""
         with self._lock:
+            if self._counters is not None and pid != self._pid:
+                self._counters.follow(pid)
+            self._pid = pid
             self._gpu, self._used, self._handle, self._whole = gpu, gpu is not None, None, None
             self._slow, self._count = {}, 0
             self._guard_find()
 
     @property
-    def gpu(self) -> Gpu | None:
-        """The GPU that is sampled."""
-        return self._gpu
+    def followed(self) -> tuple[int | None, Gpu | None]:
+        """(id of the process that trains, its GPU)."""
+        return self._pid, self._gpu
 
     def start(self) -> None:
         """Start sampling; no effect if it is already running."""
@@ -136,8 +142,6 @@ class Sampler:
                 return
         self._thread = None
         try:
-            if self._counters is not None:
-                self._counters.close()
             if self._own_nvml:
                 self._nvml.close()
                 self._handle = self._whole = None
@@ -220,7 +224,7 @@ class Sampler:
         """Processes and memory of others on the GPU; null if unknown."""
         if processes is None:
             return {}
-        ours = {os.getpid(), *(self._counters.children if self._counters is not None else ())}
+        ours = {os.getpid()} if self._counters is None else self._counters.family
         mine = [process for process in processes if process.pid in ours]
         if not mine and (self._used or _holds_a_gpu()):
             # A process of this run uses the GPU but is not listed: in a container the driver may report other process

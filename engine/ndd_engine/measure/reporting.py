@@ -9,19 +9,14 @@ from typing import Protocol
 
 from ndd_engine.record.events import Event, MarkEvent, ScalarsEvent, WindowEvent
 from ndd_engine.text import printable
+from ndd_watch.compilers import Compilations
 
 from .clock import PhaseClock
 from .collector import Collector
+from .compiling import compile_marks
 from .losses import LossReader
 from .memory import memory_event
 from .stalls import StallWatch
-
-
-def compiled() -> tuple[int, int]:
-    """(graphs, graph breaks) of torch.compile in this process so far."""
-    from torch._dynamo.utils import counters
-
-    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Reporter:
     """Turns what was measured since the last window into events; `put` records one.
 
     steps: optimizer steps in the current window. arrived: (step, loss) pairs that reached the host in it. profiled: the
-    window contains a profiler capture or a profiled step. compiles: torch.compile is in use, so count recompilations.
+    window contains a profiler capture or a profiled step.
     """
 
     def __init__(
@@ -63,7 +58,6 @@ class Reporter:
         losses: LossReader,
         put: Callable[[Event], None],
         gc_every_steps: int = 0,
-        compiles: bool = False,
     ) -> None:
         self.clock, self.losses, self.put = clock, losses, put
         self.steps = 0
@@ -72,8 +66,7 @@ class Reporter:
         self.collector = Collector(gc_every_steps)
         self._work, self._stepping = work, stepping
         self._stalls: StallWatch | None = None
-        self._compiles = compiles
-        self._graphs = 0  # compiled so far
+        self._compilations = Compilations()
         self._made = 0  # items at the end of the last window
         self._has_gpu = losses.device.type == "cuda"
         self._told_failure = False
@@ -86,8 +79,7 @@ class Reporter:
         self.collector.start()
         self._stalls = StallWatch(threading.get_ident(), self.clock, self.put, step, paused)
         self._stalls.start()
-        if self._compiles:
-            self._graphs = compiled()[0]
+        self._compilations.take()
         self.skip()
 
     def switch(self, gc_every_steps: int) -> None:
@@ -157,11 +149,9 @@ class Reporter:
         for event in self._stepping.reports:
             self.put(event)
         self._stepping.reports.clear()
-        if self._compiles and (graphs := compiled()[0]) > self._graphs:
-            more = graphs - self._graphs
-            text = f"recompiled: {more} more graph{'' if more == 1 else 's'} by step {step}"
-            self.put(MarkEvent("recompile", step, text, {"graphs": more}))
-            self._graphs = graphs
+        if (compiled := self._compilations.take()) is not None:
+            for mark in compile_marks(compiled, step):
+                self.put(mark)
         if self.clock.failed and not self._told_failure:
             self._told_failure = True
             text = f"steps are not timed on the GPU: {printable(self.clock.failed)}"

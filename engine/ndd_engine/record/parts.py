@@ -102,6 +102,10 @@ class _MarkData(TypedDict, total=False):
     status: Running | Ended
     setting: str
     graphs: int
+    reason: str
+    limit: bool
+    line: int
+    function: str
     holders: list[int]
 
 

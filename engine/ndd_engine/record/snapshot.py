@@ -54,7 +54,8 @@ class Totals:
     """Sums since the start or resume of the run without pauses and profiler captures, by the host clock.
 
     windows: number of windows with steps. phases: name -> nanoseconds, including sub-phases. gc_ns: None if garbage
-    collections are not measured; gc_max_ns: the longest. evaluations, checkpoints: number done.
+    collections are not measured; gc_max_ns: the longest. evaluations, checkpoints, recompiles: number done. compile_ns,
+    recompile_ns: time of torch's compiler, and the part of it that compiled a function again.
     """
 
     wall_ns: int = 0
@@ -67,6 +68,8 @@ class Totals:
     evaluations: int = 0
     checkpoints: int = 0
     recompiles: int = 0
+    compile_ns: int = 0
+    recompile_ns: int = 0
 
     def share(self, phase: str) -> float:
         """Share of a phase in wall time, 0..1."""

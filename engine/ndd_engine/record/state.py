@@ -286,10 +286,17 @@ class RunState:
             self.checkpoint = timed
             self.saving.mark(mark.step)
             self.totals["checkpoints"] += 1
-        elif mark.kind == "recompile":
-            self.totals["recompiles"] += 1
+        elif mark.kind in ("compile", "recompile"):
+            self._compiled(mark)
         elif mark.kind == "evaluation":
             self._evaluation(mark)
+
+    def _compiled(self, mark: MarkEvent) -> None:
+        spent = round((mark.data.get("seconds") or 0.0) * 1e9)
+        self.totals["compile_ns"] += spent
+        if mark.kind == "recompile":
+            self.totals["recompiles"] += mark.data.get("graphs", 1)
+            self.totals["recompile_ns"] += spent
 
     def _evaluation(self, mark: MarkEvent) -> None:
         metrics = mark.data.get("metrics") or {}

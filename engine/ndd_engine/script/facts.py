@@ -9,6 +9,7 @@ from typing import Any
 
 from ndd_engine.hardware.gpu import Gpu, Machine
 from ndd_engine.hardware.torch_gpus import trained_on
+from ndd_engine.measure.compiling import compile_marks
 from ndd_engine.record.events import (
     PHASES,
     Event,
@@ -86,7 +87,7 @@ class Facts:
                 for phase, file, at, name, _, count in line["frames"]
             ]
             yield StacksEvent(self.step_of(line), int(line["looks"]), frames)
-        elif kind == "profile" and line["functions"]:
+        elif kind == "profile" and (line["functions"] or line.get("waits")):
             functions = [
                 [str(file), int(at), str(name), *map(int, rest), str(caller), str(phase)]
                 for file, at, name, *rest, caller, phase in line["functions"]
@@ -128,6 +129,8 @@ class Facts:
             yield MarkEvent(
                 "warning", self.step, f"the observation ended at step {number(self.step)}: {reason}"
             )
+        elif kind == "compiled":
+            yield from compile_marks(line, self.step_of(line))
         elif kind == "end":
             self.ended = str(line["status"]), printable(str(line["reason"]))
 
@@ -254,6 +257,7 @@ class Facts:
         if loader := self._loader:
             found["loader"] = {name: loader.get(name) for name in _LOADER}
             found[SECTION] |= {"loader": loader.get("place"), "dataset": loader.get("dataset")}
+            found[SECTION]["by_item"] = loader.get("by_item") is True
         if places := self._model.get("places"):
             found[SECTION]["optimizer"] = places[0]
             found[SECTION] |= {"optimizers": places} if places[1:] else {}

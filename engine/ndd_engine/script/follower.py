@@ -56,10 +56,12 @@ class Follower:
         return self._together + self._apart + self._elsewhere
 
     @property
-    def gpu(self) -> Gpu | None:
-        """The GPU of this host that the leading process trains on; None for the CPU, and before it has told."""
+    def trains(self) -> tuple[int | None, Gpu | None]:
+        """(process id, GPU) of the leading process, if it is on this host; the GPU is None for the CPU."""
         leads = min(self._facts, key=_leading, default=None)
-        return self._facts[leads].gpu if leads is not None and self._here(leads) else None
+        if leads is None or not self._here(leads):
+            return None, None
+        return self._facts[leads].pid, self._facts[leads].gpu
 
     @property
     def _together(self) -> int:

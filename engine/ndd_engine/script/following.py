@@ -17,6 +17,7 @@ import psutil
 from ndd_engine.diagnose.watch import FindingWatch
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError
 from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, StageEvent
@@ -57,13 +58,18 @@ def follow(directory: RunDir, pid: int) -> None:
         recorder.put(StageEvent("prepare", "waiting for the first step"))
         room = Room(directory.ranks, shared=False)
         follower = Follower(directory, command_of(directory), detect(use_torch=False), recorder.put)
+        sampler = Sampler(None, recorder.put, run_dir=directory.path, pid=pid)
+        sampler.start()
         closed = directory.ranks / CLOSED
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and not closed.exists():
             if control.take_capture():
                 follower.capture()
             follower.poll()
+            if follower.trains != sampler.followed:
+                sampler.follow(*follower.trains)
             room.fill()
             time.sleep(POLL_S)
+        sampler.stop()
         follower.finish()
         room.close()
         recorder.put(_end(directory, recorder, follower, control, closed.exists()))

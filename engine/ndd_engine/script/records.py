@@ -19,7 +19,7 @@ import psutil
 
 from ndd_engine.files import open_regular
 from ndd_watch import mapped
-from ndd_watch.phases import NAMES, OTHER, PHASES, WAITING
+from ndd_watch.phases import FIRST_BATCH, NAMES, OTHER, PHASES, WAITING
 
 # Formats that are understood, and the bytes of the longest line.
 VERSION = mapped.VERSION
@@ -98,7 +98,7 @@ class Process:
     def __init__(self, name: str, path: Path, reader: mapped.Reader) -> None:
         self.name, self.path, self._reader = name, path, reader
         self.pid = reader.value(mapped.PID)
-        self._step = self._shown = self._micro = 0
+        self._step = self._shown = self._micro = self._first_ns = 0
         self.damaged = 0
         self._over = False
         # Unix time of the last line.
@@ -181,6 +181,7 @@ class Process:
                 "rest": [0] * len(NAMES), "loss": None, "loss_step": None, "lr": None,
                 "shape": [first] if first else None, "gc_ns": None,
                 "gc_count": None, "gc_max_ns": None, "skipped_updates": reader.value(mapped.SKIPPED),
+                "first_ns": reader.value(mapped.FIRST_NS),
             }  # fmt: skip
             joined = self._joined(line)
             if joined is not None:
@@ -214,6 +215,10 @@ class Process:
                 "device_steps": len(device),
             }
             found.update(figures(timed, wholes, rest, device, outside))
+            first_ns = int(line["first_ns"])
+            if first_ns > self._first_ns:
+                found["phases"][FIRST_BATCH] = {"host_ns": first_ns - self._first_ns}
+                self._first_ns = first_ns
             if "cpu_ns" in line:
                 numbers = [row[0] for row in rows]
                 found["ranks"] = {

@@ -143,6 +143,7 @@ class ScriptRun:
         every = self.request.kernels_every
         follower = self._follower = Follower(self.directory, command, machine, self.put, room.folder, every)
         sampler = Sampler(None, self.put, run_dir=self.directory.path)
+        sampler.follow(None, None)
         size = shutil.get_terminal_size()
         try:
             self.launched = launched = Launched(
@@ -161,8 +162,8 @@ class ScriptRun:
                 if self.control.take_capture():
                     follower.capture()
                 follower.poll()
-                if (gpu := follower.gpu) != sampler.gpu:
-                    sampler.follow(gpu)
+                if follower.trains != sampler.followed:
+                    sampler.follow(*follower.trains)
                 room.fill()
                 self._obey(launched)
                 launched.resize(*shutil.get_terminal_size())

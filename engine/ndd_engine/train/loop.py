@@ -80,7 +80,7 @@ class Loop:
             config.items_per_step, batch.accumulation, tokens, self.steps_per_epoch, *batches.counters
         )
         gc_steps, compiles = config.run.gc_every_steps, speed.compile != "off"
-        self.reporter = Reporter(work, stepper, clock, self.losses, run.put, gc_steps, compiles)
+        self.reporter = Reporter(work, stepper, clock, self.losses, run.put, gc_steps)
         trace = Path(log.trace).expanduser() if log.trace else None
         graphs = speed.cuda_graph or speed.compile in ("reduce-overhead", "max-autotune")
         plan = CapturePlan(log.kernels_every, log.kernels_steps, trace, graphs)

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 from ndd_engine.batches import leaves, tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import said
+from ndd_watch.caching import same_item
 
 from .base import Batch, Collate, GatherItems, batch_size, items_at
 from .order import Order, Stream
@@ -135,7 +136,7 @@ def try_items(train: Any, evaluation: Any, result: FactoryResult, where: str, co
         note = restarts(result.order, train, train.first_iterator)
         return [note] if note else []
     with calling("train_data[0]", where=where):
-        steady = _same_item(train[0], train[0])
+        steady = same_item(torch, train[0], train[0], unknown=True)
     if result.epochs_differ:
         total = len(train)
         with calling(f"train_data[{total}] (epochs_differ: item 0 of the second epoch)", where=where):
@@ -226,16 +227,3 @@ def _check_batch(batch: Batch, name: str, verb: str, problems: Problems) -> None
         problems.add(name, message, allowed=allowed, suggestion=advice)
     elif not any(tensor.ndim for tensor in tensors(batch)):
         problems.add(name, "a batch contains no tensor", allowed=allowed, suggestion=advice)
-
-
-def _same_item(one: Any, other: Any) -> bool:
-    """Whether two items are equal; values that cannot be compared count as equal."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same_item(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_same_item, one, other))
-    if isinstance(one, (str, int, float)) and isinstance(other, (str, int, float)):
-        return one == other or (one != one and other != other)
-    return True

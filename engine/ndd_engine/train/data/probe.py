@@ -9,12 +9,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import default_collate
 
 from ndd_engine.measure.timing import fastest
 from ndd_engine.record.events import LoaderEvent
 from ndd_engine.train.random_state import kept_random
 from ndd_engine.workloads.base import Batch
+from ndd_watch.caching import same_item
 
 from .loader import CPU, Batches
 from .source import item_bytes
@@ -36,6 +38,7 @@ def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEve
     """
     source, sampler = batches.source, batches.sampler
     measured: dict[str, Any] = {}  # fields of LoaderEvent
+    random = False
     if isinstance(source, StreamOrder):
         with suppress(Exception), kept_random(CPU):
             wall, cpu, count = (
@@ -51,6 +54,7 @@ def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEve
             if (gather := source.possible) is not None:
                 measured["gather_ns"] = fastest(lambda: gather.batch(indices), MOST_RUNS, GATHER_NS)[0]
             items = _time_items(source.data, indices.tolist(), measured)
+            random = not same_item(torch, items[0], source.data[indices[0].item()], unknown=True)
             # As many items as fit the budget even if collating took all of the sample's time, scaled up if not all.
             affordable = int(COLLATE_NS / max(sample_ns / sampler.micro, 1.0))
             count = min(sampler.micro, max(affordable, 1))
@@ -62,7 +66,7 @@ def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEve
         micro=sampler.micro,
         in_memory=source.possible is not None,
         encoded=source.encoded,
-        epochs_differ=sampler.epochs_differ,
+        epochs_differ=sampler.epochs_differ or random,
         batch_bytes=item_bytes(sample) or None,
         **measured,
     )

@@ -19,10 +19,14 @@ from ndd_engine.config.schema import LoaderSection
 from ndd_engine.errors import DoesNotFitError, UsageError, said, shortened
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
+from ndd_engine.train.random_state import kept_random
 from ndd_engine.workloads.base import Batch, Collate, GatherDataset, items_at
+from ndd_watch.caching import same_item
 
 # Share of the free memory that cached items may use; training needs the rest.
 SHARE = 0.8
+# Items that are read twice before all are cached: random ones are not.
+CHECKED = 16
 # Items that are sampled to predict the size of all of them.
 LOOKED_AT = 8
 
@@ -203,6 +207,14 @@ def _encode(
         if index % step == 0:
             tell(f"encoding items once: {index:,} of {count:,}")
         items.append(data[index])
+        if index < CHECKED:
+            with kept_random(torch.device("cpu")):
+                again = data[index]
+            if not same_item(torch, items[-1], again, unknown=True):
+                why = f"item {index} differs when it is read again, as by random augmentation"
+                raise UsageError(
+                    f"{key} caches items, but {why}: cached, it would be the same in every epoch"
+                )
     stack = collate is None and _same_shapes(items)
     return Stacked(default_collate(items)) if stack else cast(Dataset[Any], items)
 

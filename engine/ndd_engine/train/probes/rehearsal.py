@@ -21,7 +21,6 @@ from ndd_engine.errors import UsageError, said
 from ndd_engine.measure.clock import no_phase
 from ndd_engine.measure.flops import WorkCounter
 from ndd_engine.measure.memory import is_out_of_memory
-from ndd_engine.measure.reporting import compiled
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.train.random_state import kept_random
 from ndd_engine.train.step.kept import kept_buffers
@@ -167,6 +166,13 @@ def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
         stepper.forward_backward(batch, no_phase)
     found.compile_s = time.perf_counter() - begin
     found.graphs, found.breaks = (now - then for now, then in zip(compiled(), before, strict=True))
+
+
+def compiled() -> tuple[int, int]:
+    """(graphs, graph breaks) of torch.compile in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
 
 def _agree(stepper: Stepper, strategy: Strategy, found: Rehearsal) -> None:

@@ -1,0 +1,89 @@
+"""Rules that read what the observer tells of a script besides its phases: each fires for its fault, not for the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from planted_runs import HEALTHY, Planted, cores
+
+from ndd_engine.diagnose import Finding, diagnose
+from ndd_engine.record.events import FunctionsEvent, MarkEvent
+
+MS = 1_000_000
+MEMORY = 1 << 20
+
+
+def findings(loader: Mapping[str, Any] | None = None, by_item: bool = True, **more: Any) -> dict[str, Finding]:
+    """The findings of a script by their cause. loader: settings of its DataLoader."""
+    script = {"command": ["python", "train.py"], "loader": ["train.py", 12], "by_item": by_item}
+    config: dict[str, Any] = {"script": script, "batch": {"accumulation": 1, "micro": 8}}
+    if loader is not None:
+        config["loader"] = loader
+    run = Planted(run={"config": config}, **more)
+    return {item.cause: item for item in diagnose(run.snapshot())}
+
+
+def recompiled(seconds: float, limit: bool = False) -> MarkEvent:
+    data = {
+        "graphs": 7, "seconds": seconds, "limit": limit, "reason": "bins == 7 (train.py:13 in forward)",
+        "file": "/home/me/train.py", "line": 11, "function": "forward",
+    }  # fmt: skip
+    return MarkEvent("recompile", 40, "", data)
+
+
+def test_recompilation_names_what_changes_and_where() -> None:
+    found = findings(marks=[recompiled(1.5)])["recompile"]
+    assert "bins" in found.title and found.share is not None and 0.1 < found.share < 0.4
+    assert found.changes[0].where == "train.py:11 in forward" and not found.sets
+    assert any("train.py:13" in item.text for item in found.evidence)
+    assert "recompile" not in findings(marks=[recompiled(0.01)])
+
+
+def test_a_function_that_is_compiled_no_more_is_told_however_short_the_compilations_were() -> None:
+    found = findings(marks=[recompiled(0.01, limit=True)])["recompile"]
+    assert "step 40" in found.title and found.ceiling is None
+
+
+def test_a_setting_is_not_offered_for_collections_that_the_script_asks_for() -> None:
+    wait = ["/home/me/train.py", 20, "main", "collect", 1, 8 * MS]
+    asked = FunctionsEvent(9, 28 * MS, [], [wait], {"other": 8 * MS})
+    collecting = {"gc_ns": 160 * MS, "gc_count": 20, "gc_max_ns": 9 * MS}
+    run = {"phases": {**HEALTHY, "other": 8.2}, "window": collecting}
+    found = findings(functions=asked, **run)["gc"]
+    assert not found.sets and found.changes[0].where == "train.py:20 in main"
+    assert findings(**run)["gc"].sets[0].startswith("run.gc_every_steps=")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_wait_for_items_offers_a_cache_to_try(workers: int) -> None:
+    waiting = {"phases": {**HEALTHY, "data_wait": 10.0}}
+    loader = {"workers": workers, "persistent": False}
+    found = findings(loader, **waiting)["data-wait"]
+    assert found.sets[0] == "loader.cache=true" and ("loader.workers=0" in found.sets) == bool(workers)
+    # Nothing that can be cached: a stream, or batches that are read as they are.
+    assert "loader.cache=true" not in findings(loader, by_item=False, **waiting)["data-wait"].sets
+
+
+def test_items_that_take_longer_than_a_trial_may_are_not_cached() -> None:
+    long = {"phases": {**HEALTHY, "data_wait": 2000.0}}
+    assert "loader.cache=true" not in findings({"workers": 0}, **long)["data-wait"].sets
+    # The second pass over the data has begun, so that reading all of it took less.
+    again = {**long, "phases": {**long["phases"], "data_wait/first_batch": 1.0}}
+    assert "loader.cache=true" in findings({"workers": 0}, **again)["data-wait"].sets
+
+
+@pytest.mark.parametrize(("first_ms", "persistent"), [(8.0, False), (0.2, False), (8.0, True)])
+def test_workers_that_start_for_each_epoch(first_ms: float, persistent: bool) -> None:
+    phases = {**HEALTHY, "data_wait": 10.0, "data_wait/first_batch": first_ms}
+    found = findings({"workers": 2, "persistent": persistent}, phases=phases)
+    assert ("worker-restart" in found) == (first_ms > 1 and not persistent)
+    if "worker-restart" in found:
+        assert found["worker-restart"].sets == ("loader.persistent=true",)
+
+
+@pytest.mark.parametrize("grows", [2 * MEMORY, 0])
+def test_memory_of_the_process_that_trains(grows: int) -> None:
+    used = [400 * MEMORY + grows * 20 * window for window in range(12)]
+    assert ("leak" in findings(used=used, host=cores(1.9, 1.9))) == bool(grows)

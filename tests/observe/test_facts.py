@@ -1,0 +1,45 @@
+"""What a script's process tells besides its phases: first batches of epochs, compilations, garbage collections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from observed import run
+
+from ndd_watch.phases import FIRST_BATCH
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize(("form", "least_s"), [("anew", 7 * 0.2), ("kept", 0.0)])
+def test_first_batches_of_later_epochs_have_their_own_time(tmp_path: Path, form: str, least_s: float) -> None:
+    ran = run(tmp_path, "epochs.py", form)
+    assert ran.status == 0, ran.errors
+    phases = ran.phases()
+    first = phases.pop(FIRST_BATCH, 0)
+    assert least_s * 1e9 <= first <= phases["data_wait"]
+    assert sum(window["steps"] for window in ran.of("window")) == int(ran.word("STEPS"))
+    assert sum(phases.values()) == sum(window["wall_ns"] for window in ran.of("window"))
+    # A step with a first batch counts as the others do, without that batch.
+    assert all(window["step_max_ns"] < 0.2e9 for window in ran.of("window") if window["step_max_ns"])
+
+
+def test_recompilations_are_told_with_their_reason_and_the_limit(tmp_path: Path) -> None:
+    ran = run(tmp_path, "recompiles.py", "number")
+    assert ran.status == 0, ran.errors
+    lines = ran.of("compiled")
+    assert sum(line["compiled"] for line in lines) == 1 and sum(line["again"] for line in lines) == 7
+    assert lines[-1]["limit"] and "bins" in lines[-1]["reason"]
+    file, line, name = lines[-1]["function"]
+    assert (Path(file).name, line, name) == ("recompiles.py", 11, "forward")
+    assert sum(line["again_s"] for line in lines) > 0
+    (steady,) = run(tmp_path / "steady", "recompiles.py").of("compiled")
+    assert (steady["compiled"], steady["again"], steady["limit"]) == (1, 0, False)
+
+
+def test_garbage_collections_that_the_script_asks_for_are_told_with_their_line(tmp_path: Path) -> None:
+    ran = run(tmp_path, "collects.py", "each")
+    waits = [wait for line in ran.of("profile") for wait in line["waits"]]
+    assert [(Path(wait[0]).name, wait[3], wait[4]) for wait in waits] == [("collects.py", "collect", 1)]
+    assert not [line for line in run(tmp_path / "not", "collects.py").of("profile") if line["waits"]]
