@@ -14,6 +14,10 @@ from .library import signal
 # Tool ids of sys.monitoring that nobody has reserved, and that of profilers.
 _IDS = (4, 3)
 _PROFILERS = 2
+# Events that ours listen to.
+_EVENTS = (
+    "PY_START", "PY_RESUME", "PY_THROW", "PY_RETURN", "PY_YIELD", "PY_UNWIND", "CALL", "C_RETURN", "C_RAISE",
+)  # fmt: skip
 
 # Calls within each other after which a profile function is taken out, and how many more have to be possible. Where the
 # recursion limit leaves no room for a profile function, Python 3.11 crashes.
@@ -58,10 +62,8 @@ class Listening:
             return
         _active.remove(self)
         if self._tool is not None:
-            monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
             tool, self._tool = self._tool, None
-            monitoring.set_events(tool, 0)
-            monitoring.free_tool_id(tool)
+            free_tool(tool)
         elif sys.getprofile() is self._heard_by:
             sys.setprofile(None)
         self._heard_by = None
@@ -112,6 +114,15 @@ def tool_id() -> int | None:
     if monitoring is None or handles_signals():
         return None
     return next((one for one in _IDS if monitoring.get_tool(one) is None), None)
+
+
+def free_tool(tool: int) -> None:
+    """Give an id of sys.monitoring back, and forget its callbacks: Python keeps them, and all that they refer to."""
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+    monitoring.set_events(tool, 0)
+    for name in _EVENTS:
+        monitoring.register_callback(tool, getattr(monitoring.events, name), None)
+    monitoring.free_tool_id(tool)
 
 
 def handles_signals() -> bool:

@@ -7,7 +7,7 @@ from threading import get_ident
 from typing import Any, Callable
 
 from .clock import CURRENT, DATA_WAIT, TIMED, S, enter
-from .listening import tool_id
+from .listening import free_tool, tool_id
 
 
 def watch(code: Any) -> Callable[[], None] | None:
@@ -43,6 +43,6 @@ def watch(code: Any) -> Callable[[], None] | None:
 
     def undo() -> None:
         monitoring.set_local_events(tool, code, 0)
-        monitoring.free_tool_id(tool)
+        free_tool(tool)
 
     return undo

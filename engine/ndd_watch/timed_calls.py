@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from threading import get_ident
-from time import perf_counter_ns as now
-from typing import Any
+from typing import Any, Callable
 
-from .listening import tool_id
+from .library import time
+from .listening import free_tool, tool_id
+
+# This module is loaded when the first step is profiled: by then the script may have replaced functions of the library.
+now = time.perf_counter_ns
 
 
 @dataclass
@@ -38,7 +41,8 @@ class Calls:
         self._tool: int | None = None
         self._thread = 0
         # Called once a function begins after this moment; 0 for never.
-        self.until, self.late = 0, self.disable
+        self.until = 0
+        self.late: Callable[[], None] | None = None
 
     def enable(self) -> None:
         """Begin on this thread. Raises ValueError if no tool id is free."""
@@ -64,9 +68,7 @@ class Calls:
         """End; open calls end now."""
         tool, self._tool = self._tool, None
         if tool is not None:
-            monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
-            monitoring.set_events(tool, 0)
-            monitoring.free_tool_id(tool)
+            free_tool(tool)
         while self._stack:
             self._pop(now())
 
@@ -88,7 +90,7 @@ class Calls:
         entry.open += 1
         t = now()
         self._stack.append((what, t, entry, inner))
-        if self.until and t > self.until:
+        if self.until and t > self.until and self.late is not None:
             self.until = 0
             self.late()
 
