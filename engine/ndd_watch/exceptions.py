@@ -17,6 +17,8 @@ _RAISED = frozenset({
     FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError, ZeroDivisionError, OverflowError,
     ArithmeticError, UnicodeDecodeError, UnicodeEncodeError, BufferError, RecursionError, MemoryError,
 })  # fmt: skip
+# Those of them that Python raises without a message. One that another thread raises in this one never has one.
+_SILENT = frozenset({AssertionError, NotImplementedError, MemoryError})
 _HANDLER = os.path.join("torch", "utils", "data", "_utils", "signal_handling.py")
 # Code that our calls reach besides our own.
 _CALLED = (os.sep + "torch" + os.sep, os.path.join(os.path.dirname(os.__file__), ""))
@@ -26,6 +28,8 @@ def ours(error: BaseException) -> bool:
     """Whether an exception that our code has caught can be its own."""
     # Classes of torch, as AcceleratorError, are errors of its own code.
     if type(error) not in _RAISED and type(error).__module__ != "torch":
+        return False
+    if not error.args and type(error) not in _SILENT:
         return False
     trace: Any = error.__traceback__
     if trace is None:
