@@ -15,7 +15,7 @@ from .library import os, threading, time
 from .looks import Looks
 from .mapped import CORRECTION, FIRST_NS, MICRO, NATIVE, PENDING, SKIPPED
 from .places import Places
-from .process import let_read, resident
+from .process import Heap, let_read, resident
 from .steps import Steps
 from .waits import strategy_of
 
@@ -29,7 +29,7 @@ class Recorder:
     def __init__(self, steps: Steps, looks: Looks, places: Places, replicated: Callable[[], bool]) -> None:
         self._steps, self._looks, self._places, self._replicated = steps, looks, places, replicated
         self._garbage = Garbage()
-        self._compilations = Compilations()
+        self._compilations, self._heap = Compilations(), Heap()
         self._cpu = 0
         self._micro = 0
         # Python forgets it before a short script's model is described at its exit.
@@ -118,7 +118,8 @@ class Recorder:
             device=[_by_name(found) for _, found in device], outside=_by_name(clock.gpu.outside()),
             lr=self._rate(), shape=shape, gc_ns=garbage.ns, gc_count=garbage.number,
             gc_max_ns=garbage.longest_ns,
-            skipped_updates=S[SKIPPED], first_ns=S[FIRST_NS], **more,
+            skipped_updates=S[SKIPPED], first_ns=S[FIRST_NS], heap_bytes=self._heap.read(),
+            **more,
         )  # fmt: skip
 
     def _rate(self) -> float | None:

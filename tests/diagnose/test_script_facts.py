@@ -1,4 +1,4 @@
-"""Rules that read what the observer tells of a script besides its phases: each fires for its fault, not for the twin."""
+"""Rules that read what is told of a script besides its phases: each fires for its fault, not for its twin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ MS = 1_000_000
 MEMORY = 1 << 20
 
 
-def findings(loader: Mapping[str, Any] | None = None, by_item: bool = True, **more: Any) -> dict[str, Finding]:
+def findings(
+    loader: Mapping[str, Any] | None = None, by_item: bool = True, **more: Any
+) -> dict[str, Finding]:
     """The findings of a script by their cause. loader: settings of its DataLoader."""
     script = {"command": ["python", "train.py"], "loader": ["train.py", 12], "by_item": by_item}
     config: dict[str, Any] = {"script": script, "batch": {"accumulation": 1, "micro": 8}}
@@ -87,3 +89,16 @@ def test_workers_that_start_for_each_epoch(first_ms: float, persistent: bool) ->
 def test_memory_of_the_process_that_trains(grows: int) -> None:
     used = [400 * MEMORY + grows * 20 * window for window in range(12)]
     assert ("leak" in findings(used=used, host=cores(1.9, 1.9))) == bool(grows)
+
+
+@pytest.mark.parametrize(("kept", "found"), [(15, True), (40, False)])
+def test_memory_that_is_kept_for_an_epoch_and_then_released(kept: int, found: bool) -> None:
+    """With the innocent twin: it grows while a cache is filled, once, and stays."""
+    heap = [
+        400 * MEMORY + 40 * MEMORY * (window % kept if kept < 40 else min(window, 8)) for window in range(40)
+    ]
+    leak = findings(windows=40, used=heap, host=cores(1.9, 1.9)).get("leak")
+    assert (leak is not None) == found
+    if leak is not None:
+        assert "2.0 MB per step" in leak.title
+        assert "full" not in " ".join(item.text for item in leak.evidence)

@@ -11,6 +11,7 @@ from .gpu import smaller_batches
 from .view import MODEL, Draft, View
 
 StepValue = tuple[float, float]
+Trend = tuple[tuple[int, float], ...]
 
 # Minimum points of the memory curve, and the number of points it is reduced to.
 LEAST_POINTS = 7
@@ -24,6 +25,9 @@ TIMES_NOISE = 4.0
 # off is not a leak.
 RISING = 0.9
 STEADY = 0.5
+# Memory is released where it falls to this part of its rise, and rises are alike up to this factor.
+RELEASED = 0.5
+ALIKE = 2.0
 # Memory is almost full when less than this part of it is free.
 NEARLY = 0.04
 
@@ -35,12 +39,15 @@ def leak(view: View) -> Finding | None:
         return None
     if snapshot.totals.recompiles and len(snapshot.memory_trend) < COMPILING_POINTS:
         return None  # compiled code takes memory as well
-    growth = steady_growth(snapshot.memory_trend, 0 if view.gpu else GROWN_BYTES)
+    least, released = 0 if view.gpu else GROWN_BYTES, 0
+    growth = steady_growth(snapshot.memory_trend, least)
+    if growth is None:
+        growth, released = growth_between_releases(snapshot.memory_trend, GROWN_BYTES)
     if growth is None:
         return None
     slope, noise, last = growth
     free, when, leave = snapshot.headroom.free_bytes, "", ""
-    if free is not None:
+    if free is not None and not released:
         steps = free / slope
         when = f"memory is full in about {steps:,.0f} steps"
         if view.step_ns:
@@ -49,9 +56,12 @@ def leak(view: View) -> Finding | None:
         if total and not snapshot.final and total - snapshot.step < steps / 2:
             leave = f"this run ends in {total - snapshot.step:,} steps, before memory is full"
     confidence: Confidence = "certain" if snapshot.epoch else "likely"
-    draft = Draft("leak", f"memory grows by {size(slope)} per step", None, confidence, leave)
-    source = "allocator" if view.gpu else "resident memory"
+    until = f" until it is released, after about {released:,} steps" if released else ""
+    draft = Draft("leak", f"memory grows by {size(slope)} per step{until}", None, confidence, leave)
+    source = "allocator" if view.gpu else "memory of the process"
     draft.saw(f"{size(last)} in use, growing by {size(slope)} per step (noise {size(noise)})", source)
+    if released:
+        draft.saw(f"it grows by {size(slope * released)} before it is released", source)
     if when:
         draft.saw(f"{when} ({size(free)} free)", "extrapolated")
     draft.change(
@@ -106,9 +116,7 @@ def no_effect(view: View) -> Finding | None:
 RULES = (leak, near_limit, no_effect)
 
 
-def steady_growth(
-    trend: tuple[tuple[int, float], ...], least_bytes: float = 0
-) -> tuple[float, float, float] | None:
+def steady_growth(trend: Trend, least_bytes: float = 0) -> tuple[float, float, float] | None:
     """(bytes per step, noise in bytes, newest value) of the last two thirds of a curve that grows until its end.
 
     None if there are too few points, or the growth is within the noise, below least_bytes, levels off or is not
@@ -134,6 +142,34 @@ def steady_growth(
     if end_slope < STEADY * slope:
         return None
     return slope, noise, later[-1][1]
+
+
+def growth_between_releases(
+    trend: Trend, least_bytes: float
+) -> tuple[tuple[float, float, float] | None, int]:
+    """((as `steady_growth`), steps from one release to the next) of a curve that grows and falls, again and again.
+
+    Something is kept for an epoch, for example. (None, 0) unless at least two rises are steady and alike.
+    """
+    rises: list[list[tuple[int, float]]] = [[]]
+    low = high = 0.0
+    for point in trend:
+        if not rises[-1]:
+            low = high = point[1]
+        elif high - low > least_bytes and point[1] < low + RELEASED * (high - low):
+            rises.append([])
+            low = high = point[1]
+        rises[-1].append(point)
+        high = max(high, point[1])
+    found = [(rise, growth) for rise in rises if (growth := steady_growth(tuple(rise), least_bytes))]
+    if len(found) < 2 or len(rises) > 2 * len(found):
+        return None, 0
+    slopes = sorted(growth[0] for _, growth in found)
+    if slopes[-1] > ALIKE * slopes[0]:
+        return None, 0
+    lengths = [rise[-1][0] - rise[0][0] for rise, _ in found]
+    last = found[-1][1]
+    return (median(slopes), last[1], last[2]), round(max(lengths))
 
 
 def _condensed(points: tuple[tuple[int, float], ...]) -> list[StepValue]:

@@ -10,6 +10,7 @@ from typing import Protocol
 from ndd_engine.record.events import Event, MarkEvent, ScalarsEvent, WindowEvent
 from ndd_engine.text import printable
 from ndd_watch.compilers import Compilations
+from ndd_watch.process import Heap
 
 from .clock import PhaseClock
 from .collector import Collector
@@ -66,7 +67,7 @@ class Reporter:
         self.collector = Collector(gc_every_steps)
         self._work, self._stepping = work, stepping
         self._stalls: StallWatch | None = None
-        self._compilations = Compilations()
+        self._compilations, self._heap = Compilations(), Heap()
         self._made = 0  # items at the end of the last window
         self._has_gpu = losses.device.type == "cuda"
         self._told_failure = False
@@ -141,6 +142,7 @@ class Reporter:
                 gc_count=pauses.number,
                 gc_max_ns=pauses.longest_ns,
                 profiled=self.profiled,
+                heap_bytes=self._heap.read(),
             )
         )
         if self.losses.scalars:

@@ -146,7 +146,8 @@ class WindowEvent(Event):
     a sub-phase of "forward". loss: mean of the losses read back in this window, or null; last_loss: [step, loss] of the
     last one. lr, grad_norm, loss_scale: latest values. device_steps: steps timed on the device. gc_ns, gc_count,
     gc_max_ns: total, number and longest of Python's garbage collections (part of the phases). profiled: true if a
-    profiler capture ran or a step was profiled; such windows are not used for rates.
+    profiler capture ran or a step was profiled; such windows are not used for rates. heap_bytes: in use by the heap of
+    the process, with the tensors of the CPU, at the end of the window.
     """
 
     type: ClassVar[str] = "window"
@@ -172,6 +173,7 @@ class WindowEvent(Event):
     gc_count: int | None = None
     gc_max_ns: int | None = None
     profiled: bool = False
+    heap_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,8 @@ class RunState:
             self.sample = event
             self.samples.append(event)
             self._clock(event.gpu or {})
-            self._memory(memory_bytes(self.run, event))
+            if all(window.heap_bytes is None for window in self.recent):  # resident memory does not fall
+                self._memory(memory_bytes(self.run, event))
         elif isinstance(event, MemoryEvent):
             self.memory = event
             self._memory(event.allocated_bytes)
@@ -203,6 +204,8 @@ class RunState:
         self.saving.window(checkpoint)
         overhead = evaluate + checkpoint
         self._total(event)
+        if event.heap_bytes is not None and self.run is not None and not self.run.device.startswith("cuda"):
+            self.memories.add(event.step, float(event.heap_bytes))
         if event.profiled:
             pass  # the profiler made these steps slow
         elif self.recent and not event.steps and not self.recent[-1].steps:

@@ -223,6 +223,7 @@ class Facts:
             last_loss=None if loss is None else (at, float(loss)),
             device_steps=int(line.get("device_steps") or 0), lr=line.get("lr"), gc_ns=line.get("gc_ns"),
             gc_count=line.get("gc_count"), gc_max_ns=line.get("gc_max_ns"), profiled=bool(line.get("profiled")),
+            heap_bytes=line.get("heap_bytes"),
         )  # fmt: skip
         skipped = int(line.get("skipped_updates") or 0)
         if skipped > self._skipped:

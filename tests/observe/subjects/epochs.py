@@ -16,7 +16,9 @@ if __name__ == "__main__":
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     kept = "anew" not in sys.argv
-    loader = DataLoader(data(64), batch_size=8, num_workers=1, persistent_workers=kept, worker_init_fn=prepare)
+    loader = DataLoader(
+        data(64), batch_size=8, num_workers=1, persistent_workers=kept, worker_init_fn=prepare
+    )
     steps = 0
     for epoch in range(8):
         for x, y in loader:

@@ -1,4 +1,4 @@
-"""A compiled model with a Python number as an argument. It changes in each step with `number`, and is a tensor without."""
+"""A compiled model with an argument that is a tensor. With `number`, it is a Python number that changes each step."""
 
 import sys
 
