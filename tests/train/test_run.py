@@ -36,7 +36,6 @@ def close(result: Result) -> int:
 def test_a_run_is_done_and_everything_it_did_is_in_its_record(trainer: Trainer) -> None:
     result = trainer.train(*trainer.ndd, *EVERY_STEP, "run.epochs=2")
     end = result.end
-    assert end is not None
     figures = end.data["figures"]
     assert end == EndEvent(
         "done", "finished all 44 steps", 44, 0, "step-00000044.pt",
@@ -131,7 +130,6 @@ def test_what_is_switched_off_does_not_happen(trainer: Trainer) -> None:
         *trainer.ndd, "run.max_steps=25", "evaluate.every_epochs=0", "evaluate.at_end=false",
         "checkpoint.every_epochs=0", "checkpoint.at_end=false", "checkpoint.every_minutes=0",
     )  # fmt: skip
-    assert result.end is not None
     assert (result.end.status, result.end.checkpoint) == ("done", None)
     assert result.marks("evaluation") == result.marks("checkpoint") == []
     assert result.checkpoints == []
@@ -204,7 +202,6 @@ def test_a_run_ends_at_whichever_comes_first(
     trainer: Trainer, sets: tuple[str, ...], steps: int, epochs: int
 ) -> None:
     result = trainer.train(*trainer.ndd, *sets)
-    assert result.end is not None
     assert (result.end.status, result.end.step) == ("done", steps)
     identity = result.identity
     assert (identity.total_steps, identity.epochs, identity.steps_per_epoch) == (
@@ -218,7 +215,6 @@ def test_an_epoch_leaves_out_the_items_that_fill_no_step(trainer: Trainer) -> No
     result = trainer.train(*trainer.ndd, "batch.micro=10", "batch.accumulation=4", "run.epochs=2")
     # 352 windows: 35 micro-batches, 8 whole steps.
     assert result.identity.steps_per_epoch == 8
-    assert result.end is not None
     assert result.end.step == 16
 
 
@@ -276,7 +272,6 @@ def test_an_error_in_the_model_is_told_with_step_and_phase(
     result = trainer.train(
         *trainer.ndd, "run.max_steps=20", "checkpoint.every_steps=4", "evaluate.every_epochs=0"
     )
-    assert result.end is not None
     assert (result.end.status, result.end.exit_status, result.end.step) == ("failed", 1, 6)
     assert re.fullmatch(
         r"RuntimeError at step 7 in loss: shapes \\x1b\[31mdo not match \(\S*test_run\.py:\d+; full traceback "
@@ -293,7 +288,6 @@ def test_a_model_that_leaves_the_program_fails_the_run(
 ) -> None:
     monkeypatch.setattr(Eeg, "loss", lambda *_: exit(3))
     result = trainer.train(*trainer.ndd, "run.max_steps=20")
-    assert result.end is not None
     assert (result.end.status, result.end.exit_status) == ("failed", 1)
     assert "SystemExit while running a test step: 3" in result.end.reason
 
@@ -303,7 +297,6 @@ def test_an_error_in_an_evaluation_names_the_step_before_it(
 ) -> None:
     monkeypatch.setattr(Eeg, "metric", lambda _: None)
     result = trainer.train(*trainer.ndd, "run.max_steps=20", "evaluate.every_steps=7")
-    assert result.end is not None
     assert result.end.reason.startswith("AttributeError at step 7 in evaluate: ")
     # Between two steps the state is whole: nothing is lost.
     assert result.checkpoints == [7]
@@ -312,7 +305,6 @@ def test_an_error_in_an_evaluation_names_the_step_before_it(
 def test_a_resume_from_a_socket_path_too_long_to_bind_still_trains(trainer: Trainer, tmp_path: Path) -> None:
     trainer.root = tmp_path / ("long" * 30) / "runs"
     result = trainer.train(*trainer.ndd, "run.max_steps=2")
-    assert result.end is not None
     assert result.end.status == "done"
 
 

@@ -95,7 +95,6 @@ def test_what_cannot_be_had_is_a_warning_and_trains_all_the_same(trainer: Traine
         *trainer.ndd, "run.max_steps=3", "loader.pin_memory=true", "speed.cuda_graph=true",
         "speed.cudnn_benchmark=true", "speed.channels_last=true", "speed.attention=flash",
     )  # fmt: skip
-    assert result.end is not None
     assert result.end.status == "done"
     found = settings(result)
     for name in ("loader.pin_memory", "speed.cuda_graph", "speed.cudnn_benchmark"):
@@ -231,7 +230,6 @@ def test_a_model_that_fails_in_the_trial_step_is_told_before_anything_is_trained
 
     monkeypatch.setattr(Eeg, "loss", loss)
     end = trainer.train(*trainer.ndd, "run.max_steps=3").end
-    assert end is not None
     assert (end.status, end.exit_status, end.step) == ("failed", 1, 0)
     assert end.reason.startswith("ValueError while running a test step: labels and outputs differ in length")
 

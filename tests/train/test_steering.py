@@ -90,7 +90,6 @@ def test_a_paused_run_can_be_stopped_and_keeps_its_checkpoint(trainer: Trainer) 
             run.control.request("stop", "interrupted (Ctrl-C)", "interrupted")
 
     result = trainer.train(*trainer.ndd, *EVERY_STEP, *LONG, steer=steer)
-    assert result.end is not None
     assert (result.end.status, result.end.exit_status) == ("interrupted", 130)
     assert result.checkpoints == [result.end.step]
     close(result)
@@ -111,7 +110,6 @@ def test_what_is_due_is_done_before_a_stop_is_obeyed(
     result = trainer.train(
         *trainer.ndd, *LONG, "evaluate.every_steps=10", steer=lambda run, _: runs.append(run)
     )
-    assert result.end is not None
     assert (result.end.status, result.end.step) == ("stopped", 10)
     assert [mark.step for mark in result.marks("evaluation")] == [10]
 
@@ -126,7 +124,6 @@ def test_a_stop_ends_as_it_was_asked_for(trainer: Trainer, status: str, exit_sta
             run.control.request("stop", "a later reason does not count", "stopped")
 
     result = trainer.train(*trainer.ndd, *EVERY_STEP, *LONG, steer=steer)
-    assert result.end is not None
     assert (result.end.status, result.end.exit_status) == (status, exit_status)
     assert result.end.reason == f"enough; checkpoint at step {result.end.step}"
     assert result.end.checkpoint == f"step-{result.end.step:08d}.pt"
@@ -138,7 +135,6 @@ def test_a_stop_at_once_leaves_no_checkpoint(trainer: Trainer) -> None:
             run.control.request("kill", "enough")
 
     result = trainer.train(*trainer.ndd, *EVERY_STEP, *LONG, steer=steer)
-    assert result.end is not None
     assert (result.end.status, result.end.reason, result.end.checkpoint) == (
         "stopped",
         "enough, immediately",
@@ -166,7 +162,6 @@ def test_a_long_evaluation_can_be_left_at_once(trainer: Trainer) -> None:
         *trainer.ndd, *LONG, "workload.samples=12000", "workload.eval_fraction=0.45", "batch.micro=2",
         "evaluate.every_steps=2", steer=steer,
     )  # fmt: skip
-    assert result.end is not None
     assert result.end.reason == "enough, immediately"
     assert result.marks("evaluation") == []
 

@@ -49,7 +49,6 @@ def test_a_killed_worker_is_named_and_the_moment_is_saved(trainer: Trainer, pers
     # Far sooner than the 120 seconds after which workers count as stuck.
     assert time.monotonic() - begin < 60
     end = result.end
-    assert end is not None
     assert (end.status, end.exit_status) == ("failed", 1)
     assert end.reason.startswith(f"loader worker {victims[0]} was killed by SIGKILL"), end.reason
     assert f"at step {end.step + 1} in data_wait" in end.reason
@@ -60,7 +59,6 @@ def test_a_killed_worker_is_named_and_the_moment_is_saved(trainer: Trainer, pers
     again = trainer.train(
         "loader.workers=0", "loader.persistent=false", f"run.max_steps={end.step + 5}", resume=result
     )
-    assert again.end is not None
     assert (again.end.status, again.end.step) == ("done", end.step + 5)
     assert sorted(again.losses) == list(range(1, end.step + 6))
     # The other worker may wait for ever for a lock that the killed one held.

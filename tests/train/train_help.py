@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.states import equal
 
 from ndd_engine.config import read
-from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
+from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, SettingEvent, WindowEvent, parse
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
@@ -30,6 +31,7 @@ CHARTEXT = (
     "workload.name=chartext", "workload.size=tiny", "workload.width=16",
     "batch.sequence=16", "batch.micro=8", "run.threads=1", "log.profile_every_s=0",
 )  # fmt: skip
+Written = Callable[[str], tuple[str, ...]]
 EVERY_STEP = ("log.every_steps=1", "log.window_s=0")
 
 
@@ -38,7 +40,12 @@ class Result:
     """What a run left behind."""
 
     directory: RunDir
-    end: EndEvent | None = None
+    _end: EndEvent | None = None
+
+    @property
+    def end(self) -> EndEvent:
+        assert self._end is not None
+        return self._end
 
     @property
     def events(self) -> list[Event]:
@@ -73,6 +80,11 @@ class Result:
         reader = RunReader(self.directory)
         reader.poll()
         return reader.snapshot()
+
+    @property
+    def settings(self) -> dict[str, SettingEvent]:
+        """The newest event of each setting."""
+        return {event.name: event for event in self.events if isinstance(event, SettingEvent)}
 
     @property
     def checkpoints(self) -> list[int]:
@@ -177,4 +189,17 @@ def stop_at(step: int) -> Callable[[Run, Event], None]:
 
 def training_state(state: dict[str, Any]) -> dict[str, Any]:
     """The part of a checkpoint that two equal runs share."""
-    return {key: state[key] for key in ("step", "model", "optimizer", "scaler", "random")}
+    return {key: value for key, value in state.items() if key not in ("threads", "torch")}
+
+
+def resumed(trainer: Trainer, sets: tuple[str, ...], *stops: int) -> Result:
+    """A run that ends at each of `stops` and is resumed. It equals the same run in one piece, bit for bit."""
+    whole = trainer.train(*sets, f"run.max_steps={stops[-1]}")
+    parts = trainer.train(*sets, f"run.max_steps={stops[0]}")
+    for stop in stops[1:]:
+        parts = trainer.train(f"run.max_steps={stop}", resume=parts)
+    assert (whole.end.status, parts.end.status) == ("done", "done"), (whole.end.reason, parts.end.reason)
+    assert parts.losses == whole.losses
+    last = stops[-1]
+    assert equal(training_state(parts.state(last)), training_state(whole.state(last)))
+    return parts
