@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.states import equal
-from train_help import EVERY_STEP, Result, Trainer, stop_at, training_state
+from train_help import EVERY_STEP, NDD, Result, Trainer, stop_at, training_state
 
 from ndd_engine.errors import EXIT_USAGE, UsageError
+from ndd_engine.record.rundir import RunDir
 
 # Dropout draws random numbers, accumulation moves the place in the data, epochs end within the run.
 HARD = (
@@ -72,20 +74,24 @@ def test_a_checkpoint_between_two_epochs_goes_on_with_the_next(trainer: Trainer)
     assert again.identity.resumed_from == "step-00000022.pt"
 
 
-@pytest.fixture
-def stopped(trainer: Trainer) -> Result:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """A run of 20 steps that can be continued to 44, with checkpoints of steps 10 and 20."""
-    sets = (
-        *trainer.ndd,
-        *EVERY_STEP,
-        "run.epochs=2",
-        "workload.dropout=0.0",
-        "checkpoint.every_steps=10",
-        "evaluate.every_epochs=0",
-    )
-    first = trainer.train(*sets, "run.max_steps=20", "checkpoint.every_epochs=0")
+    folder = tmp_path_factory.mktemp("finished")
+    first = Trainer(folder, folder).train(
+        *NDD, *EVERY_STEP, "run.epochs=2", "run.max_steps=20", "workload.dropout=0.0", "checkpoint.every_steps=10",
+        "checkpoint.every_epochs=0", "evaluate.every_epochs=0",
+    )  # fmt: skip
     assert first.checkpoints == [10, 20]
     return first
+
+
+@pytest.fixture
+def stopped(finished: Result, trainer: Trainer) -> Result:
+    """A copy of that run."""
+    copy = RunDir(trainer.root / finished.directory.name)
+    shutil.copytree(finished.directory.path, copy.path)
+    return Result(copy)
 
 
 def test_a_finished_run_is_refused_and_stays_finished(trainer: Trainer, stopped: Result) -> None:
@@ -131,9 +137,15 @@ def test_what_would_change_the_order_of_the_data_is_refused(
     assert stopped.directory.live_owner() is None
 
 
-@pytest.mark.parametrize(
-    "change", ["workload.name=chartext", "workload.hidden=[9]", "workload.model=lstm", "optimizer.name=sgd"]
-)
+def test_another_workload_is_refused(trainer: Trainer, stopped: Result) -> None:
+    stopped.directory.config.write_text(
+        '[workload]\nname = "chartext"\nsize = "tiny"\n[run]\nmax_steps = 30\n'
+    )
+    with pytest.raises(UsageError, match=r"workload\.name"):
+        trainer.open(resume=stopped)
+
+
+@pytest.mark.parametrize("change", ["workload.hidden=[9]", "workload.model=lstm", "optimizer.name=sgd"])
 def test_another_model_or_data_is_refused_before_the_record_is_touched(
     trainer: Trainer, stopped: Result, change: str
 ) -> None:
