@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,6 @@ from finetune_help import configured, documents, own, prepared, told
 
 from ndd_engine.errors import ConfigError
 from ndd_engine.workloads.facts import problems
-
-
-@pytest.mark.long
-def test_facts_are_found_without_torch() -> None:
-    code = (
-        "import sys; from ndd_engine.config import read; from ndd_engine.workloads.facts import facts; "
-        "print(facts(read(None, ['workload.name=finetune']).resolve()).text); sys.exit('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert done.stdout.startswith("25 examples of 48,000 characters, 5 for evaluation; at most 256 tokens")
-
 
 # The builtin documents.
 
@@ -139,13 +125,6 @@ def test_folder_of_texts(tmp_path: Path) -> None:
     (tmp_path / ".hidden.txt").write_bytes(b"\0\1")
     data = documents(*own(tmp_path))
     assert data.train == (TEXTS[2], "---\n" + TEXTS[1]) and data.evaluation == (TEXTS[0],)
-
-
-def test_own_documents_are_cut_and_never_joined(tmp_path: Path) -> None:
-    path = tmp_path / "data.txt"
-    path.write_text("\n---\n".join(TEXTS))
-    data = documents(*own(path, "workload.document_chars=100"))
-    assert data.train == (TEXTS[2][:100], TEXTS[1][:100]) and data.evaluation == (TEXTS[0],)
 
 
 def test_unused_documents_and_a_small_vocabulary_are_told(tmp_path: Path) -> None:
