@@ -49,10 +49,7 @@ def test_parameters_of_each_size(size: str, parameters: int) -> None:
 
 def test_prepared_workload() -> None:
     config = configured()
-    messages: list[str] = []
-    workload = prepare(config, messages.append)
-    assert messages[0] == "reading the manual topics" and messages[-1] == "building the model"
-    assert "learning byte pairs" in messages
+    workload = prepare(config)
     assert (workload.name, workload.item, workload.token, workload.better) == (
         "finetune", "example", "token", "lower",
     )  # fmt: skip
@@ -103,7 +100,6 @@ def test_full_padding_gives_one_shape() -> None:
         workload = prepared(*sets, f"workload.pad={pad}")
         assert workload.collate is not None
         shapes[pad] = {workload.collate([item])[0].shape for item in items(workload)}
-        assert any("shapes vary" in note for note in workload.notes()) == (pad == "longest")
     assert shapes["full"] == {(1, 48)} and len(shapes["longest"]) > 3
 
 
@@ -149,9 +145,8 @@ def test_perplexity_of_nothing_and_of_a_diverged_model() -> None:
 
 def test_cut_examples_are_told() -> None:
     notes = prepared().notes()
-    assert any(note.startswith("25 of 25 examples are longer than 64 tokens and are cut") for note in notes)
-    notes = prepared("workload.document_chars=64").notes()
-    assert not any("are cut" in note for note in notes)
+    assert any("25 of 25" in note and "64 tokens" in note for note in notes)
+    assert not any("are cut" in note for note in prepared("workload.document_chars=64").notes())
 
 
 # Learning.
