@@ -262,8 +262,8 @@ def test_too_few_clips_for_a_step(make_config: MakeConfig, tmp_path: Path) -> No
     for number in range(8):
         write_wav(tmp_path / f"{number}.wav")
     text = told(make_config, tmp_path, micro=13)
-    assert "batch.micro = 13" in text and "at most 12" in text
-    assert "accumulation = 4" in told(make_config, tmp_path, micro=4, accumulation=4)
+    assert "micro = 13" in text and "at most 12" in text
+    assert "batch.accumulation" in told(make_config, tmp_path, micro=4, accumulation=4)
     assert problems(config_of(make_config, tmp_path, micro=4, accumulation=3), "x") == []
     text = told(make_config, "builtin", micro=321)
     assert "only 320" in text and "workload.clips" in text

@@ -143,11 +143,8 @@ def test_arff_with_quotes_comments_and_label(make_config: Callable[..., Config],
     rows = "".join(f"{k % 7},{-k % 5}.5,'a, b',{int(k > 190)}\n" for k in range(200))
     path.write_text(ARFF + "% more\n" + rows.replace("\n", "\r\n"))
     workload = prepared(make_config({"name": "eeg", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
-    assert (workload.train_data.signal.shape[1], len(workload.train_data), len(workload.eval_data)) == (
-        2,
-        176,
-        16,
-    )  # type: ignore[attr-defined, arg-type]
+    assert workload.train_data[0][0].shape == (4, 2)
+    assert (len(workload.train_data), len(workload.eval_data)) == (176, 16)  # type: ignore[arg-type]
     assert ": note." in workload.notes()[0]  # the ignored column
     assert [int(workload.eval_data[k][2]) for k in (0, 6, 7, 15)] == [0, 0, 1, 1]
 

@@ -63,7 +63,7 @@ def test_joining_uses_each_document_once() -> None:
 def test_too_many_examples_of_the_manual() -> None:
     assert "workload.examples" in told("workload.examples=5000")
     text = told("workload.eval_examples=70", "batch.micro=32")
-    assert "eval_examples" in text and "batch.micro = 32" in text and "at most 25" in text
+    assert "eval_examples" in text and "micro = 32" in text and "at most 25" in text
     with pytest.raises(ConfigError, match="document_chars"):
         configured("workload.document_chars=63")
 
@@ -158,7 +158,7 @@ def test_every_mistake_is_told_and_the_many_are_counted(tmp_path: Path) -> None:
     path.write_text("[]\n" * 9)
     text = told(*own(path, "batch.accumulation=3"))
     assert "line 5:" in text and "line 6:" not in text and "4 more lines" in text
-    assert "accumulation = 3" in text
+    assert "batch.accumulation" in text
     path.write_text("\n \n")
     assert "no examples" in told(*own(path))
 
@@ -178,7 +178,7 @@ def test_missing_and_short_data(tmp_path: Path) -> None:
     path = tmp_path / "data.txt"
     path.write_text("\n---\n".join(TEXTS))
     text = told(f"workload.data={path}")
-    assert "only 3" in text and "workload.examples to 2" in text and "eval_examples to 1" in text
+    assert "only 3" in text and "examples to 2" in text and "examples to 1" in text
     assert problems(configured(*own(path)), "x") == []
     path.write_text("too short")
     assert "only 0" in told(*own(path))
