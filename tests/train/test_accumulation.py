@@ -7,11 +7,11 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from train_help import Trainer
 
 from ndd_engine.config import Config, read
@@ -194,83 +194,3 @@ def test_a_weight_that_is_no_number_is_reported_with_the_factorys_file(tmp_path:
     end = Trainer(tmp_path / "runs", tmp_path).train(*sets, "batch.micro=4", "batch.accumulation=2").end
     assert end.status == "failed"
     assert "weight returned" in end.reason and "ragged_" in end.reason
-
-
-class _Pool(torch.autograd.Function):
-    """A linear layer as compiled CUDA graphs run it: each backward pass writes its results to the same memory."""
-
-    memory: ClassVar[dict[int, Tensor]] = {}
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.keys = (id(weight), id(bias))
-        return x @ weight.T + bias
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[None, Tensor, Tensor]:
-        (x,), (gradient,) = ctx.saved_tensors, gradients
-        outs = []
-        for key, value in zip(ctx.keys, (gradient.T @ x, gradient.sum(0)), strict=True):
-            place = _Pool.memory.setdefault(key, torch.empty_like(value))
-            place.copy_(value)
-            outs.append(place.view_as(place).detach())
-        return None, outs[0], outs[1]
-
-
-class _Pooled(nn.Module):
-    def __init__(self, model: nn.Linear) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _Pool.apply(x, self.model.weight, self.model.bias)  # type: ignore[no-any-return, no-untyped-call]
-
-
-REGRESSION = """
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-
-def factory(settings):
-    torch.manual_seed(1)
-    x = torch.rand(64, 5)
-    return dict(model=nn.Linear(5, 2), train_data=TensorDataset(x, x[:, :2] * 3),
-                loss=lambda output, batch: (output - batch[1]).square().mean())
-"""
-
-
-@pytest.mark.parametrize("set_to_none", ["true", "false"])
-def test_gradients_are_kept_from_compiled_cuda_graphs(
-    tmp_path: Path, set_to_none: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marks = []
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
-    accumulation = 4
-    name = f"regression_{next(NUMBERS)}"
-    (tmp_path / f"{name}.py").write_text(REGRESSION)
-    config = read(None, [
-        f"workload.name={name}:factory", f'workload.path=["{tmp_path}"]', "run.epochs=1", "batch.micro=4",
-        f"batch.accumulation={accumulation}", f"optimizer.set_to_none={set_to_none}", "speed.compile=reduce-overhead",
-    ]).resolve()  # fmt: skip
-
-    _Pool.memory.clear()  # its keys are ids, which are used again after a test
-
-    def train(pooled: bool) -> list[float]:
-        workload = prepare(config)
-        stepper = Stepper(workload, config, CPU, total_steps=10)
-        if pooled:
-            stepper.compute = _Pooled(workload.model)  # type: ignore[arg-type]
-            stepper._pools = True
-        data: Any = workload.train_data
-        clock, losses = PhaseClock(), []
-        for first in range(0, 3 * 4 * accumulation, 4 * accumulation):
-            batches = (data[first + 4 * part : first + 4 * part + 4] for part in range(accumulation))
-            losses.append(stepper.step(batches, clock, len(losses)))
-            clock.end_step()
-        return [float(loss) for loss in losses if loss is not None]
-
-    losses = train(pooled=False)
-    assert not marks
-    assert train(pooled=True) == pytest.approx(losses, rel=1e-6)
-    assert len(losses) == 3 and len(marks) == 3 * accumulation

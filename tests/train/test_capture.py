@@ -146,38 +146,25 @@ def test_a_burst_that_was_asked_for_through_the_socket(trainer: Trainer) -> None
         assert len(kernels(result)) == 1
 
 
-def test_a_stop_in_the_middle_of_a_burst(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Run] = []
-    plain = ProfilerCapture.begin
-
-    def begin(self: ProfilerCapture) -> None:
-        plain(self)
-        made[0].control.request("stop", "enough")
-
-    monkeypatch.setattr(ProfilerCapture, "begin", begin)
-    result = trainer.train(
-        *trainer.ndd, *steps(50), "log.kernels_every=5", steer=lambda run, _: made.append(run)
-    )
-    assert result.end.status == "stopped"
-    assert result.checkpoints[-1] == result.end.step
-    # The profiler is free again.
-    assert len(kernels(trainer.train(*trainer.ndd, *steps(10), "log.kernels_every=5"))) == 1
-
-
-def test_a_crash_in_the_middle_of_a_burst_frees_the_profiler(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ending", ["stopped", "failed"])
+def test_an_end_in_the_middle_of_a_burst_frees_the_profiler(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
+    made: list[Run] = []
     with monkeypatch.context() as patch:
         plain = ProfilerCapture.begin
 
         def begin(self: ProfilerCapture) -> None:
             plain(self)
-            patch.setattr(Eeg, "loss", lambda *_: 1 / 0)
+            if ending == "failed":
+                patch.setattr(Eeg, "loss", lambda *_: 1 / 0)
+            else:
+                made[0].control.request("stop", "enough")
 
         patch.setattr(ProfilerCapture, "begin", begin)
-        result = trainer.train(*trainer.ndd, *steps(50), "log.kernels_every=5")
-        assert result.end.status == "failed"
-        assert "ZeroDivisionError" in result.end.reason
+        sets = (*trainer.ndd, *steps(50), "log.kernels_every=5")
+        result = trainer.train(*sets, steer=lambda run, _: made.append(run))
+    assert result.end.status == ending
     assert len(kernels(trainer.train(*trainer.ndd, *steps(10), "log.kernels_every=5"))) == 1
 
 

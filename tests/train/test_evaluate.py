@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from tests.states import equal
-from train_help import EVERY_STEP, Trainer
+from train_help import Trainer
 
 from ndd_engine.config import Config, read
 from ndd_engine.train.control import StopNow
@@ -51,17 +51,6 @@ def test_it_changes_no_random_number_no_gradient_and_no_mode(trainer: Trainer, o
     random.random()
     assert run(config, workload).metrics == first.metrics
     assert next(iter(first.metrics)) == first.headline[0] == "bits_per_char"
-
-
-@pytest.mark.long
-def test_training_goes_on_as_if_there_had_been_none(trainer: Trainer) -> None:
-    common = (*trainer.chartext, *EVERY_STEP, "workload.dropout=0.3", "run.max_steps=15")
-    without = trainer.train(*common, "evaluate.every_epochs=0", "evaluate.at_end=false")
-    each = trainer.train(*common, "evaluate.every_steps=1")
-    assert len(each.marks("evaluation")) == 15
-    assert without.marks("evaluation") == []
-    assert each.losses == without.losses
-    assert len(each.losses) == 15
 
 
 def test_a_result_that_is_not_finite_is_a_warning(trainer: Trainer) -> None:

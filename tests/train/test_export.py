@@ -195,26 +195,6 @@ def test_without_safetensors_the_message_names_the_extra(
         export(own[0].directory, tmp_path / "weights.safetensors")
 
 
-def test_shared_memory_and_odd_values_in_safetensors(tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    whole = torch.arange(6.0)
-    state = {
-        "a": whole,
-        "part": whole[2:4],
-        "turned": torch.ones(2, 3).t(),
-        "again": whole,
-        "none": torch.ones(0),
-    }
-    kept, tied = export_module._storable(state)
-    assert tied == {"again": "a"}
-    export_module._write_safetensors(tmp_path / "x.safetensors", kept, {})
-    read = safetensors.load_file(tmp_path / "x.safetensors")
-    assert all(torch.equal(read[name], state[name]) for name in kept)
-    for value in (3, torch.ones(2, 2).to_sparse()):
-        with pytest.raises(UsageError, match=r"odd is "):
-            export_module._storable({"odd": value})
-
-
 def test_a_damaged_or_missing_checkpoint_is_an_error(own: tuple[Result, Any], tmp_path: Path) -> None:
     result, _ = own
     newest = result.directory.checkpoints / "step-00000006.pt"

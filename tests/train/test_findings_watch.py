@@ -13,7 +13,7 @@ from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.diagnose.watch import FindingWatch
-from ndd_engine.record.events import EndEvent, FindingEvent, MarkEvent, parse
+from ndd_engine.record.events import FindingEvent, MarkEvent
 from ndd_engine.record.recorder import Recorder
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
@@ -78,34 +78,6 @@ def test_too_short_is_not_told_and_healthy_only_as_the_verdict() -> None:
         [],
         [("gc", True), ("healthy", False)][::-1],
     ]
-
-
-def record(path: Path, derive: Any, every_s: float = 0.0) -> list[Any]:
-    heard: list[str] = []
-    recorder = Recorder(path, None, lambda _, event: heard.append(event.type), derive, every_s)
-    recorder.start()
-    for step in range(3):
-        recorder.put(MarkEvent("note", step, ""))
-    recorder.put(EndEvent("done", "", 3, 0))
-    recorder.close()
-    events = [item[1] for item in map(parse, path.read_bytes().splitlines()) if item]
-    assert heard == [event.type for event in events]
-    return events
-
-
-def test_the_recorder_writes_and_tells_what_follows_from_the_state(tmp_path: Path) -> None:
-    seen: list[tuple[Snapshot, bool]] = []
-
-    def derive(snapshot: Snapshot, last: bool) -> list[FindingEvent]:
-        seen.append((snapshot, last))
-        return [FindingEvent(len(seen), "gc", "text")]
-
-    events = record(tmp_path / "events.jsonl", derive)
-    assert [event.type for event in events] == ["mark", "finding"] * 3 + ["finding", "end"]
-    assert [last for _, last in seen] == [False] * 3 + [True]
-    assert len(seen[1][0].marks) == 2 and seen[-1][0].end is None
-    # The last check is at the end; checks are rare.
-    assert [event.type for event in record(tmp_path / "b", derive, 60)] == ["mark"] * 3 + ["finding", "end"]
 
 
 def test_rules_that_fail_are_told_once_and_lose_no_event(tmp_path: Path) -> None:

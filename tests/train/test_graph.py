@@ -143,14 +143,6 @@ def test_replayed_steps_are_the_steps() -> None:
     assert (report.name, report.in_effect) == ("speed.cuda_graph", True)
 
 
-def test_the_end_of_an_epoch_is_seen() -> None:
-    stepper, batches, _ = made()
-    steps = batches.per_epoch // 2
-    iterator = batches.epoch(0)
-    losses(stepper, iterator, steps)
-    assert stepper.step(iterator, PhaseClock(), steps) is None
-
-
 def test_batches_of_another_shape_run_by_themselves_and_too_many_end_it() -> None:
     stepper, batches, _ = made()
     plain, plain_batches, _ = made(graphed=False)

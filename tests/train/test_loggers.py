@@ -207,7 +207,8 @@ def test_a_folder_named_like_a_package_is_no_package(tmp_path: Path, monkeypatch
 
 def test_nothing_is_started_without_the_setting(trainer: Trainer, told: Told) -> None:
     result = trainer.execute(*trainer.ndd, *EVERY_STEP, "run.max_steps=3")
-    assert told.all("init") == [] and not (result.directory.path / "loggers").exists()
+    assert told.all("init") == []
+    assert not any((result.directory.path / name).exists() for name in ("loggers", "tensorboard"))
 
 
 def test_a_path_is_a_database_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

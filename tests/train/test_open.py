@@ -15,9 +15,8 @@ from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import read
 from ndd_engine.errors import MachineError, UsageError
-from ndd_engine.record.events import EndEvent, Event, WindowEvent
+from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.record.rundir import RunLock
-from ndd_engine.train.control import StopNow
 from ndd_engine.train.run import Run, RunRequest
 
 
@@ -62,25 +61,6 @@ def test_a_fifo_among_the_files_of_a_run_is_one_error(trainer: Trainer, name: st
     os.mkfifo(path)
     with pytest.raises(UsageError, match=name):
         Run.open(RunRequest(draft, trainer.root, result.directory))
-
-
-def test_a_stop_at_once_while_a_failure_is_explained_is_still_the_end(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = trainer.open(*trainer.ndd)
-
-    def explaining(_error: BaseException) -> EndEvent:
-        run.control.request("kill", "interrupted (Ctrl-C)", "interrupted")
-        raise StopNow
-
-    def fail() -> EndEvent:
-        raise ValueError("first")
-
-    monkeypatch.setattr(run, "_execute", fail)
-    monkeypatch.setattr(run, "_failed", explaining)
-    end = run.execute()
-    run.close()
-    assert (end.status, end.exit_status, run.interruptible) == ("interrupted", 130, False)
 
 
 def test_a_folder_deleted_during_training_is_a_failure_and_not_recreated(trainer: Trainer) -> None:

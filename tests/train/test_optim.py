@@ -14,9 +14,7 @@ from train_help import EVERY_STEP, Trainer
 from ndd_engine.config import Config, read
 from ndd_engine.config.schema import OptimizerSection, ScheduleSection
 from ndd_engine.train.step.optim import learning_rate, make_optimizer
-from ndd_engine.train.step.optimizers import Optimizers
 from ndd_engine.train.step.precision import make_precision
-from ndd_engine.workloads.training import TrainingParts
 
 CPU = torch.device("cpu")
 
@@ -91,24 +89,6 @@ def test_the_optimizer_is_given_what_is_configured_and_only_what_trains() -> Non
     assert [group["params"] for group in adam.param_groups] == [[model[1].weight], [model[1].bias]]
     sgd = make_optimizer(OptimizerSection(name="sgd", momentum=0.5), model, CPU)
     assert sgd.param_groups[0]["momentum"] == 0.5
-
-
-@pytest.mark.parametrize(("width", "alone"), [(8, True), (200, False)])
-def test_a_fused_update_of_a_small_model_uses_one_thread(width: int, alone: bool) -> None:
-    model = nn.Linear(width, width)
-    optimizers = Optimizers(TrainingParts(), config("optimizer.implementation=fused"), model, CPU, 10)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    seen: list[int] = []
-    (made,) = optimizers.by_name.values()
-    plain = made.step
-    made.step = lambda: (seen.append(torch.get_num_threads()), plain())[1]  # type: ignore[method-assign]
-    try:
-        model(torch.ones(1, width)).sum().backward()
-        optimizers.step(None, optimizers.chosen(None))
-        assert seen == [1 if alone else 2] and torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_the_schedule_reaches_the_steps(trainer: Trainer) -> None:

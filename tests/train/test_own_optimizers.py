@@ -12,7 +12,6 @@ from ndd_engine.config import read
 from ndd_engine.predict.fakes import traced
 from ndd_engine.record.events import RunEvent
 from ndd_engine.train.step.optim import decay_groups
-from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare
 
 SOURCE = """
@@ -190,18 +189,6 @@ def test_a_step_with_the_configured_optimizer_scales_its_loss(trainer: Trainer, 
 def test_mistakes_in_a_step_are_named(trainer: Trainer, own: Written, body: str, named: str) -> None:
     end = trainer.train(*own(f"{DENSE}return parts(model, {body})"), "run.max_steps=3").end
     assert end.status == "failed" and named in end.reason
-
-
-def test_memory_of_a_factorys_optimizer_is_that_of_the_same_configured(own: Written) -> None:
-    plain = read(None, [*own(f"{DENSE}return parts(model)"), "run.max_steps=3"]).resolve()
-    body = f"{DENSE}return parts(model, optimizer=AdamW(decay_groups(model)))"
-    made = own(body.replace("decay_groups(model)", "model.parameters()"))
-    mine = read(None, [*made, "run.max_steps=3"]).resolve()
-    cpu = torch.device("cpu")
-    bytes_of = [Stepper(prepare(config), config, cpu, 3).moment_bytes() for config in (plain, mine)]
-    assert bytes_of[0] <= bytes_of[1] <= bytes_of[0] + 64  # torch counts the steps in tensors
-    trace, flops = traced(mine, prepare(mine), 8)
-    assert flops and trace.events
 
 
 def test_a_step_cannot_be_traced_for_an_absent_gpu(own: Written) -> None:

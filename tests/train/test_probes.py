@@ -85,20 +85,6 @@ def test_few_items_are_made_when_they_are_slow_and_none_of_the_sample_again() ->
     assert probe(Made(lambda index: torch.tensor(index), 200), "batch.micro=100").probed <= MOST_ITEMS
 
 
-def test_joining_items_is_timed_by_itself_and_in_part_when_it_is_slow() -> None:
-    seen: list[int] = []
-
-    def collate(items: list[Any]) -> Any:
-        seen.append(len(items))
-        time.sleep(0.01 * len(items))
-        return torch.stack(items)
-
-    event = probe(Made(lambda _: torch.zeros(3)), collate=collate)
-    assert event.collate_ns is not None and event.item_ns is not None
-    assert event.collate_ns >= 8 * 10e6 > event.item_ns
-    assert seen[0] == 8 and all(count < 8 for count in seen[1:])  # 80 ms a batch: a part of it is enough
-
-
 def test_data_in_memory_is_known_as_such_even_when_items_are_fetched_one_by_one() -> None:
     from ndd_engine.train.data.source import Stacked
 
@@ -188,16 +174,6 @@ def test_what_would_take_long_is_left_out() -> None:
     assert (event.runs, event.other_ns, [count for count, _ in event.by_threads]) == (2, None, [2])
     assert slower is not None
     assert (slower.runs, slower.other_ns, slower.by_threads) == (1, None, [])
-
-
-def test_a_size_that_the_model_does_not_take_costs_nothing() -> None:
-    stepper, batches = made()
-
-    def too_large(_count: int) -> Any:
-        raise torch.OutOfMemoryError("there is not so much")
-
-    event = rehearse(stepper, batches.sample(), Baseline(too_large, 1e3, 1)).baseline
-    assert event is not None and event.micro_ns > 0 and event.other_ns is None
 
 
 @pytest.mark.long

@@ -118,11 +118,6 @@ def test_an_installation_that_is_broken_costs_one_warning(
     assert not (result.directory.path / FOLDER).exists()
 
 
-def test_without_the_setting_nothing_is_made(trainer: Trainer, writers: dict[str, Any]) -> None:
-    result = trainer.execute(*trainer.ndd, "run.max_steps=3")
-    assert writers["made"] == [] and not (result.directory.path / FOLDER).exists()
-
-
 def test_what_is_missing_is_not_written(tmp_path: Path) -> None:
     made: list[FakeWriter] = []
 

@@ -117,13 +117,6 @@ def test_what_does_not_fit_is_refused_with_the_numbers(monkeypatch: pytest.Monke
     assert caught.value.exit_status == 3
 
 
-def test_data_that_lies_in_memory_is_refused_by_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "free_bytes", lambda _: 1000)
-    chosen = config("loader.placement=device", workload="eeg")
-    with pytest.raises(MachineError, match="does not fit"):
-        of(prepare(chosen), chosen)
-
-
 def test_items_that_change_every_epoch_are_not_kept() -> None:
     with pytest.raises(UsageError, match="every epoch"):
         Batches(Counted(8), config("batch.micro=4", "loader.cache=true"), epochs_differ=True)

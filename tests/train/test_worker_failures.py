@@ -88,14 +88,3 @@ def test_a_stuck_worker_is_given_up_and_a_slow_one_is_not(monkeypatch: pytest.Mo
         list(Batches(Slow(), hasty).epoch(0))
     failure = explain(caught.value, 3, "data_wait", hasty, CPU, None)
     assert failure.kind == "worker" and "300 ms" in failure.text
-
-
-class Broken(Slow):
-    def __getitem__(self, index: int) -> int:
-        raise ValueError("row 3 has no label")
-
-
-def test_an_error_inside_a_worker_keeps_its_own_words() -> None:
-    config = read(None, ["workload.size=tiny", "batch.micro=1", "loader.workers=1"]).resolve()
-    with pytest.raises(ValueError, match="row 3 "):
-        list(Batches(Broken(), config).epoch(0))

@@ -114,9 +114,3 @@ def test_vocabulary_is_as_large_as_asked_and_helps(sentences: str) -> None:
     # Some thirty distinct words: no pair is left within one.
     assert 320 < len(everything) < 400
     assert len(everything.encode(sentences)) == len(words(sentences))
-
-
-def test_progress_is_told(sentences: str) -> None:
-    told: list[str] = []
-    learn([" ".join(f"{chr(i % 26 + 97)}{chr(i // 26 + 97)}" for i in range(676)) * 2], 65_536, told.append)
-    assert len(told) > 2 and "256 of 65,280" in told[1] and "512 of 65,280" in told[2]

@@ -125,29 +125,6 @@ def test_prepared_workload(make_config: Callable[..., Config], text_file: Path, 
     assert result["bits_per_char"] == pytest.approx(result["loss"] / math.log(2))
 
 
-def test_evaluating_diffusion_repeats_and_leaves_the_random_state(
-    make_config: Callable[..., Config], text_file: Path
-) -> None:
-    section = {
-        "name": "chartext", "data": str(text_file), "objective": "diffusion",
-        "layers": 1, "heads": 1, "width": 8,
-    }  # fmt: skip
-    workload = prepared(make_config(section, micro=4, sequence=32))
-    batch = torch.stack([workload.eval_data[index] for index in range(4)])
-    workload.model.eval()
-    state = torch.get_rng_state()
-    evaluations = []
-    for _ in range(2):
-        workload.metric()
-        evaluations.append([workload.forward(workload.model, batch).weight for _ in range(2)])
-    (first, then), (again, _) = evaluations
-    assert torch.equal(first, again) and not torch.equal(first, then)
-    assert torch.equal(state, torch.get_rng_state())
-    workload.model.train()
-    first, second = (workload.forward(workload.model, batch).weight for _ in range(2))
-    assert not torch.equal(first, second)
-
-
 def test_builtin_and_stdlib_texts(make_config: Callable[..., Config]) -> None:
     builtin = facts(make_config({"name": "chartext"}, micro=8, sequence=128))
     assert builtin.train_items > 2_000 and "characters" in builtin.text

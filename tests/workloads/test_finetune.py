@@ -134,15 +134,6 @@ def test_perplexity_by_hand() -> None:
     assert result["bits_per_byte"] == pytest.approx(10 / 8)
 
 
-def test_perplexity_of_nothing_and_of_a_diverged_model() -> None:
-    assert all(math.isnan(value) for value in Perplexity(torch.ones(2)).result().values())
-    labels = torch.tensor([[1]])
-    for loss, expected in ((1e4, math.inf), (math.inf, math.inf)):
-        metric = Perplexity(torch.ones(2, dtype=torch.int64))
-        metric.update(None, (labels, labels), torch.tensor(loss))
-        assert metric.result()["perplexity"] == expected
-
-
 def test_cut_examples_are_told() -> None:
     notes = prepared().notes()
     assert any("25 of 25" in note and "64 tokens" in note for note in notes)

@@ -210,11 +210,6 @@ def test_what_the_users_code_raises_is_one_line_with_its_place(
     assert caught.value.exit_status == 2
 
 
-def test_control_characters_of_foreign_text_are_escaped(own: Prepare) -> None:
-    text = "\n".join(mistakes(own, "def factory(settings):\n    raise ValueError('a\\x1b[2J\\nb')\n"))
-    assert "\x1b" not in text and "\\x1b" in text
-
-
 def test_items_that_are_drawn_anew_each_time_are_told(own: Prepare) -> None:
     source = "class Random(Pairs):\n    def __getitem__(self, index):\n        return torch.rand(3), torch.rand(())\n"
     notes = own(source + giving(train_data="Random()")).notes()
