@@ -113,7 +113,7 @@ def test_the_checkpoint_is_the_latest_the_best_or_a_named_one(
     best = min((saved for saved in every if saved.metric is not None), key=lambda saved: saved.metric or 0.0)
     for wanted, step in (("best", best.step), ("4", 4), ("step-00000004", 4), ("latest", 6)):
         assert export(result.directory, tmp_path / f"{wanted}.pt", wanted).saved.step == step
-    with pytest.raises(UsageError, match=r"--checkpoint 5: "):
+    with pytest.raises(UsageError, match="2, 4, 6"):
         export(result.directory, tmp_path / "none.pt", "5")
     assert not (tmp_path / "none.pt").exists()
 
@@ -137,7 +137,7 @@ def test_one_module_is_exported_by_its_name(own: tuple[Result, Any], tmp_path: P
     norm = nn.BatchNorm1d(4)
     norm.load_state_dict(torch.load(tmp_path / "norm.pt", weights_only=True))
     assert torch.equal(norm.running_mean, result.state(6)["model"]["norm.running_mean"])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="embed, body, norm, head"):
+    with pytest.raises(UsageError, match="body, norm"):
         export(result.directory, tmp_path / "x.pt", module="gen")
 
 
@@ -171,7 +171,7 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(
     own: tuple[Result, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, _ = own
-    with pytest.raises(UsageError, match=r"\.safetensors, \.pt"):
+    with pytest.raises(UsageError, match=r"\.safetensors"):
         export(result.directory, tmp_path / "weights.onnx")
     with pytest.raises(UsageError, match=str(tmp_path / "no")):
         export(result.directory, tmp_path / "no" / "weights.pt")

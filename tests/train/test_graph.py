@@ -278,7 +278,7 @@ def test_a_capture_that_fails_ends_the_run_with_its_cause() -> None:
     stepper, batches, _ = made(error="operation not permitted when stream is capturing\nmore")
     with pytest.raises(CaptureError) as raised:
         losses(stepper, batches.epoch(0), 8)
-    assert "operation not permitted when" in str(raised.value)
+    assert "not permitted" in str(raised.value)
 
 
 def test_a_run_whose_capture_fails_goes_on_from_the_step_before_it(
@@ -294,9 +294,9 @@ def test_a_run_whose_capture_fails_goes_on_from_the_step_before_it(
     sets = (*trainer.ndd, "run.max_steps=6", "speed.cuda_graph=true", "checkpoint.every_epochs=0")
     failed = trainer.train(*sets)
     assert failed.end.status == "failed" and failed.end.step == WARM_UP_STEPS
-    assert "operation not permitted" in failed.end.reason
+    assert "not permitted" in failed.end.reason
     assert failed.end.checkpoint == f"step-{WARM_UP_STEPS:08d}.pt"
-    assert failed.end.reason.endswith(f"{failed.directory.name} --set speed.cuda_graph=false")
+    assert failed.end.reason.endswith("speed.cuda_graph=false")
     resumed = trainer.train("speed.cuda_graph=false", resume=failed)
     assert (resumed.end.status, resumed.end.step) == ("done", 6)
 
