@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_run import close
 from tests.waiting import until
-from train_help import EVERY_STEP, Result, Trainer
+from train_help import EVERY_STEP, OWN, Result, Trainer, Written, spoiled
 
 from ndd_engine.errors import UsageError
 from ndd_engine.measure import capture_schedule as bursts
@@ -20,7 +19,6 @@ from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run
-from ndd_engine.workloads.eeg import Eeg, SampleWindows
 
 QUIET = (
     "evaluate.every_epochs=0",
@@ -28,7 +26,6 @@ QUIET = (
     "checkpoint.every_minutes=0",
     "evaluate.at_end=false",
 )
-GAPS, DATA = "launch gaps", "waiting for data"
 LONG = (*QUIET, "run.epochs=100000", "log.every_steps=1", "log.window_s=0.02")
 
 
@@ -41,16 +38,6 @@ def kernels(result: Result) -> list[KernelsEvent]:
     for event in found:
         assert event.busy_ns + sum(event.idle_ns.values()) == event.wall_ns
     return found
-
-
-def slow(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, seconds: float) -> None:
-    plain = getattr(owner, name)
-
-    def sleeping(self: Any, *args: Any) -> Any:
-        time.sleep(seconds)
-        return plain(self, *args)
-
-    monkeypatch.setattr(owner, name, sleeping)
 
 
 def test_a_burst_every_so_many_steps_is_a_window_of_its_own(trainer: Trainer) -> None:
@@ -88,25 +75,23 @@ def test_training_is_the_same_with_bursts(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "cause"), [(Eeg, "loss", GAPS), (SampleWindows, "batch", DATA)], ids=["gaps", "data"]
+    ("source", "cause"),
+    [(spoiled(loss="time.sleep(0.1)"), "launch gaps"), (spoiled(data="time.sleep(0.1)"), "waiting for data")],
+    ids=["gaps", "data"],
 )
 def test_a_sleep_shows_as_the_cause_of_idle_time(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, cause: str
+    trainer: Trainer, written: Written, source: str, cause: str
 ) -> None:
-    slow(monkeypatch, owner, name, 0.1)
-    (event,) = kernels(trainer.train(*trainer.ndd, *steps(10), "log.kernels_every=5"))
+    (event,) = kernels(trainer.train(*written(source), *OWN, *steps(10), "log.kernels_every=5"))
     assert event.idle_ns[cause] >= 3 * 100_000_000
     assert event.idle_ns[cause] > 0.5 * event.wall_ns
     assert all(ns < 0.3 * event.wall_ns for other, ns in event.idle_ns.items() if other != cause)
 
 
-def test_the_snapshot_takes_the_burst_instead_of_the_clock(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow(monkeypatch, Eeg, "loss", 0.05)
+def test_the_snapshot_takes_the_burst_instead_of_the_clock(trainer: Trainer, written: Written) -> None:
     seen: list[Snapshot] = []
     result = trainer.train(
-        *trainer.ndd, *steps(16), "log.kernels_every=8", "log.window_s=0.1",
+        *written(spoiled(loss="time.sleep(0.05)")), *OWN, *steps(16), "log.kernels_every=8", "log.window_s=0.1",
         steer=lambda run, _: seen.append(run.recorder.snapshot()),
     )  # fmt: skip
     before = next(shot for shot in seen if shot.step == 8)
@@ -146,25 +131,17 @@ def test_a_burst_that_was_asked_for_through_the_socket(trainer: Trainer) -> None
         assert len(kernels(result)) == 1
 
 
-@pytest.mark.parametrize("ending", ["stopped", "failed"])
+# The first burst is that of steps 7 to 9.
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [(spoiled(after="if step == 8: train.stop()"), "done"), (spoiled(loss="if step == 8: 1 / 0"), "failed")],
+    ids=["done", "failed"],
+)
 def test_an_end_in_the_middle_of_a_burst_frees_the_profiler(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, ending: str
+    trainer: Trainer, written: Written, source: str, status: str
 ) -> None:
-    made: list[Run] = []
-    with monkeypatch.context() as patch:
-        plain = ProfilerCapture.begin
-
-        def begin(self: ProfilerCapture) -> None:
-            plain(self)
-            if ending == "failed":
-                patch.setattr(Eeg, "loss", lambda *_: 1 / 0)
-            else:
-                made[0].control.request("stop", "enough")
-
-        patch.setattr(ProfilerCapture, "begin", begin)
-        sets = (*trainer.ndd, *steps(50), "log.kernels_every=5")
-        result = trainer.train(*sets, steer=lambda run, _: made.append(run))
-    assert result.end.status == ending
+    result = trainer.train(*written(source), *OWN, *steps(50), "log.kernels_every=5")
+    assert result.end.status == status and result.end.step <= 8
     assert len(kernels(trainer.train(*trainer.ndd, *steps(10), "log.kernels_every=5"))) == 1
 
 

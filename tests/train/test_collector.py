@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from train_help import EVERY_STEP, Trainer
+from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
 from ndd_engine.measure.collector import Collector
 from ndd_engine.train.control import StopNow
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.eeg import Eeg
 
 LONG = ("run.epochs=100", "evaluate.every_epochs=0", "evaluate.at_end=false", "checkpoint.every_epochs=0")
 
@@ -46,26 +45,14 @@ def test_collections_are_counted_and_timed() -> None:
     del heap
 
 
-def cycles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every forward pass leaves objects behind that only a collection finds, next to a large heap."""
-    plain = Eeg.forward
-    heap: list[Any] = [[number] for number in range(200_000)]
-
-    def forward(self: Eeg, model: Any, batch: Any) -> Any:
-        for _ in range(2_000):
-            node: list[Any] = []
-            node.append(node)
-        assert heap
-        return plain(self, model, batch)
-
-    monkeypatch.setattr(Eeg, "forward", forward)
+CYCLES = "for _ in range(2_000): node = []; node.append(node)"
 
 
 def test_a_run_that_collects_at_chosen_steps_says_so_and_leaves_the_rest_to_python_again(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+    trainer: Trainer, written: Written
 ) -> None:
-    cycles(monkeypatch)
-    result = trainer.train(*trainer.ndd, *LONG, *EVERY_STEP, "run.max_steps=60", "run.gc_every_steps=20")
+    sets = (*written(spoiled(loss=CYCLES)), *OWN, *LONG, *EVERY_STEP)
+    result = trainer.train(*sets, "run.max_steps=60", "run.gc_every_steps=20")
     collected = [window.step for window in result.windows if window.gc_count]
     assert collected == [20, 40, 60]
     assert all("other" in window.phases for window in result.windows if window.gc_count)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from train_help import EVERY_STEP, Trainer, in_step
+from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
 from ndd_engine.config import read
 from ndd_engine.measure.memory import is_out_of_memory
@@ -51,24 +51,17 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(trainer: Trainer, r
     assert all(window.loss is None or math.isfinite(window.loss) for window in result.windows)
 
 
-def test_a_bad_loss_is_found_late_but_named_right(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ndd_engine.workloads.eeg import Eeg
-
-    calls = []
-    plain = Eeg.loss
-
-    def loss(self: Eeg, output: Any, batch: Any) -> torch.Tensor:
-        calls.append(in_step())
-        value = plain(self, output, batch)
-        return value * math.nan if calls.count(True) == 23 else value
-
-    monkeypatch.setattr(Eeg, "loss", loss)
+def test_a_bad_loss_is_found_late_but_named_right(trainer: Trainer, written: Written, tmp_path: Path) -> None:
+    # In the first run only.
+    flag = tmp_path / "flag"
+    body = f"if step == 23 and not open({str(flag)!r}, 'a').tell(): value = value * math.nan"
     result = trainer.train(
-        *trainer.ndd, *LONG, "run.max_steps=60", "log.every_steps=10", "checkpoint.every_steps=20"
-    )
+        *written(spoiled(loss=body)), *OWN, *LONG, "run.max_steps=60", "log.every_steps=10", "checkpoint.every_steps=20",
+    )  # fmt: skip
     assert "nan at step 23" in result.end.reason
     assert result.checkpoints == [20]
-    again = trainer.train(resume=result)  # the error does not occur the second time
+    flag.write_text("seen")
+    again = trainer.train(resume=result)
     assert (again.end.status, again.end.step) == ("done", 60)
 
 

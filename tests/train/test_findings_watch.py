@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
-from train_help import EVERY_STEP, Trainer
+from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.diagnose.watch import FindingWatch
@@ -17,7 +14,6 @@ from ndd_engine.record.events import FindingEvent, MarkEvent
 from ndd_engine.record.recorder import Recorder
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
-from ndd_engine.workloads.eeg import Eeg
 
 EMPTY = RunState().snapshot()
 
@@ -95,15 +91,10 @@ def test_rules_that_fail_are_told_once_and_lose_no_event(tmp_path: Path) -> None
     assert len(path.read_bytes().splitlines()) == 3
 
 
-def test_a_run_records_its_findings_before_its_end(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Eeg.metric
-
-    def metric(self: Eeg) -> Any:
-        time.sleep(0.1)  # an evaluation after every other step takes most of the time
-        return plain(self)
-
-    monkeypatch.setattr(Eeg, "metric", metric)
-    result = trainer.train(*trainer.ndd, *EVERY_STEP, "run.max_steps=60", "evaluate.every_steps=2")
+def test_a_run_records_its_findings_before_its_end(trainer: Trainer, written: Written) -> None:
+    # An evaluation after every other step takes most of the time.
+    sets = (*written(spoiled(loss="time.sleep(0.0 if output.requires_grad else 0.03)")), *OWN, *EVERY_STEP)
+    result = trainer.train(*sets, "run.max_steps=60", "evaluate.every_steps=2")
     kinds = [event.type for event in result.events]
     found = [event for event in result.events if isinstance(event, FindingEvent)]
     assert "evaluation" in [event.cause for event in found]

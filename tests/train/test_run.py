@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from train_help import EVERY_STEP, Result, Trainer, in_step
+from train_help import EVERY_STEP, OWN, Result, Trainer, Written, spoiled
 
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, RunLockedError, UsageError
@@ -15,7 +15,6 @@ from ndd_engine.record import writer
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.run import Run, RunRequest
-from ndd_engine.workloads.eeg import Eeg
 
 STEPS_PER_EPOCH = 22  # of Trainer.ndd
 ENDLESS = ("run.epochs=100000",)
@@ -212,51 +211,33 @@ def test_a_run_that_is_being_written_cannot_be_opened_again(trainer: Trainer) ->
     trainer.open("run.max_steps=4", resume=result).close()
 
 
-def test_an_error_in_the_model_is_told_with_step_and_phase(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    plain = Eeg.loss
-
-    def loss(self: Eeg, output: object, batch: object) -> object:
-        calls.append(in_step())
-        if calls.count(True) == 7:
-            raise RuntimeError("shapes \x1b[31mdo not match\nsecond line")
-        return plain(self, output, batch)
-
-    monkeypatch.setattr(Eeg, "loss", loss)
-    result = trainer.train(
-        *trainer.ndd, "run.max_steps=20", "checkpoint.every_steps=4", "evaluate.every_epochs=0"
+def test_an_error_in_the_model_is_told_with_step_and_phase(trainer: Trainer, written: Written) -> None:
+    error = r'raise RuntimeError("shapes \x1b[31mdo not match\nsecond line")'
+    sets = (*written(spoiled(loss=f"if step == 7: {error}")), *OWN)
+    result = trainer.train(*sets, "checkpoint.every_steps=4", "evaluate.every_epochs=0")
+    end = result.end
+    assert (end.status, end.exit_status, end.step) == ("failed", 1, 6)
+    assert "RuntimeError at step 7 in loss" in end.reason and r"\x1b[31m" in end.reason
+    assert (
+        "written_" in end.reason
+        and "console.log" in end.reason
+        and f"--resume {result.directory.name}" in end.reason
     )
-    assert (result.end.status, result.end.exit_status, result.end.step) == ("failed", 1, 6)
-    for part in (
-        "RuntimeError at step 7 in loss",
-        r"shapes \x1b[31mdo not",
-        "test_run.py:",
-        "console.log",
-        "--resume",
-    ):
-        assert part in result.end.reason
     assert "second line" in result.directory.console_log.read_text()
     # In the middle of a step nothing is saved: half of it may be done.
     assert result.checkpoints == [4]
 
 
-def test_a_model_that_leaves_the_program_fails_the_run(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Eeg, "loss", lambda *_: exit(3))
-    result = trainer.train(*trainer.ndd, "run.max_steps=20")
-    assert (result.end.status, result.end.exit_status) == ("failed", 1)
-    assert "SystemExit" in result.end.reason
+def test_a_model_that_leaves_the_program_fails_the_run(trainer: Trainer, written: Written) -> None:
+    end = trainer.train(*written(spoiled(loss="exit(3)")), *OWN).end
+    assert (end.status, end.exit_status) == ("failed", 1)
+    assert "SystemExit" in end.reason
 
 
-def test_an_error_in_an_evaluation_names_the_step_before_it(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Eeg, "metric", lambda _: None)
-    result = trainer.train(*trainer.ndd, "run.max_steps=20", "evaluate.every_steps=7")
-    assert "AttributeError" in result.end.reason and "step 7" in result.end.reason
+def test_an_error_in_an_evaluation_names_the_step_before_it(trainer: Trainer, written: Written) -> None:
+    body = "if step == 8 and not output.requires_grad: raise KeyError"
+    result = trainer.train(*written(spoiled(loss=body)), *OWN, "evaluate.every_steps=7")
+    assert "KeyError" in result.end.reason and "step 7" in result.end.reason
     # Between two steps the state is whole: nothing is lost.
     assert result.checkpoints == [7]
 

@@ -32,6 +32,36 @@ CHARTEXT = (
     "batch.sequence=16", "batch.micro=8", "run.threads=1", "log.profile_every_s=0",
 )  # fmt: skip
 Written = Callable[[str], tuple[str, ...]]
+# Of a user's own workload with 324 items to train on. `step` is the one that is done, from 1.
+OWN = ("batch.micro=16", "batch.sequence=4", "run.threads=1", "log.profile_every_s=0")
+_SOURCE = """
+import math
+import time
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset, default_collate
+
+step = 1
+
+def count(train):
+    global step
+    AFTER
+    step = train.step + 1
+
+def join(items):
+    DATA
+    return default_collate(items)
+
+def loss(output, batch):
+    value = (output - batch[1]).square().mean()
+    LOSS
+    return value
+
+def factory(settings):
+    x = torch.rand(360, 4, generator=torch.Generator().manual_seed(3))
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+    return dict(model=nn.Linear(4, 1), train_data=data, collate=join, loss=loss, on_step=count)
+"""
 EVERY_STEP = ("log.every_steps=1", "log.window_s=0")
 
 
@@ -167,6 +197,11 @@ class Trainer:
             [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
+
+
+def spoiled(loss: str = "pass", data: str = "pass", after: str = "pass") -> str:
+    """The source of a workload that executes a statement in its loss, in its data or after each step."""
+    return _SOURCE.replace("LOSS", loss).replace("DATA", data).replace("AFTER", after)
 
 
 def in_step() -> bool:
