@@ -134,7 +134,10 @@ def test_a_burst_that_was_asked_for_through_the_socket(trainer: Trainer) -> None
 # The first burst is that of steps 7 to 9.
 @pytest.mark.parametrize(
     ("source", "status"),
-    [(spoiled(after="if step == 8: train.stop()"), "done"), (spoiled(loss="if step == 8: 1 / 0"), "failed")],
+    [
+        (spoiled(after="if step == 8: train.stop('enough')"), "done"),
+        (spoiled(loss="if step == 8: 1 / 0"), "failed"),
+    ],
     ids=["done", "failed"],
 )
 def test_an_end_in_the_middle_of_a_burst_frees_the_profiler(

@@ -55,9 +55,8 @@ def test_a_bad_loss_is_found_late_but_named_right(trainer: Trainer, written: Wri
     # In the first run only.
     flag = tmp_path / "flag"
     body = f"if step == 23 and not open({str(flag)!r}, 'a').tell(): value = value * math.nan"
-    result = trainer.train(
-        *written(spoiled(loss=body)), *OWN, *LONG, "run.max_steps=60", "log.every_steps=10", "checkpoint.every_steps=20",
-    )  # fmt: skip
+    sets = (*written(spoiled(loss=body)), *OWN, *LONG, "run.max_steps=60")
+    result = trainer.train(*sets, "log.every_steps=10", "checkpoint.every_steps=20")
     assert "nan at step 23" in result.end.reason
     assert result.checkpoints == [20]
     flag.write_text("seen")
