@@ -14,7 +14,6 @@ from ndd_engine.workloads.own import Own
 from ndd_engine.workloads.registry import prepare
 
 NET = "def factory(settings):\n    net = Net()\n    {body}\n    return dict(model=net, train_data=Pairs(), {parts})\n"
-STEPS = "torch.optim.lr_scheduler.StepLR"
 SGD = "optimizer=torch.optim.SGD(net.parameters(), lr=0.1)"
 
 
