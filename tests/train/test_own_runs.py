@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.states import equal
-from train_help import Trainer, Written, resumed
+from train_help import EVERY_STEP, Trainer, Written, resumed
 
 SOURCE = """
 import math
@@ -78,7 +78,7 @@ def made(settings):
 def test_a_causal_mask_and_extra_states_are_saved_and_resume_bit_for_bit(
     trainer: Trainer, own: Written
 ) -> None:
-    result = resumed(trainer, own(""), 3, 6)
+    result = resumed(trainer, (*own(""), *EVERY_STEP), 3, 6)
     state = result.state(6)["model"]
     assert bool(torch.isinf(state["mask"]).any())
     # The test step before the first one leaves no trace, in a new run or in a resumed one.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from train_help import EVERY_STEP, Trainer
+from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
 from ndd_engine.config import read
 from ndd_engine.measure.clock import PhaseClock
@@ -160,8 +160,8 @@ def test_the_work_of_a_step_is_recorded_with_its_accumulation(trainer: Trainer) 
 
 @pytest.mark.long
 @needs_compiler
-def test_compiled_training_says_so_and_gives_the_same_losses(trainer: Trainer) -> None:
-    common = (*trainer.chartext, *EVERY_STEP, "run.max_steps=4", "workload.size=tiny")
+def test_compiled_training_says_so_and_gives_the_same_losses(trainer: Trainer, written: Written) -> None:
+    common = (*written(spoiled()), *OWN, *EVERY_STEP, "run.max_steps=4")
     plain = trainer.train(*common)
     compiled = trainer.train(*common, "speed.compile=default")
     found = compiled.settings["speed.compile"]

@@ -33,7 +33,7 @@ CHARTEXT = (
 )  # fmt: skip
 Written = Callable[[str], tuple[str, ...]]
 # Of a user's own workload with 324 items to train on. `step` is the one that is done, from 1.
-OWN = ("batch.micro=16", "batch.sequence=4", "run.threads=1", "log.profile_every_s=0")
+OWN = ("run.epochs=3", "batch.micro=16", "batch.sequence=4", "run.threads=1", "log.profile_every_s=0")
 _SOURCE = """
 import math
 import time
@@ -224,7 +224,7 @@ def stop_at(step: int) -> Callable[[Run, Event], None]:
 
 def training_state(state: dict[str, Any]) -> dict[str, Any]:
     """The part of a checkpoint that two equal runs share."""
-    return {key: value for key, value in state.items() if key not in ("threads", "torch")}
+    return {key: value for key, value in state.items() if key not in ("position", "threads", "torch")}
 
 
 def resumed(trainer: Trainer, sets: tuple[str, ...], *stops: int) -> Result:
