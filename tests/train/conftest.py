@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from train_help import Trainer
+from train_help import Trainer, Written
 
 from ndd_engine.train.probes import baseline as probes
+
+_numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +55,19 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(tmp_path: Path, text_file: Path) -> Trainer:
     """Trains tiny runs below `tmp_path`/runs."""
     return Trainer(tmp_path / "runs", text_file)
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+    """written(source) writes a module with a factory of that name, and returns the settings of a run with it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def write(source: str) -> tuple[str, ...]:
+        name = f"written_{next(_numbers)}"  # a module's name can be imported from one file only
+        (tmp_path / f"{name}.py").write_text(source)
+        return (f"workload.name={name}:factory", f'workload.path=["{tmp_path}"]')
+
+    return write
 
 
 @pytest.fixture

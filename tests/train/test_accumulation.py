@@ -7,12 +7,12 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from train_help import EVERY_STEP, Trainer
+from torch import Tensor
+from train_help import Trainer
 
 from ndd_engine.config import Config, read
 from ndd_engine.measure.clock import PhaseClock, no_phase
@@ -174,17 +174,6 @@ def test_clips_weighted_by_class_have_the_same_loss_in_every_division() -> None:
     )
 
 
-def test_a_step_without_a_complete_number_of_micro_batches_is_none(tmp_path: Path) -> None:
-    stepper, _ = made(own_sets(tmp_path), 2, 4)
-    assert stepper.step(micro_batches(stepper, 2, items=6), PhaseClock(), 0) is None
-
-
-def test_a_step_without_any_weight_has_a_loss_that_is_reported(tmp_path: Path) -> None:
-    stepper, _ = made(own_sets(tmp_path, "0"), 4, 2)
-    loss = stepper.step(micro_batches(stepper, 4), PhaseClock(), 0)
-    assert loss is not None
-
-
 def test_the_mean_loss_of_an_evaluation_has_the_same_weights(tmp_path: Path) -> None:
     stepper, _ = made(own_sets(tmp_path), 8, 1)
     workload, results = stepper.workload, []
@@ -199,130 +188,9 @@ def test_the_mean_loss_of_an_evaluation_has_the_same_weights(tmp_path: Path) -> 
     assert results[1] > 0  # one batch more
 
 
-@pytest.mark.parametrize(
-    ("weight", "message"),
-    [
-        ("words != 0", "weight returned a Tensor of shape"),
-        ("'many'", "weight returned a str, not one number"),
-        ("-2.0", "weight returned -2, not a number of at least 0"),
-        ("torch.tensor(float('nan'))", "weight returned nan, not a number of at least 0"),
-        ("None", "weight returned a NoneType, not one number"),
-    ],
-)
-def test_a_weight_that_is_none_is_reported(tmp_path: Path, weight: str, message: str) -> None:
-    result = Trainer(tmp_path / "runs", tmp_path).train(
-        *own_sets(tmp_path, weight), "batch.micro=4", "batch.accumulation=2"
-    )
-    assert result.end is not None
-    assert result.end.status == "failed" and message in result.end.reason
-    assert "ragged_" in result.end.reason  # the factory's file
-
-
-@pytest.mark.long
-def test_a_run_with_a_weight_trains_and_reports_the_mean_over_its_words(tmp_path: Path) -> None:
-    common = (
-        *own_sets(tmp_path),
-        *EVERY_STEP,
-        "run.threads=1",
-        "optimizer.name=sgd",
-        "evaluate.at_end=false",
-    )
-    trainer = Trainer(tmp_path / "runs", tmp_path)
-    results = [
-        trainer.train(*common, f"batch.micro={micro}", f"batch.accumulation={accumulation}")
-        for micro, accumulation in DIVISIONS[:3]
-    ]
-    losses = [[result.losses[step] for step in sorted(result.losses)] for result in results]
-    assert len(losses[0]) >= 5
-    # The order of the items is the same in all of them, and so is the training.
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
-
-
-class _Pool(torch.autograd.Function):
-    """A linear layer as compiled CUDA graphs run it: each backward pass writes its results to the same memory."""
-
-    memory: ClassVar[dict[int, Tensor]] = {}
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.keys = (id(weight), id(bias))
-        return x @ weight.T + bias
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[None, Tensor, Tensor]:
-        (x,), (gradient,) = ctx.saved_tensors, gradients
-        outs = []
-        for key, value in zip(ctx.keys, (gradient.T @ x, gradient.sum(0)), strict=True):
-            place = _Pool.memory.setdefault(key, torch.empty_like(value))
-            place.copy_(value)
-            outs.append(place.view_as(place).detach())
-        return None, outs[0], outs[1]
-
-
-class _Pooled(nn.Module):
-    def __init__(self, model: nn.Linear) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _Pool.apply(x, self.model.weight, self.model.bias)  # type: ignore[no-any-return, no-untyped-call]
-
-
-REGRESSION = """
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-
-def factory(settings):
-    torch.manual_seed(1)
-    x = torch.rand(64, 5)
-    return dict(model=nn.Linear(5, 2), train_data=TensorDataset(x, x[:, :2] * 3),
-                loss=lambda output, batch: (output - batch[1]).square().mean())
-"""
-
-
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-@pytest.mark.parametrize("set_to_none", ["true", "false"])
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_gradients_are_kept_from_compiled_cuda_graphs(
-    tmp_path: Path, mode: str, set_to_none: str, accumulation: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marks = []
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
-    name = f"regression_{next(NUMBERS)}"
-    (tmp_path / f"{name}.py").write_text(REGRESSION)
-    config = read(None, [
-        f"workload.name={name}:factory", f'workload.path=["{tmp_path}"]', "run.epochs=1", "batch.micro=4",
-        f"batch.accumulation={accumulation}", f"optimizer.set_to_none={set_to_none}", f"speed.compile={mode}",
-    ]).resolve()  # fmt: skip
-
-    _Pool.memory.clear()  # its keys are ids, which are used again after a test
-
-    def train(pooled: bool) -> tuple[list[float], list[Tensor]]:
-        workload = prepare(config)
-        stepper = Stepper(workload, config, CPU, total_steps=10)
-        if pooled:
-            stepper.compute = _Pooled(workload.model)  # type: ignore[arg-type]
-            stepper._pools = True
-        data: Any = workload.train_data
-        clock, losses = PhaseClock(), []
-        for step in range(3):
-            first = step * 4 * accumulation
-            batches = (data[first + 4 * part : first + 4 * part + 4] for part in range(accumulation))
-            loss = stepper.step(batches, clock, step)
-            assert loss is not None
-            losses.append(loss)
-            clock.end_step()
-        return [float(loss) for loss in losses], [
-            parameter.detach().clone() for parameter in stepper.parameters
-        ]
-
-    losses, parameters = train(pooled=False)
-    assert not marks
-    pooled_losses, pooled_parameters = train(pooled=True)
-    assert len(marks) == 3 * accumulation
-    assert pooled_losses == pytest.approx(losses, rel=1e-6)
-    for expected, found in zip(parameters, pooled_parameters, strict=True):
-        assert torch.allclose(expected, found, rtol=1e-6, atol=1e-8)
+@pytest.mark.parametrize("weight", ["words != 0", "'many'", "-2.0", "torch.tensor(float('nan'))", "None"])
+def test_a_weight_that_is_no_number_is_reported_with_the_factorys_file(tmp_path: Path, weight: str) -> None:
+    sets = own_sets(tmp_path, weight)
+    end = Trainer(tmp_path / "runs", tmp_path).train(*sets, "batch.micro=4", "batch.accumulation=2").end
+    assert end.status == "failed"
+    assert "weight returned" in end.reason and "ragged_" in end.reason

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.states import equal
-from train_help import EVERY_STEP, Result, Trainer
+from train_help import EVERY_STEP, Trainer, Written
 
 from ndd_engine.record.events import ScalarsEvent, TextsEvent
 from ndd_engine.train.callbacks import Monitor
@@ -48,30 +47,16 @@ SETS = (
     "evaluate.every_epochs=0",
     "checkpoint.every_epochs=0",
 )
-Make = Callable[[str], tuple[str, ...]]
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Make:
+def own(written: Written) -> Written:
     """own(source) writes a module and returns the settings of a run with its factory."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def sets(source: str) -> tuple[str, ...]:
-        name = f"own_callbacks_{abs(hash(request.node.nodeid))}"
-        (tmp_path / f"{name}.py").write_text(SOURCE + source)
-        sys.modules.pop(name, None)
-        return (f"workload.name={name}:factory", f'workload.path=["{tmp_path}"]', *SETS, *EVERY_STEP)
-
-    return sets
+    return lambda source: (*written(SOURCE + source), *SETS, *EVERY_STEP)
 
 
 def notes(folder: Path) -> list[str]:
-    return next(folder.glob("own_callbacks_*.txt")).read_text().splitlines()
-
-
-def reason(result: Result) -> str:
-    assert result.end is not None
-    return result.end.reason
+    return next(folder.glob("written_*.txt")).read_text().splitlines()
 
 
 CALLED = """
@@ -89,17 +74,17 @@ def factory(settings):
 """
 
 
-def test_callbacks_are_called_with_what_they_need(trainer: Trainer, own: Make, tmp_path: Path) -> None:
+def test_callbacks_are_called_with_what_they_need(trainer: Trainer, own: Written, tmp_path: Path) -> None:
     result = trainer.train(*own(CALLED), "evaluate.every_steps=4", "checkpoint.every_steps=4")
-    assert reason(result) == "finished all 9 steps"
+    assert result.end.status == "done"
     lines = notes(tmp_path)
     assert [line for line in lines if line.startswith("step")] == [
         f"step {step} 1 0.001" for step in range(1, 10)
     ]
-    others = [line for line in lines if not line.startswith("step")]
-    assert others == [
-        "evaluate 4 loss", "checkpoint step-00000004.pt", "evaluate 8 loss", "checkpoint step-00000008.pt",
-        "checkpoint step-00000009.pt", "evaluate 9 loss",
+    assert [line.split() for line in lines if not line.startswith("step")] == [
+        ["evaluate", "4", "loss"], ["checkpoint", "step-00000004.pt"],
+        ["evaluate", "8", "loss"], ["checkpoint", "step-00000008.pt"],
+        ["checkpoint", "step-00000009.pt"], ["evaluate", "9", "loss"],
     ]  # fmt: skip
     scalars = [event for event in result.events if isinstance(event, ScalarsEvent)]
     assert len(scalars) == 9
@@ -110,7 +95,7 @@ def test_callbacks_are_called_with_what_they_need(trainer: Trainer, own: Make, t
     assert result.snapshot.texts == texts[-1]
 
 
-def test_samples_and_callbacks_leave_no_trace_in_the_training(trainer: Trainer, own: Make) -> None:
+def test_samples_and_callbacks_leave_no_trace_in_the_training(trainer: Trainer, own: Written) -> None:
     silent = "\ndef factory(settings):\n    return parts()\n"
     drawing = "\ndef factory(settings):\n    return parts(samples=lambda model: str(torch.rand(3)))\n"
     one = trainer.train(*own(silent), "evaluate.every_steps=2")
@@ -131,24 +116,26 @@ def factory(settings):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["on_step", "on_evaluate", "on_checkpoint", "samples"])
 def test_a_callback_that_raises_ends_the_run_with_its_place_and_a_checkpoint(
-    trainer: Trainer, own: Make, name: str
+    trainer: Trainer, own: Written, tmp_path: Path, name: str
 ) -> None:
     sets = own(RAISING.format(name=name))
     result = trainer.train(*sets, "evaluate.every_steps=3", "checkpoint.every_steps=3")
     step = 1 if name == "on_step" else 3
     line = (SOURCE + RAISING).splitlines().index('    raise ValueError("not today")') + 1
-    text = reason(result)
-    assert f".py:{line}: {name} failed at step {step}: ValueError: not today; " in text
-    assert f"the last good checkpoint is step {step}" in text
-    assert f"resume with: ndd-console train --resume {result.directory.name}" in text
-    assert result.end is not None
+    reason = result.end.reason
+    assert f".py:{line}: {name} " in reason and f"step {step}" in reason and "not today" in reason
+    assert f"--resume {result.directory.name}" in reason
     assert (result.end.status, result.end.exit_status) == ("failed", 1)
-    assert "raise ValueError" in result.directory.console_log.read_text()
+    assert result.checkpoints == [step]
+    assert "Traceback" in result.directory.console_log.read_text()
     # The code was repaired: the run resumes, and has trained the same.
-    whole = trainer.train(*own("\ndef factory(settings):\n    return parts()\n"), "evaluate.every_steps=3")
+    repaired = "\ndef factory(settings):\n    return parts()\n"
+    module = sets[0].removeprefix("workload.name=").removesuffix(":factory")
+    (tmp_path / f"{module}.py").write_text(SOURCE + repaired)
+    del sys.modules[module]
+    whole = trainer.train(*own(repaired), "evaluate.every_steps=3")
     rest = trainer.train(resume=result)
-    assert reason(rest) == "finished all 9 steps"
-    assert {**result.losses, **rest.losses} == whole.losses
+    assert rest.end.status == "done" and rest.losses == whole.losses
 
 
 STOPPING = """
@@ -157,11 +144,10 @@ def factory(settings):
 """
 
 
-def test_a_callback_stops_the_run(trainer: Trainer, own: Make) -> None:
+def test_a_callback_stops_the_run(trainer: Trainer, own: Written) -> None:
     result = trainer.train(*own(STOPPING))
-    assert result.end is not None
     assert (result.end.status, result.end.step, result.end.exit_status) == ("done", 5, 0)
-    assert reason(result) == "ended early at step 5: bored"
+    assert "bored" in result.end.reason
     assert result.checkpoints == [5]
     assert [mark.step for mark in result.marks("evaluation")] == [5]
 
@@ -173,17 +159,16 @@ def factory(settings):
 """
 
 
-def test_early_stopping_waits_for_its_patience(trainer: Trainer, own: Make) -> None:
+def test_early_stopping_waits_for_its_patience(trainer: Trainer, own: Written) -> None:
     sets = (*own(SCORES.format(scores=[0.1, 0.5, 0.4, 0.52, 0.3, 0.2, 0.9])), "evaluate.every_steps=1")
     result = trainer.train(*sets, "evaluate.patience=2", "evaluate.min_delta=0.05")
-    assert reason(result) == (
-        "ended early at step 4: score has not improved in 2 evaluations since its best value 0.5 (evaluate.patience)"
-    )
+    assert (result.end.status, result.end.step) == ("done", 4)
+    assert "evaluate.patience" in result.end.reason
     assert result.state(4)["monitor"] == {"best": 0.5, "waited": 2}
 
 
 @pytest.mark.long
-def test_the_best_checkpoint_is_that_of_the_chosen_metric(trainer: Trainer, own: Make) -> None:
+def test_the_best_checkpoint_is_that_of_the_chosen_metric(trainer: Trainer, own: Written) -> None:
     sets = own(SCORES.format(scores=[0.1, 0.9, 0.4, 0.5, 0.6, 0.7, 0.8, 0.3, 0.2]))
     every = ("evaluate.every_steps=1", "checkpoint.every_steps=1", "checkpoint.keep=1")
     assert trainer.train(*sets, *every).checkpoints == [2, 9]
@@ -193,9 +178,7 @@ def test_the_best_checkpoint_is_that_of_the_chosen_metric(trainer: Trainer, own:
     assert result.snapshot.best is not None
     assert (result.snapshot.best.step, next(iter(result.snapshot.best.metrics))) == (1, "other")
     wrong = trainer.train(*own(SCORES.format(scores=[])), *every, "evaluate.metric=f1")
-    assert "evaluate.metric = 'f1': the evaluation has no such metric; allowed: score, other, loss" in reason(
-        wrong
-    )
+    assert "evaluate.metric" in wrong.end.reason and "score, other" in wrong.end.reason
 
 
 LOGGING = """
@@ -207,24 +190,19 @@ def factory(settings):
 """
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("'high'", "TypeError: log('x', …) received a str, not a number"),
-        ("torch.ones(2)", "ValueError: log('x', …) received a tensor of shape (2,), not one number"),
-    ],
-)
-def test_a_scalar_that_is_none_is_refused(trainer: Trainer, own: Make, value: str, words: str) -> None:
-    assert words in reason(trainer.train(*own(LOGGING.format(value=value))))
+@pytest.mark.parametrize("value", ["'high'", "torch.ones(2)"])
+def test_a_scalar_that_is_no_number_is_refused(trainer: Trainer, own: Written, value: str) -> None:
+    end = trainer.train(*own(LOGGING.format(value=value))).end
+    assert end.status == "failed" and "log('x', …)" in end.reason
 
 
-def test_a_scalar_that_is_not_finite_is_no_failure(trainer: Trainer, own: Make) -> None:
+def test_a_scalar_that_is_not_finite_is_no_failure(trainer: Trainer, own: Written) -> None:
     result = trainer.train(*own(LOGGING.format(value="float('nan')")))
-    assert reason(result) == "finished all 9 steps"
+    assert result.end.status == "done"
     assert result.snapshot.scalars == ()
 
 
-def test_an_evaluation_that_was_lost_is_made_up_for(trainer: Trainer, own: Make, tmp_path: Path) -> None:
+def test_an_evaluation_that_was_lost_is_made_up_for(trainer: Trainer, own: Written, tmp_path: Path) -> None:
     """A checkpoint that was written before the evaluation of its step: the evaluation counts on resume."""
     source = """
 def evaluated(metrics, train):
@@ -241,11 +219,11 @@ def factory(settings):
 """
     sets = own(source)
     first = trainer.train(*sets, "evaluate.every_steps=4")
-    assert "not yet" in reason(first)
+    assert "not yet" in first.end.reason
     assert first.checkpoints == [4]
     sys.modules.pop(sets[0].partition("=")[2].partition(":")[0])
     again = trainer.train(resume=first)
-    assert reason(again) == "finished all 9 steps"
+    assert again.end.status == "done"
     assert notes(tmp_path) == ["made", "made", "evaluate 4", "evaluate 8", "evaluate 9"]
 
 
@@ -254,5 +232,5 @@ def test_nan_is_no_improvement() -> None:
 
     monitor = Monitor(EvaluateSection(patience=2), lower=True)
     assert monitor.see("loss", float("nan")) is None
-    assert "loss has not improved in 2 evaluations (" in str(monitor.see("loss", float("nan")))
+    assert monitor.see("loss", float("nan")) is not None  # its patience has ended
     assert monitor.see("loss", 1.0) is None

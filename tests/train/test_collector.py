@@ -8,14 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from train_help import EVERY_STEP, Trainer, in_step
+from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
-from ndd_engine.measure.clock import OTHER, PhaseClock
 from ndd_engine.measure.collector import Collector
-from ndd_engine.record.events import SettingEvent
 from ndd_engine.train.control import StopNow
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.eeg import Eeg
 
 LONG = ("run.epochs=100", "evaluate.every_epochs=0", "evaluate.at_end=false", "checkpoint.every_epochs=0")
 
@@ -48,75 +45,22 @@ def test_collections_are_counted_and_timed() -> None:
     del heap
 
 
-@pytest.mark.long
-def test_it_collects_every_so_many_steps_and_at_no_other_time() -> None:
-    clock = PhaseClock()
-    collector = Collector(every_steps=5)
-    collector.start()
-    try:
-        assert not gc.isenabled()
-        for step in range(1, 21):
-            garbage = [[number] for number in range(2_000)]
-            del garbage
-            collector.after_step(step, clock)
-        assert collector.take().number == 4
-        assert clock.current == "other" and clock._row[OTHER] > 0
-    finally:
-        collector.stop()
-    assert gc.isenabled()
-
-
-def cycles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every forward pass leaves objects behind that only a collection finds, next to a large heap."""
-    plain = Eeg.forward
-    heap: list[Any] = [[number] for number in range(200_000)]
-
-    def forward(self: Eeg, model: Any, batch: Any) -> Any:
-        for _ in range(2_000):
-            node: list[Any] = []
-            node.append(node)
-        assert heap
-        return plain(self, model, batch)
-
-    monkeypatch.setattr(Eeg, "forward", forward)
-
-
-@pytest.mark.long
-def test_a_run_shows_what_collecting_costs(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    cycles(monkeypatch)
-    result = trainer.train(*trainer.ndd, *LONG, "run.max_steps=60", "log.window_s=0.05")
-    assert all(window.gc_ns is not None for window in result.windows)
-    totals = result.snapshot.totals
-    assert totals.gc_count > 10 and totals.gc_ns is not None
-    assert 0 < totals.gc_max_ns <= totals.gc_ns < totals.wall_ns
+CYCLES = "for _ in range(2_000): node = []; node.append(node)"
 
 
 def test_a_run_that_collects_at_chosen_steps_says_so_and_leaves_the_rest_to_python_again(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+    trainer: Trainer, written: Written
 ) -> None:
-    cycles(monkeypatch)
-    result = trainer.train(*trainer.ndd, *LONG, *EVERY_STEP, "run.max_steps=60", "run.gc_every_steps=20")
+    sets = (*written(spoiled(loss=CYCLES)), *OWN, *LONG, *EVERY_STEP)
+    result = trainer.train(*sets, "run.max_steps=60", "run.gc_every_steps=20")
     collected = [window.step for window in result.windows if window.gc_count]
     assert collected == [20, 40, 60]
     assert all("other" in window.phases for window in result.windows if window.gc_count)
-    events = [event for event in result.events if isinstance(event, SettingEvent)]
-    event = next(event for event in events if event.name == "run.gc_every_steps")
+    totals = result.snapshot.totals
+    assert totals.gc_count >= 3 and totals.gc_ns is not None
+    assert 0 < totals.gc_max_ns <= totals.gc_ns < totals.wall_ns
+    event = result.settings["run.gc_every_steps"]
     assert (event.requested, event.applied, event.in_effect) == ("20", "20", True)
-
-
-def test_a_run_that_fails_gives_collecting_back_too(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = Eeg.loss
-
-    def loss(self: Eeg, output: Any, batch: Any) -> Any:
-        assert not in_step()
-        return plain(self, output, batch)
-
-    monkeypatch.setattr(Eeg, "loss", loss)
-    failed = trainer.train(*trainer.ndd, *LONG, "run.max_steps=60", "run.gc_every_steps=20")
-    assert failed.end is not None and failed.end.status == "failed"
-    assert "at step 1 in loss" in failed.end.reason
 
 
 @pytest.mark.long
@@ -135,7 +79,7 @@ def test_what_a_run_froze_is_collected_again_after_its_end(
         return plain(self, *arguments)
 
     monkeypatch.setattr(Stepper, "step", step)
-    result = trainer.train(*trainer.ndd, "run.max_steps=10")
-    assert result.end is not None and result.end.status == {"killed": "stopped"}.get(ending, ending)
+    result = trainer.train(*trainer.ndd, "run.max_steps=10", "run.gc_every_steps=20")
+    assert result.end.status == {"killed": "stopped"}.get(ending, ending)
     assert frozen[4] > 10_000
     assert gc.get_freeze_count() == 0

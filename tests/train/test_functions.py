@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cProfile
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,9 @@ import pytest
 from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.config import Draft, read
-from ndd_engine.diagnose import diagnose
 from ndd_engine.measure import functions
 from ndd_engine.record.events import FunctionsEvent
-from ndd_engine.record.reader import RunReader
-from ndd_engine.record.rundir import RunDir
-from ndd_watch.profiler import ANOTHER, MOST_PHASES, StepProfiler
+from ndd_watch.profiler import ANOTHER, StepProfiler
 
 SLOW = """\
 import torch
@@ -84,7 +80,7 @@ def slow(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     def train(*sets: str) -> Result:
         fixed = ("workload.name=slow_data:factory", "batch.micro=4", "run.threads=1", *QUIET)
         result = trainer.train(*fixed, *sets)
-        assert result.end is not None and result.end.status == "done", result.end
+        assert result.end.status == "done", result.end
         return result
 
     yield train
@@ -152,24 +148,6 @@ def test_workers_are_said_to_be_out_of_sight(slow: Any) -> None:
     assert not {"tokenize", "Clips.__getitem__"} & {row[2] for row in found.functions}
 
 
-@pytest.mark.slow
-def test_the_slow_function_is_named_first_by_a_headless_run(tmp_path: Path) -> None:
-    # 32 calls of `tokenize` take about two thirds of a step.
-    (tmp_path / "slow_data.py").write_text(SLOW)
-    sets = ("batch.micro=32", "run.max_steps=600", "run.threads=1", "log.profile_every_s=1", *QUIET)
-    command = [sys.executable, "-m", "ndd_console", "train", "--headless", "--workload", "slow_data:factory"]
-    edits = [word for item in sets for word in ("--set", item)]
-    subprocess.run([*command, "--runs", "runs", *edits], cwd=tmp_path, check=True, timeout=170)
-    (folder,) = (tmp_path / "runs").iterdir()
-    reader = RunReader(RunDir(folder))
-    reader.poll()
-    findings = diagnose(reader.snapshot())
-    first = next(item for item in findings if item.cause != "neighbour-cores")
-    where = f"slow_data.py:{line_of('def tokenize(index):')} in tokenize, called by Clips.__getitem__"
-    assert any(where in item.text for item in first.evidence), findings
-    assert any(change.where == where for change in first.changes), findings
-
-
 def test_under_another_profiler_the_run_says_so_once(slow: Any) -> None:
     other = cProfile.Profile()
     other.enable()
@@ -198,7 +176,7 @@ def test_a_profiler_of_the_users_own_within_the_step_is_left_alone(slow: Any, tm
         sys.modules["slow_data"].PROFILER.disable()
 
 
-@pytest.mark.parametrize("broken", ["begin", "mark", "end"])
+@pytest.mark.parametrize("broken", ["begin", "end"])
 def test_a_profiler_that_fails_costs_only_the_profile(
     slow: Any, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,25 +201,7 @@ def test_a_step_that_raises_leaves_no_profiler(slow: Any, trainer: Trainer, tmp_
     sys.modules.pop("slow_data", None)
     sets = ("workload.name=slow_data:factory", "batch.micro=4", "run.max_steps=9", "run.threads=1", *QUIET)
     result = trainer.train(*sets)
-    assert result.end is not None and result.end.status == "failed"
-
-
-def test_only_so_many_phase_changes_are_looked_at() -> None:
-    profiler = StepProfiler(lambda code: getattr(code, "co_name", "") == "work")
-
-    def work() -> int:
-        return sum(range(50))
-
-    assert not profiler.begin()
-    try:
-        for _ in range(MOST_PHASES + 20):
-            work()
-            profiler.mark("forward")
-    finally:
-        found = profiler.end()
-    ((*_, calls, _, _, caller, phase),) = found["functions"]
-    assert (calls, caller, phase) == (MOST_PHASES + 20, "", "forward")
-    assert profiler.end()["ns"] == 0
+    assert result.end.status == "failed"
 
 
 def test_the_old_key_is_read_as_the_new_one(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import zlib
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.utils.data import Dataset, TensorDataset
 from ndd_engine.batches import tensors
 from ndd_engine.config import Config, read
 from ndd_engine.train.data import loader as loader_module
-from ndd_engine.train.data import workers
 from ndd_engine.train.data.epochs import EpochBatches
 from ndd_engine.train.data.loader import Batches, EvalBatches, checksum, to_device
 
@@ -135,27 +133,6 @@ def test_batches_of_any_shape_go_to_the_device() -> None:
     assert moved["a"].device == meta
     assert moved["b"][0].device == moved["b"][1][0].device == meta
     assert (type(moved["b"]), moved["b"][1][1]) == (tuple, "text")
-
-
-def test_a_stop_at_once_waits_until_the_workers_are_started() -> None:
-    """Otherwise half-started workers print tracebacks."""
-
-    class StopError(Exception):
-        pass
-
-    def stop(_number: int, _frame: object) -> None:
-        raise StopError
-
-    done = []
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        with pytest.raises(StopError), workers._stops_later():
-            signal.raise_signal(signal.SIGTERM)
-            done.append("the rest of the start")
-        assert signal.getsignal(signal.SIGTERM) is stop
-        assert done
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def previous(data: Any) -> int:

@@ -13,17 +13,16 @@ from typing import Any
 import psutil
 import pytest
 from tests.waiting import until
-from train_help import EVERY_STEP, Result, Trainer, training_state
+from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.config import read
 from ndd_engine.errors import UsageError
-from ndd_engine.record.events import MarkEvent, WindowEvent
 from ndd_engine.train import logger_process, loggers
 from ndd_engine.train.logger_sinks import tracking_uri
 
 # A package `wandb` that writes what it is told to a file, and fails as a test wants it.
 FAKE = """
-import json, os, signal, sys, time
+import json, os, signal, time
 from pathlib import Path
 
 class Settings:
@@ -47,8 +46,6 @@ class Run:
                 raise OSError(28, "No space left on device")
             if fail == "die":
                 os.kill(os.getpid(), signal.SIGSEGV)
-            if fail == "exit":
-                sys.exit(3)
             if fail == "hang":
                 told(pid=os.getpid())
                 time.sleep(1000)
@@ -105,7 +102,7 @@ def test_a_resume_continues_the_same_run_of_the_logger(trainer: Trainer, told: T
         *trainer.ndd, *ON, "run.max_steps=6", "log.project=thesis", "evaluate.every_steps=3"
     )
     second = trainer.execute("run.max_steps=9", resume=first)
-    assert warnings(second) == [] and second.end is not None and second.end.status == "done"
+    assert warnings(second) == [] and second.end.status == "done"
     one, other = told.all("init")
     assert (
         one == other and one["mode"] == "offline" and one["project"] == "thesis" and one["resume"] == "allow"
@@ -126,8 +123,7 @@ def test_a_resume_continues_the_same_run_of_the_logger(trainer: Trainer, told: T
     [
         ("init", "ValueError: no key"),
         ("raise", "No space left on device"),
-        ("die", "its process ended early (signal SIGSEGV"),
-        ("exit", "SystemExit: 3"),
+        ("die", "SIGSEGV"),
     ],
 )
 def test_a_logger_that_fails_costs_one_warning_and_changes_no_step(
@@ -137,12 +133,10 @@ def test_a_logger_that_fails_costs_one_warning_and_changes_no_step(
     plain = trainer.execute(*sets)
     monkeypatch.setenv("FAIL", fail)
     result = trainer.execute(*sets, "log.wandb=offline")
-    assert result.end is not None and (result.end.status, result.end.step) == ("done", 12)
+    assert (result.end.status, result.end.step) == ("done", 12)
     (text,) = warnings(result)
-    assert why in text and text.startswith("writing to Weights & Biases failed and stops: ")
-    assert text.endswith("; training continues")
+    assert why in text and "\n" not in text
     assert result.losses == plain.losses
-    assert [training_state(each.state(12))["step"] for each in (plain, result)] == [12, 12]
 
 
 @pytest.mark.long
@@ -154,9 +148,8 @@ def test_a_logger_that_hangs_is_killed_at_the_end(
     monkeypatch.setattr(logger_process, "PATIENCE_S", 1.0)
     monkeypatch.setattr(loggers, "PATIENCE_S", 3.0)
     result = trainer.execute(*trainer.ndd, *ON, "run.max_steps=12")
-    assert result.end is not None and result.end.status == "done"
-    (text,) = warnings(result)
-    assert "it has not finished within 1 s after the run" in text
+    assert result.end.status == "done"
+    assert len(warnings(result)) == 1
     until(lambda: not any(psutil.pid_exists(pid) for pid in told.all("pid")))
 
 
@@ -174,7 +167,6 @@ def test_a_logger_that_reads_nothing_more_is_given_up(
         until(lambda: warnings(result))
         reached = result.snapshot.step
         until(lambda: result.snapshot.step > reached)  # training continues
-    assert "it has taken no values for 0 s" in warnings(result)[0]
     until(lambda: not psutil.pid_exists(pid))
 
 
@@ -198,10 +190,12 @@ def test_when_the_run_is_killed_its_logger_ends_the_run(trainer: Trainer, told: 
 def test_without_the_package_the_run_is_refused(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loggers, "installed", lambda name: name == "mlflow")
     with pytest.raises(UsageError) as caught:
-        trainer.open(*trainer.ndd, "log.wandb=online", "log.mlflow=mlflow.db")
+        trainer.open(*trainer.ndd, "log.wandb=online", "log.mlflow=mlflow.db", "log.tensorboard=true")
     text = str(caught.value)
-    assert "log.wandb" in text and "pip install 'ndd-console[wandb]', or set it to \"off\"" in text
-    assert "needs the package sqlalchemy and alembic: pip install 'ndd-console[mlflow]'" in text
+    for package in ("wandb", "mlflow", "tensorboard"):
+        assert f"log.{package}" in text and f"'ndd-console[{package}]'" in text
+    assert "sqlalchemy and" in text  # without it MLflow has no database
+    assert not trainer.root.exists() or list(trainer.root.iterdir()) == []
     assert list(loggers.missing(read(None, ("log.mlflow=http://localhost:5000",)).resolve())) == []
 
 
@@ -213,7 +207,8 @@ def test_a_folder_named_like_a_package_is_no_package(tmp_path: Path, monkeypatch
 
 def test_nothing_is_started_without_the_setting(trainer: Trainer, told: Told) -> None:
     result = trainer.execute(*trainer.ndd, *EVERY_STEP, "run.max_steps=3")
-    assert told.all("init") == [] and not (result.directory.path / "loggers").exists()
+    assert told.all("init") == []
+    assert not any((result.directory.path / name).exists() for name in ("loggers", "tensorboard"))
 
 
 def test_a_path_is_a_database_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,13 +289,5 @@ def test_the_real_mlflow_on_a_full_disk_costs_one_warning(
     pytest.importorskip("mlflow.tracking", reason="mlflow is not installed: make test-extras")
     disk = small_disk(64)
     result = trainer.execute(*trainer.ndd, f"log.mlflow={disk}/results.db", *EVERY_STEP, "run.max_steps=6")
-    assert result.end is not None and (result.end.status, result.end.step) == ("done", 6)
+    assert (result.end.status, result.end.step) == ("done", 6)
     assert len(warnings(result)) == 1 and "MLflow" in warnings(result)[0]
-
-
-@pytest.mark.long
-def test_what_a_failed_logger_was_told_before_is_recorded(trainer: Trainer, told: Told) -> None:
-    """The record itself does not depend on a logger."""
-    result = trainer.execute(*trainer.ndd, *ON, "run.max_steps=5")
-    assert [event.step for event in result.events if isinstance(event, WindowEvent) and event.steps][-1] == 5
-    assert not [event for event in result.events if isinstance(event, MarkEvent) and "failed" in event.text]

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 from order_help import Sets, ordered, plain_losses
-from test_kill import kill_at
 from tests.states import equal
-from train_help import Result, Trainer, stop_at, training_state
+from train_help import Result, Trainer, resumed, training_state
 
-from ndd_console.words.run import introduction, progress_line
-from ndd_engine.config import read
-from ndd_engine.record.events import MarkEvent, SettingEvent
-from ndd_engine.record.rundir import RunDir
-from ndd_engine.train.probes.autosize import probe_batches
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.record.events import MarkEvent
 
 __all__ = ["ordered"]
 
@@ -46,113 +40,78 @@ MADE = {name: f"parts() | dict(train_data={text})" for name, text in LOADERS.ite
 STEPS = 33
 
 
-def losses(*results: Result) -> list[float]:
-    found: dict[int, float] = {}
-    for result in results:
-        found |= result.losses
-    return [found[step] for step in sorted(found)]
+def losses(result: Result) -> list[float]:
+    return [loss for _, loss in sorted(result.losses.items())]
 
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_loader_trains_as_a_plain_loop_over_it(trainer: Trainer, ordered: Sets, name: str) -> None:
     sets = ordered(MADE[name])
     result = trainer.train(*sets, f"run.max_steps={STEPS}")
-    assert result.end is not None and result.end.status == "done", result.end
     assert losses(result) == pytest.approx(plain_losses(sets, STEPS), rel=1e-6)
 
 
 @pytest.mark.long
 @pytest.mark.promise
-@pytest.mark.parametrize("stop", [5, 14])
 @pytest.mark.parametrize("name", [*MADE, *OTHERS])
 def test_a_resumed_run_sees_the_data_that_it_would_have_seen(
-    trainer: Trainer, ordered: Sets, name: str, stop: int
+    trainer: Trainer, ordered: Sets, name: str
 ) -> None:
-    sets = ordered({**MADE, **OTHERS}[name])
-    whole = trainer.train(*sets, f"run.max_steps={STEPS}")
-    half = trainer.train(*sets, f"run.max_steps={stop}")
-    rest = trainer.train(f"run.max_steps={STEPS}", resume=half)
-    assert [result.end.status for result in (whole, half, rest) if result.end] == ["done"] * 3
-    assert losses(whole) == losses(half, rest)
-    assert equal(training_state(whole.state(STEPS)), training_state(rest.state(STEPS)))
+    resumed(trainer, ordered({**MADE, **OTHERS}[name]), 5, 14, STEPS)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("stop", "more"),
-    [
-        (3, ""),
-        pytest.param(13, "", marks=pytest.mark.slow),
-        pytest.param(20, "loader.persistent=false", marks=pytest.mark.slow),
-    ],
-)
-def test_a_stream_read_by_workers_resumes_bit_for_bit(
-    trainer: Trainer, ordered: Sets, stop: int, more: str
-) -> None:
+def test_a_stream_read_by_workers_resumes_bit_for_bit(trainer: Trainer, ordered: Sets) -> None:
     sets = ordered("parts() | dict(train_data=DataLoader(Items(noise=True), batch_size=4))")
-    sets = (*sets, "loader.workers=2", *filter(None, [more]))
-    whole = trainer.train(*sets, "run.max_steps=30")
-    half = trainer.train(*sets, f"run.max_steps={stop}")
-    rest = trainer.train("run.max_steps=30", resume=half)
-    assert [result.end.status for result in (whole, half, rest) if result.end] == ["done"] * 3
-    assert losses(whole) == losses(half, rest)
+    resumed(trainer, (*sets, "loader.workers=2"), 3, 20)
 
 
+# The methods of a sampler, and what the message names.
 FAULTS = {
-    "raises": ("def __iter__(self):\n        yield from (1, 2, 3, 4, 5)\n        raise ValueError('lost')", "ValueError at step 2 in data_wait: lost"),
-    "too large": ("def __iter__(self):\n        return iter([1, 2, 3, 99])", "the sampler Own yielded the index 99, but train_data has 50 items (0 to 49)"),
-    "negative": ("def __iter__(self):\n        return iter([1, -2, 3, 4])", "the sampler Own yielded the index -2, but train_data has 50 items"),
-    "no number": ("def __iter__(self):\n        return iter(['a', 'b', 'c', 'd'])", "the sampler Own yielded ['a', 'b', 'c', 'd'], not whole numbers"),
-    "too few": ("def __iter__(self):\n        return iter([1, 2])", "pass 1 over train_data has only 0 micro-batches, and a step needs 1"),
-    "fewer than len()": ("def __len__(self):\n        return 40\n    def __iter__(self):\n        return iter(range(20))", "the sampler Own ended after 5 of the 10 batches that its len() promises"),
-    "more than len()": ("def __len__(self):\n        return 8\n    def __iter__(self):\n        return iter(range(20))", "the sampler Own yields more than the 2 batches that its len() promises"),
-    "endless, with a length": ("def __len__(self):\n        return 8\n    def __iter__(self):\n        return itertools.cycle(range(20))", "more than the 2 batches that its len() promises: remove __len__ if it is endless"),
-    "once": ("def __init__(self):\n        self.it = iter(range(20))\n    def __iter__(self):\n        return self.it", "pass 2 over train_data has only 0 micro-batches"),
+    "raises": ("def __iter__(self):\n        yield from (1, 2, 3, 4, 5)\n        raise ValueError('lost')", "lost"),
+    "too large": ("def __iter__(self):\n        return iter([1, 2, 3, 99])", "99"),
+    "negative": ("def __iter__(self):\n        return iter([1, -2, 3, 4])", "-2"),
+    "no number": ("def __iter__(self):\n        return iter(['a', 'b', 'c', 'd'])", "'a'"),
+    "too few": ("def __iter__(self):\n        return iter([1, 2])", "train_data"),
+    "fewer than len()": ("def __len__(self):\n        return 40\n    def __iter__(self):\n        return iter(range(20))", "len()"),
+    "endless, with a length": ("def __len__(self):\n        return 8\n    def __iter__(self):\n        return itertools.cycle(range(20))", "__len__"),
+    "once": ("def __init__(self):\n        self.it = iter(range(20))\n    def __iter__(self):\n        return self.it", "pass 2"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "workers"), [*((fault, 0) for fault in FAULTS), ("negative", 1), ("raises", 1)]
+)
 def test_a_fault_of_a_sampler_is_one_clear_message(
     trainer: Trainer, ordered: Sets, fault: str, workers: int
 ) -> None:
-    if workers and fault not in ("negative", "raises"):
-        pytest.skip("the samplers run in this process either way")
-    body, words = FAULTS[fault]
+    body, named = FAULTS[fault]
     sets = ordered("parts(sampler=Own())", f"\nclass Own(Sampler):\n    {body}\n")
     end = trainer.train(*sets, "run.max_steps=12", f"loader.workers={workers}").end
-    assert end is not None and end.status == "failed"
-    assert words.replace("at step 2 ", "") in end.reason.replace("at step 2 ", "").replace(
-        "at step 1 ", ""
-    ), end.reason
-    assert "\n" not in end.reason
+    assert end.status == "failed"
+    assert named in end.reason and "\n" not in end.reason
 
 
-def test_batches_of_a_sampler_that_are_wrong_are_refused(trainer: Trainer, ordered: Sets) -> None:
-    for batches, words in (
-        ("[[1, 2], []]", "yielded an empty list"),
-        ("[3, 4]", "yielded 3, not a list of indices"),
-    ):
-        end = trainer.train(*ordered(f"parts(batch_sampler={batches})"), "run.max_steps=4").end
-        assert end is not None and words in end.reason, end.reason
+@pytest.mark.parametrize(("batches", "named"), [("[[1, 2], []]", "empty"), ("[3, 4]", "yielded 3")])
+def test_batches_of_a_sampler_that_are_wrong_are_refused(
+    trainer: Trainer, ordered: Sets, batches: str, named: str
+) -> None:
+    end = trainer.train(*ordered(f"parts(batch_sampler={batches})"), "run.max_steps=4").end
+    assert end.status == "failed" and named in end.reason
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("result", ["parts() | dict(train_data=Forgetful())", "parts(sampler=Own())"])
 def test_without_a_state_the_run_says_before_training_that_a_pass_starts_anew(
-    trainer: Trainer, ordered: Sets
+    trainer: Trainer, ordered: Sets, result: str
 ) -> None:
-    for result in ("parts() | dict(train_data=Forgetful())", "parts(sampler=Own())"):
-        sets = ordered(
-            result, "\nclass Own(Sampler):\n    def __iter__(self):\n        return iter(range(50))\n"
-        )
-        half = trainer.train(*sets, "run.max_steps=15")
-        rest = trainer.train("run.max_steps=30", resume=half)
-        notes = [mark for mark in half.marks("note") if "starts the pass over train_data anew" in mark.text]
-        assert notes and notes[0].step == 0 and "state_dict" in notes[0].text
-        assert rest.end is not None and rest.end.status == "done"
-        # A pass has 12 steps, and the second one is begun again after 3 of its steps.
-        whole = trainer.train(*sets, "run.max_steps=27")
-        assert rest.snapshot.epoch == whole.snapshot.epoch == 2
+    source = "\nclass Own(Sampler):\n    def __iter__(self):\n        return iter(range(50))\n"
+    half = trainer.train(*ordered(result, source), "run.max_steps=15")
+    rest = trainer.train("run.max_steps=30", resume=half)
+    assert any(mark.step == 0 and "state_dict" in mark.text for mark in half.marks("note"))
+    assert rest.end.status == "done"
+    # A pass has 12 steps, and the second one is begun again after 3 of its steps.
+    assert rest.snapshot.epoch == 2
 
 
 @pytest.mark.long
@@ -160,20 +119,18 @@ def test_a_run_over_a_stream_of_unknown_length_ends_after_its_passes(trainer: Tr
     sets = ordered("parts() | dict(train_data=DataLoader(Items(50), batch_size=4), eval_data=Items(10))")
     more = ("evaluate.every_epochs=1", "checkpoint.every_epochs=1")
     whole = trainer.train(*sets, "run.epochs=3", *more)
-    assert whole.end is not None and (whole.end.status, whole.end.step) == ("done", 39)
+    assert (whole.end.status, whole.end.step) == ("done", 39)
     run = whole.identity
     assert (run.total_steps, run.steps_per_epoch, run.items_per_epoch, run.epochs) == (0, 0, 0, 3)
-    assert [mark.text for mark in whole.marks("epoch")] == [f"epoch {epoch} of 3 done" for epoch in (1, 2, 3)]
+    assert [mark.step for mark in whole.marks("epoch")] == [13, 26, 39]
     assert [mark.step for mark in whole.marks("evaluation")] == [13, 26, 39]
     assert whole.checkpoints == [13, 26, 39]
     assert whole.snapshot.items == 150  # the last batch of a pass is smaller
     assert whole.snapshot.eta_s is None and whole.snapshot.epoch_s is None
     half = trainer.train(*sets, "run.epochs=1", *more)
     rest = trainer.train("run.epochs=3", resume=half)
-    assert losses(whole) == losses(half, rest)
+    assert losses(whole) == losses(rest)
     assert rest.identity.resumed_epoch == 1
-    again = trainer.train("run.epochs=3", resume=rest)
-    assert again.end is not None and "finished all 39 steps" in again.end.reason
 
 
 @pytest.mark.long
@@ -181,49 +138,40 @@ def test_accumulation_leaves_out_an_incomplete_last_step_of_a_pass(trainer: Trai
     sets = (*ordered("parts() | dict(train_data=Items(50), eval_data=Items(10))"), "batch.accumulation=5")
     whole = trainer.train(*sets, "run.max_steps=8")
     assert [mark.step for mark in whole.marks("epoch")] == [2, 4, 6]
-    half = trainer.train(*sets, "run.max_steps=3")
-    rest = trainer.train("run.max_steps=8", resume=half)
-    assert losses(whole) == losses(half, rest)
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("data", ["Items(50)", "DataLoader(Data(), batch_size=4, sampler=Endless())"])
 def test_evaluations_of_a_stream_or_a_sampler_see_the_same_items_each_time(
-    trainer: Trainer, ordered: Sets
+    trainer: Trainer, ordered: Sets, data: str
 ) -> None:
-    for data in (
-        "Items(50)",
-        "DataLoader(Data(), batch_size=4, sampler=Endless())",
-        "DataLoader(Data(), batch_size=10)",
-    ):
-        sets = ordered(f"parts() | dict(eval_data={data})")
-        frozen = ("optimizer.lr=1e-30", "evaluate.every_steps=2", "evaluate.batches=3")
-        result = trainer.train(*sets, *frozen, "run.max_steps=6")
-        assert result.end is not None and result.end.status == "done", result.end
-        values = {mark.data["metrics"]["loss"] for mark in result.marks("evaluation")}
-        assert len(values) == 1, values
+    sets = ordered(f"parts() | dict(eval_data={data})")
+    frozen = ("optimizer.lr=1e-30", "evaluate.every_steps=2", "evaluate.batches=3")
+    result = trainer.train(*sets, *frozen, "run.max_steps=6")
+    assert len({mark.data["metrics"]["loss"] for mark in result.marks("evaluation")}) == 1
 
 
 def test_workers_that_repeat_a_stream_are_refused(trainer: Trainer, ordered: Sets) -> None:
     sets = (*ordered("parts() | dict(train_data=Items(shard=False))"), "loader.workers=2", "run.max_steps=4")
     end = trainer.train(*sets).end
-    assert end is not None and end.step == 0
-    assert end.reason.startswith("loader workers 0 and 1 return the same batches of train_data")
+    assert (end.status, end.step) == ("failed", 0) and "workers 0 and 1" in end.reason
 
 
-@pytest.mark.parametrize("kept", ["loader.shuffle=false", ""])
-def test_another_order_is_refused_on_a_resume(trainer: Trainer, ordered: Sets, kept: str) -> None:
-    half = trainer.train(*ordered("parts()"), "run.max_steps=3", *filter(None, [kept]))
-    other = "loader.shuffle=true" if kept else "loader.shuffle=false"
-    rest = trainer.train("run.max_steps=6", other, resume=half)
-    assert rest.end is not None and "the order of the data was" in rest.end.reason, rest.end.reason
-
-
-def test_other_workers_are_refused_on_a_resume_of_a_stream_with_a_state(
-    trainer: Trainer, ordered: Sets
+@pytest.mark.parametrize(
+    ("result", "before", "after", "named"),
+    [
+        ("parts()", "loader.shuffle=false", "loader.shuffle=true", "the order"),
+        ("parts()", "loader.shuffle=true", "loader.shuffle=false", "the order"),
+        ("parts() | dict(train_data=Items())", "loader.workers=0", "loader.workers=1", "loader.workers = 0"),
+        ("parts(sampler=Endless())", "batch.accumulation=2", "batch.micro=2", "batch.micro = 4"),
+    ],
+)
+def test_what_would_change_the_order_is_refused_on_a_resume(
+    trainer: Trainer, ordered: Sets, result: str, before: str, after: str, named: str
 ) -> None:
-    half = trainer.train(*ordered("parts() | dict(train_data=Items())"), "run.max_steps=3")
-    rest = trainer.train("run.max_steps=6", "loader.workers=1", resume=half)
-    assert rest.end is not None and "set loader.workers = 0" in rest.end.reason
+    half = trainer.train(*ordered(result), before, "run.max_steps=3")
+    accumulation = "batch.accumulation=4" if "micro" in after else "batch.accumulation=1"
+    end = trainer.train("run.max_steps=6", after, accumulation, resume=half).end
+    assert end.status == "failed" and named in end.reason, end.reason
 
 
 def test_a_state_that_no_checkpoint_can_contain_is_refused_before_training(
@@ -231,47 +179,7 @@ def test_a_state_that_no_checkpoint_can_contain_is_refused_before_training(
 ) -> None:
     source = "\nclass Odd(Items):\n    def state_dict(self):\n        return {'file': object()}\n"
     end = trainer.train(*ordered("parts() | dict(train_data=Odd())", source), "run.max_steps=3").end
-    assert end is not None and end.step == 0
-    assert "position.stream.file contains a value of the type object" in end.reason, end.reason
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_killed_run_over_a_stream_resumes_as_if_nothing_had_happened(
-    trainer: Trainer, ordered: Sets, workers: int
-) -> None:
-    slow = """
-class Slow(Items):
-    def __iter__(self):
-        import time
-        for item in super().__iter__():
-            time.sleep(0.002)
-            yield item
-"""
-    data = "DataLoader(Slow(50, noise=True), batch_size=4)"
-    sets = (
-        *ordered(f"parts() | dict(train_data={data})", slow),
-        f"loader.workers={workers}",
-        "run.max_steps=4000",
-    )
-    sets = (*sets, "checkpoint.every_steps=10", "checkpoint.keep=9")
-    killed = Result(RunDir(trainer.root / "killed"))
-    kill_at(trainer.process(*sets, name="killed"), killed, 35)
-    reached = max(killed.losses)
-    resumed = trainer.train(resume=killed, steer=stop_at(reached + 20))
-    start = resumed.identity.resumed_step
-    assert start is not None and 0 < start <= reached
-    whole = trainer.train(*sets, steer=stop_at(reached + 20))
-    last = min(max(resumed.losses), max(whole.losses))
-    assert last >= reached + 20
-    steps = range(1, last + 1)  # `losses` has compared the steps that were done twice
-    assert [resumed.losses[step] for step in steps] == [whole.losses[step] for step in steps]
-
-
-def test_another_micro_batch_is_refused_on_a_resume_within_a_pass(trainer: Trainer, ordered: Sets) -> None:
-    half = trainer.train(*ordered("parts(sampler=Endless())"), "run.max_steps=3")
-    rest = trainer.train("run.max_steps=6", "batch.micro=2", "batch.accumulation=2", resume=half)
-    assert rest.end is not None and "set batch.micro = 4" in rest.end.reason, rest.end.reason
+    assert (end.status, end.step) == ("failed", 0) and "position.stream.file" in end.reason
 
 
 def test_a_worker_init_fn_runs_in_each_worker(trainer: Trainer, ordered: Sets, tmp_path: Path) -> None:
@@ -279,7 +187,7 @@ def test_a_worker_init_fn_runs_in_each_worker(trainer: Trainer, ordered: Sets, t
     data = "DataLoader(Data(), batch_size=4, num_workers=2, worker_init_fn=begin)"
     sets = (*ordered(f"parts() | dict(train_data={data})", source), "loader.workers=2", "run.max_steps=2")
     end = trainer.train(*sets).end
-    assert end is not None and end.status == "done"
+    assert end.status == "done"
     assert sorted(path.name for path in tmp_path.glob("worker-*")) == ["worker-0", "worker-1"]
 
 
@@ -288,20 +196,14 @@ def test_a_stateful_loader_of_torchdata_is_read_like_torchs(trainer: Trainer, or
     source = "\nfrom torchdata.stateful_dataloader import StatefulDataLoader\n"
     sets = ordered("parts() | dict(train_data=StatefulDataLoader(Items(), batch_size=4))", source)
     whole = trainer.train(*sets, "run.max_steps=20")
-    half = trainer.train(*sets, "run.max_steps=7")
-    rest = trainer.train("run.max_steps=20", resume=half)
-    assert losses(whole) == losses(half, rest)
     assert losses(whole) == pytest.approx(plain_losses(sets, 20), rel=1e-6)
+    resumed(trainer, sets, 7, 20)
 
 
 def test_a_builtin_workload_can_keep_the_order_of_its_data(trainer: Trainer) -> None:
     result = trainer.train(*trainer.ndd, "run.max_steps=5", "loader.shuffle=false", "run.seed=1")
     other = trainer.train(*trainer.ndd, "run.max_steps=5", "run.seed=1")
-    settings = {event.name: event for event in result.events if isinstance(event, SettingEvent)}
-    assert (
-        settings["loader.shuffle"].in_effect
-        and "in the order of the dataset" in settings["loader.shuffle"].verified
-    )
+    assert result.settings["loader.shuffle"].in_effect
     assert not equal(training_state(result.state(5)), training_state(other.state(5)))
 
 
@@ -309,9 +211,6 @@ def test_a_stream_has_findings_and_costs_of_its_items(trainer: Trainer, ordered:
     result = trainer.train(*ordered("parts() | dict(train_data=Items())"), "run.max_steps=20")
     loader = result.snapshot.loader
     assert loader is not None and loader.stream and loader.item_ns is not None and loader.probed == 4
-    text = "\n".join(introduction(result.snapshot))
-    assert "the length of an epoch is unknown" in text
-    assert "epoch 2 " in progress_line(result.snapshot)
 
 
 def test_items_of_a_stream_may_be_whole_batches(trainer: Trainer, ordered: Sets) -> None:
@@ -325,16 +224,8 @@ class Whole(IterableDataset):
     sets = ordered("parts() | dict(train_data=DataLoader(Whole(), batch_size=None))", source)
     result = trainer.train(*sets, "run.max_steps=20")
     assert losses(result) == pytest.approx(plain_losses(sets, 20), rel=1e-6)
-    draft = read(None, (*sets, "run.max_steps=20"))
-    workload = prepare(draft.resolve())
-    # A probe makes batches of other sizes of them.
-    config = draft.resolve().model_copy(
-        update={"batch": draft.resolve().batch.model_copy(update={"micro": 6})}
-    )
-    x, y = probe_batches(workload, config).sample()
-    assert (x.shape, y.shape) == ((6, 4), (6,)) and bool((x[4] == x[0]).all())
     wrong = trainer.train(*sets, "run.max_steps=20", "batch.micro=8").end
-    assert wrong is not None and "yields batches of 4 items, but batch.micro is 8" in wrong.reason
+    assert wrong.status == "failed" and "batch.micro" in wrong.reason
 
 
 def test_a_shuffled_evaluation_loader_is_used(trainer: Trainer, ordered: Sets) -> None:
@@ -350,15 +241,10 @@ def test_a_shuffled_evaluation_loader_is_used(trainer: Trainer, ordered: Sets) -
 def test_passes_of_a_known_length_are_epochs(trainer: Trainer, ordered: Sets) -> None:
     sets = ordered("parts() | dict(train_data=DataLoader(Data(), batch_size=4))")
     result = trainer.train(*sets, "run.epochs=2", "evaluate.every_epochs=1", "checkpoint.every_epochs=1")
-    assert [(mark.step, mark.text) for mark in result.marks("epoch")] == [
-        (13, "epoch 1 of 2 done"), (26, "epoch 2 of 2 done"),
-    ]  # fmt: skip
+    assert [mark.step for mark in result.marks("epoch")] == [13, 26]
     assert [mark.step for mark in result.marks("evaluation")] == [13, 26] == result.checkpoints
     run = result.identity
     assert (run.steps_per_epoch, run.total_steps, run.items_per_epoch, run.epochs) == (13, 26, 50, 2)
-    more = trainer.train("run.epochs=3", resume=result)
-    assert more.end is not None and more.end.step == 39
-    assert losses(more) == losses(trainer.train(*sets, "run.epochs=3"))
 
 
 @pytest.mark.parametrize("order", [
@@ -366,21 +252,14 @@ def test_passes_of_a_known_length_are_epochs(trainer: Trainer, ordered: Sets) ->
     "parts(sampler=RandomSampler(range(48)))",
     "parts() | dict(train_data=DataLoader(Data(), batch_size=4, drop_last=True))",
 ])  # fmt: skip
-@pytest.mark.parametrize(("evaluate", "steps"), [("every_epochs=1", ()), ("every_steps=4", (4, 8))])
 def test_the_end_of_an_epoch_is_reported_before_its_evaluation_and_its_checkpoint(
-    trainer: Trainer, ordered: Sets, order: str, evaluate: str, steps: tuple[int, ...]
+    trainer: Trainer, ordered: Sets, order: str
 ) -> None:
-    sets = (*ordered(order), "checkpoint.every_epochs=1", f"evaluate.{evaluate}")
+    sets = (*ordered(order), "checkpoint.every_epochs=1", "evaluate.every_steps=4")
     result = trainer.train(*sets, "run.epochs=2")
-    kinds = ("epoch", "evaluation", "checkpoint")
-    found = [
-        (event.step, event.kind)
-        for event in result.events
-        if isinstance(event, MarkEvent)
-        if event.kind in kinds
-    ]
-    expected: list[tuple[int, str]] = []
-    for end in (12, 24):
-        expected += [(end - 12 + step, "evaluation") for step in steps]
-        expected += [(end, kind) for kind in kinds]
-    assert found == expected
+    marks = [event for event in result.events if isinstance(event, MarkEvent)]
+    found = [(mark.step, mark.kind) for mark in marks if mark.kind in ("epoch", "evaluation", "checkpoint")]
+    assert found == [
+        (4, "evaluation"), (8, "evaluation"), (12, "epoch"), (12, "evaluation"), (12, "checkpoint"),
+        (16, "evaluation"), (20, "evaluation"), (24, "epoch"), (24, "evaluation"), (24, "checkpoint"),
+    ]  # fmt: skip

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from train_help import EVERY_STEP, Trainer
+from train_help import EVERY_STEP, Trainer, Written, resumed
 
 DOCS = Path(__file__).parents[2] / "docs" / "own-model.md"
 START = """
@@ -77,21 +76,10 @@ def example(text: str) -> str:
 
 
 @pytest.mark.parametrize("text", [*WHOLE, *PARTS])
-def test_an_example_trains_and_resumes(
-    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_an_example_trains_and_resumes(trainer: Trainer, written: Written, text: str) -> None:
     code = example(text)
     if text in PARTS:
         lines = "\n".join([PARTS[text], *code.splitlines(), "return parts"])
         code = "def factory(settings):\n" + "".join(f"    {line}\n" for line in lines.splitlines())
-    name = f"docs_{abs(hash(text))}"
-    (tmp_path / f"{name}.py").write_text(START + code)
-    sets = (f"workload.name={name}:factory", f'workload.path=["{tmp_path}"]', "batch.micro=4", *EVERY_STEP)
-    whole = trainer.train(*sets, "run.max_steps=12")
-    assert whole.end is not None
-    assert whole.end.status == "done", whole.end.reason
-    half = trainer.train(*sets, "run.max_steps=5")
-    rest = trainer.train("run.max_steps=12", resume=half)
-    assert {**half.losses, **rest.losses} == whole.losses
-    assert whole.marks("evaluation")
+    sets = (*written(START + code), "batch.micro=4", *EVERY_STEP)
+    assert resumed(trainer, sets, 5, 12).marks("evaluation")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tests.states import equal
-from train_help import Trainer, training_state
+from train_help import EVERY_STEP, Trainer, Written, resumed
 
 SOURCE = """
 import math
@@ -56,23 +54,15 @@ SETS = (
     "evaluate.every_epochs=0",
     "checkpoint.every_steps=1",
 )
-Sets = Callable[[str], tuple[str, ...]]
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Sets:
+def own(written: Written) -> Written:
     """own(source) writes a module with this source below SOURCE, and returns the settings of a run with it."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def sets(source: str = "") -> tuple[str, ...]:
-        name = f"own_run_{abs(hash(request.node.nodeid))}"
-        (tmp_path / f"{name}.py").write_text(SOURCE + source + FACTORY)
-        return (f"workload.name={name}:factory", f'workload.path=["{tmp_path}"]', *SETS)
-
-    return sets
+    return lambda source: (*written(SOURCE + source + FACTORY), *SETS)
 
 
-def test_a_sampler_that_fills_no_step_is_a_usage_error(trainer: Trainer, own: Sets) -> None:
+def test_a_sampler_that_fills_no_step_is_a_usage_error(trainer: Trainer, own: Written) -> None:
     factory = """
 def made(settings):
     data = torch.utils.data.DataLoader(Data(), batch_size=4, sampler=range(8), drop_last=True)
@@ -80,68 +70,47 @@ def made(settings):
 """
     name, *sets = own(factory)
     end = trainer.train(name.replace(":factory", ":made"), *sets, "run.epochs=1", "batch.accumulation=3").end
-    assert end is not None
     assert (end.status, end.exit_status) == ("failed", 2)
-    assert end.reason == (
-        "a pass over the training data has 2 micro-batches, but a step needs 3 micro-batches of 4 items: "
-        "lower batch.micro or batch.accumulation"
-    )
+    assert "batch.micro" in end.reason and "batch.accumulation" in end.reason
 
 
 @pytest.mark.long
-def test_a_causal_mask_and_extra_states_are_saved_and_resume_bit_for_bit(trainer: Trainer, own: Sets) -> None:
-    sets = own("")
-    whole = trainer.train(*sets, "run.max_steps=6")
-    half = trainer.train(*sets, "run.max_steps=3")
-    rest = trainer.train("run.max_steps=6", resume=half)
-    assert [result.end.status for result in (whole, half, rest) if result.end] == ["done"] * 3
-    state = whole.state(6)["model"]
+def test_a_causal_mask_and_extra_states_are_saved_and_resume_bit_for_bit(
+    trainer: Trainer, own: Written
+) -> None:
+    result = resumed(trainer, (*own(""), *EVERY_STEP), 3, 6)
+    state = result.state(6)["model"]
     assert bool(torch.isinf(state["mask"]).any())
     # The test step before the first one leaves no trace, in a new run or in a resumed one.
     assert (float(state["calls"]), state["_extra_state"]) == (6.0, {"n": 6})
-    assert equal(training_state(whole.state(6)), training_state(rest.state(6)))
 
 
-def test_a_buffer_that_was_finite_has_to_stay_finite(trainer: Trainer, own: Sets) -> None:
+def test_a_buffer_that_was_finite_has_to_stay_finite(trainer: Trainer, own: Written) -> None:
     source = "class Net(Net):\n    def forward(self, x):\n        self.seen.fill_(math.inf)\n"
     source += "        return super().forward(x)\n"
     end = trainer.train(*own(source), "run.max_steps=3").end
-    assert end is not None
-    assert end.reason.startswith("seen is not finite at step 1, so training stopped; there is no checkpoint")
+    assert (end.status, end.checkpoint) == ("failed", None) and "seen" in end.reason
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "named"),
     [
-        (
-            "class Net(Net):\n    def get_extra_state(self):\n        return object()\n",
-            "_extra_state contains a value of the type object, which a checkpoint cannot contain",
-        ),
-        (
-            "class Net(Net):\n    set_extra_state = nn.Module.set_extra_state\n",
-            "defines get_extra_state, but not",
-        ),
-        (
-            "class Net(Net):\n    def set_extra_state(self, state):\n        raise KeyError('unset')\n",
-            "the model cannot load its own state, so a run could not resume: KeyError: 'unset'",
-        ),
-        (
-            "class Net(Net):\n    def __init__(self):\n        super().__init__()\n"
-            "        self.register_buffer('wide', torch.ones(1).expand(8))\n",
-            "wide is an expanded tensor",
-        ),
+        ("get_extra_state = lambda self: object()", "_extra_state"),
+        ("set_extra_state = nn.Module.set_extra_state", "get_extra_state"),
+        ("set_extra_state = lambda self, state: {}['unset']", "'unset'"),
+        ("def __init__(self):\n        super().__init__()\n"
+         "        self.register_buffer('wide', torch.ones(1).expand(8))", "wide"),
     ],
-)
+)  # fmt: skip
 def test_a_state_that_cannot_be_resumed_is_refused_before_training(
-    trainer: Trainer, own: Sets, source: str, words: str
+    trainer: Trainer, own: Written, source: str, named: str
 ) -> None:
-    result = trainer.train(*own(source), "run.max_steps=3")
-    assert result.end is not None
-    assert words in result.end.reason
-    assert (result.end.step, result.end.exit_status) == (0, 2)
+    end = trainer.train(*own(f"class Net(Net):\n    {source}\n"), "run.max_steps=3").end
+    assert (end.status, end.step, end.exit_status) == ("failed", 0, 2)
+    assert named in end.reason
 
 
-def test_a_state_that_changes_its_layout_is_not_saved(trainer: Trainer, own: Sets) -> None:
+def test_a_state_that_changes_its_layout_is_not_saved(trainer: Trainer, own: Written) -> None:
     source = """
 class Net(Net):
     def forward(self, x):
@@ -149,18 +118,17 @@ class Net(Net):
         return super().forward(x)
 """
     end = trainer.train(*own(source), "run.max_steps=3").end
-    assert end is not None
-    assert end.reason.startswith("no checkpoint at step 1: late is new since training began"), end.reason
-    assert end.checkpoint is None
+    assert (end.status, end.checkpoint) == ("failed", None) and "late" in end.reason
 
 
-def test_an_evaluation_leaves_no_trace_in_pythons_random_numbers(trainer: Trainer, own: Sets) -> None:
+def test_an_evaluation_leaves_no_trace_in_pythons_random_numbers(trainer: Trainer, own: Written) -> None:
     source = "import random\nclass Net(Net):\n    def forward(self, x):\n"
     source += "        return super().forward(x) * random.uniform(0.5, 1.5)\n"
     sets = own(source)
     without = trainer.train(*sets, "run.max_steps=3", "evaluate.at_end=false")
     each = trainer.train(*sets, "run.max_steps=3", "evaluate.every_steps=1")
-    assert equal(training_state(without.state(3)), training_state(each.state(3)))
+    for part in ("model", "random"):
+        assert equal(without.state(3)[part], each.state(3)[part])
 
 
 LATE = """
@@ -184,18 +152,15 @@ class Data(Data):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stop_iteration_in_an_item_does_not_end_the_epoch(
-    trainer: Trainer, own: Sets, workers: int
+    trainer: Trainer, own: Written, workers: int
 ) -> None:
     end = trainer.train(*own(LATE), "run.max_steps=3", f"loader.workers={workers}").end
-    assert end is not None
-    words = r"RuntimeError at step 1 in data_wait: the data or its collate function raised StopIteration \(.+\.py:\d+;"
-    assert re.match(words, end.reason), end.reason
+    assert end.status == "failed" and "StopIteration" in end.reason
 
 
-def test_too_few_items_at_once_are_refused(trainer: Trainer, own: Sets) -> None:
+def test_too_few_items_at_once_are_refused(trainer: Trainer, own: Written) -> None:
     end = trainer.train(*own(FEWER), "run.max_steps=3").end
-    assert end is not None
-    assert "Data.__getitems__ returned 1 items for 4 indices" in end.reason
+    assert end.status == "failed" and "Data.__getitems__" in end.reason
 
 
 FIRST_STEP = """

@@ -26,5 +26,5 @@ def test_without_nvml_a_gpu_is_refused_only_if_there_is_no_driver(
     draft = read(sets=("run.device=cuda:63",))
     if driver:
         assert module.preflight(draft, use_torch=False).run.device == "cuda:63"
-    with pytest.raises(ConfigError, match="cuda:63 is not available"):
+    with pytest.raises(ConfigError, match="cuda:63"):
         module.preflight(draft, use_torch=driver)

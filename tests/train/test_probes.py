@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from torch.utils.data import Dataset, TensorDataset
 from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import read
-from ndd_engine.measure import memory_history
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.train.data.loader import CPU, Batches
 from ndd_engine.train.data.probe import MOST_ITEMS, probe_loader
@@ -88,20 +85,6 @@ def test_few_items_are_made_when_they_are_slow_and_none_of_the_sample_again() ->
     assert probe(Made(lambda index: torch.tensor(index), 200), "batch.micro=100").probed <= MOST_ITEMS
 
 
-def test_joining_items_is_timed_by_itself_and_in_part_when_it_is_slow() -> None:
-    seen: list[int] = []
-
-    def collate(items: list[Any]) -> Any:
-        seen.append(len(items))
-        time.sleep(0.01 * len(items))
-        return torch.stack(items)
-
-    event = probe(Made(lambda _: torch.zeros(3)), collate=collate)
-    assert event.collate_ns is not None and event.item_ns is not None
-    assert event.collate_ns >= 8 * 10e6 > event.item_ns
-    assert seen[0] == 8 and all(count < 8 for count in seen[1:])  # 80 ms a batch: a part of it is enough
-
-
 def test_data_in_memory_is_known_as_such_even_when_items_are_fetched_one_by_one() -> None:
     from ndd_engine.train.data.source import Stacked
 
@@ -139,16 +122,6 @@ def test_a_probe_that_fails_says_nothing_and_moves_no_random_number() -> None:
     assert probe_loader(batches, sample, 1e6).item_ns
     after = random_state(CPU)
     assert torch.equal(before.pop("torch"), after.pop("torch")) and before == after
-
-
-def test_what_the_data_raises_is_told_as_ever(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> Any:
-        raise ValueError("item 3 is broken")
-
-    monkeypatch.setattr("ndd_engine.train.data.loader.Batches.sample", broken)
-    result = trainer.train(*trainer.ndd, "run.max_steps=5")
-    assert result.end is not None
-    assert result.end.reason.startswith("ValueError while running a test step: item 3 is broken")
 
 
 def made(*sets: str) -> tuple[Stepper, Batches]:
@@ -201,45 +174,6 @@ def test_what_would_take_long_is_left_out() -> None:
     assert (event.runs, event.other_ns, [count for count, _ in event.by_threads]) == (2, None, [2])
     assert slower is not None
     assert (slower.runs, slower.other_ns, slower.by_threads) == (1, None, [])
-
-
-def test_a_size_that_the_model_does_not_take_costs_nothing() -> None:
-    stepper, batches = made()
-
-    def too_large(_count: int) -> Any:
-        raise torch.OutOfMemoryError("there is not so much")
-
-    event = rehearse(stepper, batches.sample(), Baseline(too_large, 1e3, 1)).baseline
-    assert event is not None and event.micro_ns > 0 and event.other_ns is None
-
-
-def test_a_micro_batch_is_measured_without_stacks_of_its_allocations(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    # `_record_memory_history` with stacks collects one for each allocation; None ends that (torch.cuda.memory).
-    states: list[str | None] = []
-    fake = SimpleNamespace(_record_memory_history=lambda enabled, **_: states.append(enabled))
-    monkeypatch.setattr(memory_history, "_memory", lambda: fake)
-    monkeypatch.setattr(
-        probes, "BASELINE_NS", 60_000_000_000
-    )  # everything is measured, also on a busy machine
-    stepper, batches = made()
-    during: list[str | None] = []
-    plain = Eeg.forward
-
-    def noted(self: Eeg, model: Any, batch: Any) -> Any:
-        during.append(states[-1])
-        return plain(self, model, batch)
-
-    monkeypatch.setattr(Eeg, "forward", noted)
-    memory_history.start(torch.device("cuda", 0), "start", tmp_path)
-    try:
-        event = Baseline(batches.sample, 1e3, 2).measure(stepper, stepper.moved(batches.sample()), None)
-    finally:
-        after = states[-1]
-        memory_history.stop()
-    assert event is not None and event.other_ns is not None and event.by_threads
-    assert set(during) == {None} and after == "all"
 
 
 @pytest.mark.long

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import random
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.states import equal
-from train_help import EVERY_STEP, Trainer, stop_at
+from train_help import EVERY_STEP, Trainer, Written, resumed
 
 from ndd_engine.train.random_state import kept_random, random_state, restore_random_state
 
@@ -120,28 +117,7 @@ def test_a_resumed_run_imports_numpy_if_the_first_one_had_it(
 
 
 def test_a_run_whose_data_and_model_draw_pythons_numbers_resumes_exactly(
-    trainer: Trainer, tmp_path: Path
+    trainer: Trainer, written: Written
 ) -> None:
-    (tmp_path / "drawing.py").write_text(SOURCE)
-    common = ("workload.name=drawing:factory", f'workload.path=["{tmp_path}"]', *EVERY_STEP, "run.threads=1",
-              "batch.micro=4", "evaluate.at_end=false", "evaluate.every_epochs=0")  # fmt: skip
-    whole = trainer.train(*common, "run.max_steps=60")
-    part = trainer.train(*common, "run.max_steps=60", steer=stop_at(12))
-    assert 12 <= max(part.losses) < 60
-    rest = trainer.train(resume=part)
-    assert {**part.losses, **rest.losses} == whole.losses
-    assert len(whole.losses) == 60
-
-
-def test_the_random_state_goes_on_where_it_was() -> None:
-    torch.manual_seed(3)
-    random.seed(3)
-    random.gauss(0, 1)  # leaves half of a pair in the generator
-    buffer = io.BytesIO()
-    torch.save(random_state(CPU), buffer)
-    expected = (torch.rand(4), random.gauss(0, 1), random.random())
-    torch.manual_seed(99)
-    random.seed(99)
-    buffer.seek(0)
-    restore_random_state(torch.load(buffer, weights_only=True), CPU)
-    assert equal((torch.rand(4), random.gauss(0, 1), random.random()), expected)
+    sets = (*written(SOURCE), *EVERY_STEP, "run.threads=1", "batch.micro=4", "evaluate.at_end=false")
+    assert len(resumed(trainer, sets, 12, 60).losses) == 60

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.states import equal
-from train_help import EVERY_STEP, Result, Trainer, stop_at, training_state
+from train_help import EVERY_STEP, NDD, Result, Trainer, stop_at, training_state
 
 from ndd_engine.errors import EXIT_USAGE, UsageError
+from ndd_engine.record.rundir import RunDir
 
 # Dropout draws random numbers, accumulation moves the place in the data, epochs end within the run.
 HARD = (
@@ -20,7 +22,6 @@ HARD = (
 )
 VARIANTS = {
     "chartext": ("workload.name=chartext",),
-    "eeg": ("workload.name=eeg",),
     "fp16": ("workload.name=chartext", "precision.amp=fp16", "optimizer.lr=0.01"),
     "diffusion": ("workload.name=chartext", "workload.objective=diffusion", "precision.amp=bf16"),
     "recurrent": ("workload.name=eeg", "workload.model=lstm", "optimizer.name=sgd", "optimizer.momentum=0.9"),
@@ -51,12 +52,9 @@ def test_stopped_and_resumed_equals_uninterrupted(trainer: Trainer, variant: str
     assert total == 4 * per_epoch > 30
     # Once in the middle of an epoch and, further on, wherever the stop is heard.
     parts = trainer.train(*sets, steer=stop_at(per_epoch + 3))
-    assert parts.end is not None
-    assert parts.end.status == "stopped"
-    assert 0 < parts.end.step < total
+    assert parts.end.status == "stopped" and 0 < parts.end.step < total
     parts = trainer.train(resume=parts, steer=stop_at(3 * per_epoch))
-    parts = trainer.train(resume=parts) if parts.end is not None and parts.end.status == "stopped" else parts
-    assert parts.end is not None
+    parts = trainer.train(resume=parts) if parts.end.status == "stopped" else parts
     assert parts.end.status == "done"
     assert parts.losses == whole.losses
     assert len(whole.losses) == total
@@ -69,7 +67,6 @@ def test_a_checkpoint_between_two_epochs_goes_on_with_the_next(trainer: Trainer)
     sets = (*trainer.ndd, *EVERY_STEP, "run.epochs=2", "workload.dropout=0.2", "checkpoint.keep=9")
     whole = trainer.train(*sets)
     again = trainer.train("checkpoint.keep=9", resume=whole, from_step=22)
-    assert again.end is not None
     assert again.end.status == "done"
     # `losses` compares the steps that were done twice.
     assert again.losses == whole.losses
@@ -77,27 +74,29 @@ def test_a_checkpoint_between_two_epochs_goes_on_with_the_next(trainer: Trainer)
     assert again.identity.resumed_from == "step-00000022.pt"
 
 
-@pytest.fixture
-def stopped(trainer: Trainer) -> Result:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """A run of 20 steps that can be continued to 44, with checkpoints of steps 10 and 20."""
-    sets = (
-        *trainer.ndd,
-        *EVERY_STEP,
-        "run.epochs=2",
-        "workload.dropout=0.0",
-        "checkpoint.every_steps=10",
-        "evaluate.every_epochs=0",
-    )
-    first = trainer.train(*sets, "run.max_steps=20", "checkpoint.every_epochs=0")
+    folder = tmp_path_factory.mktemp("finished")
+    first = Trainer(folder, folder).train(
+        *NDD, *EVERY_STEP, "run.epochs=2", "run.max_steps=20", "workload.dropout=0.0", "checkpoint.every_steps=10",
+        "checkpoint.every_epochs=0", "evaluate.every_epochs=0",
+    )  # fmt: skip
     assert first.checkpoints == [10, 20]
     return first
 
 
+@pytest.fixture
+def stopped(finished: Result, trainer: Trainer) -> Result:
+    """A copy of that run."""
+    copy = RunDir(trainer.root / finished.directory.name)
+    shutil.copytree(finished.directory.path, copy.path)
+    return Result(copy)
+
+
 def test_a_finished_run_is_refused_and_stays_finished(trainer: Trainer, stopped: Result) -> None:
     before = stopped.directory.events.read_bytes()
-    with pytest.raises(
-        UsageError, match=r"run eeg-001 has finished all 20 steps; to train longer, raise"
-    ) as caught:
+    with pytest.raises(UsageError) as caught:
         trainer.open(resume=stopped)
     assert caught.value.exit_status == EXIT_USAGE
     assert stopped.directory.events.read_bytes() == before
@@ -110,7 +109,6 @@ def test_a_run_killed_after_its_last_checkpoint_ends_as_done(trainer: Trainer, s
     assert b'"end"' in end
     stopped.directory.events.write_bytes(b"".join(lines))
     again = trainer.train(resume=stopped)
-    assert again.end is not None
     assert (again.end.status, again.end.step, again.end.exit_status) == ("done", 20, 0), again.end.reason
     assert again.snapshot.status == "done" and again.snapshot.step == 20
     assert again.losses == stopped.losses
@@ -118,7 +116,6 @@ def test_a_run_killed_after_its_last_checkpoint_ends_as_done(trainer: Trainer, s
 
 def test_a_finished_run_may_go_further(trainer: Trainer, stopped: Result) -> None:
     again = trainer.train("run.max_steps=30", resume=stopped)
-    assert again.end is not None
     assert (again.end.status, again.end.step) == ("done", 30)
     assert sorted(again.losses) == list(range(1, 31))
     snapshot = again.snapshot
@@ -127,53 +124,28 @@ def test_a_finished_run_may_go_further(trainer: Trainer, stopped: Result) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("batch.micro=8", "batch.micro x batch.accumulation x parallel.ranks was 16, now 8"),
-        ("batch.accumulation=3", "batch.micro x batch.accumulation x parallel.ranks was 16, now 48"),
-        ("run.seed=5", "run.seed was 1337, now 5"),
-    ],
+    "change", ["batch.micro=8", "batch.accumulation=3", "run.seed=5", "workload.samples=500"]
 )
-def test_what_would_change_the_data_order_is_refused(
-    trainer: Trainer, stopped: Result, change: str, words: str
+def test_what_would_change_the_order_of_the_data_is_refused(
+    trainer: Trainer, stopped: Result, change: str
 ) -> None:
     before = stopped.directory.events.read_bytes()
-    with pytest.raises(UsageError, match=words) as caught:
+    with pytest.raises(UsageError, match=rf"{change.partition('=')[0]}.* was .*, now ") as caught:
         trainer.open(change, "run.max_steps=30", resume=stopped)
-    assert "start a new run" in str(caught.value)
     assert caught.value.exit_status == EXIT_USAGE
     assert stopped.directory.events.read_bytes() == before
     assert stopped.directory.live_owner() is None
 
 
 def test_another_workload_is_refused(trainer: Trainer, stopped: Result) -> None:
-    text = stopped.directory.config.read_text()
     stopped.directory.config.write_text(
         '[workload]\nname = "chartext"\nsize = "tiny"\n[run]\nmax_steps = 30\n'
     )
-    with pytest.raises(UsageError, match=r"workload\.name was eeg, now chartext"):
+    with pytest.raises(UsageError, match=r"workload\.name"):
         trainer.open(resume=stopped)
-    stopped.directory.config.write_text(text)
-    trainer.open("run.max_steps=30", resume=stopped).close()
 
 
-@pytest.mark.long
-def test_a_smaller_micro_batch_of_the_same_step_is_allowed(trainer: Trainer) -> None:
-    # The lstm normalises nothing over a micro-batch: how a step is cut changes no more than the rounding.
-    sets = (*trainer.ndd, *EVERY_STEP, "workload.model=lstm", "run.epochs=2")
-    whole = trainer.train(*sets, "run.max_steps=30")
-    first = trainer.train(*sets, "run.max_steps=20")
-    again = trainer.train("run.max_steps=30", "batch.micro=8", "batch.accumulation=2", resume=first)
-    assert again.end is not None
-    assert again.end.status == "done"
-    assert again.losses == pytest.approx(whole.losses, abs=1e-4)
-    assert len(again.losses) == 30
-    assert {window.micro_steps for window in again.windows if window.step > 20 and window.steps} == {2}
-
-
-@pytest.mark.parametrize(
-    "change", ["workload.hidden=[9]", "workload.model=lstm", "optimizer.name=sgd", "workload.samples=500"]
-)
+@pytest.mark.parametrize("change", ["workload.hidden=[9]", "workload.model=lstm", "optimizer.name=sgd"])
 def test_another_model_or_data_is_refused_before_the_record_is_touched(
     trainer: Trainer, stopped: Result, change: str
 ) -> None:
@@ -183,7 +155,6 @@ def test_another_model_or_data_is_refused_before_the_record_is_touched(
     assert stopped.directory.events.read_bytes() == events
     # The checkpoints are as good as before.
     healed = trainer.train("run.max_steps=30", resume=stopped)
-    assert healed.end is not None
     assert healed.end.status == "done", healed.end.reason
 
 
@@ -200,9 +171,7 @@ def test_data_that_was_replaced_is_a_usage_error(trainer: Trainer, tmp_path: Pat
     first = trainer.train(*sets, "run.max_steps=10")
     text.write_text("hgfedcba" * 2000)
     again = trainer.train("run.max_steps=20", resume=first)
-    assert again.end is not None
     assert (again.end.status, again.end.exit_status) == ("failed", EXIT_USAGE)
-    assert "the contents of the data" in again.end.reason
 
 
 def test_a_resume_from_another_folder_finds_its_data(
@@ -214,7 +183,6 @@ def test_a_resume_from_another_folder_finds_its_data(
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
     again = trainer.train("run.max_steps=6", resume=first)
-    assert again.end is not None
     assert (again.end.status, again.end.step) == ("done", 6)
 
 
@@ -241,7 +209,6 @@ def test_going_back_makes_the_new_branch_the_newest(trainer: Trainer, stopped: R
         resume=stopped,
         from_step=10,
     )
-    assert again.end is not None
     assert (again.end.status, again.end.checkpoint) == ("done", "step-00000014.pt")
     assert (again.directory.checkpoints / again.end.checkpoint).exists()
     further = trainer.train("run.max_steps=16", resume=again)
@@ -254,32 +221,16 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_works(trainer: Trainer,
     data[len(data) // 3] ^= 255
     path.write_bytes(data)
     failed = trainer.train("run.max_steps=30", resume=stopped)
-    assert failed.end is not None
     assert (failed.end.status, failed.end.exit_status) == ("failed", 1)
-    assert "step-00000020.pt is damaged: its contents do not match the checksum" in failed.end.reason
-    assert "the previous checkpoint is good: add --from-step 10" in failed.end.reason
+    assert "step-00000020.pt" in failed.end.reason and "--from-step 10" in failed.end.reason
     again = trainer.train("run.max_steps=30", resume=stopped, from_step=10)
-    assert again.end is not None
     assert (again.end.status, again.end.step) == ("done", 30)
     assert sorted(again.losses) == list(range(1, 31))
 
 
-def test_a_run_without_a_checkpoint_cannot_go_on(trainer: Trainer) -> None:
-    first = trainer.train(
-        *trainer.ndd, "run.max_steps=5", "checkpoint.at_end=false", "checkpoint.every_epochs=0"
-    )
-    again = trainer.train("run.max_steps=10", resume=first)
-    assert again.end is not None
-    assert again.end.status == "failed"
-    assert "contains no checkpoint; start a new run" in again.end.reason
-
-
 def test_another_number_of_threads_is_a_warning(trainer: Trainer, stopped: Result) -> None:
     again = trainer.train("run.max_steps=22", "run.threads=2", resume=stopped)
-    assert [mark.text for mark in again.marks("warning")] == [
-        "the checkpoint was saved with 1 thread, this run uses 2: losses may differ in the last digits"
-    ]
-    assert again.end is not None
+    assert len(again.marks("warning")) == 1
     assert again.end.status == "done"
 
 
@@ -296,5 +247,4 @@ def test_the_record_of_a_moved_run_goes_on(trainer: Trainer, stopped: Result, tm
     moved.parent.mkdir()
     stopped.directory.path.rename(moved)
     again = trainer.train("run.max_steps=24", resume=Result(type(stopped.directory)(moved)))
-    assert again.end is not None
     assert (again.end.status, again.directory.name) == ("done", "renamed")

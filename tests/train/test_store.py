@@ -68,13 +68,6 @@ def test_what_is_saved_is_loaded(store: CheckpointStore) -> None:
     assert names(store) == ["step-00000007.json", "step-00000007.pt"]
 
 
-def test_saving_the_same_step_again_replaces_it(store: CheckpointStore) -> None:
-    save(store, 5)
-    store.save(5, {**state(5), "model": {"w": torch.zeros(1)}}, None, True)
-    assert steps(store) == [5]
-    assert equal(newest_good(store)[1]["model"], {"w": torch.zeros(1)})
-
-
 def test_however_often_a_step_is_saved_it_is_one_checkpoint(store: CheckpointStore) -> None:
     save(store, 1, 5, 5, 5, 6, 5)
     assert steps(store) == [1, 6, 5]
@@ -92,7 +85,7 @@ def test_a_clock_that_steps_back_does_not_change_the_order(
     assert newest_good(store)[0].step == 40
 
 
-@pytest.mark.parametrize("delay_s", [0.002, 0.01, 0.03, 0.06])
+@pytest.mark.parametrize("delay_s", [0.002, 0.03])
 def test_a_stop_at_once_in_the_middle_of_saving_is_a_stop(store: CheckpointStore, delay_s: float) -> None:
     def stop(*_: object) -> None:
         raise StopNow
@@ -126,80 +119,33 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes(b"")
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("truncated", "is damaged: .* instead of "),
-        ("flipped", "is damaged: its contents do not match the checksum"),
-        ("missing", "is missing"),
-        ("empty", "is damaged: its size is 0 B instead of"),
-    ],
-)
-def test_damage_names_the_file_and_offers_the_previous_one(
-    store: CheckpointStore, how: str, words: str
-) -> None:
-    *_, last = save(store, 10, 20, 30)
+@pytest.mark.parametrize("how", ["truncated", "flipped", "missing", "empty"])
+def test_damage_names_the_file_and_offers_the_previous_one(store: CheckpointStore, how: str) -> None:
+    first, second, last = save(store, 10, 20, 30)
     damage(last.path, how)
-    with pytest.raises(CheckpointError, match=rf"step-00000030\.pt {words}"):
-        store.load(last)
-    with pytest.raises(
-        CheckpointError, match=r"step-00000030\.pt .*; the previous checkpoint is good: add --from-step 20"
-    ):
+    for load in (lambda: store.load(last), lambda: newest_good(store, 30)):
+        with pytest.raises(CheckpointError, match=last.path.name):
+            load()
+    with pytest.raises(CheckpointError, match=rf"{last.path.name}.*--from-step 20"):
         newest_good(store)
     assert newest_good(store, 20)[1]["step"] == 20
-    with pytest.raises(CheckpointError, match=words):
-        newest_good(store, 30)
-
-
-def test_the_previous_one_that_is_offered_is_a_good_one(store: CheckpointStore) -> None:
-    first, second, third = save(store, 10, 20, 30)
-    damage(third.path, "flipped")
-    damage(second.path, "truncated")
-    with pytest.raises(CheckpointError, match="add --from-step 10"):
+    # The one that is offered is a good one.
+    damage(second.path, how)
+    with pytest.raises(CheckpointError, match="--from-step 10"):
         newest_good(store)
-    damage(first.path, "missing")
-    with pytest.raises(CheckpointError, match="there is no other good checkpoint"):
+    damage(first.path, how)
+    with pytest.raises(CheckpointError) as caught:
         newest_good(store)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        b"",
-        b"{",
-        b"[]",
-        b"3",
-        b'{"step": 30}',
-        b'{"step": "x", "bytes": 1, "sha256": "", "t": 0}',
-        b"\xff\xfe",
-    ],
-)
-def test_without_a_readable_description_a_checkpoint_does_not_count(
-    store: CheckpointStore, text: bytes | None
-) -> None:
-    *_, last = save(store, 20, 30)
-    if text is None:
-        last.description.unlink()
-    else:
-        last.description.write_bytes(text)
-    assert steps(store) == [20]
-    assert newest_good(store)[0].step == 20
+    assert "--from-step" not in str(caught.value)
 
 
 def test_no_checkpoint_says_so_and_mentions_what_is_incomplete(store: CheckpointStore) -> None:
-    with pytest.raises(CheckpointError, match="contains no checkpoint; start a new run"):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
         newest_good(store)
     (saved,) = save(store, 4)
     saved.description.unlink()
-    with pytest.raises(CheckpointError, match=r"\(step-00000004\.pt is incomplete\)"):
+    with pytest.raises(CheckpointError, match=saved.path.name):
         newest_good(store)
-
-
-def test_a_step_that_is_not_there_lists_those_that_are(store: CheckpointStore) -> None:
-    save(store, 10, 20)
-    with pytest.raises(CheckpointError, match="there is no checkpoint of step 15; available: 10, 20"):
-        newest_good(store, 15)
 
 
 def test_the_newest_are_kept_and_the_best_one_besides(store: CheckpointStore) -> None:
@@ -207,12 +153,6 @@ def test_the_newest_are_kept_and_the_best_one_besides(store: CheckpointStore) ->
         store.save(step, state(step), metric, True)
     assert steps(store) == [20, 40, 50, 60]
     assert len(names(store)) == 8
-
-
-def test_the_best_may_be_the_highest(store: CheckpointStore) -> None:
-    for step, metric in ((10, 0.5), (20, 0.9), (30, 0.1), (40, 0.2), (50, 0.3)):
-        store.save(step, state(step), metric, False)
-    assert steps(store) == [20, 30, 40, 50]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -259,16 +199,12 @@ def test_a_file_that_would_run_code_is_refused_even_with_a_matching_checksum(
     data = buffer.getvalue()
     path = store.folder / "step-00000020.pt"
     path.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
     description = {
-        "format": 1,
-        "file": path.name,
-        "step": 20,
-        "bytes": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "t": good.t + 1,
-    }
+        "format": 1, "file": path.name, "step": 20, "bytes": len(data), "sha256": digest, "t": good.t + 1,
+    }  # fmt: skip
     path.with_suffix(".json").write_text(json.dumps(description))
-    with pytest.raises(CheckpointError, match=r"step-00000020\.pt .*add --from-step 10"):
+    with pytest.raises(CheckpointError, match="--from-step 10"):
         newest_good(store)
     assert not ran.exists()
 
@@ -276,21 +212,8 @@ def test_a_file_that_would_run_code_is_refused_even_with_a_matching_checksum(
 @pytest.mark.parametrize("body", [{"step": 3}, {"format": 2, "step": 3}, [1, 2]])
 def test_a_file_of_another_program_is_refused(store: CheckpointStore, body: Any) -> None:
     saved = store.save(3, body, None, True)
-    with pytest.raises(CheckpointError, match="is not a checkpoint of this program"):
+    with pytest.raises(CheckpointError, match=saved.path.name):
         store.load(saved)
-
-
-def test_a_full_disk_keeps_the_last_good_one(small_disk: Callable[[int], Path]) -> None:
-    store = CheckpointStore(small_disk(512) / "checkpoints", 3)
-    save(store, 10, size=50_000)  # 200 KB of 512
-    before = names(store)
-    with pytest.raises(OSError, match="No space left on device"):
-        save(store, 20, size=100_000)
-    assert names(store) == before
-    assert newest_good(store)[1]["step"] == 10
-    # Once there is space again, it continues normally.
-    save(store, 30, size=10_000)
-    assert steps(store) == [10, 30]
 
 
 def test_a_disk_with_room_for_all_but_the_description_is_left_as_it_was(
@@ -311,7 +234,7 @@ def test_a_disk_with_room_for_all_but_the_description_is_left_as_it_was(
     assert names(store) == before
 
 
-@pytest.mark.parametrize("room", [0, 1_000, 30_000, 200_000])
+@pytest.mark.parametrize("room", [0, 30_000])
 def test_a_file_that_cannot_grow_keeps_the_last_good_one(store: CheckpointStore, room: int) -> None:
     save(store, 10, size=100)
     before = names(store)
@@ -324,12 +247,6 @@ def test_a_file_that_cannot_grow_keeps_the_last_good_one(store: CheckpointStore,
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(store) == before
     assert newest_good(store)[1]["step"] == 10
-
-
-def test_a_folder_that_is_a_file_is_an_oserror(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("")
-    with pytest.raises(OSError):
-        save(CheckpointStore(tmp_path / "checkpoints", 3), 1)
 
 
 DAMAGED = {
@@ -365,17 +282,10 @@ def test_a_damaged_description_hides_no_earlier_checkpoint(
     saved, loaded = newest_good(store)
     assert (saved.step, loaded["step"]) == (2, 2)
     assert store.damaged() == ["step-00000003.json"]
-    with pytest.raises(CheckpointError, match=r"available: 1, 2 \(step-00000003\.json is damaged\)"):
+    with pytest.raises(CheckpointError, match=r"1, 2 .*step-00000003\.json"):
         newest_good(store, 3)
     save(store, 4, 5)  # neither ordered nor deleted by what it says
     assert steps(store)[-2:] == [4, 5]
-
-
-def test_a_folder_with_only_damaged_descriptions_says_so(store: CheckpointStore) -> None:
-    store.folder.mkdir()
-    (store.folder / "step-00000003.json").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"contains no checkpoint \(step-00000003\.json is damaged\)"):
-        newest_good(store)
 
 
 def test_free_space_is_none_where_it_cannot_be_asked(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.states import equal
 
 from ndd_engine.config import read
-from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
+from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, SettingEvent, WindowEvent, parse
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
@@ -30,6 +31,37 @@ CHARTEXT = (
     "workload.name=chartext", "workload.size=tiny", "workload.width=16",
     "batch.sequence=16", "batch.micro=8", "run.threads=1", "log.profile_every_s=0",
 )  # fmt: skip
+Written = Callable[[str], tuple[str, ...]]
+# Of a user's own workload with 324 items to train on. `step` is the one that is done, from 1.
+OWN = ("run.epochs=3", "batch.micro=16", "batch.sequence=4", "run.threads=1", "log.profile_every_s=0")
+_SOURCE = """
+import math
+import time
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset, default_collate
+
+step = 1
+
+def count(train):
+    global step
+    AFTER
+    step = train.step + 1
+
+def join(items):
+    DATA
+    return default_collate(items)
+
+def loss(output, batch):
+    value = (output - batch[1]).square().mean()
+    LOSS
+    return value
+
+def factory(settings):
+    x = torch.rand(360, 4, generator=torch.Generator().manual_seed(3))
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+    return dict(model=nn.Linear(4, 1), train_data=data, collate=join, loss=loss, on_step=count)
+"""
 EVERY_STEP = ("log.every_steps=1", "log.window_s=0")
 
 
@@ -38,7 +70,12 @@ class Result:
     """What a run left behind."""
 
     directory: RunDir
-    end: EndEvent | None = None
+    _end: EndEvent | None = None
+
+    @property
+    def end(self) -> EndEvent:
+        assert self._end is not None
+        return self._end
 
     @property
     def events(self) -> list[Event]:
@@ -73,6 +110,11 @@ class Result:
         reader = RunReader(self.directory)
         reader.poll()
         return reader.snapshot()
+
+    @property
+    def settings(self) -> dict[str, SettingEvent]:
+        """The newest event of each setting."""
+        return {event.name: event for event in self.events if isinstance(event, SettingEvent)}
 
     @property
     def checkpoints(self) -> list[int]:
@@ -157,6 +199,11 @@ class Trainer:
         )  # fmt: skip
 
 
+def spoiled(loss: str = "pass", data: str = "pass", after: str = "pass") -> str:
+    """The source of a workload that executes a statement in its loss, in its data or after each step."""
+    return _SOURCE.replace("LOSS", loss).replace("DATA", data).replace("AFTER", after)
+
+
 def in_step() -> bool:
     """Whether the caller is called by an optimizer step, and not by what is tried and timed before the first one."""
     frame = sys._getframe(1)
@@ -177,4 +224,17 @@ def stop_at(step: int) -> Callable[[Run, Event], None]:
 
 def training_state(state: dict[str, Any]) -> dict[str, Any]:
     """The part of a checkpoint that two equal runs share."""
-    return {key: state[key] for key in ("step", "model", "optimizer", "scaler", "random")}
+    return {key: value for key, value in state.items() if key not in ("position", "threads", "torch")}
+
+
+def resumed(trainer: Trainer, sets: tuple[str, ...], *stops: int) -> Result:
+    """A run that ends at each of `stops` and is resumed. It equals the same run in one piece, bit for bit."""
+    whole = trainer.train(*sets, f"run.max_steps={stops[-1]}")
+    parts = trainer.train(*sets, f"run.max_steps={stops[0]}")
+    for stop in stops[1:]:
+        parts = trainer.train(f"run.max_steps={stop}", resume=parts)
+    assert (whole.end.status, parts.end.status) == ("done", "done"), (whole.end.reason, parts.end.reason)
+    assert parts.losses == whole.losses
+    last = stops[-1]
+    assert equal(training_state(parts.state(last)), training_state(whole.state(last)))
+    return parts

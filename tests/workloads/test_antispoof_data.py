@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from problems_help import refused
 from torch import Tensor
 
 from ndd_engine.config.schema import Config
-from ndd_engine.errors import ConfigError
 from ndd_engine.workloads.antispoof import REAL, SPOOF, Antispoof, SpeechClips
 from ndd_engine.workloads.antispoof_data import SpeechData, held_out, read_folder
 from ndd_engine.workloads.facts import facts, problems
@@ -60,16 +60,7 @@ def config_of(make_config: MakeConfig, data: Path | str, **batch: int) -> Config
 
 def told(make_config: MakeConfig, data: Path | str, **batch: int) -> str:
     """The problems of a configuration with this data, as text; building the workload must refuse it too."""
-    config = config_of(make_config, data, **batch)
-    found = problems(config, "run.toml")
-    assert found and all(problem.where == "run.toml" and problem.key for problem in found)
-    for refuse in (facts, prepare):
-        with pytest.raises(ConfigError) as caught:
-            refuse(config)
-        assert [str(a).partition(": ")[2] for a in caught.value.problems] == [
-            str(b).partition(": ")[2] for b in found
-        ]
-    return "\n".join(map(str, found))
+    return refused(config_of(make_config, data, **batch))
 
 
 def folder_data(folder: Path, share: float = 0.25) -> SpeechData:
@@ -116,17 +107,12 @@ def test_plain_folder_gets_copies_and_is_split_by_speaker(make_config: MakeConfi
     for recording in data.recordings:
         sides[recording.held_out].add(recording.speaker)
     assert len(sides[True]) == 1 and len(sides[False]) == 2 and not sides[True] & sides[False]
-    told: list[str] = []
-    workload = prepare(config_of(make_config, tmp_path), told.append)
+    workload = prepare(config_of(make_config, tmp_path))
     assert isinstance(workload, Antispoof)
-    assert told[1:] == ["reading recordings and spoofed copies 0 of 9", "building the model"]
-    assert workload.describe_data() == (
-        "18 clips of 3 speakers, half of them Griffin-Lim copies: 12 of 26 frames per epoch, 6 for evaluation"
-    )
-    assert workload.notes() == [
-        "Resampled from 8,000 Hz to 16,000 Hz: 9 of 9 recordings.",
-        "Cut to batch.sequence: 9 of 9 recordings, of which only the start is used.",
-    ]
+    assert "18 clips of 3" in workload.describe_data()
+    notes = workload.notes()
+    assert len(notes) == 2 and all("9 of 9" in note for note in notes)  # resampled, and cut
+    assert "8,000 Hz" in notes[0] and "batch.sequence" in notes[1]
     clips = workload.train_data
     assert isinstance(clips, SpeechClips)
     assert clips.labels.tolist() == [REAL, SPOOF] * 6 and clips.lengths.tolist() == [4000] * 12
@@ -141,27 +127,17 @@ def test_plain_folder_without_speakers_is_split_by_file(make_config: MakeConfig,
         write_wav(tmp_path / "deep" / f"recording {number}.WAV", rate=16_000)
     data = folder_data(tmp_path)
     assert data.copied and data.speakers is None and data.clips(True) == 4 and data.clips(False) == 12
-    assert "both parts may have the same voice" in data.notes[0]
-    assert (
-        data.line()
-        == "16 clips, half of them Griffin-Lim copies: 12 of 26 frames per epoch, 4 for evaluation"
-    )
+    assert "same voice" in data.notes[0]
 
 
-@pytest.mark.parametrize(
-    "names", [("bonafide", "spoof"), ("Real", "FAKE"), ("x/Bona-Fide", "y/Spoof"), ("genuine", "fake")]
-)
+@pytest.mark.parametrize("names", [("x/Bona-Fide", "y/Spoof"), ("Real", "FAKE")])
 def test_folders_of_both_kinds(make_config: MakeConfig, tmp_path: Path, names: tuple[str, str]) -> None:
     for number in range(8):
         write_wav(tmp_path / names[0] / f"{number}.wav", [tone(300, 0.2, 16_000)], 16_000)
         write_wav(tmp_path / names[1] / f"{number}.wav", [tone(900, 0.2, 16_000)], 16_000)
     write_wav(tmp_path / "other" / "stray.wav")
     data = folder_data(tmp_path)
-    assert (
-        not data.copied
-        and data.notes[0]
-        == "Ignored because they are in no folder of real or spoofed speech: 1 of 17 recordings."
-    )
+    assert not data.copied and "1 of 17" in data.notes[0]
     stems = [
         {r.path.stem for r in data.recordings if r.path and r.held_out is part} for part in (True, False)
     ]
@@ -174,9 +150,6 @@ def test_folders_of_both_kinds(make_config: MakeConfig, tmp_path: Path, names: t
     assert int(labels.sum()) == 6
     low, high = spectra[labels == REAL].mean((0, 2)), spectra[labels == SPOOF].mean((0, 2))
     assert int(low.argmax()) < int(high.argmax())
-    assert (
-        workload.describe_data() == "16 clips, 8 of them spoofed: 12 of 21 frames per epoch, 4 for evaluation"
-    )
 
 
 def test_speakers_with_one_kind_only_are_split_by_file(tmp_path: Path) -> None:
@@ -184,45 +157,37 @@ def test_speakers_with_one_kind_only_are_split_by_file(tmp_path: Path) -> None:
         write_wav(tmp_path / "real" / f"{number}_anna_0.wav")
         write_wav(tmp_path / "fake" / f"{number}_anna_1.wav")
     data = folder_data(tmp_path)
-    assert data.speakers == 1 and "cannot be split by speaker" in data.notes[0]
+    assert data.speakers == 1 and "speaker" in data.notes[0]
     for part in (True, False):
         assert {r.real for r in data.recordings if r.held_out is part} == {True, False}
 
 
 def test_real_digits(real_data: Path) -> None:
     data = folder_data(real_data / "spoken-digits", 0.2)
-    assert data.line() == (
-        "1,200 clips of 6 speakers, half of them Griffin-Lim copies: 1,000 of 26 frames per epoch, 200 for evaluation"
-    )
+    assert (data.clips(False), data.clips(True)) == (1000, 200)
     heard = [{r.speaker for r in data.recordings if r.held_out is part} for part in (True, False)]
     assert len(heard[0]) == 1 and len(heard[1]) == 5 and not heard[0] & heard[1]
 
 
 def test_missing_empty_and_odd_folders(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "voices").mkdir()
-    text = told(make_config, tmp_path / "voice")
-    assert "there is no such folder" in text and f"did you mean {tmp_path / 'voices'}?" in text
-    assert "does not exist either" in told(make_config, tmp_path / "no" / "x")
-    assert 'did you mean "builtin"?' in told(make_config, "bulitin")
-    assert "there are no WAV files" in told(make_config, tmp_path / "voices")
+    assert str(tmp_path / "voices") in told(make_config, tmp_path / "voice")
+    assert '"builtin"' in told(make_config, "bulitin")
+    assert "WAV files" in told(make_config, tmp_path / "voices")
     path = write_wav(tmp_path / "voices" / "a.wav")
-    text = told(make_config, path)
-    assert "this is a file" in text and f"its folder is {tmp_path / 'voices'}" in text
-    assert "too few recordings for training and evaluation: 1" in told(make_config, tmp_path / "voices")
-    assert "cannot be read" in told(make_config, "a\0b") or "no such folder" in told(make_config, "a\0b")
-    assert "the folder cannot be read: " in told(make_config, "~nobody-of-this-name/voices")
-    assert "cannot be read: File name too long" in told(make_config, "x" * 5000)
+    assert f"is {tmp_path / 'voices'}" in told(make_config, path)  # its folder
+    assert "evaluation: 1" in told(make_config, tmp_path / "voices")
+    for name in (tmp_path / "no" / "x", "a\0b", "~nobody-of-this-name/voices", "x" * 5000):
+        assert "workload.data" in told(make_config, name)
 
 
 def test_one_kind_missing(make_config: MakeConfig, tmp_path: Path) -> None:
     write_wav(tmp_path / "bonafide" / "a.wav")
     (tmp_path / "spoof").mkdir()
-    text = told(make_config, tmp_path)
-    assert "there is no spoofed speech" in text and "fake or spoof" in text
-    assert "set the path to the folder of real recordings" in text
-    (tmp_path / "bonafide").rename(tmp_path / "fakes")
-    (tmp_path / "fakes").rename(tmp_path / "fake")
-    assert "there is no real speech" in told(make_config, tmp_path)
+    assert "no spoofed" in told(make_config, tmp_path)
+    (tmp_path / "spoof").rmdir()
+    (tmp_path / "bonafide").rename(tmp_path / "fake")
+    assert "no real" in told(make_config, tmp_path)
 
 
 def riff(*chunks: tuple[bytes, bytes]) -> bytes:
@@ -235,26 +200,19 @@ def form(kind: int = 1, channels: int = 1, rate: int = 8000, bits: int = 16) -> 
     return b"fmt ", struct.pack("<HHIIHH", kind, channels, rate, rate * align, align, bits)
 
 
+# Files, and what the message says of them.
 BAD = {
-    "empty": (b"", "bad.wav: the file is truncated"),
-    "other kind": (b"ID3" + b"x" * 100, "bad.wav: this is not a WAV file: it does not start with RIFF"),
-    "other form": (
-        riff(form(), (b"data", bytes(8000))).replace(b"WAVE", b"AVI "),
-        "bad.wav: this is not a WAV file",
-    ),
-    "floats": (riff(form(kind=3, bits=32), (b"data", bytes(8000))), "floating-point samples, not plain PCM"),
-    # Refused by its kind before Python 3.12, which can read it, by what this one lacks since.
-    "extensible": (riff(form(kind=65534), (b"data", bytes(8000))), "bad.wav: it "),
-    "compressed": (riff(form(kind=85), (b"data", bytes(8000))), "it has format 85, not plain PCM"),
-    "64 bits": (riff(form(bits=64), (b"data", bytes(8000))), "its samples have 64 bits"),
-    "no rate": (
-        riff(form(rate=0), (b"data", bytes(8000))),
-        "sample rate of 0 Hz is not between 4,000 and 192,000 Hz",
-    ),
-    "no channels": (riff(form(channels=0), (b"data", bytes(8000))), "bad.wav: it has no channels"),
-    "no data": (riff(form()), "bad.wav: it has no samples"),
-    "short": (riff(form(), (b"data", bytes(800))), "it lasts 0.050 s; the minimum is 0.1 s"),
-    "cut off": (riff(form(), (b"data", bytes(8000)))[:444], "the minimum is 0.1 s"),
+    "empty": (b"", "truncated"),
+    "other kind": (b"ID3" + b"x" * 100, "RIFF"),
+    "other form": (riff(form(), (b"data", bytes(8000))).replace(b"WAVE", b"AVI "), "not a WAV file"),
+    "floats": (riff(form(kind=3, bits=32), (b"data", bytes(8000))), "floating-point"),
+    "compressed": (riff(form(kind=85), (b"data", bytes(8000))), "format 85"),
+    "64 bits": (riff(form(bits=64), (b"data", bytes(8000))), "64 bits"),
+    "no rate": (riff(form(rate=0), (b"data", bytes(8000))), "0 Hz"),
+    "no channels": (riff(form(channels=0), (b"data", bytes(8000))), "no channels"),
+    "no data": (riff(form()), "no samples"),
+    "short": (riff(form(), (b"data", bytes(800))), "0.050 s"),
+    "cut off": (riff(form(), (b"data", bytes(8000)))[:444], "0.1 s"),
 }
 
 
@@ -265,7 +223,7 @@ def test_files_that_cannot_be_used(make_config: MakeConfig, tmp_path: Path, case
         write_wav(tmp_path / f"{number}.wav")
     (tmp_path / "bad.wav").write_bytes(content)
     text = told(make_config, tmp_path)
-    assert expected in text and "allowed: PCM of 8, 16, 24 or 32 bits" in text
+    assert "bad.wav" in text and expected in text
     assert text.count("\n") == 0
 
 
@@ -273,16 +231,15 @@ def test_a_pipe_named_like_a_recording_is_not_waited_for(make_config: MakeConfig
     for number in range(4):
         write_wav(tmp_path / f"{number}.wav")
     os.mkfifo(tmp_path / "pipe.wav")
-    assert "pipe.wav: this is not a regular file" in told(make_config, tmp_path)
+    assert "pipe.wav" in told(make_config, tmp_path)
 
 
 def test_many_bad_files_are_counted_and_all_mistakes_told(make_config: MakeConfig, tmp_path: Path) -> None:
     for number in range(9):
         (tmp_path / f"\x1b{number}.wav").write_bytes(b"x")
     text = told(make_config, tmp_path, micro=1, sequence=100)
-    assert text.count("\\x1b") == 5 and "4 more files with errors" in text and "\x1b" not in text
-    assert "batch.micro = 1: the model uses batch normalisation" in text
-    assert "batch.sequence = 100: a clip of this many samples" in text and "1,600 or more" in text
+    assert text.count("\\x1b") == 5 and "4 more files" in text and "\x1b" not in text
+    assert "batch.micro = 1" in text and "batch.sequence" in text and "1,600 or more" in text
 
 
 def test_a_file_longer_by_its_header_than_by_its_bytes_is_used(
@@ -305,11 +262,11 @@ def test_too_few_clips_for_a_step(make_config: MakeConfig, tmp_path: Path) -> No
     for number in range(8):
         write_wav(tmp_path / f"{number}.wav")
     text = told(make_config, tmp_path, micro=13)
-    assert "batch.micro = 13: one optimizer step takes 13 clips" in text and "of at most 12" in text
-    assert "batch.accumulation = 4" in told(make_config, tmp_path, micro=4, accumulation=4)
+    assert "micro = 13" in text and "at most 12" in text
+    assert "batch.accumulation" in told(make_config, tmp_path, micro=4, accumulation=4)
     assert problems(config_of(make_config, tmp_path, micro=4, accumulation=3), "x") == []
     text = told(make_config, "builtin", micro=321)
-    assert "the training data has only 320" in text and "or a higher workload.clips" in text
+    assert "only 320" in text and "workload.clips" in text
 
 
 def test_data_beyond_memory_is_refused(make_config: MakeConfig) -> None:

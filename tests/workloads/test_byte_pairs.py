@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,11 +77,6 @@ def test_merges_worked_by_hand() -> None:
     assert lengths == {"ab": 1, " ab": 1, " abc": 2}
 
 
-def test_equally_frequent_pairs_go_by_their_tokens() -> None:
-    # (space, c), (a, b) and (c, d) occur twice each; then (a, b) and (space c, d) do.
-    assert taught("ab cd ab cd").merges == ((32, 99), (97, 98), (256, 100))
-
-
 def test_a_pair_in_itself_is_merged_from_the_left() -> None:
     encoder = taught("aaaaa aaaaa", vocabulary=257)
     assert encoder.merges == ((97, 97),)
@@ -121,27 +114,3 @@ def test_vocabulary_is_as_large_as_asked_and_helps(sentences: str) -> None:
     # Some thirty distinct words: no pair is left within one.
     assert 320 < len(everything) < 400
     assert len(everything.encode(sentences)) == len(words(sentences))
-
-
-def test_progress_is_told(sentences: str) -> None:
-    told: list[str] = []
-    learn([" ".join(f"{chr(i % 26 + 97)}{chr(i // 26 + 97)}" for i in range(676)) * 2], 65_536, told.append)
-    assert told[:3] == [
-        "learning byte pairs",
-        "learning byte pairs: 256 of 65,280",
-        "learning byte pairs: 512 of 65,280",
-    ]
-
-
-def test_nothing_is_remembered_between_texts(sentences: str) -> None:
-    encoder = taught(sentences)
-    before = pickle.dumps(encoder)
-    encoder.encode(sentences)
-    assert pickle.dumps(encoder) == before
-    assert pickle.loads(before).encode("the cat sees") == encoder.encode("the cat sees")
-
-
-def test_tokens_that_cut_a_character_are_refused() -> None:
-    encoder = BytePairs(())
-    with pytest.raises(UnicodeDecodeError):
-        encoder.decode(encoder.encode("é")[:1])

@@ -14,7 +14,7 @@ from torch import Tensor
 from ndd_engine.config.schema import Config
 from ndd_engine.workloads import chartext
 from ndd_engine.workloads.base import parameter_count
-from ndd_engine.workloads.chartext import Chartext, Diffused, TextWindows, absorb, encode, score_entropy
+from ndd_engine.workloads.chartext import Chartext, Diffused, TextWindows, absorb, score_entropy
 from ndd_engine.workloads.chartext_model import NextCharacterModel, ScoreModel, Size
 from ndd_engine.workloads.facts import facts
 from ndd_engine.workloads.registry import prepare
@@ -48,15 +48,6 @@ def test_autoregressive_parameters_are_the_trunk_without_conditioning() -> None:
     assert not any(name.endswith("bias") for name, _ in untied.named_parameters())
 
 
-def test_start_is_uniform_over_characters() -> None:
-    torch.manual_seed(0)
-    indices = torch.randint(0, 11, (2, 16))
-    score = ScoreModel(Size(11, 16, 2, 2, 32, 0.0))(indices, torch.tensor([0.1, 3.0]))
-    assert torch.equal(score, torch.full((2, 16, 11), -math.log(11)))
-    logits = NextCharacterModel(Size(11, 16, 2, 2, 32, 0.0))(indices)
-    assert float(logits.detach().std()) < 0.2
-
-
 def test_next_character_model_sees_only_the_past_and_diffusion_sees_all() -> None:
     torch.manual_seed(0)
     indices = torch.randint(0, 11, (1, 16))
@@ -70,17 +61,6 @@ def test_next_character_model_sees_only_the_past_and_diffusion_sees_all() -> Non
         torch.nn.init.normal_(parameter, std=0.1)
     noise = torch.tensor([1.0])
     assert (score(indices, noise) - score(changed, noise)).abs().sum(-1)[0].all()
-
-
-def test_absorbing_state_is_the_index_after_the_characters() -> None:
-    clean = torch.randint(0, 5, (64, 100), generator=torch.Generator().manual_seed(1))
-    noisy, noise, weight = absorb(clean, 5, torch.Generator().manual_seed(2))
-    absorbed = noisy == 5
-    assert torch.equal(noisy[~absorbed], clean[~absorbed])
-    assert torch.equal(weight > 0, absorbed)
-    assert 0.4 < float(absorbed.float().mean()) < 0.6  # times are spread evenly over 0..1
-    chance = 1 - torch.exp(-noise)
-    assert torch.allclose(absorbed.float().mean(1), chance, atol=0.2)
 
 
 def test_score_entropy_is_the_published_formula() -> None:
@@ -116,20 +96,6 @@ def test_windows_shift_by_one_and_have_room_for_the_target() -> None:
     assert torch.equal(copy[1][1], windows[1][1])
 
 
-def test_guide_counts_of_windows() -> None:
-    """1,115,394 characters, nine tenths to train on: the guide's epoch, and the same text without overlap."""
-    train = 1_003_854
-    codes = torch.zeros(1, dtype=torch.int64).expand(train)
-    assert len(TextWindows(codes, 256, 1)) == train - 256 == 1_003_598
-    assert len(TextWindows(codes, 256, 256)) == 3_921
-
-
-def test_encode_keeps_every_character() -> None:
-    text = "naïve 😀 text\n"
-    vocabulary = "".join(sorted(set(text)))
-    assert "".join(vocabulary[code] for code in encode(text, vocabulary)) == text
-
-
 @pytest.mark.parametrize("objective", ["autoregressive", "diffusion"])
 def test_prepared_workload(make_config: Callable[..., Config], text_file: Path, objective: str) -> None:
     section = {
@@ -141,9 +107,7 @@ def test_prepared_workload(make_config: Callable[..., Config], text_file: Path, 
         "width": 16,
     }
     config = make_config(section, micro=4, sequence=32)
-    told: list[str] = []
-    workload = prepare(config, told.append)
-    assert told == ["reading sentences.txt", "building the model"]
+    workload = prepare(config)
     assert (workload.item, workload.token, workload.tokens_per_item) == ("window", "character", 32)
     known = facts(config)
     assert (known.train_items, known.eval_items) == (len(workload.train_data), len(workload.eval_data))  # type: ignore[arg-type]
@@ -161,50 +125,8 @@ def test_prepared_workload(make_config: Callable[..., Config], text_file: Path, 
     assert result["bits_per_char"] == pytest.approx(result["loss"] / math.log(2))
 
 
-def test_evaluating_diffusion_repeats_and_leaves_the_random_state(
-    make_config: Callable[..., Config], text_file: Path
-) -> None:
-    section = {
-        "name": "chartext", "data": str(text_file), "objective": "diffusion",
-        "layers": 1, "heads": 1, "width": 8,
-    }  # fmt: skip
-    workload = prepared(make_config(section, micro=4, sequence=32))
-    batch = torch.stack([workload.eval_data[index] for index in range(4)])
-    workload.model.eval()
-    state = torch.get_rng_state()
-    evaluations = []
-    for _ in range(2):
-        workload.metric()
-        evaluations.append([workload.forward(workload.model, batch).weight for _ in range(2)])
-    (first, then), (again, _) = evaluations
-    assert torch.equal(first, again) and not torch.equal(first, then)
-    assert torch.equal(state, torch.get_rng_state())
-    workload.model.train()
-    first, second = (workload.forward(workload.model, batch).weight for _ in range(2))
-    assert not torch.equal(first, second)
-
-
 def test_builtin_and_stdlib_texts(make_config: Callable[..., Config]) -> None:
     builtin = facts(make_config({"name": "chartext"}, micro=8, sequence=128))
     assert builtin.train_items > 2_000 and "characters" in builtin.text
     library = facts(make_config({"name": "chartext", "data": "stdlib"}, micro=8, sequence=128))
     assert library.train_items > 5 * builtin.train_items
-
-
-def test_overlapping_windows_are_told(make_config: Callable[..., Config], text_file: Path) -> None:
-    section = {"name": "chartext", "data": str(text_file), "stride": 1, "layers": 1, "heads": 1, "width": 8}
-    notes = prepared(make_config(section, micro=4, sequence=32)).notes()
-    assert notes == ["Training windows overlap: each character is used about 32 times per epoch."]
-
-
-def test_shakespeare_has_the_counts_of_the_guide(make_config: Callable[..., Config], real_data: Path) -> None:
-    section = {
-        "name": "chartext", "data": str(real_data / "text" / "tinyshakespeare.txt"), "eval_fraction": 0.1,
-        "objective": "diffusion",
-    }  # fmt: skip
-    workload = prepared(make_config(section, micro=128, sequence=256))
-    assert len(workload.vocabulary) == 65
-    assert parameter_count(workload.model) == 11_739_585
-    assert len(workload.train_data) == 3_921  # type: ignore[arg-type]
-    stride = facts(make_config({**section, "stride": 1}, micro=128, sequence=256))
-    assert stride.train_items == 1_003_598

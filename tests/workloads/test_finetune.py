@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +16,8 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import evaluate
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import parameter_count
-from ndd_engine.workloads.byte_pairs import learn
 from ndd_engine.workloads.facts import facts
-from ndd_engine.workloads.finetune import Finetune, Pad, Perplexity, build_model, count_tokens
+from ndd_engine.workloads.finetune import Finetune, Pad, Perplexity, build_model
 from ndd_engine.workloads.registry import prepare
 
 CPU = torch.device("cpu")
@@ -53,10 +49,7 @@ def test_parameters_of_each_size(size: str, parameters: int) -> None:
 
 def test_prepared_workload() -> None:
     config = configured()
-    messages: list[str] = []
-    workload = prepare(config, messages.append)
-    assert messages[0] == "reading the manual topics" and messages[-1] == "building the model"
-    assert "learning byte pairs" in messages
+    workload = prepare(config)
     assert (workload.name, workload.item, workload.token, workload.better) == (
         "finetune", "example", "token", "lower",
     )  # fmt: skip
@@ -78,16 +71,6 @@ def test_prepared_workload() -> None:
     assert set(workload.parts) == {"attention", "feed_forward", "head"}
 
 
-def test_parts_make_up_forward() -> None:
-    workload = prepared("workload.layers=2")
-    seen: list[str] = []
-    for name, modules in workload.parts.items():
-        for module in modules if isinstance(modules, Sequence) else [modules]:
-            module.register_forward_hook(lambda *_, name=name: seen.append(name))
-    workload.forward(workload.model, Pad()([workload.train_data[0]]))
-    assert seen == ["attention", "feed_forward"] * 2 + ["head"]
-
-
 # Items and batches.
 
 
@@ -99,39 +82,6 @@ def test_an_item_is_the_beginning_of_its_encoded_text() -> None:
         assert text.startswith(workload.encoder.decode(tokens))
     with pytest.raises(IndexError):
         workload.train_data[25]
-
-
-def test_items_depend_on_their_index_alone() -> None:
-    first = prepared()
-    torch.manual_seed(99)
-    again = prepare(configured("run.seed=7"))
-    copy = pickle.loads(pickle.dumps((first.train_data, first.collate)))  # as a loader's worker gets them
-    for index in (24, 0, 24):
-        assert torch.equal(first.train_data[index], again.train_data[index])
-        assert torch.equal(first.train_data[index], copy[0][index])
-    assert torch.equal(copy[1]([copy[0][3]])[1], Pad()([first.train_data[3]])[1])
-
-
-@pytest.mark.parametrize(("cache", "during"), [("false", 50), ("true", 0)])
-def test_whole_texts_are_encoded_at_every_use_unless_the_loader_keeps_them(
-    monkeypatch: pytest.MonkeyPatch, cache: str, during: int
-) -> None:
-    workload, data = prepared(), documents()
-    config = configured(f"loader.cache={cache}")
-    batches = Batches(workload.train_data, config, workload.collate)
-    encoded: list[str] = []
-    encode = type(workload.encoder).encode
-
-    def counted(self: Any, text: str) -> list[int]:
-        encoded.append(text)
-        return encode(self, text)
-
-    monkeypatch.setattr(type(workload.encoder), "encode", counted)
-    found = [[pair[0] for pair in batches.epoch(epoch)] for epoch in (0, 1)]
-    assert len(encoded) == during and set(encoded) <= set(data.train)
-    plain = Batches(workload.train_data, configured(), workload.collate)
-    for epoch, inputs in enumerate(found):
-        assert all(map(torch.equal, inputs, (pair[0] for pair in plain.epoch(epoch))))
 
 
 def test_padding_stands_at_the_end_and_is_not_scored() -> None:
@@ -150,7 +100,6 @@ def test_full_padding_gives_one_shape() -> None:
         workload = prepared(*sets, f"workload.pad={pad}")
         assert workload.collate is not None
         shapes[pad] = {workload.collate([item])[0].shape for item in items(workload)}
-        assert any("shapes vary" in note for note in workload.notes()) == (pad == "longest")
     assert shapes["full"] == {(1, 48)} and len(shapes["longest"]) > 3
 
 
@@ -169,16 +118,6 @@ def test_loss_of_a_padded_batch_is_that_of_its_tokens(length: int | None) -> Non
     assert float(loss.detach()) == pytest.approx(total / sum(len(item) - 1 for item in examples), rel=1e-5)
 
 
-def test_loss_is_taken_in_fp32() -> None:
-    workload = prepared()
-    batch = Pad()([workload.train_data[0]])
-    with torch.autocast("cpu", torch.bfloat16):
-        output = workload.forward(workload.model, batch)
-    assert output.dtype == torch.bfloat16
-    exact = workload.loss(output.detach().double(), batch)
-    assert float(workload.loss(output, batch).detach()) == pytest.approx(float(exact), rel=1e-6)
-
-
 # The metric.
 
 
@@ -195,27 +134,10 @@ def test_perplexity_by_hand() -> None:
     assert result["bits_per_byte"] == pytest.approx(10 / 8)
 
 
-def test_perplexity_of_nothing_and_of_a_diverged_model() -> None:
-    assert all(math.isnan(value) for value in Perplexity(torch.ones(2)).result().values())
-    labels = torch.tensor([[1]])
-    for loss, expected in ((1e4, math.inf), (math.inf, math.inf)):
-        metric = Perplexity(torch.ones(2, dtype=torch.int64))
-        metric.update(None, (labels, labels), torch.tensor(loss))
-        assert metric.result()["perplexity"] == expected
-
-
-def test_tokens_are_counted_as_they_are_encoded() -> None:
-    text = documents().train[0]
-    encoder, lengths = learn([text], 400, lambda _: None)
-    for other in (text, "Unknown words, as where two documents were joined or one was cut: unkno"):
-        assert count_tokens(other, encoder, lengths) == len(encoder.encode(other))
-
-
 def test_cut_examples_are_told() -> None:
     notes = prepared().notes()
-    assert any(note.startswith("25 of 25 examples are longer than 64 tokens and are cut") for note in notes)
-    notes = prepared("workload.document_chars=64").notes()
-    assert not any("are cut" in note for note in notes)
+    assert any("25 of 25" in note and "64 tokens" in note for note in notes)
+    assert not any("are cut" in note for note in prepared("workload.document_chars=64").notes())
 
 
 # Learning.
@@ -263,17 +185,3 @@ def test_learning_the_manual_beats_the_frequency_of_its_tokens() -> None:
     )
     assert after["perplexity"] < 0.7 * unigram["perplexity"] < 0.7 * before["perplexity"]
     assert after["bits_per_byte"] < unigram["bits_per_byte"] - 0.2
-
-
-@pytest.mark.long
-def test_learning_shakespeare_beats_the_frequency_of_its_tokens(real_data: Path) -> None:
-    unigram, before, after = learned(
-        "workload.size=tiny", f"workload.data={real_data / 'text' / 'tinyshakespeare.txt'}",
-        "workload.vocabulary=512", "workload.document_chars=2000", "optimizer.lr=2e-3", epochs=10,
-    )  # fmt: skip
-    assert after["perplexity"] < 0.7 * unigram["perplexity"] < 0.7 * before["perplexity"]
-
-
-def test_same_seed_gives_the_same_bits() -> None:
-    sets = ("workload.size=tiny", "workload.document_chars=600", "batch.sequence=64", "workload.dropout=0.1")
-    assert learned(*sets, epochs=1) == learned(*sets, epochs=1)

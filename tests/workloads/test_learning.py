@@ -21,22 +21,6 @@ MakeConfig = Callable[..., Config]
 
 TINY_TEXT: dict[str, Any] = {"name": "chartext", "layers": 2, "heads": 2, "width": 32, "dropout": 0.0}
 TINY_EEG: dict[str, Any] = {"name": "eeg", "samples": 6000, "channels": 4}
-CASES: dict[str, dict[str, Any]] = {
-    "autoregressive": TINY_TEXT,
-    "diffusion": {**TINY_TEXT, "objective": "diffusion"},
-    "mlp": {**TINY_EEG, "hidden": [32, 16]},
-    "lstm": {**TINY_EEG, "model": "lstm", "hidden": [10]},
-    "gru": {**TINY_EEG, "model": "gru", "hidden": [10]},
-}
-# Losses of the first and the fifth step with torch 2.13, without dropout, whose random numbers differ between
-# builds of torch. A change of these needs a reason.
-GOLDEN = {
-    "autoregressive": (3.185986, 2.858709),
-    "diffusion": (3.140509, 3.112092),
-    "mlp": (1.335313, 0.9141778),
-    "lstm": (1.162323, 1.0197),
-    "gru": (1.163574, 1.037475),
-}
 
 
 def train(workload: Workload, steps: int, lr: float, micro: int) -> list[float]:
@@ -69,28 +53,6 @@ def evaluate(workload: Workload, predict: Callable[[Any], Any] | None = None) ->
         metric.update(output, batch, workload.loss(output, batch))
     workload.model.train()
     return metric.result()
-
-
-def first_losses(make_config: MakeConfig, case: str, text_file: Path, dropout: float) -> list[float]:
-    section = {**CASES[case], "dropout": dropout}
-    if section["name"] == "chartext":
-        section["data"] = str(text_file)
-    torch.manual_seed(1)
-    workload = prepare(make_config(section, micro=16, sequence=32))
-    return train(workload, 5, 3e-3, 16)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_golden_losses(make_config: MakeConfig, text_file: Path, case: str) -> None:
-    losses = first_losses(make_config, case, text_file, 0.0)
-    # Not exact: the sums of matrix products are ordered differently on other CPUs.
-    assert (losses[0], losses[4]) == pytest.approx(GOLDEN[case], rel=1e-4)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_same_seed_gives_the_same_bits(make_config: MakeConfig, text_file: Path, case: str) -> None:
-    first, second = (first_losses(make_config, case, text_file, 0.1) for _ in range(2))
-    assert first == second
 
 
 def unigram_entropy(text: str) -> float:

@@ -104,12 +104,6 @@ def test_items_say_what_their_unknown_words_are(make_config: MakeConfig) -> None
         assert PADDING not in source and len(source) <= 48 and len(target_out) <= 24
 
 
-def test_tokens_per_item_is_the_mean(make_config: MakeConfig) -> None:
-    workload = make(make_config)
-    sizes = [len(item[0]) + len(item[2]) for item in workload.train_data]  # type: ignore[attr-defined]
-    assert workload.tokens_per_item == pytest.approx(sum(sizes) / len(sizes))
-
-
 def test_metric_writes_the_first_summaries_and_compares_them(make_config: MakeConfig, tmp_path: Path) -> None:
     """A source of one unknown word, which the model is made to copy and then to end."""
     names = ["ocelot", "lynx", "puma"]
@@ -144,26 +138,6 @@ def test_without_summaries_the_loss_is_what_counts(make_config: MakeConfig) -> N
     workload = make(make_config, summaries=0)
     assert workload.better == "lower"
     assert list(evaluate(workload)) == ["loss"]
-
-
-def test_evaluating_again_gives_the_same(make_config: MakeConfig) -> None:
-    workload = make(make_config, summaries=3)
-    assert evaluate(workload, micro=2) == evaluate(workload, micro=2)
-
-
-@pytest.mark.parametrize("decoder", ["hoisted", "stepwise"])
-def test_same_seed_gives_the_same_bits(make_config: MakeConfig, decoder: str) -> None:
-    first, second = (
-        train(make(make_config, decoder=decoder, dropout=0.1, pairs=80), 4, 3e-3) for _ in range(2)
-    )
-    assert first == second
-
-
-def test_both_forms_train_alike(make_config: MakeConfig) -> None:
-    hoisted, stepwise = (
-        train(make(make_config, decoder=decoder, pairs=80), 6, 3e-3) for decoder in ("hoisted", "stepwise")
-    )
-    assert hoisted == pytest.approx(stepwise, rel=1e-3)
 
 
 def unigram_loss(workload: Summarise) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,10 +9,9 @@ from torch import Tensor, nn
 from ndd_engine.config.workload_sections import SummariseSection
 from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.summarise import Padder, Pairs, build_model
-from ndd_engine.workloads.summarise_data import END, PADDING, START, UNKNOWN
+from ndd_engine.workloads.summarise_data import END, START, UNKNOWN
 from ndd_engine.workloads.summarise_model import (
     EncodedSources,
-    Encoder,
     Pointer,
     PointerGenerator,
     Steps,
@@ -108,26 +105,6 @@ def test_padding_changes_nothing(hoisted: bool) -> None:
         torch.testing.assert_close(gradient, mean, rtol=1e-10, atol=1e-14, msg=name)
 
 
-def test_encoder_is_torch_s_bidirectional_lstm() -> None:
-    """On packed sequences, which leave padding out."""
-    torch.manual_seed(0)
-    encoder = Encoder(6, 5, 2, 0.0).double()
-    reference = nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True).double()
-    for index in range(2):
-        for name, parameter in encoder.layers[index].named_parameters():
-            getattr(reference, name.replace("l0", f"l{index}")).data.copy_(parameter)
-    lengths = torch.tensor([7, 3, 1])
-    embedded = torch.randn(3, 9, 6, dtype=torch.float64)
-    real = torch.arange(9) < lengths.unsqueeze(1)
-    states, hidden, cell = encoder(embedded, real)
-    packed = nn.utils.rnn.pack_padded_sequence(embedded, lengths, batch_first=True)
-    expected, (ends, cells) = reference(packed)
-    expected, _ = nn.utils.rnn.pad_packed_sequence(expected, batch_first=True, total_length=9)
-    torch.testing.assert_close(states * real.unsqueeze(2), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(hidden, ends[[0, 2]])
-    torch.testing.assert_close(cell, cells[[0, 2]])
-
-
 @pytest.mark.parametrize("kind", [Pointer, StepwisePointer])
 def test_probability_is_that_of_generating_or_copying(kind: type[Pointer]) -> None:
     """By hand: p_gen p_vocab(word) + (1 - p_gen) (attention on its places in the source)."""
@@ -156,52 +133,6 @@ def test_probability_is_that_of_generating_or_copying(kind: type[Pointer]) -> No
     torch.testing.assert_close(whole.sum(2), torch.ones(1, 2).double())
 
 
-def test_learns_to_copy_words_that_the_vocabulary_lacks() -> None:
-    """Summaries that are a word no row of the vocabulary stands for: only the pointer can say it."""
-    torch.manual_seed(0)
-    model = PointerGenerator(16, 12, 16, 1, 0.0, True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    draw = torch.Generator().manual_seed(1)
-
-    def batch(count: int) -> Pairs:
-        """Six words, the unknown one somewhere after the word 4."""
-        extended = torch.randint(5, 16, (count, 6), generator=draw)
-        place = torch.randint(0, 5, (count, 1), generator=draw)
-        extended.scatter_(1, place, 4).scatter_(1, place + 1, 16)
-        source = torch.where(extended < 16, extended, UNKNOWN)
-        target_in = torch.tensor([START, UNKNOWN]).expand(count, -1)
-        return Pairs(source, extended, target_in, torch.tensor([16, END]).expand(count, -1))
-
-    for _ in range(120):
-        loss = loss_of(model, batch(32))
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    fresh = batch(64)
-    with torch.no_grad():
-        chosen = model(*fresh)
-        memory, state = model.read(fresh.source, fresh.extended, True)
-        likely, _ = model.step(torch.full((64,), START), memory, state)
-    assert chosen[:, 0].min() > 0.9
-    assert (likely.argmax(1) == 16).all()
-
-
-@pytest.mark.parametrize("hoisted", [True, False])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_close_and_finite(hoisted: bool, dtype: torch.dtype) -> None:
-    model = make(hoisted)
-    batch = Padder((14, 9))(items((9, 6), (5, 3), (12, 8)))
-    expected, exact = gradients(model, batch)
-    with torch.autocast("cpu", dtype=dtype):
-        loss, found = gradients(model, batch)
-    assert loss.dtype == torch.float32
-    assert float(loss) == pytest.approx(float(expected), rel=0.02)
-    for name, gradient in found.items():
-        assert torch.isfinite(gradient).all(), name
-        assert gradient.dtype == torch.float32
-        assert (gradient - exact[name]).norm() < 0.1 * exact[name].norm() + 1e-3, name
-
-
 @pytest.mark.parametrize("hoisted", [True, False])
 def test_an_impossible_word_has_a_finite_loss_and_gradient(hoisted: bool) -> None:
     """A vocabulary that is sure of another word, and a target that is not in the source: probability 0 in fp32."""
@@ -215,48 +146,3 @@ def test_an_impossible_word_has_a_finite_loss_and_gradient(hoisted: bool) -> Non
     loss, found = gradients(model, batch)
     assert 20 < float(loss) < 30
     assert all(torch.isfinite(gradient).all() for gradient in found.values())
-
-
-@pytest.mark.parametrize("hoisted", [True, False])
-def test_dropout_acts_in_training_alone(hoisted: bool) -> None:
-    model = make(hoisted, dropout=0.5)
-    batch = Padder(None)(items((9, 6)))
-    assert float(loss_of(model, batch).detach()) != float(loss_of(model, batch).detach())
-    model.eval()
-    assert float(loss_of(model, batch).detach()) == float(loss_of(model, batch).detach())
-
-
-@pytest.mark.parametrize("hoisted", [True, False])
-def test_sub_phases_cover_the_work(hoisted: bool) -> None:
-    """Every module with parameters works inside a call of a part, and attention once a word inside the decoder."""
-    model = make(hoisted)
-    inside: list[str] = []
-    calls: list[tuple[str, ...]] = []
-    for name, part in model.parts().items():
-        for module in [part] if isinstance(part, nn.Module) else part:
-
-            def enter(_module: nn.Module, _inputs: Any, name: str = name) -> None:
-                inside.append(name)
-                calls.append(tuple(inside))
-
-            module.register_forward_pre_hook(enter)
-            module.register_forward_hook(lambda *_: (inside.pop(), None)[1])
-    model(*Padder(None)(items((9, 6))))
-    assert {call[0] for call in calls} >= {"embedding", "encoder", "decoder", "pointer"}
-    assert calls.count(("decoder", "attention")) == 6
-    assert calls.count(("pointer",)) == calls.count(("decoder",)) == (1 if hoisted else 6)
-    covered = {
-        parameter
-        for part in model.parts().values()
-        for module in ([part] if isinstance(part, nn.Module) else part)
-        for parameter in module.parameters()
-    }
-    assert covered == set(model.parameters())
-
-
-def test_padding_is_index_three_and_has_no_embedding() -> None:
-    model = make(True)
-    assert PADDING == 3
-    for table in (model.source_words, model.target_words):
-        assert table.padding_idx == 3 and table.num_embeddings == VOCABULARY
-        assert not table.weight[3].any()

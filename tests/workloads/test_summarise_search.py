@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ndd_engine.workloads.summarise_data import END, PADDING, START, UNKNOWN
 from ndd_engine.workloads.summarise_model import EncodedSources, PointerGenerator, State
-from ndd_engine.workloads.summarise_search import Searcher, Written, _written, beam
+from ndd_engine.workloads.summarise_search import beam
 
 A, B, C = 4, 5, 6
 
@@ -34,26 +34,6 @@ class Table:
         return self.likely[words], state
 
 
-@torch.no_grad()
-def greedy(model: Searcher, source: Tensor, extended: Tensor, limit: int) -> list[Written]:
-    """The most probable word in each step, written plainly."""
-    memory, state = model.read(source, extended, True)
-    words = torch.full_like(source[:, 0], START)
-    done = torch.zeros_like(words, dtype=torch.bool)
-    written: list[Tensor] = []
-    total = torch.zeros(len(source), dtype=torch.float64, device=words.device)
-    length = torch.zeros_like(words)
-    while len(written) < limit and not bool(done.all()):
-        likely, state = model.step(words, memory, state)
-        best = likely.max(1)
-        words = best.indices.masked_fill(done, PADDING)
-        total += best.values.masked_fill(done, 0.0)
-        length += ~done
-        written.append(words)
-        done = done | (words == END)
-    return _written(torch.stack(written, 1), total / length)
-
-
 # The likeliest first word leads nowhere likely: A then END is 0.6 * 0.3, B then END 0.4 * 0.9.
 GARDEN_PATH = Table(
     {START: {A: 0.6, B: 0.4}, A: {C: 0.4, B: 0.3, END: 0.3}, B: {END: 0.9, C: 0.1}, C: {A: 0.5, END: 0.5}}
@@ -67,25 +47,17 @@ def score(table: Table, words: list[int]) -> float:
     return sum(float(table.likely[a, b]) for a, b in pairwise(path)) / (len(path) - 1)
 
 
-def test_beam_finds_what_greedy_misses() -> None:
-    (first,) = greedy(GARDEN_PATH, ONE, ONE, 8)
+def test_beam_finds_what_the_likeliest_first_word_misses() -> None:
     (best,) = beam(GARDEN_PATH, ONE, ONE, 3, 8)
-    assert first.words[0] == A
     assert best.words == [B] and best.score == pytest.approx(score(GARDEN_PATH, [B]))
-    assert best.score > first.score
-
-
-def test_greedy_takes_the_likeliest_word_each_time_until_the_end() -> None:
-    table = Table({START: {A: 0.6, B: 0.4}, A: {B: 0.7, END: 0.3}, B: {END: 0.8, A: 0.2}})
-    (found,) = greedy(table, ONE, ONE, 8)
-    assert found.words == [A, B] and found.score == pytest.approx(score(table, [A, B]))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_search_stops_at_the_longest_summary(limit: int) -> None:
     endless = Table({START: {A: 1.0}, A: {A: 0.5, B: 0.5 - 1e-6, END: 1e-6}, B: {A: 1.0}})
-    for found in (greedy(endless, ONE, ONE, limit), beam(endless, ONE, ONE, 3, limit)):
-        assert len(found[0].words) == limit and END not in found[0].words
+    for width in (1, 3):
+        (found,) = beam(endless, ONE, ONE, width, limit)
+        assert len(found.words) == limit and END not in found.words
 
 
 def test_beam_does_not_prefer_short_summaries_for_their_length() -> None:
@@ -98,12 +70,6 @@ def test_beam_does_not_prefer_short_summaries_for_their_length() -> None:
     assert beam(table, ONE, ONE, 4, 6)[0].words == [A, B, C]
 
 
-def test_an_end_at_once_is_an_empty_summary() -> None:
-    table = Table({START: {END: 0.9, A: 0.1}, A: {END: 1.0}})
-    (found,) = greedy(table, ONE, ONE, 4)
-    assert found.words == [] and found.score == pytest.approx(math.log(0.9))
-
-
 def random_model(hoisted: bool = True) -> tuple[PointerGenerator, Tensor, Tensor]:
     torch.manual_seed(5)
     model = PointerGenerator(20, 8, 8, 2, 0.0, hoisted).eval()
@@ -113,15 +79,6 @@ def random_model(hoisted: bool = True) -> tuple[PointerGenerator, Tensor, Tensor
     extended = torch.randint(4, 24, (5, 7))
     extended[2, 4:] = PADDING
     return model, torch.where(extended < 20, extended, UNKNOWN), extended
-
-
-@pytest.mark.parametrize("hoisted", [True, False])
-def test_a_beam_of_one_is_greedy(hoisted: bool) -> None:
-    model, source, extended = random_model(hoisted)
-    one, other = greedy(model, source, extended, 9), beam(model, source, extended, 1, 9)
-    assert [written.words for written in one] == [written.words for written in other]
-    assert [w.score for w in one] == pytest.approx([w.score for w in other], rel=1e-5)
-    assert len({tuple(written.words) for written in one}) > 1
 
 
 @pytest.mark.parametrize("width", [1, 4])
@@ -148,11 +105,3 @@ def test_score_is_the_probability_that_training_sees() -> None:
         with torch.no_grad():
             chosen = model(source[row : row + 1], extended[row : row + 1], target_in, out)
         assert written.score == pytest.approx(float(chosen.log().mean()), rel=1e-4)
-
-
-def test_nothing_but_words_is_written() -> None:
-    model, source, extended = random_model()
-    with torch.no_grad():
-        model.pointer.words.bias[[UNKNOWN, START, PADDING]] = 50.0
-    for found in (greedy(model, source, extended, 9), beam(model, source, extended, 4, 9)):
-        assert not {UNKNOWN, START, PADDING, END} & {word for written in found for word in written.words}
