@@ -14,11 +14,11 @@ from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.record.events import Event
 from ndd_engine.record.log import damage_text
-from ndd_engine.record.rundir import find_run, runs_root
+from ndd_engine.record.rundir import find_run
 from ndd_engine.text import printable
 
 from .completion import run_names
-from .options import command, flag
+from .options import Asked, command, flag, gathered
 from .printing import say, show
 
 
@@ -29,18 +29,17 @@ from .printing import say, show
 )
 @click.argument("run", required=False, shell_complete=run_names)
 @flag("--headless", help="Print log lines instead of the screen, until the run ends.")
-@click.pass_context
-def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
-    """Watch RUN, live or finished, and control a live one: pause, evaluate, save, stop.
+@gathered
+def attach(asked: Asked) -> int:
+    """RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run).
 
-    RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run).
-    Closing the screen does not affect the run.
+    Keys pause, evaluate, save and stop a live run. Closing the screen does not affect it.
     """
-    directory = find_run(runs_root(ctx.obj["runs"]), run)
-    if not headless and interactive():
+    directory = find_run(asked.root, asked.run)
+    if not asked.headless and interactive():
         from ndd_console.jobs.training import watch
 
-        return watch(directory, ctx.obj["ascii"])
+        return watch(directory, asked.ascii)
     received: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
     source = AttachedSource(directory, listener=lambda t, event: received.put((t, event)))
     progress = RunProgress(say)

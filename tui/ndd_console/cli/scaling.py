@@ -11,14 +11,22 @@ from ndd_console.words.scaling import scaling_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import foreign
 from ndd_engine.trial.scaling import ScalingRequest, ScalingState, plan, run_scaling
 from ndd_engine.trial.scaling_plan import HOLDS, counts_of, strategies_of
 
 from .completion import run_names
-from .measuring import stoppable
-from .options import budget_option, command, json_option, pause_option, set_option, workload_option
+from .measuring import record, stoppable
+from .options import (
+    Asked,
+    budget_option,
+    command,
+    gathered,
+    json_option,
+    pause_option,
+    set_option,
+    workload_option,
+)
 from .printing import show
 from .try_ import TrialProgress
 
@@ -30,7 +38,7 @@ from .try_ import TrialProgress
     "scaling run.toml --strategy ddp,fsdp2 --hold effective",
     stops=True,
 )
-@click.argument("what", metavar="[RUN|CONFIG]", required=False, shell_complete=run_names)
+@click.argument("baseline", metavar="[RUN|CONFIG]", required=False, shell_complete=run_names)
 @workload_option
 @set_option
 @click.option(
@@ -53,22 +61,9 @@ from .try_ import TrialProgress
 )
 @pause_option
 @json_option
-@click.pass_context
-def scaling(
-    ctx: click.Context,
-    what: str | None,
-    workload: str | None,
-    sets: tuple[str, ...],
-    ranks: str | None,
-    strategy: str | None,
-    hold: str | None,
-    budget: float,
-    pause: bool,
-    as_json: bool,
-) -> int:
-    """Measure how much faster several ranks train on this machine, and where the rest of the time goes.
-
-    Each number of ranks is compared with the smallest in a trial. Both alternate in ABBA blocks and are started several
+@gathered
+def scaling(asked: Asked) -> int:
+    """Each number of ranks is compared with the smallest in a trial. Both alternate in ABBA blocks and are started several
     times. For each number, prints the step time, the throughput, the share of linear scaling with its 95 % CI, the
     exposed communication (exchange), the wait for slower ranks (skew), the peak memory of a rank, and what is lost.
 
@@ -76,46 +71,35 @@ def scaling(
     and checkpoints are left out. A live RUN is paused during the trials; they are stored in its record. Ctrl-C stops
     early and prints the results so far.
     """
-    root = runs_root(ctx.obj["runs"])
-    base = baseline_of(what, workload, root)
+    base = baseline_of(asked.baseline, asked.workload, asked.root)
     if base.run is not None and base.run.command.exists():
         raise UsageError(
             f"{base.name} is one of a script, whose number of ranks its own command sets: start it with each number "
             "(ndd-console run -- torchrun --nproc-per-node N ...) and compare the runs"
         )
     from ndd_engine.trial.pausing import held, to_pause
-    from ndd_engine.trial.store import record_trial
 
-    base = replace(base, sets=(*base.sets, *sets))
-    request = ScalingRequest(
-        base,
-        () if ranks is None else counts_of(ranks),
-        () if strategy is None else strategies_of(strategy),
-        hold,
-        budget,
-    )
+    base = replace(base, sets=(*base.sets, *asked.sets))
+    ranks = () if asked.ranks is None else counts_of(asked.ranks)
+    strategies = () if asked.strategy is None else strategies_of(asked.strategy)
+    request = ScalingRequest(base, ranks, strategies, asked.hold, asked.budget)
     _, points = plan(request)  # report mistakes before anything is paused
-    paused = to_pause(base, root, pause, max(point.ranks for point in points))
+    paused = to_pause(base, asked.root, asked.pause, max(point.ranks for point in points))
     progress = TrialProgress(sys.stderr)
-    shown = _Shown(progress)
 
     def keep(event: TrialEvent) -> None:
-        if base.run is None or event.verdict == "stopped":
-            return
-        try:
-            record_trial(base.run, event)
-        except UsageError as error:
-            progress.say(f"warning: the result is not recorded: {error}")
+        if event.verdict != "stopped":
+            record(base.run, event, progress.say)
 
     with stoppable("the measurement") as stop, held(paused, progress.say, stop):
-        state = run_scaling(request, shown.look, stop, keep)
+        state = run_scaling(request, ScalingProgress(progress).look, stop, keep)
     progress.finish()
-    show(state.to_dict() if as_json else scaling_blocks(state, what or "CONFIG"))
+    show(state.to_dict() if asked.as_json else scaling_blocks(state, asked.baseline or "CONFIG"))
     bad = state.failed or any(row.trial is not None and row.trial.verdict == "failed" for row in state.rows)
     return stop.exit_status or (EXIT_FAILED if bad else EXIT_DONE)
 
 
-class _Shown:
+class ScalingProgress:
     """Lines of progress: the batch once, then each trial, and its result when it is known."""
 
     def __init__(self, progress: TrialProgress) -> None:

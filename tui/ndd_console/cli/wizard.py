@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,21 +15,28 @@ from ndd_console.render.text import lines
 from ndd_console.words.wizard import proposal_blocks
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
 from ndd_engine.files import replaces, write_text
-from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import printable
-from ndd_engine.wizard.answers import BUDGET_S, GOALS
+from ndd_engine.wizard.answers import BUDGET_S, GOALS, Answers, longest_sequence
 
 from .measuring import check_writable, stoppable
-from .options import Finite, budget_option, command, configuration, count, flag, json_option, output_option
+from .options import (
+    Asked,
+    Finite,
+    budget_option,
+    command,
+    configuration,
+    count,
+    flag,
+    gathered,
+    json_option,
+    output_option,
+)
 from .printing import ProgressLines, say, show, terminal_width
 
 if TYPE_CHECKING:
-    from ndd_engine.wizard.answers import Answers
     from ndd_engine.wizard.choice import Choice
     from ndd_engine.wizard.proposals import Proposal
     from ndd_engine.wizard.session import ProposalSet
-
-MIB = 1 << 20
 
 
 @command(
@@ -68,67 +75,52 @@ MIB = 1 << 20
 )
 @flag("--force", help="Change an existing file; its comments are preserved.")
 @json_option
-@click.pass_context
-def wizard(
-    ctx: click.Context,
-    /,
-    headless: bool,
-    no_verify: bool,
-    budget: float,
-    output: Path | None,
-    force: bool,
-    as_json: bool,
-    free_batch: bool,
-    reserve_memory: float | None,
-    **given: Any,
-) -> int:
-    """Propose batch size, sequence length, model size and precision for this machine, and write a TOML with comments.
+@gathered
+def wizard(asked: Asked) -> int:
+    """Starts from CONFIG (a TOML file) or the workload's defaults.
 
-    Starts from CONFIG (a TOML file) or the workload's defaults. Predicts memory and time of many combinations, then
-    measures the best ones. Live runs are not paused. Ctrl-C stops early and prints the results so far.
+    Predicts memory and time of many combinations, then measures the best ones, and comments the TOML. Live runs are not paused. Ctrl-C stops early and prints the results so far.
     """
     from ndd_engine.config import read
-    from ndd_engine.wizard.answers import Answers, longest_sequence
 
-    if free_batch and given["effective_batch"] is not None:
+    output = asked.output
+    if asked.free_batch and asked.effective_batch is not None:
         raise UsageError("--effective-batch and --free-batch cannot be combined")
     check_writable(output)
     if output is not None and replaces(output):
-        if not force:
+        if not asked.force:
             raise UsageError(
                 f"-o {printable(str(output))} exists; use --force to change it (comments are preserved)"
             )
         read(output)  # fail early if it is not valid
-    reserve_bytes = None if reserve_memory is None else int(reserve_memory * MIB)
-    answers = Answers(**given, hold_effective=not free_batch, reserve_bytes=reserve_bytes)
+    given = {field.name: getattr(asked, field.name) for field in fields(Answers) if hasattr(asked, field.name)}
+    reserve_bytes = None if asked.reserve_memory is None else int(asked.reserve_memory * (1 << 20))
+    answers = Answers(**given, hold_effective=not asked.free_batch, reserve_bytes=reserve_bytes)
     draft = answers.draft()
     answers.checked(longest_sequence(draft), draft.sizes)
-    root = runs_root(ctx.obj["runs"])
-    if headless or as_json or not interactive():
-        return _headless(answers, root, no_verify, budget, output, as_json)
+    if asked.headless or asked.as_json or not interactive():
+        return _headless(answers, asked)
     from ndd_console.jobs import wizard as screen
 
     def shown(leash: Leash) -> int:
-        to_train, status = screen.show(answers, output, budget, ctx.obj["ascii"], root, leash)
+        to_train, status = screen.show(answers, output, asked.budget, asked.ascii, asked.root, leash)
         if to_train:
             # A new process, because a run must start before any thread exists.
-            restart(root, (to_train, *["--ascii"] * ctx.obj["ascii"]))
+            restart(asked.root, (to_train, *["--ascii"] * asked.ascii))
         return status
 
     return supervised(shown)
 
 
-def _headless(
-    answers: Answers, root: Path, no_verify: bool, budget: float, output: Path | None, as_json: bool
-) -> int:
+def _headless(answers: Answers, asked: Asked) -> int:
     from ndd_console.jobs.wizard import live_run_notes
     from ndd_engine.wizard.choice import choose, comparison
     from ndd_engine.wizard.planner import WizardStoppedError
     from ndd_engine.wizard.session import propose, to_verify, written, written_into
     from ndd_engine.wizard.verify import verify
 
-    progress = WizardProgress(say, interval_s=5.0)
-    for note in live_run_notes(root):
+    output, as_json, progress = asked.output, asked.as_json, WizardProgress(say, interval_s=5.0)
+    for note in live_run_notes(asked.root):
         say(note)
     with stoppable("the wizard") as stop:
         try:
@@ -137,11 +129,12 @@ def _headless(
             return stop.exit_status  # no proposals yet
         chosen = to_verify(proposed, answers)
         verified: Sequence[Proposal] = []
-        if chosen and not no_verify and answers.gpu is None and not stop.is_set():
-            verified = verify(proposed.situation, answers, chosen, budget, progress.look, stop)
+        if chosen and not asked.no_verify and answers.gpu is None and not stop.is_set():
+            verified = verify(proposed.situation, answers, chosen, asked.budget, progress.look, stop)
             proposed = proposed.verified(verified)
     choice = choose(verified, answers) if verified else None
-    best = choice.best if choice is not None else predicted(proposed, answers)
+    # Without measurements, the best one by prediction; None if none fits.
+    best = choice.best if choice is not None else next(iter(proposed.ranked(answers)), None)
     text = "" if best is None else written(answers, proposed.situation, best, comparison(best, verified))
     if as_json:
         show(document(proposed, answers, best, choice))
@@ -169,11 +162,6 @@ def _headless(
     return stop.exit_status
 
 
-def predicted(proposed: ProposalSet, answers: Answers) -> Proposal | None:
-    """The best proposal for the goal by prediction; None if none fits."""
-    return next(iter(proposed.ranked(answers)), None)
-
-
 class WizardProgress(ProgressLines):
     """Prints each new stage, and progress within it every few seconds."""
 
@@ -182,19 +170,18 @@ class WizardProgress(ProgressLines):
         self.stage(text.partition(":")[0], f"{share:4.0%}  {text}")
 
 
-def _recommendation(choice: Choice) -> dict[str, Any]:
-    speedup = choice.found
-    ratios = {} if speedup is None else {"ratio": speedup.ratio, "low": speedup.low, "high": speedup.high}
-    return {"text": choice.text, "recommended": choice.best is not None, **ratios}
-
-
 def document(
-    proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None = None
+    proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None
 ) -> dict[str, Any]:
     """The JSON document."""
     from ndd_engine.wizard.planner import model_name
 
     situation = proposed.situation
+    recommendation: dict[str, Any] | None = None
+    if choice is not None:
+        recommendation = {"text": choice.text, "recommended": choice.best is not None}
+        if choice.found is not None:
+            recommendation |= {name: getattr(choice.found, name) for name in ("ratio", "low", "high")}
     return {
         "device": situation.opened.device,
         "gpu": None if situation.gpu is None else situation.gpu.name,
@@ -205,7 +192,7 @@ def document(
         "train_items": situation.opened.train_items,
         "proposals": [one.to_dict() for one in proposed.rows],
         "pareto": [list(one.sets()) for one in proposed.best],
-        "recommendation": None if choice is None else _recommendation(choice),
+        "recommendation": recommendation,
         "chosen": None if best is None else best.to_dict(),
         "failed": [
             {"model": model_name(probed.model), "why": probed.why} for probed in proposed.found if probed.why

@@ -11,6 +11,7 @@ from ndd_console.view.style import STATUS
 from ndd_console.words.blocks import TONES, Block, Facts, Page, Section, Table, Text
 from ndd_console.words.finding import verdict as finding_block
 from ndd_console.words.run import epoch_text, steps_text
+from ndd_console.words.trial import trials_blocks
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError
 from ndd_engine.record.events import RunEvent
@@ -18,7 +19,7 @@ from ndd_engine.record.log import damage_text
 from ndd_engine.text import MISSING, counted, duration, number, size
 from ndd_engine.trial.outcome import flatten
 
-from . import events, learning, machine, ranks, timings, trials
+from . import events, learning, machine, timings
 from .model import Report
 
 # The name of a run is not a setting; `path` is where your own workload was found.
@@ -32,10 +33,10 @@ def page(report: Report) -> Page:
     snapshot = report.snapshot
     parts: tuple[tuple[str, str, Callable[[Report], list[Block]]], ...] = (
         ("verdict", "Verdict", verdict),
-        ("trials", "Measured gains", trials.trials),
+        ("trials", "Measured gains", trials),
         ("run", "Run", identity),
         ("time", "Where the time goes", timings.phases),
-        *((("ranks", "Ranks", ranks.ranks),) if snapshot.ranks is not None else ()),
+        *((("ranks", "Ranks", timings.ranks),) if snapshot.ranks is not None else ()),
         ("idle", "Idle time by cause", timings.idle),
         ("speed", "Throughput and compute", timings.speed),
         ("learning", "Learning", learning.learning),
@@ -97,6 +98,11 @@ def verdict(report: Report) -> list[Block]:
         text = "Shares and ceilings of the findings are those of the most recent part of the record."
         out.append(Text(text, "note"))
     return out or [Text("No findings.", "note")]
+
+
+def trials(report: Report) -> list[Block]:
+    """Every trial with its confidence interval and its effect on memory and loss."""
+    return trials_blocks([trial for _, trial in report.data.trials], report.name)
 
 
 def identity(report: Report) -> list[Block]:

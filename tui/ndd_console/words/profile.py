@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.events import BaselineEvent, FunctionsEvent, KernelsEvent, LoaderEvent, StacksEvent
@@ -133,10 +134,18 @@ def capture(kernels: KernelsEvent, step: int = 0) -> list[Block]:
         "by autograd's sequence numbers. Modules of equal blocks are one row (*)."
     )
     lines = "Sums of the kernels or operators of the modules that a line of your own code calls."
+    by_module = [
+        (str(row[0]) if row[1] in ("", row[0]) else f"{row[0]} ({row[1]})", *row[2:5])
+        for row in kernels.modules[: 2 * _TOP]
+        if len(row) >= 5
+    ]
+    by_line = [
+        (f"{row[0]}:{row[1]} in {row[2]}", *row[3:6]) for row in kernels.lines[:_TOP] if len(row) >= 6
+    ]
     tables = (
         longest,
-        _by_owner(kernels, module_rows(kernels)[: 2 * _TOP], "module", at, modules),
-        _by_owner(kernels, line_rows(kernels)[:_TOP], "line", at, lines),
+        _by_owner(kernels, by_module, "module", at, modules),
+        _by_owner(kernels, by_line, "line", at, lines),
     )
     bars = idle_bars(f"Idle {share_text(sum(causes.values()))} in the {at}", causes, note)
     return [bars, *(table for table in tables if table.rows)]
@@ -151,46 +160,19 @@ def idle_bars(title: str, causes: dict[str, float], note: str) -> Bars:
     return Bars(title, rows, note)
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleTimes:
-    """A module of a profiler capture, or a line that calls modules; calls: of forward in the capture."""
-
-    label: str
-    forward_ns: float
-    backward_ns: float
-    calls: float
-
-
-def module_rows(kernels: KernelsEvent) -> list[ModuleTimes]:
-    """The modules of a capture, longest first, as "blocks.*.attention (Attention)"; malformed rows are left out."""
-    rows = [row for row in kernels.modules if len(row) >= 5]
-    return [
-        _times(str(row[0]) if row[1] in ("", row[0]) else f"{row[0]} ({row[1]})", row[2:5]) for row in rows
-    ]
-
-
-def line_rows(kernels: KernelsEvent) -> list[ModuleTimes]:
-    """The lines of a capture that call modules, longest first; malformed rows are left out."""
-    return [_times(f"{row[0]}:{row[1]} in {row[2]}", row[3:6]) for row in kernels.lines if len(row) >= 6]
-
-
-def _times(label: str, figures: Sequence[object]) -> ModuleTimes:
-    forward, backward, calls = (finite(value) or 0.0 for value in figures)
-    return ModuleTimes(label, forward, backward, calls)
-
-
-def _by_owner(kernels: KernelsEvent, owners: Sequence[ModuleTimes], title: str, at: str, note: str) -> Table:
+def _by_owner(
+    kernels: KernelsEvent, owners: Sequence[tuple[Any, ...]], title: str, at: str, note: str
+) -> Table:
+    """owners: (name, nanoseconds of forward and of backward, calls of forward), in the whole capture."""
     steps = max(kernels.steps, 1)
-    rows = tuple(
-        (
-            share_text((row.forward_ns + row.backward_ns) / kernels.wall_ns), ns(row.forward_ns / steps),
-            ns(row.backward_ns / steps), number(row.calls / steps), row.label,
-        )
-        for row in owners
-    )  # fmt: skip
+    rows = []
+    for name, *figures in owners:
+        forward, backward, calls = (finite(value) or 0.0 for value in figures)
+        share = share_text((forward + backward) / kernels.wall_ns)
+        rows.append((share, ns(forward / steps), ns(backward / steps), number(calls / steps), name))
     columns = ("share", "forward per step", "backward per step", "calls per step", title)
     heading = f"Forward and backward by {title} in the {at}"
-    return Table(heading, columns, rows, frozenset(range(4)), note, wide=4, paths=title == "line")
+    return Table(heading, columns, tuple(rows), frozenset(range(4)), note, wide=4, paths=title == "line")
 
 
 def isolated(baseline: BaselineEvent) -> Facts:

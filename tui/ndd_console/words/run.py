@@ -11,7 +11,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import counted, duration, number, plural, printable
 
 from .figures import percent
-from .finding import finding_line
+from .finding import finding_line, first_command
 from .ranks import late_words
 from .step import (
     epoch_of,
@@ -58,15 +58,11 @@ def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
     if not run.steps_per_epoch:
         until = f" (the run ends after {run.epochs})" if run.epochs and not run.total_steps else ""
         return f"the length of an epoch is unknown{until}"
-    of = f"{number(run.items_per_epoch or None)} {item_name(snapshot)}{_tokens(run)}"
-    return f"one epoch is {number(run.steps_per_epoch)} steps, {of}"
-
-
-def _tokens(run: RunEvent) -> str:
-    """ ", 18,087,936 characters" per epoch."""
-    if not run.token or not run.tokens_per_item or not run.items_per_epoch:
-        return ""
-    return f", {number(round(run.items_per_epoch * run.tokens_per_item))} {plural(printable(run.token))}"
+    text = f"one epoch is {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch or None)} {item_name(snapshot)}"
+    if run.token and run.tokens_per_item and run.items_per_epoch:
+        tokens = number(round(run.items_per_epoch * run.tokens_per_item))
+        text += f", {tokens} {plural(printable(run.token))}"
+    return text
 
 
 def progress_line(snapshot: Snapshot) -> str:
@@ -134,13 +130,12 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
 def advice(snapshot: Snapshot) -> list[str]:
     """The first finding of a script's run and the command that measures its change; [] where nothing is found."""
     try:
-        finding = next((one for one in diagnose(snapshot) if one.cause != "too-short"), None)
+        finding = next((finding for finding in diagnose(snapshot) if finding.cause != "too-short"), None)
     except Exception:  # noqa: BLE001  a defect in a rule must not cost the summary
         return []
     if finding is None or snapshot.run is None:
         return []
     lines = [printable(finding_line(finding))]
-    if finding.sets and not finding.leave:
-        sets = " ".join(f"--set {item}" for item in finding.sets)
-        lines.append(printable(f"measure it: ndd-console try {snapshot.run.name} {sets}"))
+    if command := first_command(snapshot.run.name, [finding]):
+        lines.append(printable(f"measure it: {command}"))
     return lines

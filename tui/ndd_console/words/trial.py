@@ -1,15 +1,17 @@
-"""The result of a trial in words: one line, a table of both sides, and the facts behind the verdict."""
+"""The result of a trial in words: one line, a table of both sides, the facts behind the verdict, and many together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, counted, duration, number, size
 
-from .blocks import Block, Facts, Table, Text
+from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
 from .figures import interval_text, pairs_text
+from .finding import command_text
 
 if TYPE_CHECKING:
     from ndd_engine.trial.request import Progress
@@ -24,6 +26,9 @@ VERDICTS = {
     "failed": "bad",
     "stopped": "warn",
 }
+# Trials that a report shows.
+_NEWEST = 40
+_EFFECT = {True: "yes", False: "NO", None: MISSING}
 # Figures of both sides: (label, field, text of a value).
 _FIGURES = (("memory", "peak_bytes", size), ("step", "step_s", duration), ("setup", "prepare_s", duration))
 
@@ -98,7 +103,8 @@ def trial_facts(trial: TrialEvent, title: str = "") -> Facts:
         ),
         ("break-even", pays_off if steps is not None else ""),
         title=title,
-    )._replace(warn=frozenset(label for label, bad in attention.items() if bad))
+        warn=frozenset(label for label, bad in attention.items() if bad),
+    )
 
 
 def _took(trial: TrialEvent) -> str:
@@ -109,3 +115,43 @@ def _took(trial: TrialEvent) -> str:
     if over_s < 0.5:
         return f"{min(trial.seconds, trial.budget_s):.0f} of {number(trial.budget_s)} s"
     return f"{number(trial.budget_s)} s, and {duration(over_s)} to finish"
+
+
+def trials_blocks(trials: Sequence[TrialEvent], name: str) -> list[Block]:
+    """All trials of a run, as plot, table and text. name: of the run, for the command."""
+    newest = trials[-_NEWEST:]
+    if not newest:
+        command = command_text(name, ["KEY=VALUE"])
+        return [Text("Nothing was measured against this run yet.", "note"), Facts.of((COMMAND, command))]
+    out: list[Block] = []
+    if intervals := tuple(row for trial in newest if (row := _interval(trial)) is not None):
+        note = (
+            "Throughput of the candidate relative to the baseline, measured in ABBA blocks. Bars show the "
+            f"{newest[-1].confidence * 100:.0f} % CI; an interval that contains 1x shows no measurable difference."
+        )
+        out.append(Intervals("Candidate vs. baseline", intervals, note))
+    rows = []
+    for trial in trials:
+        before, after = trial.base.get("peak_bytes"), trial.change.get("peak_bytes")
+        memory = MISSING if before is None and after is None else f"{size(before)} → {size(after)}"
+        speed, effect = ratio_text(trial, MISSING), _EFFECT[trial.in_effect]
+        rows.append((_change(trial), trial.verdict, speed, memory, trial.loss, effect))
+    columns = ("change", "verdict", "speed", "peak memory", "loss", "applied")
+    out.append(Table("Trials", columns, tuple(rows), wide=0).newest(_NEWEST))
+    for trial in newest:
+        facts = trial_facts(trial, _change(trial))
+        out.append(facts._replace(rows=(("result", trial.text), *facts.rows)))
+    return out
+
+
+def _change(trial: TrialEvent) -> str:
+    return ", ".join(map(str, trial.sets)) or "no change"
+
+
+def _interval(trial: TrialEvent) -> Interval | None:
+    """None if nothing was compared."""
+    ratio, low, high = trial.ratio, trial.low, trial.high
+    if ratio is None or low is None or high is None or not 0 < low <= ratio <= high < math.inf:
+        return None
+    tone = TONES.get(VERDICTS.get(trial.verdict, ""), "")
+    return Interval(_change(trial), ratio, low, high, trial.verdict, tone)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ndd_engine.text import MISSING, duration, number, plural, size
+from ndd_engine.wizard.proposals import Proposal, by_speed, slowness
 
 from .blocks import Block, Table, Text
 
 if TYPE_CHECKING:
     from ndd_engine.predict.probe_process import Opened
     from ndd_engine.wizard.choice import Choice
-    from ndd_engine.wizard.proposals import Proposal
     from ndd_engine.wizard.session import ProposalSet
 
 _LARGE = float("inf")
@@ -44,12 +44,6 @@ def _ranks(one: Proposal) -> str:
     return f"{one.layout.ranks} {one.layout.strategy}" if one.layout.ranks > 1 else "1"
 
 
-def _slowness(one: Proposal) -> Any:
-    from ndd_engine.wizard.proposals import slowness
-
-    return slowness(one)
-
-
 COLUMNS: tuple[Column, ...] = (
     Column("size", 9, lambda one: one.model.size or MISSING, lambda one: one.parameters),
     Column("sequence", 10, lambda one: str(one.model.sequence), lambda one: -one.model.sequence),
@@ -60,7 +54,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("memory", 9, lambda one: size(one.memory_bytes), lambda one: _or(one.memory_bytes)),
     Column("data", 6, lambda one: "GPU" if one.placement == "device" else "host", lambda one: one.placement),
     Column("step", 10, lambda one: _bound(one, duration(one.step_s)), lambda one: _or(one.step_s)),
-    Column("items/s", 9, lambda one: _bound(one, number(one.items_per_s), "≤"), _slowness),
+    Column("items/s", 9, lambda one: _bound(one, number(one.items_per_s), "≤"), slowness),
     Column(
         "tokens/s", 10, lambda one: _bound(one, number(one.tokens_per_s), "≤"), lambda one: -(one.tokens_per_s or 0.0)
     ),
@@ -74,11 +68,6 @@ APPLIES: dict[str, Callable[[Proposal], Any]] = {
     "sequence": lambda one: one.tokens_per_item,
     "tokens/s": lambda one: one.tokens_per_item,
 }
-
-
-def applicable(rows: Sequence[Proposal], names: Sequence[str]) -> list[str]:
-    """The columns among `names` that apply to any of the rows."""
-    return [name for name in names if name not in APPLIES or any(map(APPLIES[name], rows))]
 
 
 def remark(one: Proposal, details: bool = False) -> str:
@@ -108,7 +97,6 @@ def proposal_blocks(
 ) -> Iterator[Block]:
     """The table of proposals with notes."""
     from ndd_engine.wizard.planner import model_name
-    from ndd_engine.wizard.proposals import by_speed
 
     situation = proposed.situation
     opened = situation.opened
@@ -117,19 +105,29 @@ def proposal_blocks(
     yield from map(Text, lengths_line(opened))
     failed = [f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why]
     yield from map(Text, (*situation.notes, *failed))
-    rows = by_speed(proposed.best)[:_ROWS]
+    fastest = by_speed(proposed.best)[:_ROWS]
     measured = [proposal for proposal in proposed.rows if proposal.measured is not None]
-    rows += [proposal for proposal in measured if all(proposal.key != other.key for other in rows)]
+    more = [proposal for proposal in measured if all(proposal.key != other.key for other in fastest)]
     tight = [proposal for proposal in proposed.rows if not proposal.fits]
-    shown = [*rows, *sorted(tight, key=lambda proposal: proposal.missing_bytes)[:2]]
+    shown = [*fastest, *more, *sorted(tight, key=lambda proposal: proposal.missing_bytes)[:2]]
     if not shown:
         yield Text("nothing could be predicted")
         return
-    names = applicable(shown, _SHOWN)
-    cells = tuple(
-        _cells(proposal, names, best is not None and proposal.key == best.key) for proposal in shown
+    columns = [
+        column
+        for column in COLUMNS
+        if column.name in _SHOWN
+        and (column.name not in APPLIES or any(map(APPLIES[column.name], shown)))
+    ]
+    rows = tuple(
+        (
+            "*" if best is not None and proposal.key == best.key else "",
+            *(column.text(proposal) for column in columns),
+            remark(proposal, details=True),
+        )
+        for proposal in shown
     )
-    yield Table("", ("", *names, ""), cells)
+    yield Table("", ("", *(column.name for column in columns), ""), rows)
     if choice is not None and any(
         proposal.measured is not None and proposal.measured.step_s for proposal in measured
     ):
@@ -141,11 +139,6 @@ def proposal_blocks(
         missing = size(least.missing_bytes)
         yield Text(f"nothing fits: micro-batch {least.batch.micro} is over the limit by {missing}")
     yield Text("memory and time are predictions" + (" unless marked as measured" if measured else ""))
-
-
-def _cells(one: Proposal, names: Sequence[str], best: bool) -> tuple[str, ...]:
-    texts = {column.name: column.text(one) for column in COLUMNS}
-    return ("*" if best else "", *(texts[name] for name in names), remark(one, details=True))
 
 
 def lengths_line(opened: Opened) -> tuple[str, ...]:
