@@ -67,6 +67,12 @@ def test_the_line_names_the_change_to_try(changes: tuple[Change, ...], tail: str
     assert other == (HOIST if changes[:1] == (HOIST,) else None)
 
 
+def test_the_line_names_the_steps_from_which_a_change_pays_off() -> None:
+    changes = (HOIST, Change("use fewer threads", ("run.threads=1",)))
+    finding = Finding("threads", "others use 1 core", (), "likely", changes=changes, from_steps=1200)
+    assert finding_line(finding).endswith("; or for a run of 1,200 steps and more, try run.threads=1")
+
+
 def test_the_line_of_a_finding_that_is_cleared_or_too_short() -> None:
     assert event_line(FindingEvent(9, "tf32", "TF32 is off", True)) == "finding cleared: TF32 is off"
     assert event_line(FindingEvent(9, "too-short", "too short", False, {})) == ""

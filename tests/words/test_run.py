@@ -146,9 +146,6 @@ def test_findings_and_trials_are_told_as_they_come() -> None:
     again = parse(line)
     assert again is not None
     progress.hear(*again)
-    change = Change("hoist it", (), "m.py:3 in f")
-    code = Finding("user-code", "host code in forward", (), "likely", None, None, (change,))
-    progress.hear(103.0, FindingEvent(60, code.cause, code.title, False, code.to_dict()))
     progress.hear(103.0, FindingEvent(60, "too-short", "too short to judge", False, {}))
     progress.hear(104.0, FindingEvent(70, FINDING.cause, FINDING.title, True))
     progress.hear(105.0, trial_event())
@@ -158,7 +155,6 @@ def test_findings_and_trials_are_told_as_they_come() -> None:
         "try loader.workers=4 loader.pin_memory=true",
         "finding: the optimizer's step takes 4 % of each step, at most 1.04x; "
         "leave as is: the run ends in 2 min 26 s, before the change breaks even",
-        "finding: host code in forward; hoist it (m.py:3 in f)",
         "finding cleared: input-bound: the GPU waits 57 % of each step for the loader",
         "trial of loader.workers=4, loader.pin_memory=true vs. run charlm-001: "
         "faster: 1.42 times as many windows per second as the baseline",
@@ -185,16 +181,3 @@ def test_a_finding_whose_ceiling_moves_is_one_line() -> None:
     progress.hear(3.0, event(0.5, ("loader.workers=8",), gone=True))
     progress.hear(4.0, event(0.5, ("loader.workers=8",)))
     assert [line.split()[1] for line in lines[1:]] == ["50%", "cleared:", "50%"]
-
-
-def test_a_line_of_a_finding_names_the_change_that_it_tries() -> None:
-    lines: list[str] = []
-    stop, fewer = Change("stop your own process x (pid 9)"), Change("use fewer threads", ("run.threads=1",))
-    found = Finding(
-        "neighbour-cores", "others use 1 core", (), "likely", changes=(stop, fewer), from_steps=1200
-    )
-    teller(lines).hear(1.0, FindingEvent(9, found.cause, found.title, False, found.to_dict()))
-    assert lines == [
-        "finding: others use 1 core; stop your own process x (pid 9); or for a run of 1,200 steps and more, "
-        "try run.threads=1"
-    ]

@@ -77,9 +77,10 @@ if TYPE_CHECKING:
 @json_option
 @gathered
 def wizard(asked: Asked) -> int:
-    """Starts from CONFIG (a TOML file) or the workload's defaults.
+    """Starts from CONFIG (a TOML file) or the workload's defaults; the TOML that it writes has comments.
 
-    Predicts memory and time of many combinations, then measures the best ones, and comments the TOML. Live runs are not paused. Ctrl-C stops early and prints the results so far.
+    Predicts memory and time of many combinations, then measures the best ones. Live runs are not paused. Ctrl-C stops
+    early and prints the results so far.
     """
     from ndd_engine.config import read
 
@@ -143,7 +144,7 @@ def _headless(answers: Answers, asked: Asked) -> int:
         for line in lines(proposal_blocks(proposed, best, choice), terminal_width()):
             say(line) if output is None and best is not None else show([line])
     if best is None:
-        ran = any(one.measured is not None and one.measured.step_s for one in verified)
+        ran = any(proposal.measured is not None and proposal.measured.step_s for proposal in verified)
         return stop.exit_status or (EXIT_FAILED if ran else EXIT_MACHINE)
     if output is not None and stop.is_set():
         say(f"stopped; {output} was not written")
@@ -185,13 +186,13 @@ def document(
     return {
         "device": situation.opened.device,
         "gpu": None if situation.gpu is None else situation.gpu.name,
-        "verified": any(one.measured is not None for one in proposed.rows),
+        "verified": any(proposal.measured is not None for proposal in proposed.rows),
         "free_bytes": situation.free_bytes,
         "goal": answers.goal,
         "data": situation.opened.data,
         "train_items": situation.opened.train_items,
-        "proposals": [one.to_dict() for one in proposed.rows],
-        "pareto": [list(one.sets()) for one in proposed.best],
+        "proposals": [proposal.to_dict() for proposal in proposed.rows],
+        "pareto": [list(proposal.sets()) for proposal in proposed.best],
         "recommendation": recommendation,
         "chosen": None if best is None else best.to_dict(),
         "failed": [

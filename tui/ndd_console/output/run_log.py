@@ -71,17 +71,14 @@ class Stream:
             self._thread.join(patience_s)
             if before == self._written and self._thread.is_alive():
                 self.dropped += self._queue.qsize()  # and the one that is being written, for the None
-                self._abandon()
+                with suppress(OSError, ValueError):
+                    if self.stream is not None:
+                        # Discard what others still write to it: the interpreter flushes at exit.
+                        nothing = os.open(os.devnull, os.O_WRONLY)
+                        os.dup2(nothing, self.stream.fileno())
+                        os.close(nothing)
                 return False
         return True
-
-    def _abandon(self) -> None:
-        """Discard what others still write to the blocked stream: the interpreter flushes at exit."""
-        with suppress(OSError, ValueError):
-            if self.stream is not None:
-                nothing = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nothing, self.stream.fileno())
-                os.close(nothing)
 
     def _drain(self) -> None:
         while (text := self._queue.get()) is not None:

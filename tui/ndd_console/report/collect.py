@@ -126,7 +126,12 @@ def _events(log: EventLog) -> Iterator[tuple[float, events.Event]]:
 def _take(history: History, at: Moment, event: events.Event) -> None:
     match event:
         case events.WindowEvent():
-            _window(history, at, event)
+            history.step = int(event.step)
+            history.put(at.x, {name: getattr(event, name) for name in _TRAINING})
+            if not event.profiled:  # the profiler slows these steps down
+                history.timeline.add(at.x, event)
+                history.gc_watched = history.gc_watched or event.gc_ns is not None
+                history.put(at.x, {name: getattr(event, name) for name in _TIMES} if event.steps else {})
         case events.RanksEvent():
             _ranks(history, at, event)
         case events.SampleEvent():
@@ -180,14 +185,3 @@ def _ranks(history: History, at: Moment, event: events.RanksEvent) -> None:
         most_ns, ceiling = max(before.most_ns, most_ns), max(before.ceiling, ceiling)
     history.late.append(LateSpan(late["rank"], late["phase"], host, first, event.step, most_ns, ceiling))
     history.still_late = True
-
-
-def _window(history: History, at: Moment, event: events.WindowEvent) -> None:
-    history.step = int(event.step)
-    history.put(at.x, {name: getattr(event, name) for name in _TRAINING})
-    if event.profiled:
-        return  # the profiler slows these steps down
-    history.timeline.add(at.x, event)
-    history.gc_watched = history.gc_watched or event.gc_ns is not None
-    if event.steps:
-        history.put(at.x, {name: getattr(event, name) for name in _TIMES})

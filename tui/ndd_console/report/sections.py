@@ -93,8 +93,8 @@ def _summary(report: Report) -> Text:
 def verdict(report: Report) -> list[Block]:
     """Every finding, the bottleneck first."""
     out: list[Block] = [Text(report.trouble, "warn")] if report.trouble else []
-    out += [finding_block(item, report.name, index == 0) for index, item in enumerate(report.findings)]
-    if any(item.share is not None for item in report.findings):
+    out += [finding_block(finding, report.name, index == 0) for index, finding in enumerate(report.findings)]
+    if any(finding.share is not None for finding in report.findings):
         text = "Shares and ceilings of the findings are those of the most recent part of the record."
         out.append(Text(text, "note"))
     return out or [Text("No findings.", "note")]
@@ -120,6 +120,11 @@ def identity(report: Report) -> list[Block]:
         f"{number(run.usable_cores)} usable cores" if run.usable_cores else "",
         size(memory) if memory else "",
     )
+    times = (
+        (data.preparation_s, "of preparation"),
+        (snapshot.elapsed_s, "of training with evaluations and checkpoints"),
+        (report.paused_s, "paused"),
+    )
     facts = Facts.of(
         ("workload", run.workload),
         ("model", f"{run.model or MISSING}; {number(run.parameters or None)} parameters"),
@@ -130,7 +135,7 @@ def identity(report: Report) -> list[Block]:
         ("epoch", epoch_text(snapshot, run)),
         ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
         ("started", _date(snapshot.started_t)),
-        ("time", _time(report)),
+        ("time", ", ".join(f"{duration(seconds)} {kind}" for seconds, kind in times if seconds)),
         *(("resumed", f"from step {number(at.step)}, {_date(at.t)}") for at in data.resumed),
         ("ended", f"{end.status}, exit status {end.exit_status}" if end else ""),
         ("checkpoint", (end.checkpoint or MISSING) if end else ""),
@@ -141,17 +146,6 @@ def identity(report: Report) -> list[Block]:
         out.append(Text(f"{number(snapshot.dropped_events)} events could not be written.", "warn"))
     # A script has no configuration with defaults.
     return out if "script" in run.config else [*out, differences(run)]
-
-
-def _time(report: Report) -> str:
-    """ "1.9 s of preparation, 12.3 s of training with evaluations and checkpoints, 30 s paused"."""
-    training_s = report.snapshot.elapsed_s
-    parts = (
-        (report.data.preparation_s, "of preparation"),
-        (training_s, "of training with evaluations and checkpoints"),
-        (report.paused_s, "paused"),
-    )
-    return ", ".join(f"{duration(seconds)} {what}" for seconds, what in parts if seconds)
 
 
 def differences(run: RunEvent) -> Block:

@@ -49,18 +49,6 @@ def busy_cores(use: CoreUse) -> dict[str, Any]:
     }
 
 
-def _sharding(report: dict[str, Any]) -> str:
-    """What does not fit, and what sharding the model would need."""
-    sharded, device = report["sharded"], "GPU" if report["device"].startswith("cuda") else "rank"
-    with_ddp = " with DDP" if report["ranks"] > 1 else ""
-    needed = f"{size(report['predicted_bytes']['total'])} of {size(report['available_bytes'])}"
-    text = f"does not fit one {device}{with_ddp}: {needed}; "
-    alternative = f"with FSDP2 on {sharded['ranks']} ranks {size(sharded['peak_bytes'])} each"
-    if not sharded["fits"]:
-        return f"{text}{alternative} do not fit either"
-    return f"{text}{alternative}: --set parallel.ranks={sharded['ranks']} --set parallel.strategy=fsdp2"
-
-
 def check_facts(report: dict[str, Any]) -> Facts:
     """The whole report."""
     return Facts(tuple(_rows(report)))
@@ -88,8 +76,16 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
             "",
             f"low confidence: {report['memory_why_not']}; measure it with: ndd-console wizard, or train a few steps",
         )
-    if report["sharded"] is not None:
-        yield "", _sharding(report)
+    if (sharded := report["sharded"]) is not None:
+        one = "GPU" if report["device"].startswith("cuda") else "rank"
+        with_ddp = " with DDP" if report["ranks"] > 1 else ""
+        outcome = f": --set parallel.ranks={sharded['ranks']} --set parallel.strategy=fsdp2"
+        yield (
+            "",
+            f"does not fit one {one}{with_ddp}: {size(memory['total'])} of {available}; with FSDP2 on "
+            f"{sharded['ranks']} ranks {size(sharded['peak_bytes'])} each"
+            f"{outcome if sharded['fits'] else ' do not fit either'}",
+        )
     if report["retries"]:
         yield (
             "",

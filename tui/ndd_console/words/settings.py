@@ -18,10 +18,10 @@ def settings_table(settings: Sequence[SettingEvent]) -> Table:
     order = list(_EFFECTS)
     ordered = sorted(settings, key=lambda setting: order.index(setting.in_effect))
     rows = tuple(
-        (_EFFECTS[item.in_effect], item.name, str(item.requested), str(item.applied), item.verified or "")
-        for item in ordered
+        (_EFFECTS[setting.in_effect], setting.name, str(setting.requested), str(setting.applied), setting.verified or "")
+        for setting in ordered
     )
-    lost = frozenset(index for index, item in enumerate(ordered) if item.in_effect is False)
+    lost = frozenset(index for index, setting in enumerate(ordered) if setting.in_effect is False)
     columns = ("effect", "setting", "requested", "applied", "verified by")
     note = _UNREQUESTED if ordered and ordered[-1].in_effect is None else ""
     return Table("", columns, rows, note=note, warn=lost)
