@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 @json_option
 @gathered
 def claims(asked: Asked) -> int:
-    """The notes (guides) come from real projects, one for each built-in workload. Most of their figures are estimates, and
-    they contradict each other: torch.compile is 1.3 times faster in one and 9.5 times slower in another.
+    """The notes (guides) come from real projects, one for each built-in workload.
+
+    Most of their figures are estimates, and they contradict each other: torch.compile is 1.3 times faster in one and
+    9.5 times slower in another.
 
     ID is a claim (N1) or a guide (eeg, antispoof, chartext, finetune, summarise) for all of its claims. The default is
     every claim. Prints each claim with the measured ratio, its 95 % CI and the verdict. If this machine cannot

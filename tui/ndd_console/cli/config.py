@@ -42,8 +42,9 @@ def _key_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
 @workload_option
 @json_option
 def config(name: str | None, workload: str | None, as_json: bool) -> None:
-    """KEY is a key (batch.micro), a section (batch) or the last part of keys (micro); without it, every key is listed. The
-    keys of [workload] and the defaults are those of the workload.
+    """KEY is a key (batch.micro), a section (batch) or the last part of keys (micro); without it, every key is listed.
+
+    The keys of [workload] and the defaults are those of the workload.
     """
     from ndd_engine.config.reference import keys
 

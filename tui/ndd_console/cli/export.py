@@ -34,8 +34,9 @@ from .printing import say, show
 @json_option
 @gathered
 def export(asked: Asked) -> None:
-    """The file contains the model's state_dict with the names of its parameters and buffers, without the optimizer. Load
-    it with torch.load or with safetensors.torch.load_model; ndd-console is not needed for that.
+    """The file contains the model's state_dict with the names of its parameters and buffers, without the optimizer.
+
+    Load it with torch.load or with safetensors.torch.load_model; ndd-console is not needed for that.
     """
     if asked.output is None:
         raise click.UsageError("Missing option '-o': name a .safetensors or .pt file.")

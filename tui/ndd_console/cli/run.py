@@ -37,10 +37,11 @@ from .options import Asked, command, count, flag, gathered
 )  # fmt: skip
 @gathered
 def run(asked: Asked) -> int:
-    """COMMAND is what you call to train; it is not changed. Its Python processes are observed from their first backward
-    pass on. In a terminal, the live screen shows them, and `l` shows the output of the command. The ranks on
-    this machine are compared: `r` shows which one the others wait for. Ctrl-C is passed on. The run continues if the
-    terminal is closed.
+    """COMMAND is what you call to train; it is not changed.
+
+    Its Python processes are observed from their first backward pass on. In a terminal, the live screen shows them, and
+    `l` shows the output of the command. The ranks on this machine are compared: `r` shows which one the others wait
+    for. Ctrl-C is passed on. The run continues if the terminal is closed.
     """
     if asked.name is not None and not NAME.fullmatch(asked.name):
         raise UsageError(

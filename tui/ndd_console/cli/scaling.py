@@ -63,9 +63,11 @@ from .try_ import TrialProgress
 @json_option
 @gathered
 def scaling(asked: Asked) -> int:
-    """Each number of ranks is compared with the smallest in a trial. Both alternate in ABBA blocks and are started several
-    times. For each number, prints the step time, the throughput, the share of linear scaling with its 95 % CI, the
-    exposed communication (exchange), the wait for slower ranks (skew), the peak memory of a rank, and what is lost.
+    """Each number of ranks is compared with the smallest in a trial.
+
+    Both alternate in ABBA blocks and are started several times. For each number, prints the step time, the throughput,
+    the share of linear scaling with its 95 % CI, the exposed communication (exchange), the wait for slower ranks
+    (skew), the peak memory of a rank, and what is lost.
 
     The configuration is that of RUN (`last`: the newest one), CONFIG (a TOML file) or the default workload. Evaluations
     and checkpoints are left out. A live RUN is paused during the trials; they are stored in its record. Ctrl-C stops

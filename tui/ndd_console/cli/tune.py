@@ -69,9 +69,10 @@ ONLY = (
 @json_option
 @gathered
 def tune(asked: Asked) -> int:
-    """Each setting is measured in an A/B trial against the best configuration so far; each one kept is measured again
-    against the baseline, and dropped if that does not confirm it. Settings that change the training itself, such as
-    the learning rate, are not tried.
+    """Each setting is measured in an A/B trial against the best configuration so far.
+
+    Each one kept is measured again against the baseline, and dropped if that does not confirm it. Settings that change
+    the training itself, such as the learning rate, are not tried.
 
     Shows a live screen in a terminal. Prints a table, and the resulting TOML unless it was written to a file. A live
     RUN is paused during the measurements. Ctrl-C stops early and prints the results so far.

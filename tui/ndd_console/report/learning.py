@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ndd_console.words.blocks import Block, Table, Text
 from ndd_console.words.figures import small
-from ndd_console.words.profile import setting
+from ndd_console.words.step import setting
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.text import MISSING, duration, number, printable
 
@@ -18,7 +18,7 @@ _METRICS = 6  # maximum number of metrics shown
 
 def learning(report: Report) -> list[Block]:
     """Training and evaluation loss, the other metrics, and the table of evaluations."""
-    data, every = report.data, setting(report.snapshot, "log", "every_steps")
+    data, every = report.data, setting(report.snapshot.run, "log", "every_steps")
     names = [name.removeprefix("metric ") for name in data.curves if name.startswith("metric ")][:_METRICS]
     trained = report.line("loss", "training", "blue", band=True)
     evaluated = report.line("metric loss", "evaluation", "vermillion", dots=True) if "loss" in names else None

@@ -6,11 +6,10 @@ import json
 import time
 from collections.abc import Callable
 
-from ndd_console.view.learning import LOST
 from ndd_console.view.style import STATUS
 from ndd_console.words.blocks import TONES, Block, Facts, Page, Section, Table, Text
 from ndd_console.words.finding import verdict as finding_block
-from ndd_console.words.run import epoch_text, steps_text
+from ndd_console.words.run import LOST, epoch_text, steps_text
 from ndd_console.words.trial import trials_blocks
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ndd_console.view.blocks import on_gpu
 from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text
 from ndd_console.words.figures import at_most, ns, share_text
 from ndd_console.words.profile import METHODS, capture, colour, functions, idle_bars, stacks
 from ndd_console.words.ranks import phases_table, ranks_facts, slowest
-from ndd_console.words.step import rates, step_time, work_facts
+from ndd_console.words.step import on_gpu, rates, step_time, work_facts
 from ndd_engine.diagnose.ranks import milliseconds
 from ndd_engine.record.derive import idle as idle_of
 from ndd_engine.record.derive import phase_shares

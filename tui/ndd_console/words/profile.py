@@ -13,6 +13,7 @@ from ndd_engine.text import MISSING, counted, finite, number, size
 
 from .blocks import Bars, Block, Facts, Table
 from .figures import ns, share_text
+from .step import setting
 
 METHODS = {
     "events": "CUDA events: gaps between timed spans on the GPU, a lower bound",
@@ -46,19 +47,13 @@ def absent(title: str, why: str) -> Table:
     return Table(title, (), (), note=f"{MISSING}: {why}")
 
 
-def setting(snapshot: Snapshot, section: str, name: str) -> object:
-    """A value of the run's configuration; None if it has none."""
-    table = snapshot.run.config.get(section) if snapshot.run is not None else None
-    return table.get(name) if isinstance(table, dict) else None
-
-
 def code(snapshot: Snapshot) -> Table:
     """Functions of a profiled step; before there is one, and in old records, stack samples."""
     if snapshot.functions is not None:
         return functions(snapshot, snapshot.functions)
     if snapshot.stacks is not None and snapshot.stacks.looks:
         return stacks(snapshot.stacks)
-    off = setting(snapshot, "log", "profile_every_s") == 0
+    off = setting(snapshot.run, "log", "profile_every_s") == 0
     return absent(
         "Functions of your code", "off: log.profile_every_s is 0" if off else "no step was profiled yet"
     )
@@ -75,7 +70,7 @@ def functions(snapshot: Snapshot, profiled: FunctionsEvent) -> Table:
     )  # fmt: skip
     title = f"Functions of your code, from step {number(profiled.step)} under Python's profiler"
     note = _OWN_TIME if rows else "No function of your code was called."
-    workers = setting(snapshot, "loader", "workers")
+    workers = setting(snapshot.run, "loader", "workers")
     if isinstance(workers, int) and workers:
         which = "the loader worker" if workers == 1 else f"the {number(workers)} loader workers"
         note += f" Functions in {which} cannot be seen; loader.workers=0 shows them."

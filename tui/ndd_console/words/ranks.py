@@ -10,6 +10,7 @@ from ndd_engine.text import MISSING, counted, foreign, number, size
 
 from .blocks import Facts, Table
 from .figures import at_most, ns, share_text
+from .step import setting
 
 STRATEGIES = {"ddp": "DDP", "fsdp2": "FSDP2"}
 _ABOUT = (
@@ -29,11 +30,10 @@ def ranks_words(snapshot: Snapshot) -> str:
             seen = f"{newest.world:,} of {counted(newest.launched, 'rank')}"
         parts = [seen, strategy_name(newest.strategy), counted(newest.hosts, "host")]
         return ", ".join(part for part in parts if part)
-    table = snapshot.run.config.get("parallel") if snapshot.run is not None else None
-    world = table.get("ranks") if isinstance(table, dict) else None
-    if not isinstance(table, dict) or not isinstance(world, int) or world < 2:
+    world, strategy = (setting(snapshot.run, "parallel", key) for key in ("ranks", "strategy"))
+    if not isinstance(world, int) or world < 2:
         return ""
-    return ", ".join(filter(None, (counted(world, "rank"), strategy_name(table.get("strategy")))))
+    return ", ".join(filter(None, (counted(world, "rank"), strategy_name(strategy))))
 
 
 def strategy_name(strategy: object) -> str:

@@ -27,6 +27,8 @@ from .step import (
     work_texts,
 )
 
+LOST = "the process ended unexpectedly (kill -9 or power loss?)"
+
 
 def introduction(snapshot: Snapshot) -> list[str]:
     """The run, its device, and the size of a step and an epoch."""

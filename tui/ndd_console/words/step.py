@@ -1,8 +1,10 @@
-"""The speed of a step in the units of the run: steps, micro-steps, items, tokens, epochs, FLOP/s and MFU."""
+"""The speed of a step in the units of the run, and the settings behind it: items, tokens, epochs, FLOP/s and MFU."""
 
 from __future__ import annotations
 
-from ndd_engine.record.events import WorkEvent
+from typing import Any
+
+from ndd_engine.record.events import RunEvent, WorkEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, duration, foreign, number, plural, rate, size
 
@@ -12,6 +14,26 @@ from .figures import percent
 # The status in which a run has no speed and no time left.
 PAUSED = "paused"
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+def on_gpu(run: RunEvent | None) -> bool:
+    """Whether the run trains on a CUDA GPU."""
+    return run is not None and run.device.startswith("cuda")
+
+
+def setting(run: RunEvent | None, section: str, key: str) -> Any:
+    """A value of the resolved configuration; None if it is missing."""
+    table = run.config.get(section) if run is not None and isinstance(run.config, dict) else None
+    return table.get(key) if isinstance(table, dict) else None
+
+
+def fits_text(snapshot: Snapshot, width: int = 100) -> str:
+    """ "about batch 288 fits (predicted)", or a shorter form."""
+    fits = snapshot.headroom.fits_micro
+    if fits is None:
+        return ""
+    text = f"about batch {number(fits)} fits (predicted)"
+    return text if len(text) <= width else f"predicted: batch {number(fits)} fits"
 
 
 def item_name(snapshot: Snapshot) -> str:
