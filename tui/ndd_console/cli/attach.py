@@ -15,7 +15,6 @@ from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.record.events import Event
 from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import find_run
-from ndd_engine.text import printable
 
 from .completion import run_names
 from .options import Asked, command, flag, gathered
@@ -61,6 +60,6 @@ def attach(asked: Asked) -> int:
     except KeyboardInterrupt:
         say("detached; the run continues")
         return EXIT_DONE
-    show(map(printable, summary(snapshot, snapshot.end, str(directory.path))))
+    show(summary(snapshot, snapshot.end, str(directory.path)))
     status = snapshot.end.exit_status if snapshot.end else EXIT_FAILED
     return status if status < 256 else EXIT_FAILED

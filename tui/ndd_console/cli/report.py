@@ -13,12 +13,12 @@ from ndd_engine.files import write_text
 from ndd_engine.record.events import finite
 from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import find_run
-from ndd_engine.text import printable, size
+from ndd_engine.text import size
 
 from .completion import run_names
 from .measuring import check_writable
 from .options import Asked, command, flag, gathered, output_option
-from .printing import say
+from .printing import say, show
 
 # Reading a longer record takes seconds; a message explains the wait.
 LONG_BYTES = 64 << 20
@@ -62,4 +62,4 @@ def report(asked: Asked) -> None:
         write_text(path, written, "-o " if output else "")
     except UsageError as error:
         raise UsageError(f"{error}; choose another file with -o") from None
-    click.echo(printable(str(path)))
+    show([str(path)])

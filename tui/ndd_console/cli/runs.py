@@ -9,7 +9,6 @@ import time
 import click
 
 from ndd_console.jobs.run_sources import HomeFolder
-from ndd_console.screens.interfaces import RunRow
 from ndd_console.words.blocks import Table
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError, UsageError
 from ndd_engine.record.log import damage_text
@@ -36,7 +35,15 @@ def runs(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         show({"folder": str(root), "runs": [dataclasses.asdict(row) for row in rows]})
     elif rows:
-        show([Table("", _COLUMNS, tuple(map(_cells, rows)), frozenset({3}))])
+        cells = tuple(
+            (
+                row.name, row.workload, row.status + (" *" if row.live else ""),
+                number(row.step) + (f"/{number(row.total_steps)}" if row.total_steps else ""),
+                _minute(row.started_t), row.best,
+            )
+            for row in rows
+        )  # fmt: skip
+        show([Table("", _COLUMNS, cells, frozenset({3}))])
     else:
         say(
             f"there are no runs in {root.absolute()}; start one with: ndd-console train, or name another folder with "
@@ -44,13 +51,6 @@ def runs(ctx: click.Context, as_json: bool) -> None:
         )
     for name, count in home.damaged.items():
         say(f"warning: run {name}: {damage_text(count)}")
-
-
-def _cells(row: RunRow) -> tuple[str, ...]:
-    return (
-        row.name, row.workload, row.status + (" *" if row.live else ""),
-        number(row.step) + (f"/{number(row.total_steps)}" if row.total_steps else ""), _minute(row.started_t), row.best,
-    )  # fmt: skip
 
 
 def _minute(t: float | None) -> str:

@@ -79,4 +79,4 @@ def _write_report(use: TraceUse, output: Path) -> None:
             directory, traces.snapshot(use, device), tuple(findings), "", collect(directory), time.time()
         )
         write_text(output, html.render(page(report)))
-    click.echo(printable(str(output)))
+    show([str(output)])

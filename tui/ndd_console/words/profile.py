@@ -110,18 +110,14 @@ def capture(kernels: KernelsEvent, step: int = 0) -> list[Block]:
         f"{number(kernels.launches / steps)} launches per step."
     )
     note += f" Trace: {kernels.trace}." if kernels.trace else ""
-    rows = tuple(
-        (
-            share_text((finite(item[1]) or 0.0) / wall), ns((finite(item[1]) or 0.0) / steps),
-            number((finite(item[2]) or 0.0) / steps), str(item[0]),
-        )
-        for item in kernels.top[:_TOP]
-        if len(item) >= 3
-    )  # fmt: skip
+    rows = []
+    for name, *figures in (kernel[:3] for kernel in kernels.top[:_TOP] if len(kernel) >= 3):
+        total_ns, calls = (finite(figure) or 0.0 for figure in figures)
+        rows.append((share_text(total_ns / wall), ns(total_ns / steps), number(calls / steps), str(name)))
     longest = Table(
         f"Longest kernels and operators in the {at}",
         ("share", "time per step", "calls per step", "kernel or operator"),
-        rows,
+        tuple(rows),
         frozenset({0, 1, 2}),
     )
     modules = (

@@ -12,7 +12,7 @@ from .blocks import Facts, Table
 from .figures import at_most, ns, share_text
 from .step import setting
 
-STRATEGIES = {"ddp": "DDP", "fsdp2": "FSDP2"}
+_STRATEGIES = {"ddp": "DDP", "fsdp2": "FSDP2"}
 _ABOUT = (
     "Work is the wall time of a step without waiting for other ranks. Exchange is the shortest wait of any rank in a "
     "step; skew is the mean wait beyond it. Phases exclude waiting; their means, exchange and skew add up to the step."
@@ -28,17 +28,14 @@ def ranks_words(snapshot: Snapshot) -> str:
         seen = counted(newest.world, "rank")
         if newest.launched is not None:
             seen = f"{newest.world:,} of {counted(newest.launched, 'rank')}"
-        parts = [seen, strategy_name(newest.strategy), counted(newest.hosts, "host")]
-        return ", ".join(part for part in parts if part)
-    world, strategy = (setting(snapshot.run, "parallel", key) for key in ("ranks", "strategy"))
-    if not isinstance(world, int) or world < 2:
-        return ""
-    return ", ".join(filter(None, (counted(world, "rank"), strategy_name(strategy))))
-
-
-def strategy_name(strategy: object) -> str:
-    """ "DDP"."""
-    return STRATEGIES.get(str(strategy), foreign(strategy or ""))
+        strategy, hosts = newest.strategy, counted(newest.hosts, "host")
+    else:
+        world, strategy = (setting(snapshot.run, "parallel", key) for key in ("ranks", "strategy"))
+        if not isinstance(world, int) or world < 2:
+            return ""
+        seen, hosts = counted(world, "rank"), ""
+    parts = (seen, _STRATEGIES.get(str(strategy), foreign(strategy or "")), hosts)
+    return ", ".join(part for part in parts if part)
 
 
 def late_words(snapshot: Snapshot) -> str:
