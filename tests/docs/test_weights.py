@@ -16,7 +16,15 @@ import torch
 from tests.cli.program import environment, run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
-FEW = "--headless --set run.threads=1 --set batch.micro=100 --set checkpoint.every_steps=5".split()
+FEW = [
+    "--headless",
+    "--set",
+    "run.threads=1",
+    "--set",
+    "batch.micro=100",
+    "--set",
+    "checkpoint.every_steps=5",
+]
 pytestmark = pytest.mark.timeout(150)
 
 

@@ -225,7 +225,9 @@ def _capture(step: int, cuda: bool) -> KernelsEvent:
 
 def _trials() -> list[TrialEvent]:
     return [
-        trial("loader.workers=4", "faster", (2.11, 2.02, 2.2), "faster 2.11x: more workers keep the GPU busy"),
+        trial(
+            "loader.workers=4", "faster", (2.11, 2.02, 2.2), "faster 2.11x: more workers keep the GPU busy"
+        ),
         trial("speed.compile=default", "no difference", (1.01, 0.985, 1.035), "no difference"),
         trial("speed.deterministic=true", "loss", (0.83, 0.8, 0.87), "slower by 17 %"),
         trial("batch.micro=1024", "out of memory", None, "out of GPU memory in a test step"),

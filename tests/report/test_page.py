@@ -39,10 +39,10 @@ PARTS = (
 # The run and how it ended; measurements with their units; trials with interval, memory and losses; marks, findings over
 # time and settings.
 SHOWN = (
-    "6 layers, width 384", "torch 2.6.0", "all 4320 steps are done", "run.seed", "1337", "waiting for data", "data_wait",
-    "p95", "windows/s", "TFLOP", "GB", "loader.workers=4", "2.11x (2.02 to 2.20)", "6.0 GB → 7.0 GB", "out of memory",
-    "equal over the first 20 steps", "2 losses were not finite", "collections take 2 %", "cleared", "✖ not in effect",
-    "the data is on the device", "longest pause was 41 ms",
+    "6 layers, width 384", "torch 2.6.0", "all 4320 steps are done", "run.seed", "1337", "waiting for data",
+    "data_wait", "p95", "windows/s", "TFLOP", "GB", "loader.workers=4", "2.11x (2.02 to 2.20)", "6.0 GB → 7.0 GB",
+    "out of memory", "equal over the first 20 steps", "2 losses were not finite", "collections take 2 %", "cleared",
+    "✖ not in effect", "the data is on the device", "longest pause was 41 ms",
 )  # fmt: skip
 VOID = frozenset({"meta", "br", "hr", "img", "input", "link"})
 ALLOWED = {

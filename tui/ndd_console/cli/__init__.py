@@ -128,7 +128,9 @@ def _add_globals(command: click.Command) -> None:
     for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
         _add_globals(subcommand)
     command.params += [
-        click.Option([f"--{name}", f"{name}_after"], expose_value=False, is_eager=True, callback=_given, **how)
+        click.Option(
+            [f"--{name}", f"{name}_after"], expose_value=False, is_eager=True, callback=_given, **how
+        )
         for name, how in GLOBAL.items()
     ]
 

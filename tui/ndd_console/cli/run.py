@@ -43,15 +43,16 @@ def run(asked: Asked) -> int:
     `l` shows the output of the command. The ranks on this machine are compared: `r` shows which one the others wait
     for. Ctrl-C is passed on. The run continues if the terminal is closed.
     """
-    if asked.name is not None and not NAME.fullmatch(asked.name):
+    name = asked.name
+    if name is not None and not NAME.fullmatch(name):
         raise UsageError(
-            f"--run {printable(asked.name)}: not a name; allowed: letters, digits, '.', '_' and '-', at most 64 characters"
+            f"--run {printable(name)}: not a name; allowed: letters, digits, '.', '_' and '-', at most 64 characters"
         )
     screen = interactive() and not asked.headless
     request = ScriptRequest(
         Command(asked.words, Path.cwd()),
         asked.root,
-        asked.name,
+        name,
         screen,
         memory_history=asked.memory_history,
         kernels_every=asked.kernels_every,

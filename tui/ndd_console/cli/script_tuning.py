@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
 from ndd_console.words.trial import measurement
 from ndd_console.words.tuning import script_blocks
 from ndd_engine.diagnose import diagnose

@@ -71,7 +71,9 @@ def _write_report(use: TraceUse, output: Path) -> None:
         lines = []
         for t, event in traces.record(use, device):
             if event.type == "end":
-                appeared = (FindingEvent(len(use.steps), finding.cause, finding.title) for finding in findings)
+                appeared = (
+                    FindingEvent(len(use.steps), finding.cause, finding.title) for finding in findings
+                )
                 lines += [found.to_json(t) for found in appeared]
             lines.append(event.to_json(t))
         directory.events.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -99,7 +99,10 @@ def try_(asked: Asked) -> int:
     the result so far.
     """
     base = baseline_of(asked.baseline, asked.workload, asked.root)
-    starts = (*(f"{ARGUMENT}{item}" for item in asked.arguments), *(f"{VARIABLE}{item}" for item in asked.variables))
+    starts = (
+        *(f"{ARGUMENT}{item}" for item in asked.arguments),
+        *(f"{VARIABLE}{item}" for item in asked.variables),
+    )
     request = TrialRequest(
         base, (*asked.sets, *starts), asked.budget, asked.cause, asked.restarts, asked.allow_side_effects
     )

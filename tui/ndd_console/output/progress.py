@@ -64,11 +64,11 @@ class RunProgress:
     def look(self, snapshot: Snapshot) -> None:
         """Report what is new since the last call."""
         now, stage = self._clock(), snapshot.stage
+        new = stage and stage != self._stage and snapshot.status == "preparing"
         # A stage that counts its progress is reported every few seconds only.
-        if stage and stage != self._stage and snapshot.status == "preparing":
-            if _words(stage) != _words(self._stage) or now >= self._next_stage:
-                self._next_stage = now + self._every_s
-                self._say(stage)
+        if new and (_words(stage) != _words(self._stage) or now >= self._next_stage):
+            self._next_stage = now + self._every_s
+            self._say(stage)
         self._stage = stage
         if snapshot.run is not None and snapshot.run is not self._introduced:
             self._introduced = snapshot.run

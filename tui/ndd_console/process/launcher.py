@@ -112,7 +112,7 @@ def _wait(child: int, pipe: int, before: list[Any] | None) -> int:
 
 
 class _Messages:
-    """What the child has sent. newest: first word of a line -> the rest of its newest one; open: whether more may come."""
+    """What the child has sent. newest: first word of a line -> the rest of the newest; open: whether more may come."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe, self._buffer, self.open = pipe, b"", True

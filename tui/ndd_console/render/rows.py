@@ -45,9 +45,7 @@ def _block(block: Block, width: int) -> list[Row]:
         case Text():
             return paragraph(block.text, width, _STYLES[block.tone])
         case Verdict():
-            title = title_row(
-                block.title, block.ceiling, _STYLES[block.tone] if block.tone else "dim", width
-            )
+            title = title_row(block.title, block.ceiling, _STYLES[block.tone] if block.tone else "dim", width)
             # Repeat a title that does not fit into the heading.
             cut_off = cells(foreign(block.title)) > title_room(block.ceiling, width)
             facts = [("finding", block.title)] if cut_off else []

@@ -43,7 +43,8 @@ def _differences(comparison: Comparison, label: str = "changed") -> Iterator[tup
     if not comparison.differences:
         yield label, "nothing: configuration, versions, machine and data are the same"
     for index, difference in enumerate(comparison.differences):
-        key = difference.key if difference.kind in ("config", difference.key) else f"{difference.kind} {difference.key}"
+        key, kind = difference.key, difference.kind
+        key = key if kind in ("config", key) else f"{kind} {key}"
         yield "" if index else label, f"{key}: {difference.a} -> {difference.b}"
 
 

@@ -130,9 +130,7 @@ def capture(kernels: KernelsEvent, step: int = 0) -> list[Block]:
         for row in kernels.modules[: 2 * _TOP]
         if len(row) >= 5
     ]
-    by_line = [
-        (f"{row[0]}:{row[1]} in {row[2]}", *row[3:6]) for row in kernels.lines[:_TOP] if len(row) >= 6
-    ]
+    by_line = [(f"{row[0]}:{row[1]} in {row[2]}", *row[3:6]) for row in kernels.lines[:_TOP] if len(row) >= 6]
     tables = (
         longest,
         _by_owner(kernels, by_module, "module", at, modules),

@@ -123,9 +123,7 @@ def slowest(newest: RanksEvent) -> Table:
     columns = ("rank", *hosts, "later", *(_FIRST.get(name, name) for name in names))
     note = f"The newest window, per step; the rows below the ranks are of all {counted(newest.world, 'rank')}. {_ABOUT}"
     right = frozenset(range(1 + len(hosts), len(columns)))
-    late = frozenset(
-        index for index, rank in enumerate(ranks) if newest.late and newest.late["rank"] == rank
-    )
+    late = frozenset(index for index, rank in enumerate(ranks) if newest.late and newest.late["rank"] == rank)
     return Table("Slowest ranks", columns, tuple(rows), right, note, wide=len(hosts), warn=late)
 
 

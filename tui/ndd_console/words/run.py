@@ -60,7 +60,8 @@ def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
     if not run.steps_per_epoch:
         until = f" (the run ends after {run.epochs})" if run.epochs and not run.total_steps else ""
         return f"the length of an epoch is unknown{until}"
-    text = f"one epoch is {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch or None)} {item_name(snapshot)}"
+    items = f"{number(run.items_per_epoch or None)} {item_name(snapshot)}"
+    text = f"one epoch is {number(run.steps_per_epoch)} steps, {items}"
     if run.token and run.tokens_per_item and run.items_per_epoch:
         tokens = number(round(run.items_per_epoch * run.tokens_per_item))
         text += f", {tokens} {plural(printable(run.token))}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -116,8 +116,7 @@ def proposal_blocks(
     columns = [
         column
         for column in COLUMNS
-        if column.name in _SHOWN
-        and (column.name not in APPLIES or any(map(APPLIES[column.name], shown)))
+        if column.name in _SHOWN and (column.name not in APPLIES or any(map(APPLIES[column.name], shown)))
     ]
     rows = tuple(
         (
