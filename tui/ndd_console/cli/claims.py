@@ -11,24 +11,15 @@ from ndd_console.render.text import lines
 from ndd_console.words.claims import claims_listed, claims_measured, duration_text, part_conditions
 from ndd_console.words.trial import measurement
 
+from . import options
 from .measuring import check_writable, stoppable, write
-from .options import (
-    Asked,
-    budget_option,
-    command,
-    flag,
-    gathered,
-    json_option,
-    output_option,
-    pause_option,
-)
 from .printing import ProgressLines, say, show
 
 if TYPE_CHECKING:
     from ndd_engine.trial.claims import ClaimsState
 
 
-@command(
+@options.command(
     "0 measured, whatever the verdicts; 2 usage error",
     "claims --list",
     "claims N1 N2 --budget 30",
@@ -36,13 +27,13 @@ if TYPE_CHECKING:
     stops=True,
 )
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@flag("--list", "only_list", help="List the claims and what each one needs; measure nothing.")
-@budget_option("Maximum duration of one measurement; most claims take one or two.")
-@pause_option
-@output_option("Also write the result to this file.")
-@json_option
-@gathered
-def claims(asked: Asked) -> int:
+@options.flag("--list", "only_list", help="List the claims and what each one needs; measure nothing.")
+@options.budget_option("Maximum duration of one measurement; most claims take one or two.")
+@options.pause_option
+@options.output_option("Also write the result to this file.")
+@options.json_option
+@options.gathered
+def claims(asked: options.Asked) -> int:
     """The notes (guides) come from real projects, one for each built-in workload.
 
     Most of their figures are estimates, and they contradict each other: torch.compile is 1.3 times faster in one and

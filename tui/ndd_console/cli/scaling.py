@@ -15,23 +15,14 @@ from ndd_engine.text import foreign
 from ndd_engine.trial.scaling import ScalingRequest, ScalingState, plan, run_scaling
 from ndd_engine.trial.scaling_plan import HOLDS, counts_of, strategies_of
 
+from . import options
 from .completion import run_names
 from .measuring import record, stoppable
-from .options import (
-    Asked,
-    budget_option,
-    command,
-    gathered,
-    json_option,
-    pause_option,
-    set_option,
-    workload_option,
-)
 from .printing import show
 from .try_ import TrialProgress
 
 
-@command(
+@options.command(
     "0 measured, 1 a measurement failed, 2 usage or configuration error",
     "scaling run.toml",
     "scaling chartext-001 --ranks 1,2,4 --budget 120",
@@ -39,8 +30,8 @@ from .try_ import TrialProgress
     stops=True,
 )
 @click.argument("baseline", metavar="[RUN|CONFIG]", required=False, shell_complete=run_names)
-@workload_option
-@set_option
+@options.workload_option
+@options.set_option
 @click.option(
     "--ranks",
     metavar="N,N,...",
@@ -54,15 +45,15 @@ from .try_ import TrialProgress
     help="What stays the same: the batch of a rank, so that the effective batch grows with the ranks (weak scaling), "
     "or the effective batch (strong scaling). Default: effective if batch.effective is set, otherwise rank.",
 )
-@budget_option(
+@options.budget_option(
     "Maximum duration of each comparison with the least number of ranks, setup included; it ends early once the "
     "interval is narrow.",
     120.0,
 )
-@pause_option
-@json_option
-@gathered
-def scaling(asked: Asked) -> int:
+@options.pause_option
+@options.json_option
+@options.gathered
+def scaling(asked: options.Asked) -> int:
     """Each number of ranks is compared with the smallest in a trial.
 
     Both alternate in ABBA blocks and are started several times. For each number, prints the step time, the throughput,

@@ -22,27 +22,16 @@ from ndd_engine.script.starting import ARGUMENT, VARIABLE, is_start
 from ndd_engine.text import percent, printable
 from ndd_engine.trial.request import Progress, TrialRequest
 
+from . import options
 from .completion import run_names
 from .measuring import record, stoppable
-from .options import (
-    Asked,
-    budget_option,
-    command,
-    flag,
-    gathered,
-    json_option,
-    pause_option,
-    set_option,
-    side_effects_option,
-    workload_option,
-)
 from .printing import ProgressLines, say, show
 
 # Share of the recorded time above which a trial says that it leaves evaluations and checkpoints out.
 LEFT_OUT = 0.02
 
 
-@command(
+@options.command(
     "0 measured, whatever the verdict; 1 the trial failed, 2 usage or configuration error",
     "try --set loader.workers=4",
     "try chartext-001 --set precision.amp=bf16 --budget 120",
@@ -53,10 +42,10 @@ LEFT_OUT = 0.02
     name="try",
 )
 @click.argument("baseline", metavar="[RUN|CONFIG]", required=False, shell_complete=run_names)
-@set_option
-@workload_option
-@budget_option("Maximum duration, setup included; the trial ends early once the result is clear.")
-@pause_option
+@options.set_option
+@options.workload_option
+@options.budget_option("Maximum duration, setup included; the trial ends early once the result is clear.")
+@options.pause_option
 @click.option(
     "--separate-processes",
     "restarts",
@@ -78,11 +67,11 @@ LEFT_OUT = 0.02
     multiple=True,
     help="Try another environment variable for the script; repeatable.",
 )
-@flag("--apply", help="Write the edit that makes a faster change to the script, after a question.")
-@side_effects_option
-@json_option
-@gathered
-def try_(asked: Asked) -> int:
+@options.flag("--apply", help="Write the edit that makes a faster change to the script, after a question.")
+@options.side_effects_option
+@options.json_option
+@options.gathered
+def try_(asked: options.Asked) -> int:
     """The baseline is the configuration of RUN (`last`: the newest one), CONFIG (a TOML file) or the default workload.
 
     The candidate is the baseline with the --set values; run.epochs and run.max_steps apply to both. Both train from

@@ -18,20 +18,9 @@ from ndd_engine.record.rundir import find_run
 from ndd_engine.train.preflight import preflight
 from ndd_engine.trial.request import Base
 
+from . import options
 from .completion import run_names
 from .measuring import check_writable, stoppable, write
-from .options import (
-    Asked,
-    budget_option,
-    command,
-    gathered,
-    json_option,
-    output_option,
-    pause_option,
-    set_option,
-    side_effects_option,
-    workload_option,
-)
 from .printing import ProgressLines, say, show
 
 if TYPE_CHECKING:
@@ -45,7 +34,7 @@ ONLY = (
 )  # fmt: skip
 
 
-@command(
+@options.command(
     "0 finished, 1 stopped by an error, 2 usage or configuration error",
     "tune run.toml -o tuned.toml",
     "tune --run chartext-001 --only workers --budget 30",
@@ -53,22 +42,22 @@ ONLY = (
     stops=True,
 )
 @click.argument("words", nargs=-1, metavar="[CONFIG | -- COMMAND...]", type=click.UNPROCESSED)
-@workload_option
-@set_option
+@options.workload_option
+@options.set_option
 @click.option("--run", metavar="RUN", help="Start from the configuration of a run.", shell_complete=run_names)
-@budget_option("Maximum duration of one measurement; each setting takes up to two.")
+@options.budget_option("Maximum duration of one measurement; each setting takes up to two.")
 @click.option(
     "--only",
     multiple=True,
     metavar="NAME",
     help=f"Try only this setting or group; repeatable. Names: {', '.join(ONLY)}.",
 )
-@pause_option
-@side_effects_option
-@output_option("Write the resulting TOML to this file.")
-@json_option
-@gathered
-def tune(asked: Asked) -> int:
+@options.pause_option
+@options.side_effects_option
+@options.output_option("Write the resulting TOML to this file.")
+@options.json_option
+@options.gathered
+def tune(asked: options.Asked) -> int:
     """Each setting is measured in an A/B trial against the best configuration so far.
 
     Each one kept is measured again against the baseline, and dropped if that does not confirm it. Settings that change

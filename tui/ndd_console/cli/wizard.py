@@ -18,19 +18,8 @@ from ndd_engine.files import replaces, write_text
 from ndd_engine.text import printable
 from ndd_engine.wizard.answers import BUDGET_S, GOALS, Answers, longest_sequence
 
+from . import options
 from .measuring import check_writable, stoppable
-from .options import (
-    Asked,
-    Finite,
-    budget_option,
-    command,
-    configuration,
-    count,
-    flag,
-    gathered,
-    json_option,
-    output_option,
-)
 from .printing import ProgressLines, say, show, terminal_width
 
 if TYPE_CHECKING:
@@ -39,7 +28,7 @@ if TYPE_CHECKING:
     from ndd_engine.wizard.session import ProposalSet
 
 
-@command(
+@options.command(
     "0 done, 1 no recommendation because the measurements disagree, 2 usage or configuration error, "
     "3 insufficient memory or hardware",
     "wizard",
@@ -47,36 +36,38 @@ if TYPE_CHECKING:
     "wizard --workload finetune --gpu A100 --headless",
     stops=True,
 )
-@configuration
+@options.configuration
 @click.option(
     "--goal", type=click.Choice(tuple(GOALS)), default="throughput", show_default=True,
     help="Highest throughput, low memory use, reproducible results, or shortest time for --items.",
 )  # fmt: skip
-@count("--items", help="Items to train on, for the total time (default: as configured).")
-@count("--effective-batch", help="Effective batch to keep (default: as configured).")
-@flag("--free-batch", help="Allow any effective batch.")
-@count("--min-sequence", help="Minimum sequence length (default: as configured).")
-@count("--ranks", help="Ranks to propose, each on its own GPU (default: one for each GPU of this machine).")
+@options.count("--items", help="Items to train on, for the total time (default: as configured).")
+@options.count("--effective-batch", help="Effective batch to keep (default: as configured).")
+@options.flag("--free-batch", help="Allow any effective batch.")
+@options.count("--min-sequence", help="Minimum sequence length (default: as configured).")
+@options.count(
+    "--ranks", help="Ranks to propose, each on its own GPU (default: one for each GPU of this machine)."
+)
 @click.option("--size", "sizes", multiple=True, metavar="NAME", help="Acceptable model size; repeatable.")
 @click.option(
     "--reserve-memory",
-    type=Finite(min=0),
+    type=options.Finite(min=0),
     metavar="MB",
     help="Memory to keep free (default: 8 % of the free memory).",
 )
 @click.option(
     "--gpu", metavar="NAME", help="Propose for a GPU that is not in this machine, from its specifications."
 )
-@flag("--headless", help="No screen: take the answers from the options.")
-@flag("--no-verify", help="Do not measure the best proposals.")
-@budget_option("Maximum duration of the measurements.", BUDGET_S)
-@output_option(
+@options.flag("--headless", help="No screen: take the answers from the options.")
+@options.flag("--no-verify", help="Do not measure the best proposals.")
+@options.budget_option("Maximum duration of the measurements.", BUDGET_S)
+@options.output_option(
     "Write the TOML to FILE and the table to standard output (default: the TOML to standard output)."
 )
-@flag("--force", help="Change an existing file; its comments are preserved.")
-@json_option
-@gathered
-def wizard(asked: Asked) -> int:
+@options.flag("--force", help="Change an existing file; its comments are preserved.")
+@options.json_option
+@options.gathered
+def wizard(asked: options.Asked) -> int:
     """Starts from CONFIG (a TOML file) or the workload's defaults; the TOML that it writes has comments.
 
     Predicts memory and time of many combinations, then measures the best ones. Live runs are not paused. Ctrl-C stops
@@ -115,7 +106,7 @@ def wizard(asked: Asked) -> int:
     return supervised(shown)
 
 
-def _headless(answers: Answers, asked: Asked) -> int:
+def _headless(answers: Answers, asked: options.Asked) -> int:
     from ndd_console.jobs.wizard import live_run_notes
     from ndd_engine.wizard.choice import choose, comparison
     from ndd_engine.wizard.planner import WizardStoppedError
