@@ -127,14 +127,14 @@ def capture(kernels: KernelsEvent, step: int = 0) -> list[Block]:
     lines = "Sums of the kernels or operators of the modules that a line of your own code calls."
     by_module = [
         (str(row[0]) if row[1] in ("", row[0]) else f"{row[0]} ({row[1]})", *row[2:5])
-        for row in kernels.modules[: 2 * _TOP]
+        for row in kernels.modules
         if len(row) >= 5
     ]
-    by_line = [(f"{row[0]}:{row[1]} in {row[2]}", *row[3:6]) for row in kernels.lines[:_TOP] if len(row) >= 6]
+    by_line = [(f"{row[0]}:{row[1]} in {row[2]}", *row[3:6]) for row in kernels.lines if len(row) >= 6]
     tables = (
         longest,
-        _by_owner(kernels, by_module, "module", at, modules),
-        _by_owner(kernels, by_line, "line", at, lines),
+        _by_owner(kernels, by_module[: 2 * _TOP], "module", at, modules),
+        _by_owner(kernels, by_line[:_TOP], "line", at, lines),
     )
     bars = idle_bars(f"Idle {share_text(sum(causes.values()))} in the {at}", causes, note)
     return [bars, *(table for table in tables if table.rows)]
