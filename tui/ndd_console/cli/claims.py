@@ -82,15 +82,11 @@ def claims(asked: options.Asked) -> int:
 class ClaimsProgress(ProgressLines):
     """Progress of the claims in lines: the claim that is being measured, and its verdict."""
 
-    _results = 0
-
     def look(self, state: ClaimsState) -> None:
         """Called a few times a second."""
         from ndd_engine.trial.claims import headline
 
-        for result in state.results[self._results :]:
-            self.news(f"{result.claim.id}: {headline(result)}")
-        self._results = len(state.results)
+        self.results([f"{result.claim.id}: {headline(result)}" for result in state.results])
         if state.claim is not None and state.claim.id != self._key:
             self._key = state.claim.id
             self.news(f"{state.claim.id} ({state.index + 1} of {state.count}): {state.claim.text} …")

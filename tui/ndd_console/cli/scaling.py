@@ -80,34 +80,21 @@ def scaling(asked: options.Asked) -> int:
     paused = to_pause(base, asked.root, asked.pause, max(point.ranks for point in points))
     progress = TrialProgress(sys.stderr)
 
-    def keep(event: TrialEvent) -> None:
-        if event.verdict != "stopped":
-            record(base.run, event, progress.say)
+    def keep(trial: TrialEvent) -> None:
+        if trial.verdict != "stopped":
+            record(base.run, trial, progress.news)
 
-    with stoppable("the measurement") as stop, held(paused, progress.say, stop):
-        state = run_scaling(request, ScalingProgress(progress).look, stop, keep)
+    def look(state: ScalingState) -> None:
+        """The batch once, then each trial, and its result when it is known. Called a few times a second."""
+        texts = [foreign(row.text) for row in state.rows if row.text]
+        last = len(texts) >= len(state.rows) - 1  # this result is in the table at once
+        progress.results([state.batch_text, *(() if last else texts)] if state.rows else [])
+        if state.progress is not None:
+            progress.look(replace(state.progress, stage=f"{state.stage}: {state.progress.stage}"))
+
+    with stoppable("the measurement") as stop, held(paused, progress.news, stop):
+        state = run_scaling(request, look, stop, keep)
     progress.finish()
     show(state.to_dict() if asked.as_json else scaling_blocks(state, asked.baseline or "CONFIG"))
     bad = state.failed or any(row.trial is not None and row.trial.verdict == "failed" for row in state.rows)
     return stop.exit_status or (EXIT_FAILED if bad else EXIT_DONE)
-
-
-class ScalingProgress:
-    """Lines of progress: the batch once, then each trial, and its result when it is known."""
-
-    def __init__(self, progress: TrialProgress) -> None:
-        self._progress = progress
-        self._batch, self._told = "", 0
-
-    def look(self, state: ScalingState) -> None:
-        """Called a few times a second."""
-        if state.rows and not self._batch:
-            self._batch = state.batch_text
-            self._progress.say(self._batch)
-        texts = [row.text for row in state.rows if row.text]
-        if len(texts) < len(state.rows) - 1:  # the last result is in the table at once
-            for text in texts[self._told :]:
-                self._progress.say(foreign(text))
-            self._told = len(texts)
-        if state.progress is not None:
-            self._progress.look(replace(state.progress, stage=f"{state.stage}: {state.progress.stage}"))

@@ -126,10 +126,10 @@ def try_(asked: options.Asked) -> int:
         measure = partial(run_trial, request)
         paused = to_pause(base, asked.root, asked.pause)
     progress = TrialProgress(sys.stderr)
-    with stoppable("the trial") as stop, held(paused, progress.say, stop):
+    with stoppable("the trial") as stop, held(paused, progress.news, stop):
         trial = measure(progress.look, stop)
     progress.finish()
-    record(base.run, trial, progress.say)
+    record(base.run, trial, progress.news)
     show(json.loads(trial.to_json(time.time())) if asked.as_json else trial_blocks(trial))
     if state is not None and not asked.as_json:
         _tell_of_script(state, request, trial, asked.apply)
@@ -196,10 +196,10 @@ class TrialProgress(ProgressLines):
         self._elapsed_s = progress.elapsed_s
         self.stage((progress.doing.partition(":")[0], progress.abba_blocks), text)
 
-    def say(self, text: str) -> None:
+    def news(self, text: str) -> None:
         """A line of its own."""
         self.finish()
-        self.news(text)
+        super().news(text)
 
     def finish(self) -> None:
         """Erase the line that is rewritten in place."""
