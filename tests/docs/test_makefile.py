@@ -46,22 +46,21 @@ def test_it_says_where_the_program_is_and_keeps_the_status(tmp_path: Path, statu
     assert (f"Error {status}" in errors) == bool(status)
 
 
-def test_it_says_so_after_ctrl_c_too(tmp_path: Path) -> None:
-    process = start(tmp_path, stoppable(signal.SIGINT, 130))
-    wait_until_ready(tmp_path)
-    os.killpg(process.pid, signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_so_after_a_signal_too(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C reaches make and the program, SIGTERM only make, which passes it on."""
+    process = start(tmp_path, stoppable(number, 128 + number))
+    for _ in range(300):
+        if (tmp_path / "ready").exists():
+            break
+        time.sleep(0.1)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert output == "stopped\n" and "source .venv/bin/activate" in errors
-    assert process.returncode != 0 and "Error 130" in errors
-
-
-def test_a_sigterm_that_only_make_receives_reaches_the_program(tmp_path: Path) -> None:
-    process = start(tmp_path, stoppable(signal.SIGTERM, 143))
-    wait_until_ready(tmp_path)
-    process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
-    assert output == "stopped\n" and "source .venv/bin/activate" in errors
-    assert process.returncode != 0
+    assert process.returncode != 0 and ("Error 130" in errors or number == signal.SIGTERM)
 
 
 def test_the_program_has_the_standard_input_of_make(tmp_path: Path) -> None:
@@ -80,10 +79,3 @@ signal.signal({int(number)}, stop)
 open("ready", "w").close()
 time.sleep(60)"""
     return f"exec {sys.executable} -c '{code}'"
-
-
-def wait_until_ready(folder: Path) -> None:
-    for _ in range(300):
-        if (folder / "ready").exists():
-            return
-        time.sleep(0.1)

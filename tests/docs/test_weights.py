@@ -16,7 +16,7 @@ import torch
 from tests.cli.program import environment, run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
-FEW = (
+FEW = [
     "--headless",
     "--set",
     "run.threads=1",
@@ -24,7 +24,7 @@ FEW = (
     "batch.micro=100",
     "--set",
     "checkpoint.every_steps=5",
-)
+]
 pytestmark = pytest.mark.timeout(150)
 
 
@@ -37,10 +37,8 @@ def folder(tmp_path: Path) -> Path:
 
 def command(starts: str) -> list[str]:
     """The arguments of the page's command that begins so."""
-    found = [
-        line for line in re.findall(r"^ndd-console (.*)$", PAGE, re.MULTILINE) if line.startswith(starts)
-    ]
-    return shlex.split(found[0])
+    lines = re.findall(r"^ndd-console (.*)$", PAGE, re.MULTILINE)
+    return shlex.split(next(line for line in lines if line.startswith(starts)))
 
 
 def ran(*arguments: str, folder: Path) -> str:
@@ -100,17 +98,9 @@ def test_pretrained_weights_frozen_weights_and_every_way_to_load_them(folder: Pa
 
 @pytest.mark.slow
 def test_the_average_is_that_of_the_weights_after_each_step_and_resumes(folder: Path) -> None:
-    if importlib.util.find_spec("ndd_engine.workloads.training") is None:
-        pytest.skip("factories have no on_step")
     train = [part for part in command("train --workload averaged") if part != "--run"][:-1]
-    more = (
-        "--set",
-        "checkpoint.every_steps=1",
-        "--set",
-        "checkpoint.keep=99",
-        "--set",
-        "workload.options.ema_decay=0.5",
-    )
+    sets = ("checkpoint.every_steps=1", "checkpoint.keep=99", "workload.options.ema_decay=0.5")
+    more = [word for value in sets for word in ("--set", value)]
     ran(*train, "--run", "averaged", "--max-steps", "6", *FEW, *more, folder=folder)
     expected = None
     for step in range(1, 7):

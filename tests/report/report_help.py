@@ -123,84 +123,79 @@ def trial(
         "abba_blocks": 6, "seconds": 41.0, "budget_s": 60.0, "device": "NVIDIA GeForce RTX 4080 SUPER", "loss": "same",
         "loss_text": "equal over the first 20 steps", "base": {"peak_bytes": 6 * GIB, "prepare_s": 3.1},
         "change": {"peak_bytes": None if interval is None else 7 * GIB, "prepare_s": 12.4},
+        "in_effect": True if interval is not None else None,
     }  # fmt: skip
     return TrialEvent([change], "run one at step 4,218", verdict, text, ratio, low, high, **{**body, **more})
 
 
 def whole_life(cuda: bool = True) -> list[Timed]:
     """Prepare, train with a slow loader, pause, evaluate, stop, resume a day later, finish."""
-    t = T0
-    out: list[Timed] = [(t, StageEvent("prepare", "importing torch"))]
-    out.append((t + 4, run_event(cuda)))
-    out += _applied(t + 4)
-    out.append((t + 4, MarkEvent("compile", 0, "compiled in 8.4 s (default)", {"seconds": 8.4})))
-    t += 13
-    step = 0
+    t, step = T0, 0
+    out: list[Timed] = []
+
+    def put(*events: Event) -> None:
+        out.extend((t, event) for event in events)
+
+    put(StageEvent("prepare", "importing torch"))
+    t += 4
+    put(run_event(cuda), *_applied())
+    put(MarkEvent("compile", 0, "compiled in 8.4 s (default)", {"seconds": 8.4}))
+    t += 9
     for index in range(240):
         step += 18
         item = window(step, wait_ms=30 + 6 * math.sin(index / 9), cuda=cuda)
         t += item.wall_ns * 1e-9
-        out.append((t, item))
-        out.append((t, _sample(index, cuda)))
-        if cuda:
-            out.append((t, _memory(index)))
+        put(item, _sample(index, cuda), *((_memory(index),) if cuda else ()))
         if index == 20:
             title = "input-bound: the GPU waits 57 % of each step for the loader"
-            out.append(
-                (t, FindingEvent(step, "few-workers", title, False, finding("few-workers", title, 2.3)))
-            )
-            out.append((t, FindingEvent(step, "gc", "collections take 2 % of the time", False, {})))
+            put(FindingEvent(step, "few-workers", title, False, finding("few-workers", title, 2.3)))
+            put(FindingEvent(step, "gc", "collections take 2 % of the time", False, {}))
         if index == 90:
-            out.append((t, FindingEvent(step, "gc", "collections take 2 % of the time", True, {})))
-            out.append((t, MarkEvent("pause", step, f"paused at step {step}")))
+            put(FindingEvent(step, "gc", "collections take 2 % of the time", True, {}))
+            put(MarkEvent("pause", step, f"paused at step {step}"))
             t += 30
-            out.append((t, MarkEvent("resume", step, "resumed after 30.0 s", {"seconds": 30.0})))
+            put(MarkEvent("resume", step, "resumed after 30.0 s", {"seconds": 30.0}))
         if index % 48 == 47:
             t += 2.1
-            out += [(t, evaluating(step)), (t, evaluation(step, 1.5 - index / 900))]
-            out.append(
-                (t, MarkEvent("checkpoint", step, f"checkpoint at step {step} (123 MB)", {"bytes": 1}))
-            )
+            put(evaluating(step), evaluation(step, 1.5 - index / 900))
+            put(MarkEvent("checkpoint", step, f"checkpoint at step {step} (123 MB)", {"bytes": 1}))
         if index == 100:
-            out.append(
-                (t, MarkEvent("warning", step, "2 losses were not finite; the scaler skipped their steps"))
-            )
+            put(MarkEvent("warning", step, "2 losses were not finite; the scaler skipped their steps"))
         if index == 120:
-            out.append((t, _capture(step, cuda)))
             frames = [
                 ["data_wait", "data.py", 41, "__getitem__", 120, 1],
                 ["backward", "model.py", 8, "f", 60, 1],
             ]
-            out.append((t, StacksEvent(step, 240, frames)))  # as runs before 0.6 recorded it
             rows = [
                 ["data.py", 38, "Clips.__getitem__", 32, 9_000_000, 8_100_000, "", "data_wait"],
                 ["model.py", 8, "f", 1, 700_000, 600_000, "Net.forward", "forward"],
             ]
-            out.append((t, FunctionsEvent(step, 14_000_000, rows)))
-            out += [(t, item) for item in _trials()]
+            # Runs before 0.6 recorded stacks.
+            put(_capture(step, cuda), StacksEvent(step, 240, frames), FunctionsEvent(step, 14_000_000, rows))
+            put(*_trials())
         if index == 150:
-            out.append((t, EndEvent("stopped", "stopped from the console; checkpoint", step, 0, "step.pt")))
+            put(EndEvent("stopped", "stopped from the console; checkpoint", step, 0, "step.pt"))
             t += 86_400
-            out.append((t, StageEvent("resume", "importing torch")))
-            out.append((t + 3, run_event(cuda, resumed_step=step, resumed_from="step.pt")))
-            out += _applied(t + 3)
-            t += 5
-    out.append((t, EndEvent("done", f"all {step} steps are done", step, 0, f"step-{step:08d}.pt")))
+            put(StageEvent("resume", "importing torch"))
+            t += 3
+            put(run_event(cuda, resumed_step=step, resumed_from="step.pt"), *_applied())
+            t += 2
+    put(EndEvent("done", f"all {step} steps are done", step, 0, f"step-{step:08d}.pt"))
     return out
 
 
-def _applied(t: float) -> list[Timed]:
+def _applied() -> tuple[Event, ...]:
     """Settings and work as a process records them."""
     work = WorkEvent(
         1_940_000_000_000, 31_000_000_000, 640_000_000_000, peak_tflops=104.4, peak_kind="bf16",
         bandwidth_gb_s=736.0, peak_source="the vendor's sheet", attention=["flash"], method="operation by operation",
     )  # fmt: skip
-    return [
-        (t, SettingEvent("loader.workers", "4", "0", False, "the data is on the device")),
-        (t, SettingEvent("precision.amp", "bf16", "bf16", True, "98 % of the products in bfloat16")),
-        (t, SettingEvent("optimizer.implementation", "auto", "fused", None)),
-        (t, work),
-    ]
+    return (
+        SettingEvent("loader.workers", "4", "0", False, "the data is on the device"),
+        SettingEvent("precision.amp", "bf16", "bf16", True, "98 % of the products in bfloat16"),
+        SettingEvent("optimizer.implementation", "auto", "fused", None),
+        work,
+    )
 
 
 def _sample(index: int, cuda: bool) -> SampleEvent:
@@ -231,19 +226,9 @@ def _capture(step: int, cuda: bool) -> KernelsEvent:
 def _trials() -> list[TrialEvent]:
     return [
         trial(
-            "loader.workers=4",
-            "faster",
-            (2.11, 2.02, 2.2),
-            "faster 2.11x: more workers keep the GPU busy",
-            in_effect=True,
+            "loader.workers=4", "faster", (2.11, 2.02, 2.2), "faster 2.11x: more workers keep the GPU busy"
         ),
-        trial(
-            "speed.compile=default",
-            "no difference",
-            (1.01, 0.985, 1.035),
-            "no difference",
-            in_effect=True,
-        ),
-        trial("speed.deterministic=true", "loss", (0.83, 0.8, 0.87), "slower by 17 %", in_effect=True),
+        trial("speed.compile=default", "no difference", (1.01, 0.985, 1.035), "no difference"),
+        trial("speed.deterministic=true", "loss", (0.83, 0.8, 0.87), "slower by 17 %"),
         trial("batch.micro=1024", "out of memory", None, "out of GPU memory in a test step"),
     ]

@@ -96,10 +96,5 @@ def test_units_suit_the_largest_value() -> None:
 
 
 def test_a_small_share_is_not_shown_as_zero() -> None:
-    assert [share_text(value) for value in (None, 0.0, 0.0002, 0.012, 0.57)] == [
-        "n/a",
-        "0 %",
-        "<0.1 %",
-        "1.2 %",
-        "57 %",
-    ]
+    shown = [share_text(value) for value in (None, 0.0, 0.0002, 0.012, 0.57)]
+    assert shown == ["n/a", "0 %", "<0.1 %", "1.2 %", "57 %"]

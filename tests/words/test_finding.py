@@ -21,12 +21,8 @@ FINDING = Finding(
 
 def test_the_block_has_evidence_changes_places_and_commands() -> None:
     block = verdict(FINDING, "my run", main=True)
-    assert (block.title, block.ceiling, block.tone, block.main) == (
-        FINDING.title,
-        "at most 2.3x",
-        "warn",
-        True,
-    )
+    assert block.title == FINDING.title and block.ceiling == "at most 2.3x"
+    assert block.tone == "warn" and block.main
     assert block.badges == ("too few loader workers", "likely", "costs up to 57 % of the time")
     assert block.rows == (
         ("evidence", "waiting 31 ms (host clock)"),
@@ -39,10 +35,9 @@ def test_the_block_has_evidence_changes_places_and_commands() -> None:
 
 
 def test_a_change_that_is_not_worthwhile_is_no_warning() -> None:
-    block = verdict(
-        Finding("optimizer", "the optimizer", (), "certain", leave="the run ends before it pays off")
-    )
-    assert block.tone == "" and block.rows == (("leave as is", "the run ends before it pays off"),)
+    why = "the run ends before it pays off"
+    block = verdict(Finding("optimizer", "the optimizer", (), "certain", leave=why))
+    assert block.tone == "" and block.rows == (("leave as is", why),)
     assert verdict(Finding("healthy", "no bottleneck", (), "certain")).tone == "good"
 
 
@@ -58,13 +53,17 @@ def test_a_change_that_is_not_worthwhile_is_no_warning() -> None:
 )
 def test_the_line_names_the_change_to_try(changes: tuple[Change, ...], tail: str) -> None:
     finding = Finding("few-workers", "waiting", (), "likely", 0.5, 2.0, changes)
-    assert finding_line(finding) == f"finding: waiting, at most 2.0x{tail}"
-    assert event_line(
-        FindingEvent(9, finding.cause, finding.title, False, finding.to_dict())
-    ) == finding_line(finding)
+    event = FindingEvent(9, finding.cause, finding.title, False, finding.to_dict())
+    assert finding_line(finding) == event_line(event) == f"finding: waiting, at most 2.0x{tail}"
     setting, other = choices(finding)
     assert setting == (WORKERS if WORKERS in changes else None)
     assert other == (HOIST if changes[:1] == (HOIST,) else None)
+
+
+def test_the_line_names_the_steps_from_which_a_change_pays_off() -> None:
+    changes = (HOIST, Change("use fewer threads", ("run.threads=1",)))
+    finding = Finding("threads", "others use 1 core", (), "likely", changes=changes, from_steps=1200)
+    assert finding_line(finding).endswith("; or for a run of 1,200 steps and more, try run.threads=1")
 
 
 def test_the_line_of_a_finding_that_is_cleared_or_too_short() -> None:

@@ -80,22 +80,16 @@ def test_a_path_keeps_its_end_longer_than_the_columns_after_it(width: int, end: 
 
 
 def test_a_long_text_stands_below_the_other_columns_where_there_is_little_room() -> None:
-    table = Table(
-        "", ("effect", "setting", "verified by"), (("✖ not in effect", "speed.attention", "the mask " * 5),)
-    )
+    row = ("✖ not in effect", "speed.attention", "the mask " * 5)
+    table = Table("", ("effect", "setting", "verified by"), (row,))
     wide, narrow = plain(table, 90), plain(table, 50)
     assert wide[1].endswith("the mask") and len(wide) == 2
     assert narrow[1] == "✖ not in effect  speed.attention" and narrow[2].startswith("    the mask")
 
 
 def test_a_command_continues_with_a_backslash_and_a_label_that_repeats_is_left_out() -> None:
-    block = Facts(
-        (
-            ("evidence", "one"),
-            ("evidence", "two"),
-            (COMMAND, "ndd-console try a --set x=1 --set yyyyyyyyyy=2"),
-        )
-    )
+    command = "ndd-console try a --set x=1 --set yyyyyyyyyy=2"
+    block = Facts((("evidence", "one"), ("evidence", "two"), (COMMAND, command)))
     assert plain(block, 50) == [
         "evidence      one", "              two", "              ndd-console try a --set x=1 \\",
         "              --set yyyyyyyyyy=2",

@@ -29,15 +29,16 @@ def test_a_line_names_its_units() -> None:
 
 
 def test_what_is_left_says_what_it_is_without() -> None:
-    unknown = snapshot(left=TimeLeft(90.0, evaluations=3, checkpoints=2))
-    assert progress_line(unknown).endswith(
-        "1 min 30 s+ left, excluding evaluations and checkpoints (not measured yet)"
-    )
-    assert progress_line(snapshot(left=TimeLeft(90.0, 3, 2.0, 2, None))).endswith(
-        "left, excluding checkpoints (not measured yet)"
-    )
-    assert progress_line(snapshot(left=TimeLeft(90.0, 3, 2.0))).endswith("1 min 30 s left")
-    assert progress_line(snapshot(left=TimeLeft())).endswith("time left n/a")
+    for left, words in (
+        (
+            TimeLeft(90.0, 3, checkpoints=2),
+            "s+ left, excluding evaluations and checkpoints (not measured yet)",
+        ),
+        (TimeLeft(90.0, 3, 2.0, 2, None), "left, excluding checkpoints (not measured yet)"),
+        (TimeLeft(90.0, 3, 2.0), "1 min 30 s left"),
+        (TimeLeft(), "time left n/a"),
+    ):
+        assert progress_line(snapshot(left=left)).endswith(words)
 
 
 def test_the_introduction_says_what_a_step_and_an_epoch_are() -> None:
@@ -118,15 +119,11 @@ def test_a_stage_that_counts_is_said_now_and_then() -> None:
     lines: list[str] = []
     now = [0.0]
     progress = RunProgress(lines.append, every_s=5.0, since=0.0, clock=lambda: now[0])
+    preparing = snapshot(status="preparing", run=None, marks=(), settings=(), steps_per_s=None)
     for done in range(0, 1000, 100):
         now[0] += 1.0
-        progress.look(snapshot(status="preparing", stage=f"encoding items once: {done:,} of 1,000", run=None, marks=(),
-                               settings=(), steps_per_s=None))  # fmt: skip
-    progress.look(
-        snapshot(
-            status="preparing", stage="building the model", run=None, marks=(), settings=(), steps_per_s=None
-        )
-    )
+        progress.look(replace(preparing, stage=f"encoding items once: {done:,} of 1,000"))
+    progress.look(replace(preparing, stage="building the model"))
     assert [line.rpartition(": ")[2] for line in lines] == [
         "0 of 1,000",
         "500 of 1,000",
@@ -146,9 +143,6 @@ def test_findings_and_trials_are_told_as_they_come() -> None:
     again = parse(line)
     assert again is not None
     progress.hear(*again)
-    change = Change("hoist it", (), "m.py:3 in f")
-    code = Finding("user-code", "host code in forward", (), "likely", None, None, (change,))
-    progress.hear(103.0, FindingEvent(60, code.cause, code.title, False, code.to_dict()))
     progress.hear(103.0, FindingEvent(60, "too-short", "too short to judge", False, {}))
     progress.hear(104.0, FindingEvent(70, FINDING.cause, FINDING.title, True))
     progress.hear(105.0, trial_event())
@@ -158,7 +152,6 @@ def test_findings_and_trials_are_told_as_they_come() -> None:
         "try loader.workers=4 loader.pin_memory=true",
         "finding: the optimizer's step takes 4 % of each step, at most 1.04x; "
         "leave as is: the run ends in 2 min 26 s, before the change breaks even",
-        "finding: host code in forward; hoist it (m.py:3 in f)",
         "finding cleared: input-bound: the GPU waits 57 % of each step for the loader",
         "trial of loader.workers=4, loader.pin_memory=true vs. run charlm-001: "
         "faster: 1.42 times as many windows per second as the baseline",
@@ -169,32 +162,18 @@ def test_a_finding_whose_ceiling_moves_is_one_line() -> None:
     lines: list[str] = []
     progress = teller(lines)
 
-    def event(
-        share: float, sets: tuple[str, ...] = ("loader.workers=4",), gone: bool = False
-    ) -> FindingEvent:
-        changes = (Change("load with workers", sets),)
-        title = f"{share:.0%} waiting"
-        found = Finding("few-workers", title, (), "likely", share, 1 / (1 - share), changes)
-        return FindingEvent(9, found.cause, title, gone, found.to_dict())
+    def hear(share: float, workers: int = 4, gone: bool = False) -> None:
+        changes = (Change("load with workers", (f"loader.workers={workers}",)),)
+        finding = Finding(
+            "few-workers", f"{share:.0%} waiting", (), "likely", share, 1 / (1 - share), changes
+        )
+        progress.hear(1.0, FindingEvent(9, finding.cause, finding.title, gone, finding.to_dict()))
 
     for share in (0.5, 0.2, 0.7, 0.5):
-        progress.hear(1.0, event(share))
+        hear(share)
     assert lines == ["finding: 50% waiting, at most 2.0x; try loader.workers=4"]
     # Other advice is news, and so are its end and its return.
-    progress.hear(2.0, event(0.5, ("loader.workers=8",)))
-    progress.hear(3.0, event(0.5, ("loader.workers=8",), gone=True))
-    progress.hear(4.0, event(0.5, ("loader.workers=8",)))
+    hear(0.5, 8)
+    hear(0.5, 8, gone=True)
+    hear(0.5, 8)
     assert [line.split()[1] for line in lines[1:]] == ["50%", "cleared:", "50%"]
-
-
-def test_a_line_of_a_finding_names_the_change_that_it_tries() -> None:
-    lines: list[str] = []
-    stop, fewer = Change("stop your own process x (pid 9)"), Change("use fewer threads", ("run.threads=1",))
-    found = Finding(
-        "neighbour-cores", "others use 1 core", (), "likely", changes=(stop, fewer), from_steps=1200
-    )
-    teller(lines).hear(1.0, FindingEvent(9, found.cause, found.title, False, found.to_dict()))
-    assert lines == [
-        "finding: others use 1 core; stop your own process x (pid 9); or for a run of 1,200 steps and more, "
-        "try run.threads=1"
-    ]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import importlib
+import inspect
 import keyword
 import os
 import signal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from ndd_engine.errors import NddError, UsageError
 from ndd_engine.text import printable
 from ndd_engine.version import __version__
 
-# Name of a command -> its line in --help. The module has the same name, with a _ appended to a keyword.
+# Name of a command -> its line in --help, with which its own help begins. The module has the same name, with a _
+# appended to a keyword.
 COMMANDS = {
     "train": "Train a model, with a live screen or headless.",
     "run": "Observe a training script of your own: where its steps spend their time, and why.",
@@ -43,9 +46,14 @@ COMMANDS = {
 # Commands that use neither the folder of the runs nor a screen.
 STANDALONE = frozenset({"gpu", "config", "trace", "memory", "scaffold", "completion"})
 
-# Options that work before and after the command.
-RUNS_HELP = "Folder of the runs (default: $NDD_RUNS, otherwise ./runs)."
-ASCII_HELP = "Draw with ASCII characters only."
+# Options that work before and after the command: name -> how click reads and describes it.
+GLOBAL: dict[str, dict[str, Any]] = {
+    "runs": {
+        "type": click.Path(file_okay=True, path_type=Path),
+        "help": "Folder of the runs (default: $NDD_RUNS, otherwise ./runs).",
+    },
+    "ascii": {"is_flag": True, "help": "Draw with ASCII characters only."},
+}
 
 
 class LazyGroup(click.Group):
@@ -73,14 +81,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
-        command = getattr(importlib.import_module(f"{__name__}.{name}"), name)
-        assert isinstance(command, click.Command)
-        if cmd_name not in STANDALONE:
-            _add_globals(command)
-        return command
+        return _command(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -111,44 +112,36 @@ class LazyGroup(click.Group):
         return names or click.Command.shell_complete(self, ctx, incomplete)
 
 
+@cache
+def _command(name: str) -> click.Command:
+    """The command, imported, with its line of COMMANDS before its further help, and with the global options."""
+    module = f"{name}_" if keyword.iskeyword(name) else name
+    command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), module)
+    command.help = f"{COMMANDS[name]}\n\n{inspect.cleandoc(command.help or '')}"
+    if name not in STANDALONE:
+        _add_globals(command)
+    return command
+
+
 def _add_globals(command: click.Command) -> None:
     """Accept --runs and --ascii after the command, too, also after the commands of a group."""
-    if isinstance(command, click.Group):
-        for one in command.commands.values():
-            _add_globals(one)
-    taken = {name for param in command.params for name in param.opts}
-    if "--runs" not in taken:
-        command.params.append(
-            click.Option(
-                ["--runs", "runs_folder_after"],
-                type=click.Path(file_okay=True, path_type=Path),
-                expose_value=False,
-                is_eager=True,
-                callback=_given,
-                help=RUNS_HELP,
-            )
+    for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
+        _add_globals(subcommand)
+    command.params += [
+        click.Option(
+            [f"--{name}", f"{name}_after"], expose_value=False, is_eager=True, callback=_given, **how
         )
-    if "--ascii" not in taken:
-        command.params.append(
-            click.Option(
-                ["--ascii", "ascii_after"],
-                is_flag=True,
-                expose_value=False,
-                is_eager=True,
-                callback=_given,
-                help=ASCII_HELP,
-            )
-        )
+        for name, how in GLOBAL.items()
+    ]
 
 
 def _given(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     """Store a global option that was given after the command."""
-    if not value:
-        return
-    name = "runs" if "--runs" in param.opts else "ascii"
-    ctx.find_root().meta[name] = value
-    if isinstance(ctx.obj, dict):
-        ctx.obj[name] = value
+    name = param.opts[0].removeprefix("--")
+    if value:
+        ctx.find_root().meta[name] = value
+        if ctx.obj is not None:  # as while completing
+            ctx.obj[name] = value
 
 
 def _setting(error: click.NoSuchOption) -> str:
@@ -190,13 +183,8 @@ Exit status: 0 done, 1 failed, 2 usage or configuration error (also a GPU that d
     epilog=EPILOG,
 )
 @click.version_option(__version__, prog_name="ndd-console")
-@click.option(
-    "--runs",
-    "runs_folder",
-    type=click.Path(file_okay=True, path_type=Path),
-    help=RUNS_HELP,
-)
-@click.option("--ascii", "ascii_only", is_flag=True, help=ASCII_HELP)
+@click.option("--runs", "runs_folder", **GLOBAL["runs"])
+@click.option("--ascii", "ascii_only", **GLOBAL["ascii"])
 @click.pass_context
 def cli(ctx: click.Context, runs_folder: Path | None, ascii_only: bool) -> None:
     """Train PyTorch models in the terminal and see where every millisecond goes.

@@ -14,11 +14,10 @@ from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.record.events import Event
 from ndd_engine.record.log import damage_text
-from ndd_engine.record.rundir import find_run, runs_root
-from ndd_engine.text import printable
+from ndd_engine.record.rundir import find_run
 
 from .completion import run_names
-from .options import command, flag
+from .options import Asked, command, flag, gathered
 from .printing import say, show
 
 
@@ -29,18 +28,17 @@ from .printing import say, show
 )
 @click.argument("run", required=False, shell_complete=run_names)
 @flag("--headless", help="Print log lines instead of the screen, until the run ends.")
-@click.pass_context
-def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
-    """Watch RUN, live or finished, and control a live one: pause, evaluate, save, stop.
+@gathered
+def attach(asked: Asked) -> int:
+    """RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run).
 
-    RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run).
-    Closing the screen does not affect the run.
+    Keys pause, evaluate, save and stop a live run. Closing the screen does not affect it.
     """
-    directory = find_run(runs_root(ctx.obj["runs"]), run)
-    if not headless and interactive():
+    directory = find_run(asked.root, asked.run)
+    if not asked.headless and interactive():
         from ndd_console.jobs.training import watch
 
-        return watch(directory, ctx.obj["ascii"])
+        return watch(directory, asked.ascii)
     received: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
     source = AttachedSource(directory, listener=lambda t, event: received.put((t, event)))
     progress = RunProgress(say)
@@ -62,6 +60,6 @@ def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
     except KeyboardInterrupt:
         say("detached; the run continues")
         return EXIT_DONE
-    show(map(printable, summary(snapshot, snapshot.end, str(directory.path))))
+    show(summary(snapshot, snapshot.end, str(directory.path)))
     status = snapshot.end.exit_status if snapshot.end else EXIT_FAILED
     return status if status < 256 else EXIT_FAILED

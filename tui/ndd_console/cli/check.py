@@ -27,10 +27,7 @@ _TIMES = ("step_s", "step_measured", "steps_per_epoch", "total_steps", "epoch_s"
 @configuration
 @json_option
 def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_json: bool) -> int:
-    """Check a configuration, its data and this machine, and predict memory and step time.
-
-    Runs a few small training steps. Writes no files.
-    """
+    """Runs a few small training steps. Writes no files."""
     try:
         draft = read(config, sets, workload)
         # Keep stdout clean of what a user's own workload prints.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,17 +10,16 @@ import click
 from ndd_console.render.text import lines
 from ndd_console.words.claims import claims_listed, claims_measured, duration_text, part_conditions
 from ndd_console.words.trial import measurement
-from ndd_engine.record.rundir import runs_root
 
+from . import options
 from .measuring import check_writable, stoppable, write
-from .options import budget_option, command, flag, json_option, output_option, pause_option
 from .printing import ProgressLines, say, show
 
 if TYPE_CHECKING:
     from ndd_engine.trial.claims import ClaimsState
 
 
-@command(
+@options.command(
     "0 measured, whatever the verdicts; 2 usage error",
     "claims --list",
     "claims N1 N2 --budget 30",
@@ -29,25 +27,17 @@ if TYPE_CHECKING:
     stops=True,
 )
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@flag("--list", "only_list", help="List the claims and what each one needs; measure nothing.")
-@budget_option("Maximum duration of one measurement; most claims take one or two.")
-@pause_option
-@output_option("Also write the result to this file.")
-@json_option
-@click.pass_context
-def claims(
-    ctx: click.Context,
-    ids: tuple[str, ...],
-    only_list: bool,
-    budget: float,
-    pause: bool,
-    output: Path | None,
-    as_json: bool,
-) -> int:
-    """Measure on this machine what five notes on training speed claim.
+@options.flag("--list", "only_list", help="List the claims and what each one needs; measure nothing.")
+@options.budget_option("Maximum duration of one measurement; most claims take one or two.")
+@options.pause_option
+@options.output_option("Also write the result to this file.")
+@options.json_option
+@options.gathered
+def claims(asked: options.Asked) -> int:
+    """The notes (guides) come from real projects, one for each built-in workload.
 
-    The notes (guides) come from real projects, one for each built-in workload. Most of their figures are estimates, and
-    they contradict each other: torch.compile is 1.3 times faster in one and 9.5 times slower in another.
+    Most of their figures are estimates, and they contradict each other: torch.compile is 1.3 times faster in one and
+    9.5 times slower in another.
 
     ID is a claim (N1) or a guide (eeg, antispoof, chartext, finetune, summarise) for all of its claims. The default is
     every claim. Prints each claim with the measured ratio, its 95 % CI and the verdict. If this machine cannot
@@ -60,11 +50,11 @@ def claims(
     from ndd_engine.trial.pausing import held, to_pause
     from ndd_engine.trial.request import Base
 
-    wanted = chosen(ids)
-    check_writable(output)
+    wanted, budget = chosen(asked.ids), asked.budget
+    check_writable(asked.output)
     machine = detect(use_torch=False)
     place = Place.of(machine)
-    if only_list:
+    if asked.only_list:
         entries = [
             {
                 "id": claim.id, "guide": claim.guide, "claim": claim.text, "how": part_conditions(claim, place),
@@ -73,34 +63,30 @@ def claims(
             for claim in wanted
         ]  # fmt: skip
         listed = {"budget_s": budget, "claims": entries}
-        show(listed if as_json else claims_listed(wanted, place, budget))
+        show(listed if asked.as_json else claims_listed(wanted, place, budget))
         return 0
-    paused = to_pause(Base("the claims"), runs_root(ctx.obj["runs"]), pause)
+    paused = to_pause(Base("the claims"), asked.root, asked.pause)
     say(f"{len(wanted)} claims: {', '.join(claim.id for claim in wanted)}")
     say(duration_text(wanted, place, budget))
     with stoppable("the claims") as stop, held(paused, say, stop):
         results = run_claims(wanted, budget, ClaimsProgress(say).look, stop, machine=machine)
     body = {"budget_s": budget, "claims": [result.to_dict() for result in results]}
     blocks = list(claims_measured(results))
-    show(body if as_json else blocks)
-    if output is not None:
-        text = json.dumps(body, indent=2, allow_nan=False) if as_json else "\n".join(lines(blocks))
-        write(output, text + "\n")
+    show(body if asked.as_json else blocks)
+    if asked.output is not None:
+        text = json.dumps(body, indent=2, allow_nan=False) if asked.as_json else "\n".join(lines(blocks))
+        write(asked.output, text + "\n")
     return stop.exit_status
 
 
 class ClaimsProgress(ProgressLines):
     """Progress of the claims in lines: the claim that is being measured, and its verdict."""
 
-    _results = 0
-
     def look(self, state: ClaimsState) -> None:
         """Called a few times a second."""
         from ndd_engine.trial.claims import headline
 
-        for result in state.results[self._results :]:
-            self.news(f"{result.claim.id}: {headline(result)}")
-        self._results = len(state.results)
+        self.results([f"{result.claim.id}: {headline(result)}" for result in state.results])
         if state.claim is not None and state.claim.id != self._key:
             self._key = state.claim.id
             self.news(f"{state.claim.id} ({state.index + 1} of {state.count}): {state.claim.text} …")

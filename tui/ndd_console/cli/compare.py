@@ -7,12 +7,12 @@ import click
 from ndd_console.words.comparison import LETTERS, several_compared, two_compared
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.log import damage_text
-from ndd_engine.record.rundir import find_run, runs_root
+from ndd_engine.record.rundir import find_run
 from ndd_engine.text import printable
 from ndd_engine.trial.compare import compare_several
 
 from .completion import run_names
-from .options import command, json_option
+from .options import Asked, command, gathered, json_option
 from .printing import say, show
 
 
@@ -32,39 +32,36 @@ from .printing import say, show
     help="Exit with status 1 if a run is slower than A by more than SHARE (5% or 0.05) with 95 % confidence.",
 )
 @json_option
-@click.pass_context
-def compare(
-    ctx: click.Context, a: str, b: str, more: tuple[str, ...], limit: str | None, as_json: bool
-) -> int:
-    """Compare run B, and any further ones, with run A: what differs, and how speed, phases, memory and losses changed.
+@gathered
+def compare(asked: Asked) -> int:
+    """Run B, and any further ones, are compared with run A. Each is the name of a run or the path of its folder.
 
-    Each is the name of a run or the path of its folder. The 95 % CI of a speedup covers variation within the two runs,
+    Shows how speed, phases, memory and losses changed. The 95 % CI of a speedup covers variation within the two runs,
     not variation between repeated runs.
     """
-    share = None if limit is None else share_of(limit)
-    if len(more) > len(LETTERS) - 2:
-        raise UsageError(f"{len(more) + 2} runs: at most {len(LETTERS)} are compared at a time")
-    root = runs_root(ctx.obj["runs"])
-    comparison = compare_several([find_run(root, name) for name in (a, b, *more)])
-    checks = [None if share is None else each.slower_than(share) for each in comparison.candidates]
+    share = None if asked.limit is None else share_of(asked.limit)
+    names = (asked.a, asked.b, *asked.more)
+    if len(names) > len(LETTERS):
+        raise UsageError(f"{len(names)} runs: at most {len(LETTERS)} are compared at a time")
+    comparison = compare_several([find_run(asked.root, name) for name in names])
+    checks = [None if share is None else candidate.slower_than(share) for candidate in comparison.candidates]
     for side in comparison.sides:
         if side.damaged:
             say(f"warning: run {side.name}: {damage_text(side.damaged)}")
-    for letter, each in zip(
-        LETTERS[1:], comparison.candidates, strict=False
-    ):  # before the figures, which may be misleading
-        which = f"A and {letter}" if more else "the runs"
-        for text in each.unlike:
+    # Before the figures, which may be misleading.
+    for letter, candidate in zip(LETTERS[1:], comparison.candidates, strict=False):
+        which = f"A and {letter}" if asked.more else "the runs"
+        for text in candidate.unlike:
             say(f"warning: {which} are not directly comparable: {text}")
-    if more:
+    if asked.more:
         result = comparison.to_dict()
         for body, outcome in zip(result["candidates"], checks, strict=True):
             body["check"] = None if share is None else {"limit": share, "result": outcome}
-        show(result if as_json else several_compared(comparison))
+        show(result if asked.as_json else several_compared(comparison))
     else:
         only = comparison.candidates[0]
         check = None if share is None else {"limit": share, "result": checks[0]}
-        show({**only.to_dict(), "check": check} if as_json else two_compared(only))
+        show({**only.to_dict(), "check": check} if asked.as_json else two_compared(only))
     if share is not None:
         by = f"slower than A by more than {share * 100:.3g} %"
         for letter, outcome in zip(LETTERS[1:], checks, strict=False):

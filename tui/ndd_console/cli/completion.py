@@ -53,13 +53,13 @@ def sets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
         return key_items(incomplete, workload)
     from ndd_engine.config.reference import keys
 
-    one = next((one for one in keys(workload) if one.name == key), None)
-    if one is None:
+    known = next((known for known in keys(workload) if known.name == key), None)
+    if known is None:
         return []
-    values = (*one.choices, *(("none",) if one.unset else ()))
-    if not values and one.default is not None:
-        values = (one.default_text,)
-    return [CompletionItem(f"{key}={item}", help=one.effect) for item in values if item.startswith(value)]
+    values = (*known.choices, *(("none",) if known.unset else ()))
+    if not values and known.default is not None:
+        values = (known.default_text,)
+    return [CompletionItem(f"{key}={text}", help=known.effect) for text in values if text.startswith(value)]
 
 
 def key_items(incomplete: str, workload: str, end: str = "=") -> list[CompletionItem]:
@@ -67,18 +67,13 @@ def key_items(incomplete: str, workload: str, end: str = "=") -> list[Completion
     from ndd_engine.config.reference import keys
 
     every = keys(workload)
+    sections = dict.fromkeys(key.name.partition(".")[0] for key in every)
+    listed = [key for key in every if key.name.startswith(incomplete)]
     if "." not in incomplete:
-        sections = dict.fromkeys(one.name.partition(".")[0] for one in every)
         if items := [CompletionItem(f"{name}.") for name in sections if name.startswith(incomplete)]:
             return items
-        return [
-            CompletionItem(one.name + end, help=one.effect)
-            for one in every
-            if one.name.rpartition(".")[2].startswith(incomplete)
-        ]
-    return [
-        CompletionItem(one.name + end, help=one.effect) for one in every if one.name.startswith(incomplete)
-    ]
+        listed = [key for key in every if key.name.rpartition(".")[2].startswith(incomplete)]
+    return [CompletionItem(key.name + end, help=key.effect) for key in listed]
 
 
 def joined(words: list[str]) -> tuple[list[str], str]:
@@ -115,9 +110,8 @@ class Bash(BashComplete):
 
     def get_completion_args(self) -> tuple[list[str], str]:
         args, incomplete = super().get_completion_args()
-        *words, last = joined([*args, incomplete])[0] or [""]
-        self._prefix = joined([*args, incomplete])[1]
-        return words, last
+        words, self._prefix = joined([*args, incomplete])
+        return words[:-1], words[-1]
 
     def format_completion(self, item: CompletionItem) -> str:
         return f"{item.type},{str(item.value).removeprefix(self._prefix)}"
@@ -134,16 +128,15 @@ class Zsh(ZshComplete):
     )
 
 
-for _kind in (Bash, Zsh):
-    add_completion_class(_kind)
+add_completion_class(Bash)
+add_completion_class(Zsh)
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the completion script for SHELL. It completes commands, options, files, runs, workloads, and the
-    keys and values of --set.
+    """It completes commands, options, files, runs, workloads, and the keys and values of --set.
 
     \b
     bash: ndd-console completion bash >> ~/.bashrc

@@ -38,14 +38,13 @@ def _key_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     "config speed.compile",
     "config --workload finetune workload --json",
 )
-@click.argument("key", required=False, shell_complete=_key_names)
+@click.argument("name", metavar="[KEY]", required=False, shell_complete=_key_names)
 @workload_option
 @json_option
-def config(key: str | None, workload: str | None, as_json: bool) -> None:
-    """List the keys of a configuration: type, allowed values, default and effect.
+def config(name: str | None, workload: str | None, as_json: bool) -> None:
+    """KEY is a key (batch.micro), a section (batch) or the last part of keys (micro); without it, every key is listed.
 
-    KEY is a key (batch.micro), a section (batch) or the last part of keys (micro); without it, every key is listed. The
-    keys of [workload] and the defaults are those of the workload.
+    The keys of [workload] and the defaults are those of the workload.
     """
     from ndd_engine.config.reference import keys
 
@@ -57,10 +56,10 @@ def config(key: str | None, workload: str | None, as_json: bool) -> None:
             f"allowed: {', '.join((*WORKLOADS, OWN_ALLOWED))}"
         )
     every = keys(workload)
-    listed = every if key is None else _matching(every, key)
+    listed = every if name is None else _matching(every, name)
     if as_json:
-        show({"workload": workload, "keys": [one.to_dict() for one in listed]})
-    elif key is not None and len(listed) == 1:
+        show({"workload": workload, "keys": [key.to_dict() for key in listed]})
+    elif name is not None and len(listed) == 1:
         show(_in_full(listed[0], workload))
     else:
         show(_listed(listed))
@@ -70,13 +69,13 @@ def _matching(every: list[Key], wanted: str) -> list[Key]:
     """The keys with this name, of this section or with this last part. Raises UsageError."""
     wanted = wanted.strip(".[]")
     for matching in (
-        [one for one in every if one.name == wanted],
-        [one for one in every if one.name.startswith(f"{wanted}.")],
-        [one for one in every if one.name.rpartition(".")[2] == wanted],
+        [key for key in every if key.name == wanted],
+        [key for key in every if key.name.startswith(f"{wanted}.")],
+        [key for key in every if key.name.rpartition(".")[2] == wanted],
     ):
         if matching:
             return matching
-    names = [one.name for one in every]
+    names = [key.name for key in every]
     sections = list(dict.fromkeys(name.partition(".")[0] for name in names))
     hint = meant(wanted, [*names, *sections]) or meant(wanted, [name.rpartition(".")[2] for name in names])
     raise UsageError(
@@ -87,41 +86,35 @@ def _matching(every: list[Key], wanted: str) -> list[Key]:
 
 def _listed(keys: list[Key]) -> Iterator[str]:
     """Each key with its default and its allowed values, and its effect below."""
-    width = min(shutil.get_terminal_size().columns, _WIDEST)
     section = ""
-    for one in keys:
-        if one.name.partition(".")[0] != section:
+    for key in keys:
+        if key.name.partition(".")[0] != section:
             if section:
                 yield ""
-            section = one.name.partition(".")[0]
+            section = key.name.partition(".")[0]
             yield f"[{section}]"
-        yield from _wrapped(f"{one.name} = {one.default_text}  ({one.allowed})", width, "", "        ")
-        yield from _wrapped(one.effect, width, "    ", "    ")
+        yield from _wrapped(f"{key.name} = {key.default_text}  ({key.allowed})", "", "        ")
+        yield from _wrapped(key.effect, "    ", "    ")
 
 
-def _in_full(one: Key, workload: str) -> Iterator[str]:
-    width = min(shutil.get_terminal_size().columns, _WIDEST)
-    section, _, name = one.name.partition(".")
-    value = one.choices[-1] if one.choices else "VALUE"
+def _in_full(key: Key, workload: str) -> Iterator[str]:
+    section, _, name = key.name.partition(".")
+    value = key.choices[-1] if key.choices else "VALUE"
     rows = (
-        ("key", one.name),
-        ("effect", one.effect),
-        ("type", one.type),
-        ("allowed", one.allowed + (", or none to remove it" if one.unset else "")),
-        ("default", f"{one.default_text} (workload {workload})"),
+        ("key", key.name),
+        ("effect", key.effect),
+        ("type", key.type),
+        ("allowed", key.allowed + (", or none to remove it" if key.unset else "")),
+        ("default", f"{key.default_text} (workload {workload})"),
         ("in a file", f"[{section}] {name} = …"),
-        ("in a shell", f"--set {one.name}={value}"),
+        ("in a shell", f"--set {key.name}={value}"),
     )
     for label, text in rows:
-        yield from _wrapped(text, width, label.ljust(12), " " * 12)
+        yield from _wrapped(text, label.ljust(12), " " * 12)
 
 
-def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        max(width, 40),
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    """Lines of the terminal, also where there is none: 80 columns."""
+    width = max(min(shutil.get_terminal_size().columns, _WIDEST), 40)
+    wrapper = textwrap.TextWrapper(width, first, rest, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)

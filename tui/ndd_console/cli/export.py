@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from ndd_engine.record.rundir import find_run, runs_root
+from ndd_engine.record.rundir import find_run
 from ndd_engine.text import number, size
 
 from .completion import run_names
-from .options import command, flag, output_option
+from .options import Asked, command, flag, gathered, json_option, output_option
 from .printing import say, show
 
 
@@ -33,29 +31,20 @@ from .printing import say, show
     help="Only this module of the model, or a stateful object of the factory (an EMA).",
 )
 @flag("--force", help="Replace an existing file.")
-@flag("--json", "as_json", help="Print one JSON document.")
-@click.pass_context
-def export(
-    ctx: click.Context,
-    run: str,
-    output: Path | None,
-    checkpoint: str,
-    module: str | None,
-    force: bool,
-    as_json: bool,
-) -> None:
-    """Write the weights of RUN to a file that plain PyTorch loads.
+@json_option
+@gathered
+def export(asked: Asked) -> None:
+    """The file contains the model's state_dict with the names of its parameters and buffers, without the optimizer.
 
-    The file contains the model's state_dict with the names of its parameters and buffers, without the optimizer. Load
-    it with torch.load or with safetensors.torch.load_model; ndd-console is not needed for that.
+    Load it with torch.load or with safetensors.torch.load_model; ndd-console is not needed for that.
     """
-    if output is None:
+    if asked.output is None:
         raise click.UsageError("Missing option '-o': name a .safetensors or .pt file.")
-    directory = find_run(runs_root(ctx.obj["runs"]), run)
+    directory = find_run(asked.root, asked.run)
     from ndd_engine.train.export import FORMATS, export  # torch comes with it
 
-    done = export(directory, output, checkpoint, module, force)
-    if as_json:
+    done = export(directory, asked.output, asked.checkpoint, asked.module, asked.force)
+    if asked.as_json:
         show(
             {
                 "file": str(done.path), "run": directory.name, "checkpoint": done.saved.path.name,
@@ -64,15 +53,15 @@ def export(
             }
         )  # fmt: skip
         return
-    what = f"{done.module} of " if done.module else ""
+    part = f"{done.module} of " if done.module else ""
     say(
-        f"wrote {done.path}: {what}{directory.name} at step {number(done.saved.step)}, {number(done.tensors)} tensors, "
+        f"wrote {done.path}: {part}{directory.name} at step {number(done.saved.step)}, {number(done.tensors)} tensors, "
         f"{number(done.parameters)} elements, {size(done.bytes)}"
     )
     for name, kept in done.tied.items():
         say(f"{name} is tied to {kept} and stored once; safetensors.torch.load_model restores both")
-    if FORMATS[output.suffix.lower()] == "torch":
-        load = f"model.load_state_dict(torch.load({str(output)!r}, weights_only=True))"
+    if FORMATS[asked.output.suffix.lower()] == "torch":
+        load = f"model.load_state_dict(torch.load({str(asked.output)!r}, weights_only=True))"
     else:
-        load = f"safetensors.torch.load_model(model, {str(output)!r})"
+        load = f"safetensors.torch.load_model(model, {str(asked.output)!r})"
     show([load])

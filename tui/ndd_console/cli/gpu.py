@@ -12,7 +12,7 @@ from .printing import show
 @command("0, also without a CUDA GPU", "gpu", "gpu --json")
 @json_option
 def gpu(as_json: bool) -> None:
-    """Show the GPUs and the host: memory, limits, other processes, and how each value was detected."""
+    """Shows memory, limits and the other processes of each GPU."""
     # Importing torch takes seconds: skip it unless there is a GPU that it could see.
     machine = detect(use_torch=False)
     if machine.gpus:

@@ -1,16 +1,18 @@
-"""What the measuring commands share: stopping on a signal, and writing an output file."""
+"""What the measuring commands share: stopping on a signal, storing a result, and writing an output file."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from ndd_engine.files import write_problem, write_text
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.signals import SignalEvent
 from ndd_engine.text import printable
 
@@ -43,6 +45,17 @@ def stoppable(what: str) -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def record(run: RunDir | None, trial: TrialEvent, tell: Callable[[str], None]) -> None:
+    """Store the result of a trial with its run, if there is one; tell why it cannot be."""
+    from ndd_engine.trial.store import record_trial
+
+    try:
+        if run is not None:
+            record_trial(run, trial)
+    except UsageError as error:
+        tell(f"warning: the result is not recorded: {error}")
 
 
 def check_writable(path: Path | None) -> None:

@@ -34,7 +34,7 @@ LONG_BYTES = 20 << 20
 )  # fmt: skip
 @json_option
 def memory(snapshot_file: Path, settings: tuple[str, ...], limit: float | None, as_json: bool) -> int:
-    """Explain a snapshot of torch.cuda.memory._dump_snapshot(): pickle or .gz, from torch 2.0 and later.
+    """SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(): pickle or .gz, from torch 2.0 and later.
 
     Shows for each GPU which lines of the program filled the memory at its peak, how much was fragmentation, retries and
     out-of-memory errors, and what other allocator settings would have reserved. Nothing in the file is executed.

@@ -1,20 +1,40 @@
-"""Options, arguments and help texts that several commands share."""
+"""Options, arguments and help texts that several commands share, and what was asked for with them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import click
 
+from ndd_engine.record.rundir import runs_root
 from ndd_engine.renamed import OLD_WORKLOADS
 
 from .completion import sets, workload_names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Asked(SimpleNamespace):
+    """What a command was asked for: its arguments and options by their names, and `ascii`: ASCII characters only."""
+
+    @property
+    def root(self) -> Path:
+        """The folder of the runs."""
+        return runs_root(self.runs)
+
+
+def gathered(function: Callable[[Asked], Any]) -> Callable[..., Any]:
+    """Pass the arguments and options of a command as one object."""
+
+    def call(**given: Any) -> Any:
+        return function(Asked(**click.get_current_context().obj, **given))
+
+    return update_wrapper(call, function)
 
 
 class Finite(click.FloatRange):
@@ -41,13 +61,9 @@ side_effects_option = click.option(
 )  # fmt: skip
 
 
-def _todays_name(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    """The workload, by its name of today."""
-    return OLD_WORKLOADS.get(value, value) if value is not None else None
-
-
 workload_option = click.option(
-    "--workload", metavar="NAME", shell_complete=workload_names, callback=_todays_name,
+    "--workload", metavar="NAME", shell_complete=workload_names,
+    callback=lambda _ctx, _param, name: OLD_WORKLOADS.get(name, name),
     help="Workload (default: chartext), or your own as package.module:factory.",
 )  # fmt: skip
 json_option = flag("--json", "as_json", help="Print one JSON document.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import click
 
@@ -14,13 +13,13 @@ from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
 from ndd_engine.record.events import finite
 from ndd_engine.record.log import damage_text
-from ndd_engine.record.rundir import find_run, runs_root
-from ndd_engine.text import printable, size
+from ndd_engine.record.rundir import find_run
+from ndd_engine.text import size
 
 from .completion import run_names
 from .measuring import check_writable
-from .options import command, flag, output_option
-from .printing import say
+from .options import Asked, command, flag, gathered, output_option
+from .printing import say, show
 
 # Reading a longer record takes seconds; a message explains the wait.
 LONG_BYTES = 64 << 20
@@ -33,16 +32,16 @@ LONG_BYTES = 64 << 20
 @output_option("Output file (default: report.html in the run's folder).")
 @flag("--text", "as_text", help="Print plain text, 100 columns wide.")
 @flag("--json", "as_json", help="Print the figures as one JSON document.")
-@click.pass_context
-def report(ctx: click.Context, run: str | None, output: Path | None, as_text: bool, as_json: bool) -> None:
-    """Write RUN as one HTML page: findings, measured gains, plots, settings, methods.
+@gathered
+def report(asked: Asked) -> None:
+    """RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run).
 
-    RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run). The
-    page needs no network and contains no script.
+    The page has findings, measured gains, plots, settings and methods. It needs no network and contains no script.
     """
+    as_text, as_json, output = asked.as_text, asked.as_json, asked.output
     if as_text and as_json:
         raise UsageError("--text and --json exclude each other")
-    directory = find_run(runs_root(ctx.obj["runs"]), run)
+    directory = find_run(asked.root, asked.run)
     check_writable(output)
     length = directory.events.stat().st_size if directory.events.exists() else 0
     if length > LONG_BYTES:
@@ -53,7 +52,7 @@ def report(ctx: click.Context, run: str | None, output: Path | None, as_text: bo
     if as_json:
         written = json.dumps(finite(loaded.to_json()), indent=2, allow_nan=False) + "\n"
     elif as_text:
-        written = text.page_text(page(loaded), ctx.obj["ascii"])
+        written = text.page_text(page(loaded), asked.ascii)
     else:
         written = html.render(page(loaded))
     if output is None and (as_text or as_json):
@@ -64,4 +63,4 @@ def report(ctx: click.Context, run: str | None, output: Path | None, as_text: bo
         write_text(path, written, "-o " if output else "")
     except UsageError as error:
         raise UsageError(f"{error}; choose another file with -o") from None
-    click.echo(printable(str(path)))
+    show([str(path)])

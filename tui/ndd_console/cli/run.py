@@ -8,12 +8,12 @@ import click
 
 from ndd_console.process.terminal import interactive
 from ndd_engine.errors import UsageError
-from ndd_engine.record.rundir import NAME, runs_root
+from ndd_engine.record.rundir import NAME
 from ndd_engine.script.command import Command
 from ndd_engine.script.run import ScriptRequest
 from ndd_engine.text import printable
 
-from .options import command, count, flag
+from .options import Asked, command, count, flag, gathered
 
 
 @command(
@@ -35,41 +35,33 @@ from .options import command, count, flag
     "--kernels-every", type=click.IntRange(min=0), default=0,
     help="On a GPU, capture a few steps with the profiler every N optimizer steps; 0: only with key k.",
 )  # fmt: skip
-@click.pass_context
-def run(
-    ctx: click.Context,
-    words: tuple[str, ...],
-    name: str | None,
-    headless: bool,
-    memory_history: bool,
-    kernels_every: int,
-) -> int:
-    """Observe a training script that was not written for this program: its steps, where their time goes, and why.
+@gathered
+def run(asked: Asked) -> int:
+    """COMMAND is what you call to train; it is not changed.
 
-    COMMAND is what you call to train; it is not changed. Its Python processes are observed from their first backward
-    pass on. In a terminal, the live screen shows them, and `l` shows the output of the command. The ranks on
-    this machine are compared: `r` shows which one the others wait for. Ctrl-C is passed on. The run continues if the
-    terminal is closed.
+    Its Python processes are observed from their first backward pass on. In a terminal, the live screen shows them, and
+    `l` shows the output of the command. The ranks on this machine are compared: `r` shows which one the others wait
+    for. Ctrl-C is passed on. The run continues if the terminal is closed.
     """
+    name = asked.name
     if name is not None and not NAME.fullmatch(name):
         raise UsageError(
             f"--run {printable(name)}: not a name; allowed: letters, digits, '.', '_' and '-', at most 64 characters"
         )
-    root = runs_root(ctx.obj["runs"])
-    screen = interactive() and not headless
+    screen = interactive() and not asked.headless
     request = ScriptRequest(
-        Command(words, Path.cwd()),
-        root,
+        Command(asked.words, Path.cwd()),
+        asked.root,
         name,
         screen,
-        memory_history=memory_history,
-        kernels_every=kernels_every,
+        memory_history=asked.memory_history,
+        kernels_every=asked.kernels_every,
     )
     request.command.check()
     if screen:
         from ndd_console.jobs.training import observe_console
 
-        return observe_console(request, ctx.obj["ascii"])
+        return observe_console(request, asked.ascii)
     from ndd_console.jobs.script import observe_headless
 
     return observe_headless(request)

@@ -9,15 +9,14 @@ import time
 import click
 
 from ndd_console.jobs.run_sources import HomeFolder
-from ndd_console.screens.interfaces import RunRow
 from ndd_console.words.blocks import Table
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError, UsageError
 from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.text import MISSING, number, printable, size
+from ndd_engine.text import MISSING, counted, number, printable, size
 
 from .completion import run_names
-from .options import command, flag, group, json_option
+from .options import Asked, command, flag, gathered, group, json_option
 from .printing import say, show
 
 _COLUMNS = ("run", "workload", "status", "step", "started", "best")
@@ -27,7 +26,7 @@ _COLUMNS = ("run", "workload", "status", "step", "started", "best")
 @json_option
 @click.pass_context
 def runs(ctx: click.Context, as_json: bool) -> None:
-    """List the runs in the runs folder, newest first. An asterisk marks a live run."""
+    """The newest run comes first. An asterisk marks a live run."""
     if ctx.invoked_subcommand is not None:
         return
     root = runs_root(ctx.obj["runs"])
@@ -36,7 +35,15 @@ def runs(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         show({"folder": str(root), "runs": [dataclasses.asdict(row) for row in rows]})
     elif rows:
-        show([Table("", _COLUMNS, tuple(map(_cells, rows)), frozenset({3}))])
+        cells = tuple(
+            (
+                row.name, row.workload, row.status + (" *" if row.live else ""),
+                number(row.step) + (f"/{number(row.total_steps)}" if row.total_steps else ""),
+                _minute(row.started_t), row.best,
+            )
+            for row in rows
+        )  # fmt: skip
+        show([Table("", _COLUMNS, cells, frozenset({3}))])
     else:
         say(
             f"there are no runs in {root.absolute()}; start one with: ndd-console train, or name another folder with "
@@ -46,12 +53,8 @@ def runs(ctx: click.Context, as_json: bool) -> None:
         say(f"warning: run {name}: {damage_text(count)}")
 
 
-def _cells(row: RunRow) -> tuple[str, ...]:
-    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.started_t)) if row.started_t else MISSING
-    return (
-        row.name, row.workload, row.status + (" *" if row.live else ""),
-        number(row.step) + (f"/{number(row.total_steps)}" if row.total_steps else ""), started, row.best,
-    )  # fmt: skip
+def _minute(t: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(t)) if t else MISSING
 
 
 @command(
@@ -67,10 +70,8 @@ def _cells(row: RunRow) -> tuple[str, ...]:
 @flag("--failed", help="Only runs that failed or whose process was killed.")
 @flag("--yes", "-y", help="Do not ask.")
 @flag("--dry-run", help="List what would be deleted.")
-@click.pass_context
-def delete(
-    ctx: click.Context, names: tuple[str, ...], age: str | None, failed: bool, yes: bool, dry_run: bool
-) -> int:
+@gathered
+def delete(asked: Asked) -> int:
     """Delete runs with their checkpoints: those with these names or globs, or all that the options select.
 
     Only folders of runs directly in the runs folder are deleted. A run that is being written is never deleted.
@@ -78,51 +79,46 @@ def delete(
     from ndd_engine.record.deleting import age_of, candidates
     from ndd_engine.record.deleting import delete as deleted
 
-    if not names and age is None and not failed:
+    names, root = asked.names, asked.root
+    if not names and asked.age is None and not asked.failed:
         raise UsageError("name the runs to delete, or select them with --older-than or --failed")
-    root = runs_root(ctx.obj["runs"])
-    matching = candidates(root, names, None if age is None else age_of(age), failed)
-    live = [each.run.name for each in matching if each.live]
-    if any(name in live for name in names):
-        raise UsageError(f"run {', '.join(name for name in live if name in names)} is running; stop it first")
+    matching = candidates(root, names, None if asked.age is None else age_of(asked.age), asked.failed)
+    live = [candidate.run.name for candidate in matching if candidate.live]
+    if named := [name for name in live if name in names]:
+        raise UsageError(f"run {', '.join(named)} is running; stop it first")
     for name in live:
         say(f"{name} is running: it stays")
-    chosen = [each for each in matching if not each.live]
+    chosen = [candidate for candidate in matching if not candidate.live]
     if not chosen:
         say(f"there is nothing to delete in {root.absolute()}")
         return EXIT_DONE
     rows = tuple(
-        (
-            each.run.name,
-            each.status,
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(each.changed_t)),
-            size(each.bytes),
-        )
-        for each in chosen
+        (candidate.run.name, candidate.status, _minute(candidate.changed_t), size(candidate.bytes))
+        for candidate in chosen
     )
     show([Table("", ("run", "status", "last event", "size"), rows, frozenset({3}))])
-    what = f"{len(chosen)} run{'' if len(chosen) == 1 else 's'} ({size(sum(each.bytes for each in chosen))})"
-    if dry_run:
-        say(f"would delete {what} in {root.absolute()}")
+    total = f"{counted(len(chosen), 'run')} ({size(sum(candidate.bytes for candidate in chosen))})"
+    if asked.dry_run:
+        say(f"would delete {total} in {root.absolute()}")
         return EXIT_DONE
-    if not yes:
+    if not asked.yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"deleting {what} needs an answer: add --yes, as there is no terminal to ask on")
-        if not click.confirm(printable(f"Delete {what} in {root.absolute()}?"), default=False, err=True):
+            raise UsageError(
+                f"deleting {total} needs an answer: add --yes, as there is no terminal to ask on"
+            )
+        if not click.confirm(printable(f"Delete {total} in {root.absolute()}?"), default=False, err=True):
             say("nothing was deleted")
             return EXIT_FAILED
     left = 0
-    for each in chosen:
+    for run in (candidate.run for candidate in chosen):
         try:
-            deleted(each.run)
+            deleted(run)
         except RunLockedError:
-            say(f"{each.run.name} was started meanwhile: it stays")
+            say(f"{run.name} was started meanwhile: it stays")
         except OSError as error:
             left += 1
-            say(
-                f"{each.run.name} cannot be deleted completely: {error.filename or each.run.path}: {error.strerror}"
-            )
-    say(f"deleted {len(chosen) - left} of {what}" if left else f"deleted {what}")
+            say(f"{run.name} cannot be deleted completely: {error.filename or run.path}: {error.strerror}")
+    say(f"deleted {len(chosen) - left} of {total}" if left else f"deleted {total}")
     return EXIT_FAILED if left else EXIT_DONE
 
 

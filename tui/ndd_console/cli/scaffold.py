@@ -27,10 +27,7 @@ DEFAULT = "my_workload.py"
 @click.argument("path", required=False, type=click.Path(path_type=Path), default=DEFAULT)
 @flag("--force", help="Overwrite an existing file.")
 def scaffold(path: Path, force: bool) -> None:
-    """Write an example workload to PATH (default: my_workload.py), to replace with your own model and data.
-
-    Prints the command that trains it.
-    """
+    """PATH is a Python file (default: my_workload.py). Prints the command that trains it."""
     _check_name(path)
     module, folder = _importable(path)
     text = files("ndd_console.cli").joinpath("example_workload.py").read_text("utf-8")

@@ -11,28 +11,27 @@ from ndd_console.words.scaling import scaling_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import foreign
 from ndd_engine.trial.scaling import ScalingRequest, ScalingState, plan, run_scaling
 from ndd_engine.trial.scaling_plan import HOLDS, counts_of, strategies_of
 
+from . import options
 from .completion import run_names
-from .measuring import stoppable
-from .options import budget_option, command, json_option, pause_option, set_option, workload_option
+from .measuring import record, stoppable
 from .printing import show
 from .try_ import TrialProgress
 
 
-@command(
+@options.command(
     "0 measured, 1 a measurement failed, 2 usage or configuration error",
     "scaling run.toml",
     "scaling chartext-001 --ranks 1,2,4 --budget 120",
     "scaling run.toml --strategy ddp,fsdp2 --hold effective",
     stops=True,
 )
-@click.argument("what", metavar="[RUN|CONFIG]", required=False, shell_complete=run_names)
-@workload_option
-@set_option
+@click.argument("baseline", metavar="[RUN|CONFIG]", required=False, shell_complete=run_names)
+@options.workload_option
+@options.set_option
 @click.option(
     "--ranks",
     metavar="N,N,...",
@@ -46,91 +45,56 @@ from .try_ import TrialProgress
     help="What stays the same: the batch of a rank, so that the effective batch grows with the ranks (weak scaling), "
     "or the effective batch (strong scaling). Default: effective if batch.effective is set, otherwise rank.",
 )
-@budget_option(
+@options.budget_option(
     "Maximum duration of each comparison with the least number of ranks, setup included; it ends early once the "
     "interval is narrow.",
     120.0,
 )
-@pause_option
-@json_option
-@click.pass_context
-def scaling(
-    ctx: click.Context,
-    what: str | None,
-    workload: str | None,
-    sets: tuple[str, ...],
-    ranks: str | None,
-    strategy: str | None,
-    hold: str | None,
-    budget: float,
-    pause: bool,
-    as_json: bool,
-) -> int:
-    """Measure how much faster several ranks train on this machine, and where the rest of the time goes.
+@options.pause_option
+@options.json_option
+@options.gathered
+def scaling(asked: options.Asked) -> int:
+    """Each number of ranks is compared with the smallest in a trial.
 
-    Each number of ranks is compared with the smallest in a trial. Both alternate in ABBA blocks and are started several
-    times. For each number, prints the step time, the throughput, the share of linear scaling with its 95 % CI, the
-    exposed communication (exchange), the wait for slower ranks (skew), the peak memory of a rank, and what is lost.
+    Both alternate in ABBA blocks and are started several times. For each number, prints the step time, the throughput,
+    the share of linear scaling with its 95 % CI, the exposed communication (exchange), the wait for slower ranks
+    (skew), the peak memory of a rank, and what is lost.
 
     The configuration is that of RUN (`last`: the newest one), CONFIG (a TOML file) or the default workload. Evaluations
     and checkpoints are left out. A live RUN is paused during the trials; they are stored in its record. Ctrl-C stops
     early and prints the results so far.
     """
-    root = runs_root(ctx.obj["runs"])
-    base = baseline_of(what, workload, root)
+    base = baseline_of(asked.baseline, asked.workload, asked.root)
     if base.run is not None and base.run.command.exists():
         raise UsageError(
             f"{base.name} is one of a script, whose number of ranks its own command sets: start it with each number "
             "(ndd-console run -- torchrun --nproc-per-node N ...) and compare the runs"
         )
     from ndd_engine.trial.pausing import held, to_pause
-    from ndd_engine.trial.store import record_trial
 
-    base = replace(base, sets=(*base.sets, *sets))
-    request = ScalingRequest(
-        base,
-        () if ranks is None else counts_of(ranks),
-        () if strategy is None else strategies_of(strategy),
-        hold,
-        budget,
-    )
+    base = replace(base, sets=(*base.sets, *asked.sets))
+    ranks = () if asked.ranks is None else counts_of(asked.ranks)
+    strategies = () if asked.strategy is None else strategies_of(asked.strategy)
+    request = ScalingRequest(base, ranks, strategies, asked.hold, asked.budget)
     _, points = plan(request)  # report mistakes before anything is paused
-    paused = to_pause(base, root, pause, max(point.ranks for point in points))
+    paused = to_pause(base, asked.root, asked.pause, max(point.ranks for point in points))
     progress = TrialProgress(sys.stderr)
-    shown = _Shown(progress)
 
-    def keep(event: TrialEvent) -> None:
-        if base.run is None or event.verdict == "stopped":
-            return
-        try:
-            record_trial(base.run, event)
-        except UsageError as error:
-            progress.say(f"warning: the result is not recorded: {error}")
+    def keep(trial: TrialEvent) -> None:
+        if trial.verdict != "stopped":
+            record(base.run, trial, progress.news)
 
-    with stoppable("the measurement") as stop, held(paused, progress.say, stop):
-        state = run_scaling(request, shown.look, stop, keep)
+    def look(state: ScalingState) -> None:
+        """The batch once, then each trial, and its result when it is known. Called a few times a second."""
+        texts = [foreign(row.text) for row in state.rows if row.text]
+        last = len(texts) >= len(state.rows) - 1  # this result is in the table at once
+        progress.results([state.batch_text, *(() if last else texts)] if state.rows else [])
+        if state.progress is not None:
+            progress.look(replace(state.progress, stage=f"{state.stage}: {state.progress.stage}"))
+
+    with stoppable("the measurement") as stop, held(paused, progress.news, stop):
+        state = run_scaling(request, look, stop, keep)
     progress.finish()
-    show(state.to_dict() if as_json else scaling_blocks(state, what or "CONFIG"))
+    show(state.to_dict() if asked.as_json else scaling_blocks(state, asked.baseline or "CONFIG"))
     bad = state.failed or any(row.trial is not None and row.trial.verdict == "failed" for row in state.rows)
     return stop.exit_status or (EXIT_FAILED if bad else EXIT_DONE)
-
-
-class _Shown:
-    """Lines of progress: the batch once, then each trial, and its result when it is known."""
-
-    def __init__(self, progress: TrialProgress) -> None:
-        self._progress = progress
-        self._batch, self._told = "", 0
-
-    def look(self, state: ScalingState) -> None:
-        """Called a few times a second."""
-        if state.rows and not self._batch:
-            self._batch = state.batch_text
-            self._progress.say(self._batch)
-        texts = [row.text for row in state.rows if row.text]
-        if len(texts) < len(state.rows) - 1:  # the last result is in the table at once
-            for text in texts[self._told :]:
-                self._progress.say(foreign(text))
-            self._told = len(texts)
-        if state.progress is not None:
-            self._progress.look(replace(state.progress, stage=f"{state.stage}: {state.progress.stage}"))

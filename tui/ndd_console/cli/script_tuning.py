@@ -8,58 +8,55 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ndd_console.words.trial import measurement
 from ndd_console.words.tuning import script_blocks
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.hardware.detect import detect
+from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
 from ndd_engine.script.contained import OFFLINE, check_contained, check_ranks, copy
 from ndd_engine.script.run import ScriptRequest, ScriptRun
-from ndd_engine.script.tuning import Row, Tuned, changes_for, tune_script
+from ndd_engine.script.tuning import Row, changes_for, tune_script
 from ndd_engine.text import counted
 from ndd_engine.trial.candidates import Place
 from ndd_engine.trial.request import Progress
 
 from .measuring import stoppable
+from .options import Asked
 from .printing import ProgressLines, say, show
 
 # How long the script is observed before its changes are measured.
 OBSERVED_STEPS, OBSERVED_S, MOST_S = 60, 10.0, 60.0
 
 
-def tune_script_run(
-    root: Path,
-    words: Sequence[str],
-    script: RunDir | None,
-    budget_s: float,
-    allow_side_effects: bool,
-    as_json: bool,
-) -> int:
-    """Tune the script of a run, or a command. Returns the exit status."""
+def tune_script_run(asked: Asked, script: RunDir | None) -> int:
+    """Tune the script of a run, or the command that was given. Returns the exit status."""
     with stoppable("tuning") as stop:
-        directory = script if script is not None else observed(root, Command(tuple(words), Path.cwd()), stop)
+        directory = script or observed(asked.root, Command(asked.words, Path.cwd()), stop)
         state = load_state(directory)
         if state.run is None:
             raise UsageError(f"run {directory.name} has not trained: there is nothing to tune")
         check_ranks(directory.name, state.run.config)
-        if not allow_side_effects:
+        if not asked.allow_side_effects:
             check_contained(state.run.config)
         place = Place.of(detect(use_torch=False))
         changes = changes_for(state.run, diagnose(state.snapshot()), place.cores, bool(place.bf16))
         say(f"{counted(len(changes), 'change')} to measure: {', '.join(' '.join(sets) for sets in changes)}")
-        lines = Lines(say)
-        tuned = tune_script(directory, state.run, changes, budget_s, lines.look, stop, allow_side_effects)
-    if as_json:
-        show(_document(tuned))
+        look, side_effects = ScriptProgress(say).look, asked.allow_side_effects
+        tuned = tune_script(directory, state.run, changes, asked.budget, look, stop, side_effects)
+    diff, advice = (tuned.edit.diff, tuned.edit.advice) if tuned.edit is not None else ([], ())
+    if asked.as_json:
+        rows = [{"sets": row.sets, "trial": _result(row.trial), "reason": row.reason} for row in tuned.rows]
+        whole = _result(tuned.whole)
+        show({"changes": rows, "kept": tuned.kept, "whole": whole, "diff": diff, "advice": advice})
     else:
         show(script_blocks(tuned))
         if tuned.edit is not None:
-            show(["", *tuned.edit.diff, *(f"  {text}" for text in tuned.edit.advice)])
+            show(["", *diff, *(f"  {text}" for text in advice)])
     return stop.exit_status or (0 if any(row.trial is not None for row in tuned.rows) else EXIT_FAILED)
 
 
@@ -91,7 +88,7 @@ def observed(root: Path, command: Command, stop: threading.Event) -> RunDir:
     return run.directory
 
 
-class Lines(ProgressLines):
+class ScriptProgress(ProgressLines):
     """Each change as it is measured."""
 
     def look(self, rows: Sequence[Row], progress: Progress | None) -> None:
@@ -102,24 +99,7 @@ class Lines(ProgressLines):
             self.stage((done, progress.stage.partition(":")[0]), f"{name}: {measurement(progress)}")
 
 
-def _document(tuned: Tuned) -> dict[str, Any]:
-    def body(trial: Any) -> dict[str, Any] | None:
-        if trial is None:
-            return None
-        return {
-            "verdict": trial.verdict,
-            "ratio": trial.ratio,
-            "low": trial.low,
-            "high": trial.high,
-            "text": trial.text,
-        }
-
-    return {
-        "changes": [
-            {"sets": list(row.sets), "trial": body(row.trial), "reason": row.reason} for row in tuned.rows
-        ],
-        "kept": list(tuned.kept),
-        "whole": body(tuned.whole),
-        "diff": tuned.edit.diff if tuned.edit is not None else [],
-        "advice": list(tuned.edit.advice) if tuned.edit is not None else [],
-    }
+def _result(trial: TrialEvent | None) -> dict[str, object] | None:
+    """What the JSON document says about a trial."""
+    names = "verdict", "ratio", "low", "high", "text"
+    return None if trial is None else {name: getattr(trial, name) for name in names}

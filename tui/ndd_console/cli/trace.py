@@ -13,7 +13,6 @@ from ndd_console.report.collect import collect
 from ndd_console.report.model import Report
 from ndd_console.report.sections import page
 from ndd_console.words.trace import one_trace, several_traces
-from ndd_engine.diagnose import Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
 from ndd_engine.record.events import FindingEvent
@@ -39,11 +38,10 @@ LONG_BYTES = 20 << 20
 @json_option
 @output_option("Write the report of one trace as an HTML page.")
 def trace(files: tuple[Path, ...], whole: bool, as_json: bool, output: Path | None) -> None:
-    """Diagnose traces of torch.profiler (JSON or .json.gz), of one process or of several ranks.
+    """FILES are traces (JSON or .json.gz) or folders of traces, of one process or of several ranks.
 
-    FILES are traces or folders of traces, from torch 1.8.1 and later, CUDA or ROCm. Shows for each GPU how long it was
-    busy and idle and why, the exposed and hidden time of collectives, the longest kernels, and the findings. Nothing in
-    a trace is executed.
+    They are from torch 1.8.1 and later, CUDA or ROCm. Shows for each GPU how long it was busy and idle and why, the
+    exposed and hidden time of collectives, the longest kernels, and the findings. Nothing in a trace is executed.
     """
     trace_paths = traces.trace_files(files)
     if output is not None and (len(trace_paths) > 1 or as_json):
@@ -73,15 +71,14 @@ def _write_report(use: TraceUse, output: Path) -> None:
         lines = []
         for t, event in traces.record(use, device):
             if event.type == "end":
-                lines += [_appeared(finding, len(use.steps)).to_json(t) for finding in findings]
+                appeared = (
+                    FindingEvent(len(use.steps), finding.cause, finding.title) for finding in findings
+                )
+                lines += [found.to_json(t) for found in appeared]
             lines.append(event.to_json(t))
         directory.events.write_text("\n".join(lines) + "\n", encoding="utf-8")
         report = Report(
             directory, traces.snapshot(use, device), tuple(findings), "", collect(directory), time.time()
         )
         write_text(output, html.render(page(report)))
-    click.echo(printable(str(output)))
-
-
-def _appeared(finding: Finding, step: int) -> FindingEvent:
-    return FindingEvent(step, finding.cause, finding.title)
+    show([str(output)])

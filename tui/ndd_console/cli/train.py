@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import click
 
@@ -12,14 +10,13 @@ from ndd_console.process.terminal import interactive
 from ndd_engine.api.sources import configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, UsageError
-from ndd_engine.record.rundir import RunDir, runs_root
 from ndd_engine.text import counted
 from ndd_engine.train.parallel.place import Place, place
 from ndd_engine.train.preflight import preflight
 from ndd_engine.train.run import RunRequest
 
 from .completion import run_names
-from .options import command, configuration, count, flag
+from .options import Asked, command, configuration, count, flag, gathered
 from .printing import say
 
 # Section of the configuration -> its keys that have an option of their own.
@@ -65,21 +62,9 @@ _GIVEN = {
 )  # fmt: skip
 @flag("--headless", help="No screen: log to standard error, print a summary at the end.")
 @flag("--json", "as_json", help="Headless, with the events as JSON lines on standard output.")
-@click.pass_context
-def train(
-    ctx: click.Context,
-    /,
-    config: Path | None,
-    workload: str | None,
-    sets: tuple[str, ...],
-    resume: str | None,
-    resume_or_start: bool,
-    from_step: int | None,
-    headless: bool,
-    as_json: bool,
-    **given: Any,
-) -> int:
-    """Train the model that CONFIG (a TOML file) describes, or the default workload.
+@gathered
+def train(asked: Asked) -> int:
+    """CONFIG (a TOML file) describes the model and its training; without it, the default workload is trained.
 
     Shows the live screen in a terminal and runs headless otherwise. Ctrl-C and SIGTERM save a checkpoint and stop; a
     second Ctrl-C stops at once. The run continues if the terminal is closed. The exit status is that of the run, even
@@ -87,83 +72,60 @@ def train(
     each process is one rank.
     """
     here = place()
-    request_of = partial(
-        _request,
-        runs_root(ctx.obj["runs"]),
-        config,
-        workload,
-        sets,
-        resume,
-        resume_or_start,
-        from_step,
-        given,
-        here,
-    )
+    request_of = partial(_request, asked, here)
     from ndd_console.jobs.ranks import rank_command, ranks_headless, run_rank
 
     if here is not None:
-        run_rank(request_of, here, as_json)
+        run_rank(request_of, here, asked.as_json)
     request = request_of()
     if request is None:
         return EXIT_DONE
     # Report mistakes before the screen opens and before a process is started.
     several = preflight(request.draft, use_torch=False).parallel.ranks > 1
-    screen = interactive() and not (headless or as_json)
+    screen = interactive() and not (asked.headless or asked.as_json)
     if not screen and several:
-        return ranks_headless(request, rank_command(), as_json)
+        return ranks_headless(request, rank_command(), asked.as_json)
     if not screen:
         from ndd_console.jobs.headless import run_headless
 
-        return run_headless(request, as_json)
+        return run_headless(request, asked.as_json)
     from ndd_console.jobs.training import run_console
 
-    return run_console(request, ctx.obj["ascii"], rank_command())
+    return run_console(request, asked.ascii, rank_command())
 
 
-def _request(
-    root: Path,
-    config: Path | None,
-    workload: str | None,
-    sets: tuple[str, ...],
-    resume: str | None,
-    resume_or_start: bool,
-    from_step: int | None,
-    given: dict[str, Any],
-    here: Place | None,
-) -> RunRequest | None:
-    """What the command line asks for; None if that run has finished. Raises UsageError."""
+def _request(asked: Asked, here: Place | None) -> RunRequest | None:
+    """The run to train; None if it has finished. here: the rank that this process is. Raises UsageError."""
     overrides = {
-        section: {key: given[key] for key in keys if given[key] is not None}
+        section: {key: value for key in keys if (value := getattr(asked, key)) is not None}
         for section, keys in _GIVEN.items()
     }
     if here is not None:
         overrides["parallel"].setdefault("ranks", here.size)
-    resumed: RunDir | None = None
-    if resume_or_start and (resume is not None or from_step is not None):
+    if asked.resume_or_start and (asked.resume is not None or asked.from_step is not None):
         raise UsageError("--resume-or-start excludes --resume and --from-step")
-    if resume is not None:
-        if config is not None or workload is not None or given["name"] is not None:
-            raise UsageError(
-                "--resume uses the configuration of its run: omit CONFIG, --workload and --run (--set still works)"
-            )
-        resumed = configured_run(root, resume)
-        config = resumed.config
-    elif from_step is not None:
+    if asked.from_step is not None and asked.resume is None:
         raise UsageError("--from-step needs --resume")
-    draft = read(config, sets, workload, overrides)
+    if asked.resume is not None and any(
+        given is not None for given in (asked.config, asked.workload, asked.name)
+    ):
+        raise UsageError(
+            "--resume uses the configuration of its run: omit CONFIG, --workload and --run (--set still works)"
+        )
+    resumed = None if asked.resume is None else configured_run(asked.root, asked.resume)
+    config = asked.config if resumed is None else resumed.config
+    draft = read(config, asked.sets, asked.workload, overrides)
     if here is not None and (ranks := draft.resolve().parallel.ranks) != here.size:
         raise UsageError(f"parallel.ranks is {ranks}, but the launcher started {counted(here.size, 'rank')}")
-    request = RunRequest(draft, root, resumed, from_step)
-    if resume_or_start:
-        from ndd_engine.api.requeue import resume_or_start as decided
+    request = RunRequest(draft, asked.root, resumed, asked.from_step)
+    if asked.resume_or_start:
+        from ndd_engine.api.requeue import resume_or_start
 
-        decision = decided(request)
+        decision = resume_or_start(request)
         if here is None or here.first:
             say(decision.text)
-        if decision.request is None:
-            return None
-        request, draft = decision.request, decision.request.draft
-    elif resumed is not None and sets:
+        return decision.request
+    if resumed is not None and asked.sets:
         from ndd_engine.api.requeue import changes_text
 
         if (text := changes_text(resumed, draft)) and (here is None or here.first):

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -15,54 +16,22 @@ from ndd_console.words.trial import measurement, trial_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
-from ndd_engine.record.rundir import runs_root
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.state import RunState
 from ndd_engine.script.starting import ARGUMENT, VARIABLE, is_start
 from ndd_engine.text import percent, printable
 from ndd_engine.trial.request import Progress, TrialRequest
 
+from . import options
 from .completion import run_names
-from .measuring import stoppable
-from .options import (
-    budget_option,
-    command,
-    flag,
-    json_option,
-    pause_option,
-    set_option,
-    side_effects_option,
-    workload_option,
-)
+from .measuring import record, stoppable
 from .printing import ProgressLines, say, show
 
 # Share of the recorded time above which a trial says that it leaves evaluations and checkpoints out.
 LEFT_OUT = 0.02
 
 
-def script_options(function: Any) -> Any:
-    """Options for the run of an observed script."""
-    for option in (
-        side_effects_option,
-        flag("--apply", help="Write the edit that makes a faster change to the script, after a question."),
-        click.option(
-            "--env",
-            "variables",
-            metavar="NAME=VALUE",
-            multiple=True,
-            help="Try another environment variable for the script; repeatable.",
-        ),
-        click.option(
-            "--arg",
-            "arguments",
-            metavar="NAME=VALUE",
-            multiple=True,
-            help="Try another argument of the script's command, e.g. batch-size=128; repeatable.",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-@command(
+@options.command(
     "0 measured, whatever the verdict; 1 the trial failed, 2 usage or configuration error",
     "try --set loader.workers=4",
     "try chartext-001 --set precision.amp=bf16 --budget 120",
@@ -72,11 +41,11 @@ def script_options(function: Any) -> Any:
     stops=True,
     name="try",
 )
-@click.argument("what", metavar="[RUN|CONFIG]", required=False, shell_complete=run_names)
-@set_option
-@workload_option
-@budget_option("Maximum duration, setup included; the trial ends early once the result is clear.")
-@pause_option
+@click.argument("baseline", metavar="[RUN|CONFIG]", required=False, shell_complete=run_names)
+@options.set_option
+@options.workload_option
+@options.budget_option("Maximum duration, setup included; the trial ends early once the result is clear.")
+@options.pause_option
 @click.option(
     "--separate-processes",
     "restarts",
@@ -84,29 +53,30 @@ def script_options(function: Any) -> Any:
     help="Measure in pairs of processes, even if one process could switch between both sides.",
 )
 @click.option("--cause", metavar="CAUSE", help="Finding that suggested the change, stored with the result.")
-@script_options
-@json_option
-@click.pass_context
-def try_(
-    ctx: click.Context,
-    what: str | None,
-    sets: tuple[str, ...],
-    workload: str | None,
-    budget: float,
-    pause: bool,
-    restarts: bool,
-    cause: str | None,
-    arguments: tuple[str, ...],
-    variables: tuple[str, ...],
-    apply: bool,
-    allow_side_effects: bool,
-    as_json: bool,
-) -> int:
-    """Measure a change (--set) against a baseline in a paired A/B trial.
+@click.option(
+    "--arg",
+    "arguments",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Try another argument of the script's command, e.g. batch-size=128; repeatable.",
+)
+@click.option(
+    "--env",
+    "variables",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Try another environment variable for the script; repeatable.",
+)
+@options.flag("--apply", help="Write the edit that makes a faster change to the script, after a question.")
+@options.side_effects_option
+@options.json_option
+@options.gathered
+def try_(asked: options.Asked) -> int:
+    """The baseline is the configuration of RUN (`last`: the newest one), CONFIG (a TOML file) or the default workload.
 
-    The baseline is the configuration of RUN (`last`: the newest one), CONFIG (a TOML file) or the default workload. The
-    candidate is the baseline with the --set values; run.epochs and run.max_steps apply to both. Both train from scratch
-    and alternate in ABBA blocks, either in one process that switches between them or in several pairs of processes.
+    The candidate is the baseline with the --set values; run.epochs and run.max_steps apply to both. Both train from
+    scratch and alternate in ABBA blocks, either in one process that switches between them or in several pairs of
+    processes.
 
     Prints the speedup with its 95 % CI, peak memory, whether the losses agree, and the verdict: faster, slower, no
     difference or inconclusive.
@@ -117,77 +87,69 @@ def try_(
     A live RUN is paused during the trial, and the result is stored in its record. Ctrl-C stops early and prints
     the result so far.
     """
-    root = runs_root(ctx.obj["runs"])
-    base = baseline_of(what, workload, root)
-    starts = (*(f"{ARGUMENT}{item}" for item in arguments), *(f"{VARIABLE}{item}" for item in variables))
-    request = TrialRequest(base, (*sets, *starts), budget, cause, restarts, allow_side_effects)
+    base = baseline_of(asked.baseline, asked.workload, asked.root)
+    starts = (
+        *(f"{ARGUMENT}{item}" for item in asked.arguments),
+        *(f"{VARIABLE}{item}" for item in asked.variables),
+    )
+    request = TrialRequest(
+        base, (*asked.sets, *starts), asked.budget, asked.cause, asked.restarts, asked.allow_side_effects
+    )
     from ndd_engine.trial.drafts import check
     from ndd_engine.trial.pausing import held, to_pause
-    from ndd_engine.trial.store import record_trial
-    from ndd_engine.trial.trial import run_trial
 
+    state = None  # of the run of an observed script
+    paused: tuple[RunDir, ...] = ()
     if base.run is not None and base.run.command.exists():
-        return _script(request, as_json, apply)
-    if apply:
+        from ndd_engine.script.trial import check_script, run_script_trial, tried_run
+
+        state = tried_run(request)
+        assert state.run is not None
+        check_script(request, state.run.config)
+        if asked.apply and not asked.as_json and any(gained(trial, request.sets) for trial in state.trials):
+            say(f"{' '.join(request.sets)} was measured as faster before; it is not measured again")
+            _edit(state.run, request, asked.apply)
+            return EXIT_DONE
+        measure = partial(run_script_trial, request, state.run.config, state.run.device)
+    elif asked.apply:
         raise UsageError(
             "--apply edits the file of an observed script; a configuration is written with tune -o FILE"
         )
-    if starts or allow_side_effects:
+    elif starts or asked.allow_side_effects:
         raise UsageError(
             "--arg, --env and --allow-side-effects are for the run of an observed script (ndd-console run)"
         )
-    check(request)  # report mistakes before anything is paused
-    progress = TrialProgress(sys.stderr)
-    with stoppable("the trial") as stop, held(to_pause(request.base, root, pause), progress.say, stop):
-        event = run_trial(request, progress.look, stop)
-    progress.finish()
-    if base.run is not None:
-        try:
-            record_trial(base.run, event)
-        except UsageError as error:
-            progress.say(f"warning: the result is not recorded: {error}")
-    show(json.loads(event.to_json(time.time())) if as_json else trial_blocks(event))
-    return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
-
-
-def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
-    """A trial of an observed script."""
-    from ndd_engine.script.trial import check_script, run_script_trial, tried_run
-    from ndd_engine.trial.store import record_trial
-
-    assert request.base.run is not None
-    state = tried_run(request)
-    run = state.run
-    assert run is not None
-    check_script(request, run.config)
-    if apply and not as_json and any(gained(trial, request.sets) for trial in state.trials):
-        say(f"{' '.join(request.sets)} was measured as faster before; it is not measured again")
-        _edit(run, request, apply)
-        return EXIT_DONE
-    progress = TrialProgress(sys.stderr)
-    with stoppable("the trial") as stop:
-        event = run_script_trial(request, run.config, run.device, progress.look, stop)
-    progress.finish()
-    try:
-        record_trial(request.base.run, event)
-    except UsageError as error:
-        progress.say(f"warning: the result is not recorded: {error}")
-    if as_json:
-        show(json.loads(event.to_json(time.time())))
     else:
-        show(trial_blocks(event))
-        aside = sum(state.totals["phases"].get(name, 0) for name in ("evaluate", "checkpoint"))
-        if any(map(is_start, request.sets)) and aside > LEFT_OUT * state.totals["wall_ns"]:
-            share = percent(aside / state.totals["wall_ns"])
-            say(
-                f"evaluations and checkpoints, {share} of the recorded run, are left out of a trial; if the argument "
-                "is about them, run the script with it and compare the two runs"
-            )
-        if gained(event, request.sets):
-            _edit(run, request, apply)
-        elif apply:
-            say("nothing was written: --apply needs a change that is faster")
-    return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
+        from ndd_engine.trial.trial import run_trial
+
+        check(request)  # report mistakes before anything is paused
+        measure = partial(run_trial, request)
+        paused = to_pause(base, asked.root, asked.pause)
+    progress = TrialProgress(sys.stderr)
+    with stoppable("the trial") as stop, held(paused, progress.news, stop):
+        trial = measure(progress.look, stop)
+    progress.finish()
+    record(base.run, trial, progress.news)
+    show(json.loads(trial.to_json(time.time())) if asked.as_json else trial_blocks(trial))
+    if state is not None and not asked.as_json:
+        _tell_of_script(state, request, trial, asked.apply)
+    return stop.exit_status or (EXIT_FAILED if trial.verdict == "failed" else EXIT_DONE)
+
+
+def _tell_of_script(state: RunState, request: TrialRequest, trial: TrialEvent, apply: bool) -> None:
+    """What a trial of a script leaves out, and the edit that makes its change."""
+    aside = sum(state.totals["phases"].get(name, 0) for name in ("evaluate", "checkpoint"))
+    if any(map(is_start, request.sets)) and aside > LEFT_OUT * state.totals["wall_ns"]:
+        share = percent(aside / state.totals["wall_ns"])
+        say(
+            f"evaluations and checkpoints, {share} of the recorded run, are left out of a trial; if the argument "
+            "is about them, run the script with it and compare the two runs"
+        )
+    if gained(trial, request.sets):
+        assert state.run is not None
+        _edit(state.run, request, apply)
+    elif apply:
+        say("nothing was written: --apply needs a change that is faster")
 
 
 def gained(trial: TrialEvent, sets: Sequence[str]) -> bool:
@@ -234,10 +196,10 @@ class TrialProgress(ProgressLines):
         self._elapsed_s = progress.elapsed_s
         self.stage((progress.doing.partition(":")[0], progress.abba_blocks), text)
 
-    def say(self, text: str) -> None:
+    def news(self, text: str) -> None:
         """A line of its own."""
         self.finish()
-        self.news(text)
+        super().news(text)
 
     def finish(self) -> None:
         """Erase the line that is rewritten in place."""

@@ -14,22 +14,13 @@ from ndd_console.words.tuning import tuning_blocks
 from ndd_engine.api.sources import baseline_of, configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_FAILED, UsageError
-from ndd_engine.record.rundir import find_run, runs_root
+from ndd_engine.record.rundir import find_run
 from ndd_engine.train.preflight import preflight
 from ndd_engine.trial.request import Base
 
+from . import options
 from .completion import run_names
 from .measuring import check_writable, stoppable, write
-from .options import (
-    budget_option,
-    command,
-    json_option,
-    output_option,
-    pause_option,
-    set_option,
-    side_effects_option,
-    workload_option,
-)
 from .printing import ProgressLines, say, show
 
 if TYPE_CHECKING:
@@ -43,7 +34,7 @@ ONLY = (
 )  # fmt: skip
 
 
-@command(
+@options.command(
     "0 finished, 1 stopped by an error, 2 usage or configuration error",
     "tune run.toml -o tuned.toml",
     "tune --run chartext-001 --only workers --budget 30",
@@ -51,39 +42,26 @@ ONLY = (
     stops=True,
 )
 @click.argument("words", nargs=-1, metavar="[CONFIG | -- COMMAND...]", type=click.UNPROCESSED)
-@workload_option
-@set_option
+@options.workload_option
+@options.set_option
 @click.option("--run", metavar="RUN", help="Start from the configuration of a run.", shell_complete=run_names)
-@budget_option("Maximum duration of one measurement; each setting takes up to two.")
+@options.budget_option("Maximum duration of one measurement; each setting takes up to two.")
 @click.option(
     "--only",
     multiple=True,
     metavar="NAME",
     help=f"Try only this setting or group; repeatable. Names: {', '.join(ONLY)}.",
 )
-@pause_option
-@side_effects_option
-@output_option("Write the resulting TOML to this file.")
-@json_option
-@click.pass_context
-def tune(
-    ctx: click.Context,
-    words: tuple[str, ...],
-    workload: str | None,
-    sets: tuple[str, ...],
-    run: str | None,
-    budget: float,
-    only: tuple[str, ...],
-    pause: bool,
-    allow_side_effects: bool,
-    output: Path | None,
-    as_json: bool,
-) -> int:
-    """Tune a configuration: measure one setting after another and keep those that significantly help.
+@options.pause_option
+@options.side_effects_option
+@options.output_option("Write the resulting TOML to this file.")
+@options.json_option
+@options.gathered
+def tune(asked: options.Asked) -> int:
+    """Each setting is measured in an A/B trial against the best configuration so far.
 
-    Each setting is measured in an A/B trial against the best configuration so far; each one kept is measured again
-    against the baseline, and dropped if that does not confirm it. Settings that change the training itself, such as
-    the learning rate, are not tried.
+    Each one kept is measured again against the baseline, and dropped if that does not confirm it. Settings that change
+    the training itself, such as the learning rate, are not tried.
 
     Shows a live screen in a terminal. Prints a table, and the resulting TOML unless it was written to a file. A live
     RUN is paused during the measurements. Ctrl-C stops early and prints the results so far.
@@ -91,48 +69,54 @@ def tune(
     For a training script, given as COMMAND or by the RUN that observed it, measures each change that needs no edit of
     the script, and then those that help together. The edit that makes them is printed as a diff.
     """
-    root = runs_root(ctx.obj["runs"])
-    if run is not None and (words or workload is not None):
+    root, run, words, output = asked.root, asked.run, asked.words, asked.output
+    if run is not None and (words or asked.workload is not None):
         raise UsageError("--run uses the configuration of a run: omit CONFIG and --workload")
     script = None if run is None else find_run(root, run)
     if len(words) > 1 or (script is not None and script.command.exists()):
-        if workload is not None or sets or only or output is not None:
+        if asked.workload is not None or asked.sets or asked.only or output is not None:
             raise UsageError("a script is tuned without CONFIG, --workload, --set, --only and -o")
         from .script_tuning import tune_script_run
 
-        return tune_script_run(root, words, script, budget, allow_side_effects, as_json)
-    if allow_side_effects:
+        return tune_script_run(asked, script)
+    if asked.allow_side_effects:
         raise UsageError("--allow-side-effects is for a training script")
-    config = Path(words[0]) if words else None
-    base = _base(root, config, workload, sets, run)
+    if run is not None:
+        base = Base.of_run(configured_run(root, run), asked.sets)
+    else:
+        config = Path(words[0]) if words else None
+        name = str(config) if config is not None else baseline_of(None, asked.workload, root).name
+        base = Base(name, config, asked.workload, asked.sets)
     # Reported before the screen opens and before a live run is paused.
     preflight(read(base.config, base.sets, base.workload), use_torch=False)
     check_writable(output)
     from ndd_engine.trial.pausing import held, to_pause
 
-    paused = to_pause(base, root, pause)
-    if not as_json and interactive():
+    paused = to_pause(base, root, asked.pause)
+    if not asked.as_json and interactive():
         from ndd_console.jobs import tuning
 
         def shown(leash: Leash) -> int:
-            state, status, saved = tuning.show(base, budget, only, output, paused, ctx.obj["ascii"], leash)
+            state, status, saved = tuning.show(
+                base, asked.budget, asked.only, output, paused, asked.ascii, leash
+            )
             if saved:
                 say(f"wrote {saved}")
-            _print(state, as_json, saved)
+            _print(state, asked.as_json, saved)
             return status or (EXIT_FAILED if state.stopped else 0)
 
         return supervised(shown)
     from ndd_engine.trial.tuning import run_tuning
 
     with stoppable("tuning") as stop, held(paused, say, stop):
-        state = run_tuning(base, budget, only, TuningProgress(say).look, stop)
+        state = run_tuning(base, asked.budget, asked.only, TuningProgress(say).look, stop)
     saved = ""
     try:
         if output is not None:
             write(output, state.toml)
             saved = str(output)
     finally:
-        _print(state, as_json, saved)  # also if it cannot be written: do not lose the measurements
+        _print(state, asked.as_json, saved)  # also if it cannot be written: do not lose the measurements
     return stop.exit_status or (EXIT_FAILED if state.stopped else 0)
 
 
@@ -140,15 +124,6 @@ def _print(state: TuningState, as_json: bool, saved: str) -> None:
     show(state.to_dict() if as_json else tuning_blocks(state))
     if not as_json and not saved:
         click.echo(f"\n{state.toml}", nl=False)
-
-
-def _base(
-    root: Path, config: Path | None, workload: str | None, sets: tuple[str, ...], run: str | None
-) -> Base:
-    if run is None:
-        name = str(config) if config is not None else baseline_of(None, workload, root).name
-        return Base(name, config, workload, sets)
-    return Base.of_run(configured_run(root, run), sets)
 
 
 class TuningProgress(ProgressLines):

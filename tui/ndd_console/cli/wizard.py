@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,24 +15,20 @@ from ndd_console.render.text import lines
 from ndd_console.words.wizard import proposal_blocks
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
 from ndd_engine.files import replaces, write_text
-from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import printable
-from ndd_engine.wizard.answers import BUDGET_S, GOALS
+from ndd_engine.wizard.answers import BUDGET_S, GOALS, Answers, longest_sequence
 
+from . import options
 from .measuring import check_writable, stoppable
-from .options import Finite, budget_option, command, configuration, count, flag, json_option, output_option
 from .printing import ProgressLines, say, show, terminal_width
 
 if TYPE_CHECKING:
-    from ndd_engine.wizard.answers import Answers
     from ndd_engine.wizard.choice import Choice
     from ndd_engine.wizard.proposals import Proposal
     from ndd_engine.wizard.session import ProposalSet
 
-MIB = 1 << 20
 
-
-@command(
+@options.command(
     "0 done, 1 no recommendation because the measurements disagree, 2 usage or configuration error, "
     "3 insufficient memory or hardware",
     "wizard",
@@ -40,95 +36,85 @@ MIB = 1 << 20
     "wizard --workload finetune --gpu A100 --headless",
     stops=True,
 )
-@configuration
+@options.configuration
 @click.option(
     "--goal", type=click.Choice(tuple(GOALS)), default="throughput", show_default=True,
     help="Highest throughput, low memory use, reproducible results, or shortest time for --items.",
 )  # fmt: skip
-@count("--items", help="Items to train on, for the total time (default: as configured).")
-@count("--effective-batch", help="Effective batch to keep (default: as configured).")
-@flag("--free-batch", help="Allow any effective batch.")
-@count("--min-sequence", help="Minimum sequence length (default: as configured).")
-@count("--ranks", help="Ranks to propose, each on its own GPU (default: one for each GPU of this machine).")
+@options.count("--items", help="Items to train on, for the total time (default: as configured).")
+@options.count("--effective-batch", help="Effective batch to keep (default: as configured).")
+@options.flag("--free-batch", help="Allow any effective batch.")
+@options.count("--min-sequence", help="Minimum sequence length (default: as configured).")
+@options.count(
+    "--ranks", help="Ranks to propose, each on its own GPU (default: one for each GPU of this machine)."
+)
 @click.option("--size", "sizes", multiple=True, metavar="NAME", help="Acceptable model size; repeatable.")
 @click.option(
     "--reserve-memory",
-    type=Finite(min=0),
+    type=options.Finite(min=0),
     metavar="MB",
     help="Memory to keep free (default: 8 % of the free memory).",
 )
 @click.option(
     "--gpu", metavar="NAME", help="Propose for a GPU that is not in this machine, from its specifications."
 )
-@flag("--headless", help="No screen: take the answers from the options.")
-@flag("--no-verify", help="Do not measure the best proposals.")
-@budget_option("Maximum duration of the measurements.", BUDGET_S)
-@output_option(
+@options.flag("--headless", help="No screen: take the answers from the options.")
+@options.flag("--no-verify", help="Do not measure the best proposals.")
+@options.budget_option("Maximum duration of the measurements.", BUDGET_S)
+@options.output_option(
     "Write the TOML to FILE and the table to standard output (default: the TOML to standard output)."
 )
-@flag("--force", help="Change an existing file; its comments are preserved.")
-@json_option
-@click.pass_context
-def wizard(
-    ctx: click.Context,
-    /,
-    headless: bool,
-    no_verify: bool,
-    budget: float,
-    output: Path | None,
-    force: bool,
-    as_json: bool,
-    free_batch: bool,
-    reserve_memory: float | None,
-    **given: Any,
-) -> int:
-    """Propose batch size, sequence length, model size and precision for this machine, and write a TOML with comments.
+@options.flag("--force", help="Change an existing file; its comments are preserved.")
+@options.json_option
+@options.gathered
+def wizard(asked: options.Asked) -> int:
+    """Starts from CONFIG (a TOML file) or the workload's defaults; the TOML that it writes has comments.
 
-    Starts from CONFIG (a TOML file) or the workload's defaults. Predicts memory and time of many combinations, then
-    measures the best ones. Live runs are not paused. Ctrl-C stops early and prints the results so far.
+    Predicts memory and time of many combinations, then measures the best ones. Live runs are not paused. Ctrl-C stops
+    early and prints the results so far.
     """
     from ndd_engine.config import read
-    from ndd_engine.wizard.answers import Answers, longest_sequence
 
-    if free_batch and given["effective_batch"] is not None:
+    output = asked.output
+    if asked.free_batch and asked.effective_batch is not None:
         raise UsageError("--effective-batch and --free-batch cannot be combined")
     check_writable(output)
     if output is not None and replaces(output):
-        if not force:
+        if not asked.force:
             raise UsageError(
                 f"-o {printable(str(output))} exists; use --force to change it (comments are preserved)"
             )
         read(output)  # fail early if it is not valid
-    reserve_bytes = None if reserve_memory is None else int(reserve_memory * MIB)
-    answers = Answers(**given, hold_effective=not free_batch, reserve_bytes=reserve_bytes)
+    given = {
+        field.name: getattr(asked, field.name) for field in fields(Answers) if hasattr(asked, field.name)
+    }
+    reserve_bytes = None if asked.reserve_memory is None else int(asked.reserve_memory * (1 << 20))
+    answers = Answers(**given, hold_effective=not asked.free_batch, reserve_bytes=reserve_bytes)
     draft = answers.draft()
     answers.checked(longest_sequence(draft), draft.sizes)
-    root = runs_root(ctx.obj["runs"])
-    if headless or as_json or not interactive():
-        return _headless(answers, root, no_verify, budget, output, as_json)
+    if asked.headless or asked.as_json or not interactive():
+        return _headless(answers, asked)
     from ndd_console.jobs import wizard as screen
 
     def shown(leash: Leash) -> int:
-        to_train, status = screen.show(answers, output, budget, ctx.obj["ascii"], root, leash)
+        to_train, status = screen.show(answers, output, asked.budget, asked.ascii, asked.root, leash)
         if to_train:
             # A new process, because a run must start before any thread exists.
-            restart(root, (to_train, *["--ascii"] * ctx.obj["ascii"]))
+            restart(asked.root, (to_train, *["--ascii"] * asked.ascii))
         return status
 
     return supervised(shown)
 
 
-def _headless(
-    answers: Answers, root: Path, no_verify: bool, budget: float, output: Path | None, as_json: bool
-) -> int:
+def _headless(answers: Answers, asked: options.Asked) -> int:
     from ndd_console.jobs.wizard import live_run_notes
     from ndd_engine.wizard.choice import choose, comparison
     from ndd_engine.wizard.planner import WizardStoppedError
     from ndd_engine.wizard.session import propose, to_verify, written, written_into
     from ndd_engine.wizard.verify import verify
 
-    progress = WizardProgress(say, interval_s=5.0)
-    for note in live_run_notes(root):
+    output, as_json, progress = asked.output, asked.as_json, WizardProgress(say, interval_s=5.0)
+    for note in live_run_notes(asked.root):
         say(note)
     with stoppable("the wizard") as stop:
         try:
@@ -137,11 +123,12 @@ def _headless(
             return stop.exit_status  # no proposals yet
         chosen = to_verify(proposed, answers)
         verified: Sequence[Proposal] = []
-        if chosen and not no_verify and answers.gpu is None and not stop.is_set():
-            verified = verify(proposed.situation, answers, chosen, budget, progress.look, stop)
+        if chosen and not asked.no_verify and answers.gpu is None and not stop.is_set():
+            verified = verify(proposed.situation, answers, chosen, asked.budget, progress.look, stop)
             proposed = proposed.verified(verified)
     choice = choose(verified, answers) if verified else None
-    best = choice.best if choice is not None else predicted(proposed, answers)
+    # Without measurements, the best one by prediction; None if none fits.
+    best = choice.best if choice is not None else next(iter(proposed.ranked(answers)), None)
     text = "" if best is None else written(answers, proposed.situation, best, comparison(best, verified))
     if as_json:
         show(document(proposed, answers, best, choice))
@@ -150,7 +137,7 @@ def _headless(
         for line in lines(proposal_blocks(proposed, best, choice), terminal_width()):
             say(line) if output is None and best is not None else show([line])
     if best is None:
-        ran = any(one.measured is not None and one.measured.step_s for one in verified)
+        ran = any(proposal.measured is not None and proposal.measured.step_s for proposal in verified)
         return stop.exit_status or (EXIT_FAILED if ran else EXIT_MACHINE)
     if output is not None and stop.is_set():
         say(f"stopped; {output} was not written")
@@ -169,11 +156,6 @@ def _headless(
     return stop.exit_status
 
 
-def predicted(proposed: ProposalSet, answers: Answers) -> Proposal | None:
-    """The best proposal for the goal by prediction; None if none fits."""
-    return next(iter(proposed.ranked(answers)), None)
-
-
 class WizardProgress(ProgressLines):
     """Prints each new stage, and progress within it every few seconds."""
 
@@ -182,30 +164,29 @@ class WizardProgress(ProgressLines):
         self.stage(text.partition(":")[0], f"{share:4.0%}  {text}")
 
 
-def _recommendation(choice: Choice) -> dict[str, Any]:
-    speedup = choice.found
-    ratios = {} if speedup is None else {"ratio": speedup.ratio, "low": speedup.low, "high": speedup.high}
-    return {"text": choice.text, "recommended": choice.best is not None, **ratios}
-
-
 def document(
-    proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None = None
+    proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None
 ) -> dict[str, Any]:
     """The JSON document."""
     from ndd_engine.wizard.planner import model_name
 
     situation = proposed.situation
+    recommendation: dict[str, Any] | None = None
+    if choice is not None:
+        recommendation = {"text": choice.text, "recommended": choice.best is not None}
+        if choice.found is not None:
+            recommendation |= {name: getattr(choice.found, name) for name in ("ratio", "low", "high")}
     return {
         "device": situation.opened.device,
         "gpu": None if situation.gpu is None else situation.gpu.name,
-        "verified": any(one.measured is not None for one in proposed.rows),
+        "verified": any(proposal.measured is not None for proposal in proposed.rows),
         "free_bytes": situation.free_bytes,
         "goal": answers.goal,
         "data": situation.opened.data,
         "train_items": situation.opened.train_items,
-        "proposals": [one.to_dict() for one in proposed.rows],
-        "pareto": [list(one.sets()) for one in proposed.best],
-        "recommendation": None if choice is None else _recommendation(choice),
+        "proposals": [proposal.to_dict() for proposal in proposed.rows],
+        "pareto": [list(proposal.sets()) for proposal in proposed.best],
+        "recommendation": recommendation,
         "chosen": None if best is None else best.to_dict(),
         "failed": [
             {"model": model_name(probed.model), "why": probed.why} for probed in proposed.found if probed.why

@@ -51,67 +51,49 @@ class RunProgress:
         if t < self._since:
             return
         if isinstance(event, FindingEvent):
-            if self._new_finding(event) and (line := event_line(event)):
+            before = self._findings.pop(event.cause, None)
+            if not event.gone:  # a ceiling that moves is not reported again
+                finding = recorded(event.finding)
+                advice = (finding.sets, bool(finding.leave), finding.from_steps is None)
+                self._findings[event.cause] = advice
+            if before != self._findings.get(event.cause) and (line := event_line(event)):
                 self._say(printable(line))
         elif isinstance(event, TrialEvent):
             self._say(printable(f"trial of {', '.join(event.sets)} vs. {event.against}: {event.text}"))
 
-    def _new_finding(self, event: FindingEvent) -> bool:
-        """Whether its advice differs from the last time; a ceiling that moves is not reported again."""
-        if event.gone:
-            return self._findings.pop(event.cause, None) is not None
-        finding = recorded(event.finding)
-        advice = (finding.sets, bool(finding.leave), finding.from_steps is None)
-        before, self._findings[event.cause] = self._findings.get(event.cause), advice
-        return advice != before
-
     def look(self, snapshot: Snapshot) -> None:
         """Report what is new since the last call."""
-        if snapshot.stage and snapshot.stage != self._stage and snapshot.status == "preparing":
-            self._report_stage(snapshot.stage)
-        self._stage = snapshot.stage
+        now, stage = self._clock(), snapshot.stage
+        new = stage and stage != self._stage and snapshot.status == "preparing"
+        # A stage that counts its progress is reported every few seconds only.
+        if new and (_words(stage) != _words(self._stage) or now >= self._next_stage):
+            self._next_stage = now + self._every_s
+            self._say(stage)
+        self._stage = stage
         if snapshot.run is not None and snapshot.run is not self._introduced:
             self._introduced = snapshot.run
             for line in introduction(snapshot):
                 self._say(line)
-        self._report_settings(snapshot.settings)
-        for timed in self._new_marks(snapshot.marks):
+        for setting in snapshot.settings:
+            before, self._settings[setting.name] = self._settings.get(setting.name), setting
+            told = None if before is None else (before.in_effect, before.applied)
+            if setting.in_effect is not None and told != (setting.in_effect, setting.applied):
+                word = "setting" if setting.in_effect else "warning:"
+                self._say(f"{word} {printable(setting_text(setting))}")
+        marks = snapshot.marks
+        # Compared by identity: several marks may have the same time.
+        seen = next((index for index in range(len(marks) - 1, -1, -1) if marks[index] is self._latest), -1)
+        self._latest = marks[-1] if marks else self._latest
+        for timed in marks[seen + 1 :]:
             # A setting that is not in effect is also a mark; it was just reported.
             if timed.t >= self._since and timed.mark.kind in _REPORTED and "setting" not in timed.mark.data:
                 text = printable(timed.mark.text)
                 self._say(f"warning: {text}" if timed.mark.kind == "warning" else text)
-        now = self._clock()
         progressed = snapshot.steps_per_s is not None and snapshot.step != self._step
         if progressed and now >= self._next and not snapshot.final:
             self._next = now + self._every_s
             self._step = snapshot.step
             self._say(progress_line(snapshot))
-
-    def _report_stage(self, stage: str) -> None:
-        """Report a new stage; a stage that counts its progress only every few seconds."""
-        now = self._clock()
-        if _words(stage) != _words(self._stage) or now >= self._next_stage:
-            self._next_stage = now + self._every_s
-            self._say(stage)
-
-    def _report_settings(self, settings: tuple[SettingEvent, ...]) -> None:
-        """Report settings that are requested or not in effect, and their changes."""
-        for setting in settings:
-            before = self._settings.get(setting.name)
-            self._settings[setting.name] = setting
-            now = (setting.in_effect, setting.applied)
-            if setting.in_effect is not None and (
-                before is None or (before.in_effect, before.applied) != now
-            ):
-                word = "setting" if setting.in_effect else "warning:"
-                self._say(f"{word} {printable(setting_text(setting))}")
-
-    def _new_marks(self, marks: tuple[TimedMark, ...]) -> tuple[TimedMark, ...]:
-        # Compare by identity: several marks may have the same time.
-        seen = next((index for index in range(len(marks) - 1, -1, -1) if marks[index] is self._latest), -1)
-        if marks:
-            self._latest = marks[-1]
-        return marks[seen + 1 :]
 
 
 def _words(stage: str) -> str:

@@ -25,104 +25,28 @@ PATIENT_LINES = 5000
 PATIENCE_S = 10.0
 
 
-class Stream:
-    """Writes text to a stream in a thread of its own, so that a blocked reader blocks nothing else.
-
-    Text that does not fit into the queue is dropped, except for the last one, which may be the end of a run; so is all
-    text once the stream is broken. dropped: number of dropped texts; error: why the stream is broken, "" if it is not;
-    left: whether its reader has left.
-    """
-
-    def __init__(self, stream: TextIO | None, name: str) -> None:
-        self.stream, self.name = stream, name
-        self.dropped, self.error, self.left = 0, "", False
-        # Not a Queue: a signal handler that writes while its thread holds the lock of one would wait for ever.
-        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._drain, name=f"ndd-{name}", daemon=True)
-        self._late: str | None = None
-        self._written = 0
-        if stream is not None:
-            with suppress(RuntimeError):  # without a thread it is written directly
-                self._thread.start()
-
-    def put(self, text: str) -> None:
-        """Write the text soon. Never blocks while the thread is running."""
-        if self.stream is None:
-            return
-        if not self._thread.is_alive():
-            self._write(text)
-            return
-        if self._queue.qsize() < PATIENT_LINES:
-            self._queue.put(text)
-        else:
-            self.dropped += self._late is not None
-            self._late = text
-
-    def close(self, patience_s: float = PATIENCE_S) -> bool:
-        """Write what is queued; gives up when the reader takes nothing for `patience_s` seconds.
-
-        Returns False in that case; the thread then remains blocked until the process exits.
-        """
-        if self._late is not None:
-            self._queue.put(self._late)
-        self._queue.put(None)
-        while self._thread.is_alive():
-            before = self._written
-            self._thread.join(patience_s)
-            if before == self._written and self._thread.is_alive():
-                self.dropped += self._queue.qsize()  # and the one that is being written, for the None
-                self._abandon()
-                return False
-        return True
-
-    def _abandon(self) -> None:
-        """Discard what others still write to the blocked stream: the interpreter flushes at exit."""
-        with suppress(OSError, ValueError):
-            if self.stream is not None:
-                nothing = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nothing, self.stream.fileno())
-                os.close(nothing)
-
-    def _drain(self) -> None:
-        while (text := self._queue.get()) is not None:
-            self._write(text)
-
-    def _write(self, text: str) -> None:
-        if self.error or self.stream is None:
-            self.dropped += 1
-            return
-        try:
-            self._send(self.stream, text)
-        except (OSError, ValueError, RuntimeError) as error:
-            self.error = getattr(error, "strerror", None) or str(error)
-            self.left = isinstance(error, BrokenPipeError)
-            self.dropped += 1
-
-    def _send(self, stream: TextIO, text: str) -> None:
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        data = text.encode(encoding, "backslashreplace")
-        try:
-            handle = stream.fileno()
-        except (OSError, ValueError):  # not a file, as in a test
-            stream.write(data.decode(encoding))
-            stream.flush()
-            self._written += 1
-            return
-        # Not through the stream's buffer: a blocked write would hold its lock, and the interpreter could not exit.
-        while data:
-            data = data[os.write(handle, data) :]
-            self._written += 1
-
-
 class Output(io.TextIOBase):
-    """Writes lines to a stream and to the run's console.log. A broken stream is dropped; the run continues."""
+    """Writes lines to a stream and to the run's console.log. A broken stream or log is dropped; the run continues.
+
+    The stream is written in a thread of its own, so that a blocked reader blocks nothing else. Text that does not fit
+    into the queue is dropped, except for the last one, which may be the end of a run.
+    """
 
     encoding = "utf-8"
 
     def __init__(self, stream: TextIO | None = None, name: str = "words") -> None:
         super().__init__()
-        self._stream = Stream(stream, name)
+        self._stream, self._name = stream, name
         self._log: TextIO | None = None
+        self._dropped, self._written = 0, 0  # numbers of texts
+        self._error, self._left = "", False  # why the stream is broken, and whether its reader has left
+        # Not a Queue: a signal handler that writes while its thread holds the lock of one would wait for ever.
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._drain, name=f"ndd-{name}", daemon=True)
+        self._late: str | None = None
+        if stream is not None:
+            with suppress(RuntimeError):  # without a thread it is written directly
+                self._thread.start()
 
     def log_to(self, path: Path) -> None:
         """Write to this file as well."""
@@ -136,13 +60,9 @@ class Output(io.TextIOBase):
         """Write a line with a time stamp."""
         self.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
-    def data(self, line: str) -> None:
-        """Write a line for programs, to the stream only."""
-        self._stream.put(line + "\n")
-
     def write(self, text: str) -> int:
         """Also Python's warnings and prints, when this replaces standard error and standard output."""
-        self._stream.put(text)
+        self._put(text)
         if self._log is not None:
             try:
                 self._log.write(text)
@@ -150,26 +70,85 @@ class Output(io.TextIOBase):
                 self._log = None
         return len(text)
 
+    def data(self, line: str) -> None:
+        """Write a line for programs, to the stream only."""
+        self._put(line + "\n")
+
+    def _put(self, text: str) -> None:
+        """Write the text to the stream soon. Never blocks while the thread is running."""
+        if self._stream is None:
+            return
+        if not self._thread.is_alive():
+            self._send(self._stream, text)
+        elif self._queue.qsize() < PATIENT_LINES:
+            self._queue.put(text)
+        else:
+            self._dropped += self._late is not None
+            self._late = text
+
+    def _drain(self) -> None:
+        assert self._stream is not None
+        while (text := self._queue.get()) is not None:
+            self._send(self._stream, text)
+
+    def _send(self, stream: TextIO, text: str) -> None:
+        if self._error:
+            self._dropped += 1
+            return
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        data = text.encode(encoding, "backslashreplace")
+        try:
+            try:
+                handle = stream.fileno()
+            except (OSError, ValueError):  # not a file, as in a test
+                stream.write(data.decode(encoding))
+                stream.flush()
+                data = b""
+            # Not through the stream's buffer: a blocked write would hold its lock, and the interpreter could not exit.
+            while data:
+                data = data[os.write(handle, data) :]
+                self._written += 1
+        except (OSError, ValueError, RuntimeError) as error:
+            self._error = getattr(error, "strerror", None) or str(error)
+            self._left = isinstance(error, BrokenPipeError)
+            self._dropped += 1
+
     def finish(self) -> str:
-        """Write the rest. Returns what was lost and why; "" if nothing was, or nobody wants it any more."""
-        stream = self._stream
-        blocked = not stream.close()
-        if not stream.dropped or stream.left:
+        """Write the rest. Returns what was lost and why; "" if nothing was, or nobody wants it any more.
+
+        Gives up when the reader takes nothing for PATIENCE_S; the thread then remains blocked until the process exits.
+        """
+        if self._late is not None:
+            self._queue.put(self._late)
+        self._queue.put(None)
+        blocked = False
+        while self._thread.is_alive() and not blocked:
+            before = self._written
+            self._thread.join(PATIENCE_S)
+            blocked = before == self._written and self._thread.is_alive()
+        if blocked and self._stream is not None:
+            self._dropped += self._queue.qsize()  # and the one that is being written, for the None
+            with suppress(OSError, ValueError):
+                # Discard what others still write to it: the interpreter flushes at exit.
+                nothing = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, self._stream.fileno())
+                os.close(nothing)
+        if not self._dropped or self._left:
             return ""
-        why = stream.error or ("its reader stopped reading" if blocked else "its reader was too slow")
-        many = "1 line was" if stream.dropped == 1 else f"{stream.dropped} lines were"
-        return f"{many} not written to standard {stream.name}: {why}"
+        why = self._error or ("its reader stopped reading" if blocked else "its reader was too slow")
+        many = "1 line was" if self._dropped == 1 else f"{self._dropped} lines were"
+        return f"{many} not written to standard {self._name}: {why}"
 
     def flush(self) -> None:
         """Every write is on its way already."""
 
     def isatty(self) -> bool:
-        return self._stream.stream is not None and self._stream.stream.isatty()
+        return self._stream is not None and self._stream.isatty()
 
     def fileno(self) -> int:
-        if self._stream.stream is None:
+        if self._stream is None:
             raise io.UnsupportedOperation("fileno")
-        return self._stream.stream.fileno()
+        return self._stream.fileno()
 
 
 class RunLog:

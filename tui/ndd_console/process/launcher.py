@@ -91,52 +91,42 @@ def _wait(child: int, pipe: int, before: list[Any] | None) -> int:
     status = None
     while status is None:
         messages.read(_POLL_S)
-        if messages.detached is not None:
-            if messages.detached:
-                LostTerminal(2).write(messages.detached + "\n")
+        farewell = messages.newest.get("detached")
+        if farewell is not None:
+            if farewell:
+                LostTerminal(2).write(farewell + "\n")
             return EXIT_DONE
         # Other processes, such as loader workers, may keep the pipe open.
         ended, wait_status = os.waitpid(child, os.WNOHANG if messages.open else 0)
         status = wait_status if ended else None
     messages.read(0)
-    code = os.waitstatus_to_exitcode(status)
+    code, run = os.waitstatus_to_exitcode(status), messages.newest.get("run", "")
     if code < 0:
         names = {number.value: number.name for number in signal.Signals}
-        _restore(f"the process was killed by {names.get(-code, -code)}", messages.run, before)
+        _restore(f"the process was killed by {names.get(-code, -code)}", run, before)
         return 128 - code
-    if messages.screen:
-        _restore(f"the process ended without closing the screen (exit status {code})", messages.run, before)
+    if messages.newest.get("screen") == "open":
+        _restore(f"the process ended without closing the screen (exit status {code})", run, before)
         return code or EXIT_FAILED
     return code
 
 
 class _Messages:
-    """What the child has sent. run: its name; screen: whether a screen is open; detached: its farewell."""
+    """What the child has sent. newest: first word of a line -> the rest of the newest; open: whether more may come."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe, self._buffer, self.open = pipe, b"", True
-        self.run, self.screen = "", False
-        self.detached: str | None = None
+        self.newest: dict[str, str] = {}
 
     def read(self, timeout_s: float) -> None:
         """Read what is there, or wait for it."""
-        if not self.open:
-            return
-        while select.select([self._pipe], [], [], timeout_s)[0]:
+        while self.open and select.select([self._pipe], [], [], timeout_s)[0]:
             data = os.read(self._pipe, 4096)
-            if not data:
-                self.open = False
-                return
+            self.open = bool(data)
             *lines, self._buffer = (self._buffer + data).split(b"\n")
             for line in lines:
                 word, _, rest = line.decode(errors="replace").partition(" ")
-                if word == "run":
-                    self.run = rest
-                elif word == "screen":
-                    self.screen = rest == "open"
-                elif word == "detached":
-                    self.detached = rest
-                    return
+                self.newest[word] = rest
             timeout_s = 0
 
 

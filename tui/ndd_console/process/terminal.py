@@ -120,19 +120,19 @@ def redirect(log: Path) -> None:
 def hangup_watch(descriptor: int, lost: Callable[[], None]) -> Iterator[None]:
     """Calls `lost` once when the terminal of a descriptor is lost, even if no SIGHUP arrives."""
     stop = threading.Event()
-    threading.Thread(target=_watch, args=(descriptor, lost, stop), name="ndd-hangup", daemon=True).start()
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(descriptor, 0)  # hang-ups and errors are always reported
+        if any(events & select.POLLNVAL for _, events in poll.poll(0)):
+            return  # macOS cannot poll a terminal; there only SIGHUP reports the loss
+        gone = select.POLLHUP | select.POLLERR | select.POLLNVAL
+        while not stop.is_set():
+            if any(events & gone for _, events in poll.poll(500)):
+                if not stop.is_set():
+                    lost()
+                return
+
+    threading.Thread(target=watch, name="ndd-hangup", daemon=True).start()
     yield
     stop.set()
-
-
-def _watch(descriptor: int, lost: Callable[[], None], stop: threading.Event) -> None:
-    poll = select.poll()
-    poll.register(descriptor, 0)  # hang-ups and errors are always reported
-    if any(events & select.POLLNVAL for _, events in poll.poll(0)):
-        return  # macOS cannot poll a terminal; there only SIGHUP reports the loss
-    gone = select.POLLHUP | select.POLLERR | select.POLLNVAL
-    while not stop.is_set():
-        if any(events & gone for _, events in poll.poll(500)):
-            if not stop.is_set():
-                lost()
-            return

@@ -27,7 +27,14 @@ class ThreadJob:
             self.stop()
             self.join()
             self._stop, self.error = SignalEvent(), None
-        self._thread = threading.Thread(target=self._work, args=(work,), name=self._name)
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  without a message the screen would wait forever
+                self.error = error
+
+        self._thread = threading.Thread(target=run, name=self._name)
         self._thread.start()
 
     def working(self) -> bool:
@@ -46,9 +53,3 @@ class ThreadJob:
         if self._thread is not None:
             self._thread.join(timeout_s)
         return not self.working()
-
-    def _work(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001  without a message the screen would wait forever
-            self.error = error

@@ -55,7 +55,9 @@ def value_axis(low: float, high: float, kind: Kind, unit: str = "", log: bool = 
     if high <= low:  # constant: leave room above and below
         room = abs(high) * 0.5 or 1.0
         low, high = (0.0, high * 1.5) if high > 0 else (low - room, high + room)
-    step = _round_up((high - low) / scale / 5) * scale
+    fifth = (high - low) / scale / 5
+    power = 10.0 ** math.floor(math.log10(fifth))
+    step = scale * next(factor * power for factor in (1, 2, 5, 10) if factor * power >= fifth * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple((index * step, _label(index * step / scale)) for index in range(first, last + 1))
     return Axis(first * step, last * step, ticks, unit)
@@ -89,12 +91,6 @@ def _unit(largest: float, kind: Kind, unit: str) -> tuple[float, str]:
         fitting = (pair for pair in _TIME_UNITS if largest >= pair[0] * (2 if pair[0] > 1 else 1))
         return next(fitting, _TIME_UNITS[-1])
     return 1.0, unit
-
-
-def _round_up(value: float) -> float:
-    """The next of 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value * (1 - 1e-9))
 
 
 def _label(value: float) -> str:

@@ -118,7 +118,12 @@ class StackPlot(ValuePlot):
         for layer in block.layers:
             high = {slot: low[slot] + layer.values.get(slot, 0.0) for slot in block.slots}
             # Areas reach down to 0 and are drawn from the top: each edge is drawn once.
-            path = "".join(self._area(run, high, block.width_s) for run in runs)
+            path = ""
+            for run in runs:
+                edge = "".join(
+                    f"V{self.y(high[slot]):.1f}H{self.x((slot + 1) * block.width_s):.1f}" for slot in run
+                )
+                path += f"M{self.x(run[0] * block.width_s):.1f},{self.bottom:.1f}{edge}V{self.bottom:.1f}Z"
             self.areas.insert(0, (layer.colour, Markup(path)))
             self._name(layer.name, low, high, block)
             low = high
@@ -130,10 +135,6 @@ class StackPlot(ValuePlot):
             return ", ".join(f"{name} {form(share)}" for name, share in means if share)
 
         self.hover = self._hover(shares_in)
-
-    def _area(self, run: list[int], high: dict[int, float], width_s: float) -> str:
-        edge = "".join(f"V{self.y(high[slot]):.1f}H{self.x((slot + 1) * width_s):.1f}" for slot in run)
-        return f"M{self.x(run[0] * width_s):.1f},{self.bottom:.1f}{edge}V{self.bottom:.1f}Z"
 
     def _name(self, name: str, low: dict[int, float], high: dict[int, float], block: Stack) -> None:
         """Place a layer's name where the layer is thick, preferably in the middle."""

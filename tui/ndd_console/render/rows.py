@@ -45,7 +45,11 @@ def _block(block: Block, width: int) -> list[Row]:
         case Text():
             return paragraph(block.text, width, _STYLES[block.tone])
         case Verdict():
-            return _verdict(block, width)
+            title = title_row(block.title, block.ceiling, _STYLES[block.tone] if block.tone else "dim", width)
+            # Repeat a title that does not fit into the heading.
+            cut_off = cells(foreign(block.title)) > title_room(block.ceiling, width)
+            facts = [("finding", block.title)] if cut_off else []
+            return [title, *_facts([*facts, ("cause", ", ".join(block.badges)), *block.rows], width)]
         case Facts():
             return [*_title(block.title, width), *_facts(block.rows, width, block.warn)]
         case Table():
@@ -57,16 +61,6 @@ def _block(block: Block, width: int) -> list[Row]:
 
 def _title(title: str, width: int) -> list[Row]:
     return [rule(shorten(foreign(title), max(width - 4, 1)), width)] if title else []
-
-
-def _verdict(block: Verdict, width: int) -> list[Row]:
-    rows = [title_row(block.title, block.ceiling, _STYLES[block.tone] if block.tone else "dim", width)]
-    # Repeat a title that does not fit into the heading.
-    title = (
-        [("finding", block.title)] if cells(foreign(block.title)) > title_room(block.ceiling, width) else []
-    )
-    facts = (*title, ("cause", ", ".join(block.badges)), *block.rows)
-    return rows + _facts(facts, width)
 
 
 def _facts(facts: Iterable[tuple[str, str]], width: int, warn: frozenset[str] = frozenset()) -> list[Row]:

@@ -12,7 +12,6 @@ from ndd_engine.record import events
 from ndd_engine.record.log import EventLog
 from ndd_engine.record.rundir import RunDir
 
-from .late import PREFIX, LateSpan, extended, shares
 from .timeline import Curve, RunClock, RunTimeline
 
 # Events kept of each kind; the newest ones win.
@@ -21,6 +20,18 @@ _BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, Arithmet
 _TRAINING = ("step", "loss", "lr", "grad_norm", "loss_scale")
 _TIMES = ("step_p50_ns", "step_p95_ns", "step_max_ns")
 _MEMORY = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "free_bytes", "others_bytes")
+
+
+class LateSpan(NamedTuple):
+    """Steps in which a rank was late."""
+
+    rank: int
+    phase: str
+    host: str
+    first_step: int
+    last_step: int
+    most_ns: float
+    ceiling: float
 
 
 class Moment(NamedTuple):
@@ -49,7 +60,7 @@ class History:
     captures: deque[tuple[Moment, events.KernelsEvent]] = field(default_factory=_newest)
     resumed: deque[Moment] = field(default_factory=_newest)
     late: deque[LateSpan] = field(default_factory=_newest)
-    late_now: LateSpan | None = None
+    still_late: bool = False  # whether the newest window belongs to the newest of `late`
     run: events.RunEvent | None = None
     stacks: events.StacksEvent | None = None
     functions: events.FunctionsEvent | None = None
@@ -115,7 +126,12 @@ def _events(log: EventLog) -> Iterator[tuple[float, events.Event]]:
 def _take(history: History, at: Moment, event: events.Event) -> None:
     match event:
         case events.WindowEvent():
-            _window(history, at, event)
+            history.step = int(event.step)
+            history.put(at.x, {name: getattr(event, name) for name in _TRAINING})
+            if not event.profiled:  # the profiler slows these steps down
+                history.timeline.add(at.x, event)
+                history.gc_watched = history.gc_watched or event.gc_ns is not None
+                history.put(at.x, {name: getattr(event, name) for name in _TIMES} if event.steps else {})
         case events.RanksEvent():
             _ranks(history, at, event)
         case events.SampleEvent():
@@ -150,21 +166,22 @@ def _take(history: History, at: Moment, event: events.Event) -> None:
 
 
 def _ranks(history: History, at: Moment, event: events.RanksEvent) -> None:
-    history.put(at.x, shares(event), PREFIX)
-    before, now = history.late_now, extended(history.late_now, event)
-    if now is not None:
-        if history.late and history.late[-1] is before:
-            history.late.pop()
-        history.late.append(now)
-    history.late_now = now
-
-
-def _window(history: History, at: Moment, event: events.WindowEvent) -> None:
-    history.step = int(event.step)
-    history.put(at.x, {name: getattr(event, name) for name in _TRAINING})
-    if event.profiled:
-        return  # the profiler slows these steps down
-    history.timeline.add(at.x, event)
-    history.gc_watched = history.gc_watched or event.gc_ns is not None
-    if event.steps:
-        history.put(at.x, {name: getattr(event, name) for name in _TIMES})
+    """Exchange and skew as shares of the wall time of a window, and when which rank was late."""
+    late = event.late
+    if event.steps and event.wall_ns:
+        shares = {"exchange": event.exchange_ns / event.wall_ns, "skew": event.skew_ns / event.wall_ns}
+        if late is not None:
+            shares["late_ns"] = late["late_ns"]
+        history.put(at.x, shares, "ranks ")
+    if late is None:
+        history.still_late = False
+        return
+    before = history.late[-1] if history.still_late else None
+    first, most_ns, ceiling = late.get("since_step") or event.step, late["late_ns"], late["ceiling"]
+    host = late.get("host", "")
+    if before is not None and (before.rank, before.phase) == (late["rank"], late["phase"]):
+        history.late.pop()
+        first, host = before.first_step, before.host
+        most_ns, ceiling = max(before.most_ns, most_ns), max(before.ceiling, ceiling)
+    history.late.append(LateSpan(late["rank"], late["phase"], host, first, event.step, most_ns, ceiling))
+    history.still_late = True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ndd_console.view.blocks import setting
 from ndd_console.words.blocks import Block, Table, Text
 from ndd_console.words.figures import small
+from ndd_console.words.step import setting
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.text import MISSING, duration, number, printable
 
@@ -18,8 +18,7 @@ _METRICS = 6  # maximum number of metrics shown
 
 def learning(report: Report) -> list[Block]:
     """Training and evaluation loss, the other metrics, and the table of evaluations."""
-    data, run = report.data, report.snapshot.run
-    every = setting(run, "log", "every_steps") if run is not None else None
+    data, every = report.data, setting(report.snapshot.run, "log", "every_steps")
     names = [name.removeprefix("metric ") for name in data.curves if name.startswith("metric ")][:_METRICS]
     trained = report.line("loss", "training", "blue", band=True)
     evaluated = report.line("metric loss", "evaluation", "vermillion", dots=True) if "loss" in names else None
@@ -39,8 +38,8 @@ def learning(report: Report) -> list[Block]:
         if len({(point.low, point.high) for point in points}) == 1:
             out.append(Text(f"{title}: {small(points[0].mean)} throughout."))
         else:
-            item = report.line(key, title.lower(), "green", band=True)
-            out += report.plot(title, "plain", item, height=120)
+            line = report.line(key, title.lower(), "green", band=True)
+            out += report.plot(title, "plain", line, height=120)
     return [*out, *_own(report)]
 
 
@@ -49,8 +48,8 @@ def _own(report: Report) -> list[Block]:
     out: list[Block] = []
     names = [name.removeprefix("own ") for name in report.data.curves if name.startswith("own ")]
     for name in names[:_OWN]:
-        item = report.line(f"own {name}", printable(name), "green", band=True)
-        out += report.plot(f"Logged: {printable(name)}", "plain", item, height=120)
+        line = report.line(f"own {name}", printable(name), "green", band=True)
+        out += report.plot(f"Logged: {printable(name)}", "plain", line, height=120)
     if len(names) > _OWN:
         out.append(Text(f"{_OWN} of {len(names)} logged values.", "note"))
     if (texts := report.data.texts) is not None:
@@ -72,13 +71,10 @@ def _evaluations(report: Report, evaluations: list[tuple[Moment, MarkEvent]], na
         is_best = best is not None and at.step == best.step
         if len(evaluations) <= _ROWS or index in kept or is_best:
             metrics = mark.data.get("metrics") or {}
-            figures = (_figure(metrics.get(name)) for name in names)
+            values = (metrics.get(name) for name in names)
+            figures = (small(value, 4) if isinstance(value, (int, float)) else MISSING for value in values)
             took = duration(mark.data.get("seconds"))
             rows.append((number(at.step), duration(at.x), *figures, took, "best" if is_best else ""))
     columns = ("step", "after", *names, "took", "")
     note = "" if len(rows) == len(evaluations) else f"{len(rows)} of {number(len(evaluations))} evaluations."
     return Table("Evaluations", columns, tuple(rows), frozenset(range(len(columns) - 1)), note)
-
-
-def _figure(value: object) -> str:
-    return small(value, 4) if isinstance(value, (int, float)) else MISSING

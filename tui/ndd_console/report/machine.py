@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ndd_console.view.blocks import fits_text, on_gpu
 from ndd_console.words.blocks import Block, Facts, Text
 from ndd_console.words.figures import ns, share_text
 from ndd_console.words.profile import isolated, loader_facts
 from ndd_console.words.settings import settings_table
+from ndd_console.words.step import fits_text, on_gpu
 from ndd_engine.text import MISSING, number, size
 
 from .model import Report
@@ -50,7 +50,7 @@ def memory(report: Report) -> list[Block]:
         ("peak", size(room.peak_bytes) if room.peak_bytes is not None else ""),
         ("used by others", size(room.others_bytes)),
         ("lowest available", size(min(lowest)) if lowest and room.kind == "host" else ""),
-        ("predicted", fits_text(snapshot, 100)),
+        ("predicted", fits_text(snapshot)),
         ("allocation retries", number(counts.retries) if counts else ""),
         ("out of memory", number(counts.ooms) if counts else ""),
     )

@@ -119,7 +119,7 @@ class Report:
             "scalars": {name: trend[-1][1] for name, trend in snapshot.scalars if trend},
             "samples": None if data.texts is None else {"step": data.texts.step, "texts": data.texts.texts},
             "trials": [asdict(trial) for _, trial in data.trials],
-            "not_in_effect": [item.name for item in snapshot.settings if item.in_effect is False],
+            "not_in_effect": [setting.name for setting in snapshot.settings if setting.in_effect is False],
             "warnings": snapshot.warnings,
             "skipped_lines": data.skipped,
         }

@@ -6,11 +6,11 @@ import json
 import time
 from collections.abc import Callable
 
-from ndd_console.view.learning import LOST
 from ndd_console.view.style import STATUS
 from ndd_console.words.blocks import TONES, Block, Facts, Page, Section, Table, Text
 from ndd_console.words.finding import verdict as finding_block
-from ndd_console.words.run import epoch_text, steps_text
+from ndd_console.words.run import LOST, epoch_text, steps_text
+from ndd_console.words.trial import trials_blocks
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError
 from ndd_engine.record.events import RunEvent
@@ -18,7 +18,7 @@ from ndd_engine.record.log import damage_text
 from ndd_engine.text import MISSING, counted, duration, number, size
 from ndd_engine.trial.outcome import flatten
 
-from . import events, learning, machine, ranks, timings, trials
+from . import events, learning, machine, timings
 from .model import Report
 
 # The name of a run is not a setting; `path` is where your own workload was found.
@@ -32,10 +32,10 @@ def page(report: Report) -> Page:
     snapshot = report.snapshot
     parts: tuple[tuple[str, str, Callable[[Report], list[Block]]], ...] = (
         ("verdict", "Verdict", verdict),
-        ("trials", "Measured gains", trials.trials),
+        ("trials", "Measured gains", trials),
         ("run", "Run", identity),
         ("time", "Where the time goes", timings.phases),
-        *((("ranks", "Ranks", ranks.ranks),) if snapshot.ranks is not None else ()),
+        *((("ranks", "Ranks", timings.ranks),) if snapshot.ranks is not None else ()),
         ("idle", "Idle time by cause", timings.idle),
         ("speed", "Throughput and compute", timings.speed),
         ("learning", "Learning", learning.learning),
@@ -92,11 +92,16 @@ def _summary(report: Report) -> Text:
 def verdict(report: Report) -> list[Block]:
     """Every finding, the bottleneck first."""
     out: list[Block] = [Text(report.trouble, "warn")] if report.trouble else []
-    out += [finding_block(item, report.name, index == 0) for index, item in enumerate(report.findings)]
-    if any(item.share is not None for item in report.findings):
+    out += [finding_block(finding, report.name, index == 0) for index, finding in enumerate(report.findings)]
+    if any(finding.share is not None for finding in report.findings):
         text = "Shares and ceilings of the findings are those of the most recent part of the record."
         out.append(Text(text, "note"))
     return out or [Text("No findings.", "note")]
+
+
+def trials(report: Report) -> list[Block]:
+    """Every trial with its confidence interval and its effect on memory and loss."""
+    return trials_blocks([trial for _, trial in report.data.trials], report.name)
 
 
 def identity(report: Report) -> list[Block]:
@@ -114,6 +119,11 @@ def identity(report: Report) -> list[Block]:
         f"{number(run.usable_cores)} usable cores" if run.usable_cores else "",
         size(memory) if memory else "",
     )
+    times = (
+        (data.preparation_s, "of preparation"),
+        (snapshot.elapsed_s, "of training with evaluations and checkpoints"),
+        (report.paused_s, "paused"),
+    )
     facts = Facts.of(
         ("workload", run.workload),
         ("model", f"{run.model or MISSING}; {number(run.parameters or None)} parameters"),
@@ -124,7 +134,7 @@ def identity(report: Report) -> list[Block]:
         ("epoch", epoch_text(snapshot, run)),
         ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
         ("started", _date(snapshot.started_t)),
-        ("time", _time(report)),
+        ("time", ", ".join(f"{duration(seconds)} {kind}" for seconds, kind in times if seconds)),
         *(("resumed", f"from step {number(at.step)}, {_date(at.t)}") for at in data.resumed),
         ("ended", f"{end.status}, exit status {end.exit_status}" if end else ""),
         ("checkpoint", (end.checkpoint or MISSING) if end else ""),
@@ -135,17 +145,6 @@ def identity(report: Report) -> list[Block]:
         out.append(Text(f"{number(snapshot.dropped_events)} events could not be written.", "warn"))
     # A script has no configuration with defaults.
     return out if "script" in run.config else [*out, differences(run)]
-
-
-def _time(report: Report) -> str:
-    """ "1.9 s of preparation, 12.3 s of training with evaluations and checkpoints, 30 s paused"."""
-    training_s = report.snapshot.elapsed_s
-    parts = (
-        (report.data.preparation_s, "of preparation"),
-        (training_s, "of training with evaluations and checkpoints"),
-        (report.paused_s, "paused"),
-    )
-    return ", ".join(f"{duration(seconds)} {what}" for seconds, what in parts if seconds)
 
 
 def differences(run: RunEvent) -> Block:

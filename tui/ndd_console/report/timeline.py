@@ -107,8 +107,8 @@ class RunTimeline:
     def whole(self) -> Slice:
         """The sums over the whole run."""
         total = Slice()
-        for _, item in sorted(self._slices.items()):
-            total.add(item)
+        for _, part in sorted(self._slices.items()):
+            total.add(part)
         return total
 
     def add(self, end_s: float, window: WindowEvent) -> None:
@@ -135,8 +135,8 @@ class RunTimeline:
 
 def _pairs(slices: dict[int, Slice]) -> dict[int, Slice]:
     merged: dict[int, Slice] = defaultdict(Slice)
-    for index, item in sorted(slices.items()):
-        merged[index // 2].add(item)
+    for index, part in sorted(slices.items()):
+        merged[index // 2].add(part)
     return merged
 
 

@@ -1,15 +1,16 @@
-"""Where the time goes: phases, idle time by cause, throughput and compute."""
+"""Where the time goes: phases, ranks, idle time by cause, throughput and compute."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from ndd_console.view.blocks import on_gpu
 from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text
-from ndd_console.words.figures import ns, share_text
+from ndd_console.words.figures import at_most, ns, share_text
 from ndd_console.words.profile import METHODS, capture, colour, functions, idle_bars, stacks
-from ndd_console.words.step import rates, step_time, work_facts
+from ndd_console.words.ranks import phases_table, ranks_facts, slowest
+from ndd_console.words.step import on_gpu, rates, step_time, work_facts
+from ndd_engine.diagnose.ranks import milliseconds
 from ndd_engine.record.derive import idle as idle_of
 from ndd_engine.record.derive import phase_shares
 from ndd_engine.record.events import PHASES, RunEvent
@@ -46,7 +47,11 @@ def phases(report: Report) -> list[Block]:
         code.append(functions(report.snapshot, data.functions))
     elif data.stacks is not None:
         code.append(stacks(data.stacks))
-    return [replace(stack, note=note), _table(report, whole), *_step_times(report), *code]
+    series = (("p50", "median (p50)", "blue"), ("p95", "p95", "orange"), ("max", "max", "vermillion"))
+    lines = [report.line(f"step_{key}_ns", name, tint, 1e-9) for key, name, tint in series]
+    about = "Each is computed per measuring interval of the record; a point is the mean of neighbouring ones."
+    times = report.plot("Time of an optimizer step", "seconds", *lines, zero=True, log_above=20, note=about)
+    return [replace(stack, note=note), _table(report, whole), *times, *code]
 
 
 def _stack(report: Report, title: str, shares: Callable[[Slice], Shares], whole: Shares) -> Stack:
@@ -96,11 +101,29 @@ def _table(report: Report, whole: Slice) -> Table:
     return Table("Phases", columns, tuple(rows), frozenset(range(1, len(columns))), note, wide=0)
 
 
-def _step_times(report: Report) -> list[Block]:
-    series = (("p50", "median (p50)", "blue"), ("p95", "p95", "orange"), ("max", "max", "vermillion"))
-    lines = [report.line(f"step_{key}_ns", name, tint, 1e-9) for key, name, tint in series]
-    note = "Each is computed per measuring interval of the record; a point is the mean of neighbouring ones."
-    return report.plot("Time of an optimizer step", "seconds", *lines, zero=True, log_above=20, note=note)
+def ranks(report: Report) -> list[Block]:
+    """Exchange and skew over time, the slowest ranks, and which ranks were stragglers; [] for a run with one rank."""
+    latest = report.snapshot.ranks
+    if latest is None:
+        return []
+    lines = (
+        report.line("ranks exchange", "exchange", "blue"),
+        report.line("ranks skew", "skew", "orange"),
+    )
+    over = report.plot("Exchange and skew", "share", *lines, zero=True, note="Share of the wall time.")
+    delay = report.line("ranks late_ns", "work beyond that of the median rank", "vermillion", 1e-9)
+    late = report.plot("Delay of the straggler in a step", "seconds", delay, zero=True)
+    rows = tuple(
+        (
+            f"{number(span.first_step)} to {number(span.last_step)}", str(span.rank), span.host, span.phase,
+            milliseconds(span.most_ns), at_most(span.ceiling),
+        )
+        for span in report.data.late
+    )  # fmt: skip
+    columns = ("steps", "rank", "host", "phase", "later by up to", "without it")
+    spans = Table("Stragglers", columns, rows, frozenset({0, 1, 4, 5}))
+    tables = (phases_table(report.snapshot, latest), slowest(latest.newest), spans)
+    return [ranks_facts(report.snapshot, latest), *over, *late, *tables]
 
 
 def idle(report: Report) -> list[Block]:
@@ -149,7 +172,13 @@ def speed(report: Report) -> list[Block]:
     data, snapshot = report.data, report.snapshot
     whole = data.timeline.whole
     mean = whole.items / (whole.stepping_ns * 1e-9) if whole.stepping_ns > 0 else 0.0
-    line = report.sliced("training", "blue", mean, _items_per_s)
+
+    def items_per_s(item: Slice) -> float | None:
+        """None where there was hardly any training."""
+        trained = item.steps > 0 and item.stepping_ns > 0.05 * item.wall_ns
+        return item.items / (item.stepping_ns * 1e-9) if trained else None
+
+    line = report.sliced("training", "blue", mean, items_per_s)
     unit = f"{plural(snapshot.run.item) if snapshot.run is not None else 'items'}/s"
     note = "Training only: excludes evaluation, checkpoints and pauses."
     out = report.plot("Throughput", "plain", line, unit=unit, zero=True, note=note)
@@ -157,12 +186,6 @@ def speed(report: Report) -> list[Block]:
         return out or [Text(NO_STEPS, "note")]
     out.append(Facts.of(("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")))
     return [*out, work_facts(snapshot, snapshot.work)] if snapshot.work is not None else out
-
-
-def _items_per_s(item: Slice) -> float | None:
-    """None where there was hardly any training."""
-    trained = item.steps > 0 and item.stepping_ns > 0.05 * item.wall_ns
-    return item.items / (item.stepping_ns * 1e-9) if trained else None
 
 
 def methods(report: Report) -> list[Block]:

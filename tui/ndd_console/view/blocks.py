@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ndd_console.words.figures import percent
 from ndd_console.words.ranks import ranks_words
-from ndd_console.words.step import epoch_of, micro_steps, steps_rate, time_left
+from ndd_console.words.step import epoch_of, fits_text, micro_steps, on_gpu, setting, steps_rate, time_left
 from ndd_engine.record.across import EXCHANGE, SKEW
 from ndd_engine.record.derive import LOWER_BOUND, PRESS_K
 from ndd_engine.record.events import RunEvent
@@ -26,17 +24,6 @@ _NAME_WIDTH = 11
 _FIGURE = 8  # width of a column of milliseconds
 _SHARE = 7
 _LEAST_BAR = 4
-
-
-def on_gpu(run: RunEvent | None) -> bool:
-    """Whether the run trains on a CUDA GPU."""
-    return run is not None and run.device.startswith("cuda")
-
-
-def setting(run: RunEvent, section: str, key: str) -> Any:
-    """A value of the resolved configuration; None if it is missing."""
-    table = run.config.get(section) if isinstance(run.config, dict) else None
-    return table.get(key) if isinstance(table, dict) else None
 
 
 def header(snapshot: Snapshot, name: str, status: str, width: int) -> Row:
@@ -305,12 +292,3 @@ def memory_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
         else:
             text = f"{text}   {fact}"
     return [*out, ((text, "text"),)][: max(count, 0)]
-
-
-def fits_text(snapshot: Snapshot, width: int) -> str:
-    """ "about batch 288 fits (predicted)", or a shorter form."""
-    fits = snapshot.headroom.fits_micro
-    if fits is None:
-        return ""
-    text = f"about batch {number(fits)} fits (predicted)"
-    return text if len(text) <= width else f"predicted: batch {number(fits)} fits"

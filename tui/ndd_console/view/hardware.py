@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ndd_console.words.step import item_name
+from ndd_console.words.step import item_name, on_gpu, setting
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, counted, finite, foreign, number, plural, size
 
 from .bars import levels
-from .blocks import on_gpu, setting
 from .rows import cells, fields
 from .style import Row, Span
 

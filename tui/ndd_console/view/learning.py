@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ndd_console.words.figures import small
+from ndd_console.words.run import LOST
 from ndd_console.words.step import items_rate, work_short
 from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
 from ndd_engine.text import MISSING, counted, duration, foreign, number
@@ -13,7 +14,6 @@ from .style import STATUS, Row
 
 _MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recompile": "warn"}
 _GAP = 3
-LOST = "the process ended unexpectedly (kill -9 or power loss?)"
 
 
 def loss_text(snapshot: Snapshot) -> str:

@@ -48,9 +48,9 @@ class Facts(NamedTuple):
     warn: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, *rows: tuple[str, str | None], title: str = "") -> Facts:
+    def of(cls, *rows: tuple[str, str | None], title: str = "", warn: frozenset[str] = frozenset()) -> Facts:
         """Without the rows that have no text."""
-        return cls(tuple((name, text) for name, text in rows if text), title)
+        return cls(tuple((name, text) for name, text in rows if text), title, warn)
 
 
 class Table(NamedTuple):

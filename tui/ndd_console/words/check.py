@@ -9,7 +9,7 @@ from ndd_engine.config import Config
 from ndd_engine.hardware.host import Host
 from ndd_engine.record.derive import others_text
 from ndd_engine.record.snapshot import CoreUse
-from ndd_engine.text import duration, number, size
+from ndd_engine.text import MISSING, counted, duration, number, size
 
 from .blocks import Facts
 
@@ -31,9 +31,8 @@ def advice(config: Config, host: Host, device: str, steps_per_epoch: int | None)
     if not (config.evaluate.every_epochs or config.evaluate.every_steps):
         yield "no evaluation runs before the end"
     if steps_per_epoch is not None and steps_per_epoch < _FEW_STEPS:
-        plural = "s" if steps_per_epoch > 1 else ""
         yield (
-            f"an epoch has only {steps_per_epoch} step{plural} of {config.items_per_step} items; "
+            f"an epoch has only {counted(steps_per_epoch, 'step')} of {config.items_per_step} items; "
             "a smaller effective batch gives more updates"
         )
 
@@ -46,29 +45,8 @@ def busy_cores(use: CoreUse) -> dict[str, Any]:
         "cores": use.usable,
         "used_by_steps": use.own,
         "used_by_others": use.others,
-        "processes": [dict(zip(names, each, strict=True)) for each in use.neighbours],
+        "processes": [dict(zip(names, process, strict=True)) for process in use.neighbours],
     }
-
-
-def _retries(retries: int, roomy_bytes: int) -> str:
-    """What it means that a configuration fits with retries."""
-    plural = "y" if retries == 1 else "ies"
-    return (
-        f"{retries} allocator retr{plural} in the first steps: cached memory is released and allocated again, "
-        f"which costs time; {size(roomy_bytes)} would avoid that"
-    )
-
-
-def _sharding(report: dict[str, Any]) -> str:
-    """What does not fit, and what sharding the model would need."""
-    sharded, device = report["sharded"], "GPU" if report["device"].startswith("cuda") else "rank"
-    with_ddp = " with DDP" if report["ranks"] > 1 else ""
-    needed = f"{size(report['predicted_bytes']['total'])} of {size(report['available_bytes'])}"
-    text = f"does not fit one {device}{with_ddp}: {needed}; "
-    alternative = f"with FSDP2 on {sharded['ranks']} ranks {size(sharded['peak_bytes'])} each"
-    if not sharded["fits"]:
-        return f"{text}{alternative} do not fit either"
-    return f"{text}{alternative}: --set parallel.ranks={sharded['ranks']} --set parallel.strategy=fsdp2"
 
 
 def check_facts(report: dict[str, Any]) -> Facts:
@@ -98,10 +76,22 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
             "",
             f"low confidence: {report['memory_why_not']}; measure it with: ndd-console wizard, or train a few steps",
         )
-    if report["sharded"] is not None:
-        yield "", _sharding(report)
+    if (sharded := report["sharded"]) is not None:
+        one = "GPU" if report["device"].startswith("cuda") else "rank"
+        with_ddp = " with DDP" if report["ranks"] > 1 else ""
+        outcome = f": --set parallel.ranks={sharded['ranks']} --set parallel.strategy=fsdp2"
+        yield (
+            "",
+            f"does not fit one {one}{with_ddp}: {size(memory['total'])} of {available}; with FSDP2 on "
+            f"{sharded['ranks']} ranks {size(sharded['peak_bytes'])} each"
+            f"{outcome if sharded['fits'] else ' do not fit either'}",
+        )
     if report["retries"]:
-        yield "", _retries(report["retries"], report["bytes_without_retries"])
+        yield (
+            "",
+            f"{counted(report['retries'], 'allocator retry')} in the first steps: cached memory is released and "
+            f"allocated again, which costs time; {size(report['bytes_without_retries'])} would avoid that",
+        )
     if report["nearest"] is not None:
         micro, times = report["nearest"]
         what = "same effective batch" + (", no retries" if report["retries"] else "")
@@ -113,20 +103,12 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"low confidence: {report['busy']['text']}"
     if report["step_doubt"]:
         yield "", f"low confidence: {report['step_doubt']}"
-    if report["epoch_s"] is None:
-        known = report["total_s"] is not None
-        total = (
-            f"{duration(report['total_s'])} total ({number(report['total_steps'])} steps), "
-            if known
-            else "n/a: "
-        )
-        yield "time", f"{'predicted ' * known}{total}the length of the training data is unknown"
+    total = f"{duration(report['total_s'])} total ({number(report['total_steps'])} steps)"
+    if report["epoch_s"] is not None:
+        epoch = f"{duration(report['epoch_s'])} per epoch ({number(report['steps_per_epoch'])} steps)"
+        yield "time", f"predicted {epoch}, {total}, without evaluation and checkpoints"
     else:
-        yield (
-            "time",
-            f"predicted {duration(report['epoch_s'])} per epoch ({number(report['steps_per_epoch'])} steps), "
-            f"{duration(report['total_s'])} total ({number(report['total_steps'])} steps), "
-            "without evaluation and checkpoints",
-        )
+        known = f"{MISSING}:" if report["total_s"] is None else f"predicted {total},"
+        yield "time", f"{known} the length of the training data is unknown"
     yield from (("note", text) for text in report["notes"])
     yield from (("advice", text) for text in report["advice"])

@@ -42,9 +42,10 @@ def _identity(side: Recorded) -> str:
 def _differences(comparison: Comparison, label: str = "changed") -> Iterator[tuple[str, str]]:
     if not comparison.differences:
         yield label, "nothing: configuration, versions, machine and data are the same"
-    for index, item in enumerate(comparison.differences):
-        key = item.key if item.kind in ("config", item.key) else f"{item.kind} {item.key}"
-        yield "" if index else label, f"{key}: {item.a} -> {item.b}"
+    for index, difference in enumerate(comparison.differences):
+        key, kind = difference.key, difference.kind
+        key = key if kind in ("config", key) else f"{kind} {key}"
+        yield "" if index else label, f"{key}: {difference.a} -> {difference.b}"
 
 
 def _speed(comparison: Comparison) -> Iterator[tuple[str, str]]:
@@ -114,8 +115,8 @@ def several_compared(comparison: SeveralCompared) -> Iterator[Block]:
     yield Facts(tuple((letter, _identity(side)) for letter, side in sides))
     changed = [
         row
-        for letter, each in zip(LETTERS[1:], comparison.candidates, strict=False)
-        for row in _differences(each, letter)
+        for letter, candidate in zip(LETTERS[1:], comparison.candidates, strict=False)
+        for row in _differences(candidate, letter)
     ]
     yield Facts(tuple(changed), "Changed, compared with A")
     columns = ("", "speed / A", "95 % CI", "", "median step", "peak memory")
@@ -139,18 +140,18 @@ def several_compared(comparison: SeveralCompared) -> Iterator[Block]:
 def _speeds(comparison: SeveralCompared) -> Iterator[tuple[str, ...]]:
     baseline = comparison.baseline
     yield "A", "1.000x", "", "baseline", ns(baseline.step_p50_ns), size(baseline.peak_bytes)
-    for letter, each in zip(LETTERS[1:], comparison.candidates, strict=False):
-        speed = each.speed
-        known = speed.low is not None and speed.high is not None and each.verdict != "not comparable"
+    for letter, candidate in zip(LETTERS[1:], comparison.candidates, strict=False):
+        speed = candidate.speed
+        known = speed.low is not None and speed.high is not None and candidate.verdict != "not comparable"
         interval = f"{speed.low:.3f} to {speed.high:.3f}" if known else MISSING
-        verdict = _SHORT.get(each.verdict, "inconclusive")
+        verdict = _SHORT.get(candidate.verdict, "inconclusive")
         yield (
             letter,
             f"{speed.ratio:.3f}x",
             interval,
             verdict,
-            ns(each.b.step_p50_ns),
-            size(each.b.peak_bytes),
+            ns(candidate.b.step_p50_ns),
+            size(candidate.b.peak_bytes),
         )
 
 

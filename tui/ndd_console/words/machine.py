@@ -28,47 +28,38 @@ def _row(label: str, value: str, why: str | None = None) -> tuple[str, str]:
     return label, value + (f" ({why})" if why else "")
 
 
-def _gpu(item: Gpu) -> list[tuple[str, str]]:
-    why = item.reasons.get
-    where = f"cuda:{item.index}" if item.index is not None else "no PyTorch device"
-    memory = f"{size(item.memory_total_bytes)}, {size(item.free_bytes)} free"
-    rows = [
-        _row("GPU", item.name),
-        _row("device", where, why("index")),
-        _row("memory", memory, why("memory")),
-    ]
-    rows.append(_row("in use", f"{size(item.used_bytes)} used", _users(item)))
-    if item.mig:
-        mig = f"instance {item.mig_profile or MISSING} of {item.mig_parent or MISSING}"
-        rows.append(_row("MIG", mig))
-    elif "mig" in item.reasons:
-        rows.append(_row("MIG", "on", why("mig")))
-    versions = (("supports CUDA", item.cuda_driver), ("PyTorch built with CUDA", item.cuda_torch))
+def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
+    why = gpu.reasons.get
+    yield _row("GPU", gpu.name)
+    yield _row("device", f"cuda:{gpu.index}" if gpu.index is not None else "no PyTorch device", why("index"))
+    memory = f"{size(gpu.memory_total_bytes)}, {size(gpu.free_bytes)} free"
+    yield _row("memory", memory, why("memory"))
+    if gpu.processes is None:
+        users = why("processes", "processes are not listed")
+    else:
+        others = [process for process in gpu.processes if process.pid != os.getpid()]
+        texts = (f"{other.name or 'process'} (pid {other.pid}) {size(other.used_bytes)}" for other in others)
+        users = ", ".join(texts) or "no processes listed"
+    yield _row("in use", f"{size(gpu.used_bytes)} used", users)
+    if gpu.mig:
+        yield _row("MIG", f"instance {gpu.mig_profile or MISSING} of {gpu.mig_parent or MISSING}")
+    elif "mig" in gpu.reasons:
+        yield _row("MIG", "on", why("mig"))
+    versions = (("supports CUDA", gpu.cuda_driver), ("PyTorch built with CUDA", gpu.cuda_torch))
     cuda = ", ".join(f"{name} {version}" for name, version in versions if version is not None)
-    rows.append(_row("driver", item.driver or MISSING, cuda))
-    capability = item.compute_capability
+    yield _row("driver", gpu.driver or MISSING, cuda)
+    capability = gpu.compute_capability
     shown = MISSING if capability is None else f"{capability[0]}.{capability[1]}"
-    rows.append(_row("compute", f"capability {shown}", why("compute_capability")))
-    profile = item.profile
+    yield _row("compute", f"capability {shown}", why("compute_capability"))
+    profile = gpu.profile
     if profile is None:
-        rows.append(_row("peak", MISSING, why("profile")))
+        yield _row("peak", MISSING, why("profile"))
     else:
         rates = ", ".join(f"{kind} {number(value)}" for kind, value in profile.dense_tflops.items())
-        rows.append(_row("peak", f"dense peak TFLOP/s: {rates}", why("profile")))
-        rows.append(_row("", f"memory {number(profile.bandwidth_gb_s)} GB/s; {profile.source}"))
-    return rows if item.uuid is None else [*rows, _row("id", item.uuid)]
-
-
-def _users(item: Gpu) -> str:
-    """The processes other than this one that use the memory."""
-    if item.processes is None:
-        return item.reasons.get("processes", "processes are not listed")
-    texts = [
-        f"{process.name or 'process'} (pid {process.pid}) {size(process.used_bytes)}"
-        for process in item.processes
-        if process.pid != os.getpid()
-    ]
-    return ", ".join(texts) or "no processes listed"
+        yield _row("peak", f"dense peak TFLOP/s: {rates}", why("profile"))
+        yield _row("", f"memory {number(profile.bandwidth_gb_s)} GB/s; {profile.source}")
+    if gpu.uuid is not None:
+        yield _row("id", gpu.uuid)
 
 
 def _host(host: Host) -> list[tuple[str, str]]:

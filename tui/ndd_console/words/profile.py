@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.events import BaselineEvent, FunctionsEvent, KernelsEvent, LoaderEvent, StacksEvent
@@ -12,6 +13,7 @@ from ndd_engine.text import MISSING, counted, finite, number, size
 
 from .blocks import Bars, Block, Facts, Table
 from .figures import ns, share_text
+from .step import setting
 
 METHODS = {
     "events": "CUDA events: gaps between timed spans on the GPU, a lower bound",
@@ -45,19 +47,13 @@ def absent(title: str, why: str) -> Table:
     return Table(title, (), (), note=f"{MISSING}: {why}")
 
 
-def setting(snapshot: Snapshot, section: str, name: str) -> object:
-    """A value of the run's configuration; None if it has none."""
-    table = snapshot.run.config.get(section) if snapshot.run is not None else None
-    return table.get(name) if isinstance(table, dict) else None
-
-
 def code(snapshot: Snapshot) -> Table:
     """Functions of a profiled step; before there is one, and in old records, stack samples."""
     if snapshot.functions is not None:
         return functions(snapshot, snapshot.functions)
     if snapshot.stacks is not None and snapshot.stacks.looks:
         return stacks(snapshot.stacks)
-    off = setting(snapshot, "log", "profile_every_s") == 0
+    off = setting(snapshot.run, "log", "profile_every_s") == 0
     return absent(
         "Functions of your code", "off: log.profile_every_s is 0" if off else "no step was profiled yet"
     )
@@ -74,7 +70,7 @@ def functions(snapshot: Snapshot, profiled: FunctionsEvent) -> Table:
     )  # fmt: skip
     title = f"Functions of your code, from step {number(profiled.step)} under Python's profiler"
     note = _OWN_TIME if rows else "No function of your code was called."
-    workers = setting(snapshot, "loader", "workers")
+    workers = setting(snapshot.run, "loader", "workers")
     if isinstance(workers, int) and workers:
         which = "the loader worker" if workers == 1 else f"the {number(workers)} loader workers"
         note += f" Functions in {which} cannot be seen; loader.workers=0 shows them."
@@ -114,18 +110,14 @@ def capture(kernels: KernelsEvent, step: int = 0) -> list[Block]:
         f"{number(kernels.launches / steps)} launches per step."
     )
     note += f" Trace: {kernels.trace}." if kernels.trace else ""
-    rows = tuple(
-        (
-            share_text((finite(item[1]) or 0.0) / wall), ns((finite(item[1]) or 0.0) / steps),
-            number((finite(item[2]) or 0.0) / steps), str(item[0]),
-        )
-        for item in kernels.top[:_TOP]
-        if len(item) >= 3
-    )  # fmt: skip
+    rows = []
+    for name, *figures in (kernel[:3] for kernel in kernels.top[:_TOP] if len(kernel) >= 3):
+        total_ns, calls = (finite(figure) or 0.0 for figure in figures)
+        rows.append((share_text(total_ns / wall), ns(total_ns / steps), number(calls / steps), str(name)))
     longest = Table(
         f"Longest kernels and operators in the {at}",
         ("share", "time per step", "calls per step", "kernel or operator"),
-        rows,
+        tuple(rows),
         frozenset({0, 1, 2}),
     )
     modules = (
@@ -133,10 +125,16 @@ def capture(kernels: KernelsEvent, step: int = 0) -> list[Block]:
         "by autograd's sequence numbers. Modules of equal blocks are one row (*)."
     )
     lines = "Sums of the kernels or operators of the modules that a line of your own code calls."
+    by_module = [
+        (str(row[0]) if row[1] in ("", row[0]) else f"{row[0]} ({row[1]})", *row[2:5])
+        for row in kernels.modules
+        if len(row) >= 5
+    ]
+    by_line = [(f"{row[0]}:{row[1]} in {row[2]}", *row[3:6]) for row in kernels.lines if len(row) >= 6]
     tables = (
         longest,
-        _by_owner(kernels, module_rows(kernels)[: 2 * _TOP], "module", at, modules),
-        _by_owner(kernels, line_rows(kernels)[:_TOP], "line", at, lines),
+        _by_owner(kernels, by_module[: 2 * _TOP], "module", at, modules),
+        _by_owner(kernels, by_line[:_TOP], "line", at, lines),
     )
     bars = idle_bars(f"Idle {share_text(sum(causes.values()))} in the {at}", causes, note)
     return [bars, *(table for table in tables if table.rows)]
@@ -151,46 +149,19 @@ def idle_bars(title: str, causes: dict[str, float], note: str) -> Bars:
     return Bars(title, rows, note)
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleTimes:
-    """A module of a profiler capture, or a line that calls modules; calls: of forward in the capture."""
-
-    label: str
-    forward_ns: float
-    backward_ns: float
-    calls: float
-
-
-def module_rows(kernels: KernelsEvent) -> list[ModuleTimes]:
-    """The modules of a capture, longest first, as "blocks.*.attention (Attention)"; malformed rows are left out."""
-    rows = [row for row in kernels.modules if len(row) >= 5]
-    return [
-        _times(str(row[0]) if row[1] in ("", row[0]) else f"{row[0]} ({row[1]})", row[2:5]) for row in rows
-    ]
-
-
-def line_rows(kernels: KernelsEvent) -> list[ModuleTimes]:
-    """The lines of a capture that call modules, longest first; malformed rows are left out."""
-    return [_times(f"{row[0]}:{row[1]} in {row[2]}", row[3:6]) for row in kernels.lines if len(row) >= 6]
-
-
-def _times(label: str, figures: Sequence[object]) -> ModuleTimes:
-    forward, backward, calls = (finite(value) or 0.0 for value in figures)
-    return ModuleTimes(label, forward, backward, calls)
-
-
-def _by_owner(kernels: KernelsEvent, owners: Sequence[ModuleTimes], title: str, at: str, note: str) -> Table:
+def _by_owner(
+    kernels: KernelsEvent, owners: Sequence[tuple[Any, ...]], title: str, at: str, note: str
+) -> Table:
+    """owners: (name, nanoseconds of forward and of backward, calls of forward), in the whole capture."""
     steps = max(kernels.steps, 1)
-    rows = tuple(
-        (
-            share_text((row.forward_ns + row.backward_ns) / kernels.wall_ns), ns(row.forward_ns / steps),
-            ns(row.backward_ns / steps), number(row.calls / steps), row.label,
-        )
-        for row in owners
-    )  # fmt: skip
+    rows = []
+    for name, *figures in owners:
+        forward, backward, calls = (finite(value) or 0.0 for value in figures)
+        share = share_text((forward + backward) / kernels.wall_ns)
+        rows.append((share, ns(forward / steps), ns(backward / steps), number(calls / steps), name))
     columns = ("share", "forward per step", "backward per step", "calls per step", title)
     heading = f"Forward and backward by {title} in the {at}"
-    return Table(heading, columns, rows, frozenset(range(4)), note, wide=4, paths=title == "line")
+    return Table(heading, columns, tuple(rows), frozenset(range(4)), note, wide=4, paths=title == "line")
 
 
 def isolated(baseline: BaselineEvent) -> Facts:

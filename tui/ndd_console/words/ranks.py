@@ -1,4 +1,4 @@
-"""Several ranks in words: how many, which one is the straggler, and how their work compares."""
+"""Several ranks in words: how many, which one is the straggler, how their work compares, and their phases."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from ndd_engine.text import MISSING, counted, foreign, number, size
 
 from .blocks import Facts, Table
 from .figures import at_most, ns, share_text
+from .step import setting
 
-STRATEGIES = {"ddp": "DDP", "fsdp2": "FSDP2"}
+_STRATEGIES = {"ddp": "DDP", "fsdp2": "FSDP2"}
 _ABOUT = (
     "Work is the wall time of a step without waiting for other ranks. Exchange is the shortest wait of any rank in a "
     "step; skew is the mean wait beyond it. Phases exclude waiting; their means, exchange and skew add up to the step."
@@ -27,18 +28,14 @@ def ranks_words(snapshot: Snapshot) -> str:
         seen = counted(newest.world, "rank")
         if newest.launched is not None:
             seen = f"{newest.world:,} of {counted(newest.launched, 'rank')}"
-        parts = [seen, strategy_name(newest.strategy), counted(newest.hosts, "host")]
-        return ", ".join(part for part in parts if part)
-    table = snapshot.run.config.get("parallel") if snapshot.run is not None else None
-    world = table.get("ranks") if isinstance(table, dict) else None
-    if not isinstance(table, dict) or not isinstance(world, int) or world < 2:
-        return ""
-    return ", ".join(filter(None, (counted(world, "rank"), strategy_name(table.get("strategy")))))
-
-
-def strategy_name(strategy: object) -> str:
-    """ "DDP"."""
-    return STRATEGIES.get(str(strategy), foreign(strategy or ""))
+        strategy, hosts = newest.strategy, counted(newest.hosts, "host")
+    else:
+        world, strategy = (setting(snapshot.run, "parallel", key) for key in ("ranks", "strategy"))
+        if not isinstance(world, int) or world < 2:
+            return ""
+        seen, hosts = counted(world, "rank"), ""
+    parts = (seen, _STRATEGIES.get(str(strategy), foreign(strategy or "")), hosts)
+    return ", ".join(part for part in parts if part)
 
 
 def late_words(snapshot: Snapshot) -> str:
@@ -61,12 +58,6 @@ def rank_rows(event: RanksEvent) -> dict[int, dict[str, float]]:
         if rank.isdecimal() and len(rank) < 10
     }
     return dict(sorted(rows.items(), key=lambda item: -item[1].get("own", 0.0)))
-
-
-def usual_own_us(event: RanksEvent) -> float:
-    """The median own time of the ranks, microseconds per step; of two ranks, the shorter one."""
-    least, middle = event.columns_us.get("own", (0.0, 0.0))[:2]
-    return float(least if event.world == 2 else middle)
 
 
 def late_text(ranks: Ranks) -> str:
@@ -105,7 +96,8 @@ def ranks_facts(snapshot: Snapshot, ranks: Ranks) -> Facts:
         ),
         ("straggler", late_text(ranks)),
         *memory,
-    )._replace(warn=frozenset({"straggler"} if ranks.late is not None else ()))
+        warn=frozenset({"straggler"} if ranks.late is not None else ()),
+    )
 
 
 def slowest(newest: RanksEvent) -> Table:
@@ -114,28 +106,36 @@ def slowest(newest: RanksEvent) -> Table:
     phases = [name for name in newest.row_names if name not in _FIRST]
     means = {name: newest.columns_us[name][2] if name in newest.columns_us else 0.0 for name in phases}
     names = [*first, *sorted(phases, key=lambda name: -means[name])]
-    usual = usual_own_us(newest)
+    least, median = newest.columns_us.get("own", (0.0, 0.0))[:2]
+    usual = least if newest.world == 2 else median
     hosts = ("host",) if newest.row_hosts else ()
     rows = []
-    for rank, row in rank_rows(newest).items():
+    ranks = rank_rows(newest)
+    for rank, row in ranks.items():
         later = row.get("own", 0.0) - usual
         figures = [ns(row[name] * 1e3) if name in row else MISSING for name in names]
         host = (newest.row_hosts.get(str(rank), ""),) if hosts else ()
         rows.append((str(rank), *host, f"{later / 1e3:+.1f} ms", *figures))
     for at, word in enumerate(("least", "median", "mean", "most")):
         summary = (newest.columns_us.get(name) for name in names)
-        rows.append(
-            (
-                word,
-                *("" for _ in hosts),
-                "",
-                *(ns(figures[at] * 1e3) if figures else MISSING for figures in summary),
-            )
-        )
+        cells = (ns(figures[at] * 1e3) if figures else MISSING for figures in summary)
+        rows.append((word, *("" for _ in hosts), "", *cells))
     columns = ("rank", *hosts, "later", *(_FIRST.get(name, name) for name in names))
     note = f"The newest window, per step; the rows below the ranks are of all {counted(newest.world, 'rank')}. {_ABOUT}"
     right = frozenset(range(1 + len(hosts), len(columns)))
-    late = frozenset(
-        index for index, rank in enumerate(rank_rows(newest)) if newest.late and newest.late["rank"] == rank
-    )
+    late = frozenset(index for index, rank in enumerate(ranks) if newest.late and newest.late["rank"] == rank)
     return Table("Slowest ranks", columns, tuple(rows), right, note, wide=len(hosts), warn=late)
+
+
+def phases_table(snapshot: Snapshot, ranks: Ranks) -> Table:
+    """The phases of a step: means over the ranks, and the longest."""
+    rows = []
+    for phase in snapshot.phases:
+        longest, rank = ranks.longest.get(phase.name, (None, None))
+        whose = MISSING if longest is None else "varies" if rank is None else f"rank {number(rank)}"
+        if phase.host_ns > 0:
+            share = share_text(phase.host_ns / (ranks.step_ns or 1.0))
+            rows.append((phase.name, ns(phase.host_ns), share, ns(longest), whose))
+    columns = ("phase", "mean per step", "share", "longest", "of")
+    note = f"The most recent {counted(ranks.windows, 'window')}."
+    return Table("Phases of all ranks", columns, tuple(rows), frozenset({1, 2, 3}), note, wide=0)

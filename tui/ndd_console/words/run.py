@@ -10,22 +10,12 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import counted, duration, number, plural, printable
 
+from . import step
 from .figures import percent
-from .finding import finding_line
+from .finding import finding_line, first_command
 from .ranks import late_words
-from .step import (
-    epoch_of,
-    item_name,
-    items_rate,
-    micro_steps,
-    rates,
-    step_time,
-    steps_rate,
-    time_left_in_words,
-    tokens_rate,
-    work_short,
-    work_texts,
-)
+
+LOST = "the process ended unexpectedly (kill -9 or power loss?)"
 
 
 def introduction(snapshot: Snapshot) -> list[str]:
@@ -50,7 +40,7 @@ def steps_text(snapshot: Snapshot, run: RunEvent) -> str:
     accumulation = batch.get("accumulation", 1)
     micro = f" ({accumulation} micro-steps of {batch.get('micro')})" if accumulation > 1 else ""
     total = f"{number(run.total_steps)} " if run.total_steps else ""
-    return f"{total}optimizer steps of {number(run.items_per_step)} {item_name(snapshot)}{micro}"
+    return f"{total}optimizer steps of {number(run.items_per_step)} {step.item_name(snapshot)}{micro}"
 
 
 def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
@@ -58,15 +48,12 @@ def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
     if not run.steps_per_epoch:
         until = f" (the run ends after {run.epochs})" if run.epochs and not run.total_steps else ""
         return f"the length of an epoch is unknown{until}"
-    of = f"{number(run.items_per_epoch or None)} {item_name(snapshot)}{_tokens(run)}"
-    return f"one epoch is {number(run.steps_per_epoch)} steps, {of}"
-
-
-def _tokens(run: RunEvent) -> str:
-    """ ", 18,087,936 characters" per epoch."""
-    if not run.token or not run.tokens_per_item or not run.items_per_epoch:
-        return ""
-    return f", {number(round(run.items_per_epoch * run.tokens_per_item))} {plural(printable(run.token))}"
+    items = f"{number(run.items_per_epoch or None)} {step.item_name(snapshot)}"
+    text = f"one epoch is {number(run.steps_per_epoch)} steps, {items}"
+    if run.token and run.tokens_per_item and run.items_per_epoch:
+        tokens = number(round(run.items_per_epoch * run.tokens_per_item))
+        text += f", {tokens} {plural(printable(run.token))}"
+    return text
 
 
 def progress_line(snapshot: Snapshot) -> str:
@@ -76,16 +63,16 @@ def progress_line(snapshot: Snapshot) -> str:
     idle = percent(snapshot.idle.share)
     parts = [
         f"step {number(snapshot.step)}{total}",
-        epoch_of(snapshot),
+        step.epoch_of(snapshot),
         f"loss {number(snapshot.loss, 4)}",
-        steps_rate(snapshot),
-        items_rate(snapshot),
-        tokens_rate(snapshot),
-        micro_steps(snapshot),
-        work_short(snapshot),
+        step.steps_rate(snapshot),
+        step.items_rate(snapshot),
+        step.tokens_rate(snapshot),
+        step.micro_steps(snapshot),
+        step.work_short(snapshot),
         late_words(snapshot),
         f"idle {idle} ({snapshot.idle.method})",
-        time_left_in_words(snapshot),
+        step.time_left_in_words(snapshot),
     ]
     return "  ".join(part for part in parts if part)
 
@@ -100,7 +87,7 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     # Of a script, also the steps of threads and processes that the figures leave out.
     steps = max(snapshot.step, end.step if end else 0)
     if run is not None and steps:
-        items = f", {number(snapshot.items)} {item_name(snapshot)}" if snapshot.items else ""
+        items = f", {number(snapshot.items)} {step.item_name(snapshot)}" if snapshot.items else ""
         done = f"{counted(steps, 'optimizer step')}{items}"
         parts = [f"{done} in {duration(snapshot.elapsed_s)}", f"last loss {number(snapshot.loss, 4)}"]
         if steps == 1:  # its time says little
@@ -114,8 +101,8 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
             shares = ", ".join(f"{phase.name} {percent(phase.host_ns / step_ns)}" for phase in top)
             lines.append(f"recent steps by phase: {shares}")
     if snapshot.step_ns is not None:
-        lines.append(f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")
-        lines += [", ".join(work)] if (work := work_texts(snapshot)) else []
+        lines.append(f"{step.step_time(snapshot)}: {', '.join(step.rates(snapshot))}")
+        lines += [", ".join(work)] if (work := step.work_texts(snapshot)) else []
     if snapshot.best is not None:
         figures = ", ".join(f"{name} {number(value, 4)}" for name, value in snapshot.best.metrics.items())
         lines.append(f"best evaluation at step {number(snapshot.best.step)}: {figures}")
@@ -134,13 +121,12 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
 def advice(snapshot: Snapshot) -> list[str]:
     """The first finding of a script's run and the command that measures its change; [] where nothing is found."""
     try:
-        finding = next((one for one in diagnose(snapshot) if one.cause != "too-short"), None)
+        finding = next((finding for finding in diagnose(snapshot) if finding.cause != "too-short"), None)
     except Exception:  # noqa: BLE001  a defect in a rule must not cost the summary
         return []
     if finding is None or snapshot.run is None:
         return []
     lines = [printable(finding_line(finding))]
-    if finding.sets and not finding.leave:
-        sets = " ".join(f"--set {item}" for item in finding.sets)
-        lines.append(printable(f"measure it: ndd-console try {snapshot.run.name} {sets}"))
+    if command := first_command(snapshot.run.name, [finding]):
+        lines.append(printable(f"measure it: {command}"))
     return lines

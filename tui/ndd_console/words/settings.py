@@ -17,11 +17,11 @@ def settings_table(settings: Sequence[SettingEvent]) -> Table:
     """Those that are not in effect first, defaults last."""
     order = list(_EFFECTS)
     ordered = sorted(settings, key=lambda setting: order.index(setting.in_effect))
-    rows = tuple(
-        (_EFFECTS[item.in_effect], item.name, str(item.requested), str(item.applied), item.verified or "")
-        for item in ordered
-    )
-    lost = frozenset(index for index, item in enumerate(ordered) if item.in_effect is False)
+    rows = []
+    for setting in ordered:
+        values = setting.requested, setting.applied, setting.verified or ""
+        rows.append((_EFFECTS[setting.in_effect], setting.name, *values))
+    lost = frozenset(index for index, setting in enumerate(ordered) if setting.in_effect is False)
     columns = ("effect", "setting", "requested", "applied", "verified by")
     note = _UNREQUESTED if ordered and ordered[-1].in_effect is None else ""
-    return Table("", columns, rows, note=note, warn=lost)
+    return Table("", columns, tuple(rows), note=note, warn=lost)

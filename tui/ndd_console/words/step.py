@@ -1,9 +1,11 @@
-"""The speed of a step in the units of the run: steps, micro-steps, items, tokens, epochs, FLOP/s and MFU."""
+"""The speed of a step in the units of the run, and the settings behind it: items, tokens, epochs, FLOP/s and MFU."""
 
 from __future__ import annotations
 
-from ndd_engine.record.events import WorkEvent
-from ndd_engine.record.snapshot import Snapshot, Throughput
+from typing import Any
+
+from ndd_engine.record.events import RunEvent, WorkEvent
+from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, duration, foreign, number, plural, rate, size
 
 from .blocks import Facts
@@ -12,6 +14,26 @@ from .figures import percent
 # The status in which a run has no speed and no time left.
 PAUSED = "paused"
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+def on_gpu(run: RunEvent | None) -> bool:
+    """Whether the run trains on a CUDA GPU."""
+    return run is not None and run.device.startswith("cuda")
+
+
+def setting(run: RunEvent | None, section: str, key: str) -> Any:
+    """A value of the resolved configuration; None if it is missing."""
+    table = run.config.get(section) if run is not None and isinstance(run.config, dict) else None
+    return table.get(key) if isinstance(table, dict) else None
+
+
+def fits_text(snapshot: Snapshot, width: int = 100) -> str:
+    """ "about batch 288 fits (predicted)", or a shorter form."""
+    fits = snapshot.headroom.fits_micro
+    if fits is None:
+        return ""
+    text = f"about batch {number(fits)} fits (predicted)"
+    return text if len(text) <= width else f"predicted: batch {number(fits)} fits"
 
 
 def item_name(snapshot: Snapshot) -> str:
@@ -92,8 +114,6 @@ def time_left_in_words(snapshot: Snapshot) -> str:
 
 def flops(value: float | None) -> str:
     """ "1.24 TFLOP/s"."""
-    if value is None:
-        return f"{MISSING} FLOP/s"
     return f"{prefixed(value)}FLOP/s"
 
 
@@ -105,33 +125,25 @@ def prefixed(value: float | None) -> str:
     return f"{number(value / scale)} {letter}"
 
 
-def share_of_peak(throughput: Throughput) -> str:
-    """ "MFU 34 % of 165 TFLOP/s (bf16 dense)", or why it is unknown."""
-    if throughput.peak_flops_per_s is None:
-        return f"MFU {MISSING}: {foreign(throughput.reason)}"
-    peak = f"{flops(throughput.peak_flops_per_s)} ({foreign(throughput.peak_kind)} dense)"
-    return f"MFU {_percent(throughput.mfu)} of {peak}"
-
-
 def _percent(share: float | None) -> str:
     """A share of the peak; two significant digits below 10 %, since tiny models stay far below 1 %."""
     return MISSING if share is None else f"{share * 100:.0f} %" if share >= 0.1 else f"{share * 100:.2g} %"
 
 
-def roofline(throughput: Throughput) -> str:
-    """ "intensity 41 FLOP/B: bandwidth-bound side"; without a peak the side is unknown."""
-    if throughput.intensity is None:
-        return f"intensity {MISSING}"
-    side = f": {throughput.side}-bound side" if throughput.side else ""
-    return f"intensity {number(throughput.intensity)} FLOP/B{side}"
-
-
 def work_texts(snapshot: Snapshot) -> list[str]:
-    """FLOP/s, MFU and the side of the roofline; [] before FLOPs are counted."""
+    """FLOP/s, MFU of which peak, or why it is unknown, and the side of the roofline; [] before FLOPs are counted."""
     if snapshot.work is None or snapshot.work.flops_per_step is None or snapshot.status == PAUSED:
         return []
     throughput = snapshot.throughput
-    return [flops(throughput.flops_per_s), share_of_peak(throughput), roofline(throughput)]
+    mfu = f"MFU {MISSING}: {foreign(throughput.reason)}"
+    if throughput.peak_flops_per_s is not None:
+        peak = f"{flops(throughput.peak_flops_per_s)} ({foreign(throughput.peak_kind)} dense)"
+        mfu = f"MFU {_percent(throughput.mfu)} of {peak}"
+    intensity = f"intensity {MISSING}"
+    if throughput.intensity is not None:
+        side = f": {throughput.side}-bound side" if throughput.side else ""
+        intensity = f"intensity {number(throughput.intensity)} FLOP/B{side}"
+    return [flops(throughput.flops_per_s), mfu, intensity]
 
 
 def work_short(snapshot: Snapshot) -> str:
@@ -155,6 +167,11 @@ def work_facts(snapshot: Snapshot, work: WorkEvent) -> Facts:
         f"{name} {percent(value / total)}" if total else name
         for name, value in sorted(work.dtypes.items(), key=lambda item: -item[1])
     )
+    peak = f"{MISSING}: {work.reason}" if work.reason else MISSING
+    if work.peak_tflops is not None:
+        memory = f", memory {number(work.bandwidth_gb_s)} GB/s" if work.bandwidth_gb_s else ""
+        source = f"; {work.peak_source}" if work.peak_source else ""
+        peak = f"{number(work.peak_tflops)} TFLOP/s ({work.peak_kind} dense){memory}{source}"
     return Facts.of(
         ("operations", f"{prefixed(counted)}FLOP{forward}"),
         ("bytes", f"{size(work.bytes_per_step)} read and written without fusion (upper bound)"),
@@ -162,15 +179,7 @@ def work_facts(snapshot: Snapshot, work: WorkEvent) -> Facts:
         ("matmul types", types or MISSING),
         ("attention", ", ".join(work.attention) or "none detected"),
         ("not counted", ", ".join(work.uncounted)),
-        ("peak", _peak(work)),
+        ("peak", peak),
         ("method", work.method),
         title="Work per step",
     )
-
-
-def _peak(work: WorkEvent) -> str:
-    if work.peak_tflops is None:
-        return f"{MISSING}: {work.reason}" if work.reason else MISSING
-    memory = f", memory {number(work.bandwidth_gb_s)} GB/s" if work.bandwidth_gb_s else ""
-    source = f"; {work.peak_source}" if work.peak_source else ""
-    return f"{number(work.peak_tflops)} TFLOP/s ({work.peak_kind} dense){memory}{source}"

@@ -1,15 +1,17 @@
-"""The result of a trial in words: one line, a table of both sides, and the facts behind the verdict."""
+"""The result of a trial in words: one line, a table of both sides, the facts behind the verdict, and many together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, counted, duration, number, size
 
-from .blocks import Block, Facts, Table, Text
+from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
 from .figures import interval_text, pairs_text
+from .finding import command_text
 
 if TYPE_CHECKING:
     from ndd_engine.trial.request import Progress
@@ -24,6 +26,9 @@ VERDICTS = {
     "failed": "bad",
     "stopped": "warn",
 }
+# Trials that a report shows.
+_NEWEST = 40
+_EFFECT = {True: "yes", False: "NO", None: MISSING}
 # Figures of both sides: (label, field, text of a value).
 _FIGURES = (("memory", "peak_bytes", size), ("step", "step_s", duration), ("setup", "prepare_s", duration))
 
@@ -50,24 +55,22 @@ def measurement(progress: Progress) -> str:
 
 def trial_blocks(trial: TrialEvent) -> Iterator[Block]:
     """Both sides as a table, whether the losses agree, and the result in a sentence."""
-    sides = ("baseline", trial.base), (" ".join(map(str, trial.sets)), trial.change)
-    rows = tuple((name, *_figures(side)) for name, side in sides if side.get("prepare_s") is not None)
+    rows = []
+    for name, side in (("baseline", trial.base), (" ".join(map(str, trial.sets)), trial.change)):
+        if side.get("prepare_s") is not None:
+            setup, rate = duration(side["prepare_s"]), side.get("items_per_s")
+            if side.get("compile_s") is not None:
+                setup += f" ({duration(side['compile_s'])} compiling)"
+            throughput = MISSING if rate is None else f"{number(rate)} items/s"
+            rows.append((name, duration(side.get("step_s")), throughput, setup, size(side.get("peak_bytes"))))
     if rows:
-        yield Table("", ("", "step", "throughput", "setup", "peak memory"), rows, frozenset(range(1, 5)))
+        columns = ("", "step", "throughput", "setup", "peak memory")
+        yield Table("", columns, tuple(rows), frozenset(range(1, 5)))
     if trial.loss_text:
         yield Text(f"losses: {trial.loss}: {trial.loss_text}")
     for name in trial.change.get("not_in_effect", []):
         yield Text(f"not in effect: {name}")
     yield Text(trial.text)
-
-
-def _figures(side: Mapping[str, Any]) -> tuple[str, ...]:
-    setup = duration(side["prepare_s"])
-    if side.get("compile_s") is not None:
-        setup += f" ({duration(side['compile_s'])} compiling)"
-    rate = side.get("items_per_s")
-    throughput = MISSING if rate is None else f"{number(rate)} items/s"
-    return duration(side.get("step_s")), throughput, setup, size(side.get("peak_bytes"))
 
 
 def trial_facts(trial: TrialEvent, title: str = "") -> Facts:
@@ -79,6 +82,11 @@ def trial_facts(trial: TrialEvent, title: str = "") -> Facts:
         if trial.between is not None:
             interval += f" and the usual difference between processes, {trial.between * 100:.2g} %"
     where = f" on {trial.device}" if trial.device else ""
+    took, over_s = duration(trial.seconds), trial.seconds - trial.budget_s
+    if trial.budget_s and over_s < 0.5:
+        took = f"{min(trial.seconds, trial.budget_s):.0f} of {number(trial.budget_s)} s"
+    elif trial.budget_s:
+        took = f"{number(trial.budget_s)} s, and {duration(over_s)} to finish"
     effect = "yes" if trial.in_effect else f"{MISSING}: cannot be verified"
     if trial.in_effect is False:
         effect = f"no: {trial.not_in_effect or 'it changed nothing'}"
@@ -88,7 +96,7 @@ def trial_facts(trial: TrialEvent, title: str = "") -> Facts:
     attention = {"in effect": trial.in_effect is False, "loss": trial.loss == "differs"}
     return Facts.of(
         ("interval", interval),
-        ("baseline", f"{trial.against}; measured for {_took(trial)}{where}"),
+        ("baseline", f"{trial.against}; measured for {took}{where}"),
         ("in effect", effect),
         ("loss", trial.loss + (f": {trial.loss_text}" if trial.loss_text else "")),
         *(
@@ -98,14 +106,42 @@ def trial_facts(trial: TrialEvent, title: str = "") -> Facts:
         ),
         ("break-even", pays_off if steps is not None else ""),
         title=title,
-    )._replace(warn=frozenset(label for label, bad in attention.items() if bad))
+        warn=frozenset(label for label, bad in attention.items() if bad),
+    )
 
 
-def _took(trial: TrialEvent) -> str:
-    """ "24 of 60 s", or "60 s, and 10 s to finish" beyond the budget."""
-    over_s = trial.seconds - trial.budget_s
-    if not trial.budget_s:
-        return duration(trial.seconds)
-    if over_s < 0.5:
-        return f"{min(trial.seconds, trial.budget_s):.0f} of {number(trial.budget_s)} s"
-    return f"{number(trial.budget_s)} s, and {duration(over_s)} to finish"
+def trials_blocks(trials: Sequence[TrialEvent], name: str) -> list[Block]:
+    """All trials of a run, as plot, table and text. name: of the run, for the command."""
+    newest = trials[-_NEWEST:]
+    if not newest:
+        command = command_text(name, ["KEY=VALUE"])
+        return [Text("Nothing was measured against this run yet.", "note"), Facts.of((COMMAND, command))]
+    out: list[Block] = []
+    intervals = []
+    for trial in newest:
+        ratio, low, high = trial.ratio, trial.low, trial.high
+        if ratio is not None and low is not None and high is not None and 0 < low <= ratio <= high < math.inf:
+            tone = TONES.get(VERDICTS.get(trial.verdict, ""), "")
+            intervals.append(Interval(_change(trial), ratio, low, high, trial.verdict, tone))
+    if intervals:
+        note = (
+            "Throughput of the candidate relative to the baseline, measured in ABBA blocks. Bars show the "
+            f"{newest[-1].confidence * 100:.0f} % CI; an interval that contains 1x shows no measurable difference."
+        )
+        out.append(Intervals("Candidate vs. baseline", tuple(intervals), note))
+    rows = []
+    for trial in trials:
+        before, after = trial.base.get("peak_bytes"), trial.change.get("peak_bytes")
+        memory = MISSING if before is None and after is None else f"{size(before)} → {size(after)}"
+        speed, effect = ratio_text(trial, MISSING), _EFFECT[trial.in_effect]
+        rows.append((_change(trial), trial.verdict, speed, memory, trial.loss, effect))
+    columns = ("change", "verdict", "speed", "peak memory", "loss", "applied")
+    out.append(Table("Trials", columns, tuple(rows), wide=0).newest(_NEWEST))
+    for trial in newest:
+        facts = trial_facts(trial, _change(trial))
+        out.append(facts._replace(rows=(("result", trial.text), *facts.rows)))
+    return out
+
+
+def _change(trial: TrialEvent) -> str:
+    return ", ".join(map(str, trial.sets)) or "no change"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ndd_engine.text import MISSING, duration, number, plural, size
+from ndd_engine.wizard.proposals import Proposal, by_speed, slowness
 
 from .blocks import Block, Table, Text
 
 if TYPE_CHECKING:
     from ndd_engine.predict.probe_process import Opened
     from ndd_engine.wizard.choice import Choice
-    from ndd_engine.wizard.proposals import Proposal
     from ndd_engine.wizard.session import ProposalSet
 
 _LARGE = float("inf")
@@ -36,71 +36,60 @@ def _or(value: float | None) -> float:
     return _LARGE if value is None else value
 
 
-def _bound(one: Proposal, text: str, sign: str = "≥") -> str:
-    return sign + text if one.lower_bound else text
+def _bound(proposal: Proposal, text: str, sign: str = "≥") -> str:
+    return sign + text if proposal.lower_bound else text
 
 
-def _ranks(one: Proposal) -> str:
-    return f"{one.layout.ranks} {one.layout.strategy}" if one.layout.ranks > 1 else "1"
-
-
-def _slowness(one: Proposal) -> Any:
-    from ndd_engine.wizard.proposals import slowness
-
-    return slowness(one)
+def _ranks(proposal: Proposal) -> str:
+    return f"{proposal.layout.ranks} {proposal.layout.strategy}" if proposal.layout.ranks > 1 else "1"
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("size", 9, lambda one: one.model.size or MISSING, lambda one: one.parameters),
-    Column("sequence", 10, lambda one: str(one.model.sequence), lambda one: -one.model.sequence),
-    Column("dtype", 7, lambda one: one.model.precision, lambda one: float(one.model.amp != "off")),
-    Column("ranks", 9, _ranks, lambda one: -one.layout.ranks),
-    Column("micro", 7, lambda one: str(one.batch.micro), lambda one: -one.batch.micro),
-    Column("accum", 7, lambda one: str(one.batch.accumulation), lambda one: one.batch.accumulation),
-    Column("memory", 9, lambda one: size(one.memory_bytes), lambda one: _or(one.memory_bytes)),
-    Column("data", 6, lambda one: "GPU" if one.placement == "device" else "host", lambda one: one.placement),
-    Column("step", 10, lambda one: _bound(one, duration(one.step_s)), lambda one: _or(one.step_s)),
-    Column("items/s", 9, lambda one: _bound(one, number(one.items_per_s), "≤"), _slowness),
+    Column("size", 9, lambda row: row.model.size or MISSING, lambda row: row.parameters),
+    Column("sequence", 10, lambda row: str(row.model.sequence), lambda row: -row.model.sequence),
+    Column("dtype", 7, lambda row: row.model.precision, lambda row: float(row.model.amp != "off")),
+    Column("ranks", 9, _ranks, lambda row: -row.layout.ranks),
+    Column("micro", 7, lambda row: str(row.batch.micro), lambda row: -row.batch.micro),
+    Column("accum", 7, lambda row: str(row.batch.accumulation), lambda row: row.batch.accumulation),
+    Column("memory", 9, lambda row: size(row.memory_bytes), lambda row: _or(row.memory_bytes)),
+    Column("data", 6, lambda row: "GPU" if row.placement == "device" else "host", lambda row: row.placement),
+    Column("step", 10, lambda row: _bound(row, duration(row.step_s)), lambda row: _or(row.step_s)),
+    Column("items/s", 9, lambda row: _bound(row, number(row.items_per_s), "≤"), slowness),
     Column(
-        "tokens/s", 10, lambda one: _bound(one, number(one.tokens_per_s), "≤"), lambda one: -(one.tokens_per_s or 0.0)
+        "tokens/s", 10, lambda row: _bound(row, number(row.tokens_per_s), "≤"), lambda row: -(row.tokens_per_s or 0.0)
     ),
-    Column("total time", 12, lambda one: _bound(one, duration(one.total_s)), lambda one: _or(one.total_s)),
-    Column("parameters", 12, lambda one: number(one.parameters), lambda one: one.parameters),
+    Column("total time", 12, lambda row: _bound(row, duration(row.total_s)), lambda row: _or(row.total_s)),
+    Column("parameters", 12, lambda row: number(row.parameters), lambda row: row.parameters),
 )  # fmt: skip
 # Columns that some models have no values for: left out if no row has one.
 APPLIES: dict[str, Callable[[Proposal], Any]] = {
-    "size": lambda one: one.model.size,
-    "ranks": lambda one: one.layout.ranks > 1,
-    "sequence": lambda one: one.tokens_per_item,
-    "tokens/s": lambda one: one.tokens_per_item,
+    "size": lambda row: row.model.size,
+    "ranks": lambda row: row.layout.ranks > 1,
+    "sequence": lambda row: row.tokens_per_item,
+    "tokens/s": lambda row: row.tokens_per_item,
 }
 
 
-def applicable(rows: Sequence[Proposal], names: Sequence[str]) -> list[str]:
-    """The columns among `names` that apply to any of the rows."""
-    return [name for name in names if name not in APPLIES or any(map(APPLIES[name], rows))]
-
-
-def remark(one: Proposal, details: bool = False) -> str:
+def remark(proposal: Proposal, details: bool = False) -> str:
     """Whether it fits, measurements and disadvantages. details: with memory, spread and reasons."""
-    words, known = ["present configuration"] if one.present else [], one.measured
-    if not one.allowed:
+    words, known = ["present configuration"] if proposal.present else [], proposal.measured
+    if not proposal.allowed:
         words.append("outside the limits")
-    if one.missing_bytes:
-        words.append(f"does not fit: over the limit by {size(one.missing_bytes)}")
+    if proposal.missing_bytes:
+        words.append(f"does not fit: over the limit by {size(proposal.missing_bytes)}")
     if known is not None and known.step_s is None:
         words.append(known.verdict)
     elif known is not None:
         memory = f"{size(known.memory_bytes)}, " if details else ""
         spread = f" (rounds vary by {known.spread:.0%})" if details and known.spread is not None else ""
         words.append(f"measured {memory}{duration(known.step_s)} per step{spread}")
-    if one.over_bytes:
-        words.append(f"measured memory is over the limit by {size(one.over_bytes)}")
-    if one.doubt and one.memory_bytes is not None:
-        words.append("low confidence in memory" + (f" ({one.doubt})" if details else ""))
-    if details and one.placement == "device":
+    if proposal.over_bytes:
+        words.append(f"measured memory is over the limit by {size(proposal.over_bytes)}")
+    if proposal.doubt and proposal.memory_bytes is not None:
+        words.append("low confidence in memory" + (f" ({proposal.doubt})" if details else ""))
+    if details and proposal.placement == "device":
         words.append("data on the GPU")
-    return "; ".join([*words, one.cost] if one.cost else words)
+    return "; ".join([*words, proposal.cost] if proposal.cost else words)
 
 
 def proposal_blocks(
@@ -108,28 +97,36 @@ def proposal_blocks(
 ) -> Iterator[Block]:
     """The table of proposals with notes."""
     from ndd_engine.wizard.planner import model_name
-    from ndd_engine.wizard.proposals import by_speed
 
     situation = proposed.situation
     opened = situation.opened
     yield Text(f"{situation.device_name}: {size(situation.free_bytes)} usable")
     yield Text(f"{opened.data}; {opened.model}")
     yield from map(Text, lengths_line(opened))
-    failed = [f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why]
+    failed = [f"{model_name(probed.model)}: {probed.why}" for probed in proposed.found if probed.why]
     yield from map(Text, (*situation.notes, *failed))
-    rows = by_speed(proposed.best)[:_ROWS]
+    fastest = by_speed(proposed.best)[:_ROWS]
     measured = [proposal for proposal in proposed.rows if proposal.measured is not None]
-    rows += [proposal for proposal in measured if all(proposal.key != other.key for other in rows)]
+    more = [proposal for proposal in measured if all(proposal.key != other.key for other in fastest)]
     tight = [proposal for proposal in proposed.rows if not proposal.fits]
-    shown = [*rows, *sorted(tight, key=lambda proposal: proposal.missing_bytes)[:2]]
+    shown = [*fastest, *more, *sorted(tight, key=lambda proposal: proposal.missing_bytes)[:2]]
     if not shown:
         yield Text("nothing could be predicted")
         return
-    names = applicable(shown, _SHOWN)
-    cells = tuple(
-        _cells(proposal, names, best is not None and proposal.key == best.key) for proposal in shown
+    columns = [
+        column
+        for column in COLUMNS
+        if column.name in _SHOWN and (column.name not in APPLIES or any(map(APPLIES[column.name], shown)))
+    ]
+    rows = tuple(
+        (
+            "*" if best is not None and proposal.key == best.key else "",
+            *(column.text(proposal) for column in columns),
+            remark(proposal, details=True),
+        )
+        for proposal in shown
     )
-    yield Table("", ("", *names, ""), cells)
+    yield Table("", ("", *(column.name for column in columns), ""), rows)
     if choice is not None and any(
         proposal.measured is not None and proposal.measured.step_s for proposal in measured
     ):
@@ -141,11 +138,6 @@ def proposal_blocks(
         missing = size(least.missing_bytes)
         yield Text(f"nothing fits: micro-batch {least.batch.micro} is over the limit by {missing}")
     yield Text("memory and time are predictions" + (" unless marked as measured" if measured else ""))
-
-
-def _cells(one: Proposal, names: Sequence[str], best: bool) -> tuple[str, ...]:
-    texts = {column.name: column.text(one) for column in COLUMNS}
-    return ("*" if best else "", *(texts[name] for name in names), remark(one, details=True))
 
 
 def lengths_line(opened: Opened) -> tuple[str, ...]:
