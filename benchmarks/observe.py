@@ -146,7 +146,10 @@ def _shown(found: Cost) -> str:
 
 def _off(windows: list[dict[str, Any]]) -> int:
     return max(
-        abs(sum(phase["host_ns"] for name, phase in line["phases"].items() if "/" not in name) - line["wall_ns"])
+        abs(
+            sum(phase["host_ns"] for name, phase in line["phases"].items() if "/" not in name)
+            - line["wall_ns"]
+        )
         for line in windows
     )
 
