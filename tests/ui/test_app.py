@@ -18,7 +18,6 @@ from ndd_console.screens.interfaces import RunSource, StartRow
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.style import Look
-from ndd_console.view.wizard import FILE, TABLE
 from ndd_engine.errors import UsageError
 
 from .fake_sources import FakeHome, FakeSource
@@ -65,9 +64,9 @@ async def to_the_file(pilot: Pilot[Any], wizard: FakeWizard) -> WizardScreen:
     assert isinstance(screen, WizardScreen)
     await press(pilot, "enter", "enter", "enter")
     wizard.go_on()
-    await until(pilot, lambda: screen.view.page == TABLE)
+    await until(pilot, lambda: screen.page == "trade-offs")
     await press(pilot, "down", "enter")
-    assert screen.view.page == FILE
+    assert screen.page == "file"
     return screen
 
 

@@ -11,7 +11,7 @@ from ndd_console.jobs.folder import details, folder_rows
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.jobs.wizard import WizardJob
 from ndd_console.screens.interfaces import StartRow
-from ndd_console.view.home import HomeState, entries
+from ndd_console.screens.home import HomeState, entries
 from ndd_engine.wizard.answers import Answers
 
 OTHER = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ndd_console.view.glossary import GLOSSARY
-from ndd_console.view.help import help_lines
+from ndd_console.screens.pages import help_lines
 from ndd_console.view.keys import LIVE_KEYS, WIZARD_KEYS, Key
 from ndd_console.view.rows import width_of
 from ndd_engine.record.derive import CHECKPOINT, IDLE_CAUSES
@@ -32,7 +32,7 @@ def test_entries_are_unique_short_and_plain() -> None:
 
 @pytest.mark.parametrize("keys", [LIVE_KEYS, WIZARD_KEYS])
 def test_at_80_columns_a_definition_is_one_line(keys: tuple[Key, ...]) -> None:
-    lines = help_lines(78, keys)
+    lines = help_lines(keys, 78)
     assert all(width_of(row) <= 78 for row in lines)
     terms = [term for _, terms in GLOSSARY for term, _ in terms]
     long_terms = [term for term in terms if len(term) >= 18]

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ndd_console.screens.pages import OwnValuesScreen
-from ndd_console.view.own_values import own_values_lines
+from ndd_console.screens.pages import OwnValuesScreen, own_values_lines
 from ndd_console.view.rows import width_of
 from ndd_engine.record.events import TextsEvent
 from ndd_engine.record.snapshot import Snapshot

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ndd_console.app import ConsoleApp
+from ndd_console.screens.pages import ranks_lines
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.ranks import heat_map, panel
-from ndd_console.view.ranks_page import ranks_lines
 from ndd_console.view.rows import width_of
 from ndd_console.view.style import Look, Row
 from ndd_console.words.diagnosis import DiagnosisResult

@@ -69,7 +69,7 @@ async def loaded(pilot: Pilot[Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def _one_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ndd_console.view.home.time.localtime", __import__("time").gmtime)
+    monkeypatch.setattr("ndd_console.screens.home.time.localtime", __import__("time").gmtime)
 
 
 @pytest.mark.parametrize("size", SIZES)

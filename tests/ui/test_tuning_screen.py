@@ -14,10 +14,9 @@ from textual.pilot import Pilot
 from ndd_console.app import TuningApp
 from ndd_console.jobs.saving import save_new
 from ndd_console.jobs.tuning import TuningJob
-from ndd_console.screens.tuning import TuningScreen
+from ndd_console.screens.tuning import TuningScreen, TuningView, below
 from ndd_console.view.interval import interval_rows
 from ndd_console.view.style import COLOUR, Row
-from ndd_console.view.tuning import TuningView, below
 from ndd_engine.errors import UsageError
 from ndd_engine.trial.request import Progress
 from ndd_engine.trial.tuning import TuningState

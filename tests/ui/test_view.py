@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ndd_console.screens.pages import settings_lines
 from ndd_console.view.bars import bar, graph, levels, progress_bar, sparkline, stacked_bar
 from ndd_console.view.learning import end_rows, small
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import cells, cut, fit, shorten, width_of, wrap
-from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
 from ndd_console.words.run import progress_line
 from ndd_engine.record.derive import throughput

@@ -117,8 +117,8 @@ def test_the_effective_batch_is_limited_by_the_data() -> None:
 
 def test_a_gpu_that_is_not_in_this_machine_is_shown_from_the_first_page_on() -> None:
     made = WizardJob(Answers(workload="chartext", gpu="RTX 4080 SUPER"), None, 10.0)
-    until(lambda: made.machine_lines() is not None)
-    text = "\n".join(made.machine_lines() or [])
+    until(lambda: made.machine is not None)
+    text = "\n".join(made.machine or [])
     assert (
         "RTX 4080 SUPER" in text
         and "14.6 GB usable" in text

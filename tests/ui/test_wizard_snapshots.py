@@ -11,7 +11,6 @@ from textual.pilot import Pilot
 from ndd_console.app import WizardApp
 from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.style import Look
-from ndd_console.view.wizard import TABLE, WizardView
 
 from .fake_wizard import FakeWizard
 from .pilots import until
@@ -20,41 +19,26 @@ from .test_snapshots import LARGE, NARROW
 Steps = Callable[[Pilot[Any]], Awaitable[None]]
 
 
-async def seen(pilot: Pilot[Any], what: Callable[[WizardView], bool]) -> None:
-    screen = pilot.app.screen
-    assert isinstance(screen, WizardScreen)
-    await until(pilot, lambda: what(screen.view))
-    await pilot.pause()
-
-
 def steps(fake: FakeWizard, page: str) -> Steps:
     """Presses keys up to a page."""
 
     async def go(pilot: Pilot[Any]) -> None:
-        await seen(pilot, lambda view: view.machine is not None)
-        if page == "machine":
-            return
-        await pilot.press("enter")
-        if page == "workload":
-            return
-        await pilot.press("enter")
-        if page == "goal":
-            return
-        await pilot.press("enter")
-        await seen(pilot, lambda view: view.share is not None)
-        if page == "probing":
-            return
-        fake.go_on()
-        await seen(pilot, lambda view: view.page == TABLE)
+        screen = pilot.app.screen
+        assert isinstance(screen, WizardScreen)
+        for _ in range(min(("machine", "workload", "goal", "probing", page).index(page), 3)):
+            await pilot.press("enter")
+        if page in ("table", "plot", "measured", "file"):
+            fake.go_on()
+            await until(pilot, lambda: screen.page == "trade-offs")
         if page == "plot":
             await pilot.press("p")
-        if page in ("table", "plot"):
-            return
-        await pilot.press("v")
-        fake.go_on()
-        await seen(pilot, lambda view: view.share is None and view.verified[0].measured is not None)
+        if page in ("measured", "file"):
+            await pilot.press("v")
+            fake.go_on()
+        screen.look_again()
         if page == "file":
             await pilot.press("enter")
+        await pilot.pause()
 
     return go
 

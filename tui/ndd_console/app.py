@@ -17,12 +17,11 @@ from textual.screen import Screen
 
 from ndd_console.screens.base import KeyScreen, call_from_thread
 from ndd_console.screens.home import HomeScreen
-from ndd_console.screens.interfaces import HomeSource, RunSource, TuningSource
+from ndd_console.screens.interfaces import HomeSource, RunRow, RunSource, StartRow, TuningSource
 from ndd_console.screens.live import LiveScreen, Result
 from ndd_console.screens.tuning import TuningScreen
 from ndd_console.screens.wizard import WizardScreen, WizardSource
 from ndd_console.view.frame import MARGIN_FROM
-from ndd_console.view.home import RunRow, StartRow
 from ndd_console.view.keys import APP_KEYS
 from ndd_console.view.style import PLAIN, Look
 from ndd_console.widgets.foreground import follow_terminal

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import ndd_profiles
 from ndd_console.render.text import lines as text_lines
-from ndd_console.screens.interfaces import Action
-from ndd_console.view.home import RunRow, StartRow
+from ndd_console.screens.interfaces import Action, RunRow, StartRow
 from ndd_console.words.machine import machine_blocks
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import NddError, UsageError, error_text

@@ -2,23 +2,86 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
-from ndd_console.view.home import DEFAULT_EPOCHS, HomeState, entries, heading
+from ndd_console.view.frame import Entry
 from ndd_console.view.keys import HOME_KEYS
-from ndd_console.view.style import Look, Row
+from ndd_console.view.rows import BLANK, aligned, ends, rule, shorten
+from ndd_console.view.style import Look, Row, Span, status_span
 from ndd_console.widgets.lines import RowList
-from ndd_engine.text import foreign
+from ndd_engine.text import MISSING, foreign, printable
 
 from .base import ViewScreen, call_from_thread
 from .dialogs import TextQuestion
 from .pages import HelpScreen, StartScreen
 
+DEFAULT_EPOCHS = 1
+SLOGAN = "train PyTorch models and see where the time goes"
+_LOADING: Row = (("loading…", "dim"),)
 _LIST = 8  # rows of the list that have priority over the machine
 _MOST_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class HomeState:
+    """machine, workloads and runs are None while they are loaded."""
+
+    machine: tuple[str, ...] | None = None
+    workloads: tuple[StartRow, ...] | None = None
+    runs: tuple[RunRow, ...] | None = None
+
+
+def heading(state: HomeState, width: int, room: int) -> list[Row]:
+    """The title and the machine, in at most `room` rows: the list has priority over the machine."""
+    rows: list[Row] = [ends((("ndd-console", "bold"),), ((SLOGAN, "dim"),), width)]
+    machine = ("detecting hardware…",) if state.machine is None else state.machine
+    style = "dim" if state.machine is None else "text"
+    if room > 3:
+        rows += [BLANK, rule("this machine", width)]
+        rows += [((shorten(printable(line), width), style),) for line in machine]
+    return rows[: max(room, 1)]
+
+
+def entries(state: HomeState, width: int) -> list[Entry]:
+    """The list: what can be trained, then the runs, in groups with headings."""
+    workloads, runs = state.workloads or (), state.runs or ()
+    shown: list[Entry] = []
+    group = None
+    for row, line in zip(workloads, aligned([*map(_start_cells, workloads)], width, 1, (2,)), strict=True):
+        before, group = group, "built-in workloads" if row.kind == "workload" else "this folder"
+        if group != before:
+            shown.append(Entry(None, (BLANK, rule(group, width))))
+        shown.append(Entry(row, (line,)))
+    if state.workloads is None:
+        shown.append(Entry(None, (BLANK, rule("built-in workloads", width), _LOADING)))
+    none: Row = () if runs else _LOADING if state.runs is None else (("no runs yet", "dim"),)
+    shown.append(Entry(None, (BLANK, rule("runs", width), *([none] if none else []))))
+    lines = aligned([*map(_run_cells, runs)], width, 0, (5, 4, 3, 2))
+    return [*shown, *(Entry(run, (line,)) for run, line in zip(runs, lines, strict=True))]
+
+
+def _start_cells(row: StartRow) -> list[Span]:
+    return [(row.name, "bold"), (row.title, "text"), (row.text, "dim")]
+
+
+def _run_cells(row: RunRow) -> list[Span]:
+    # A run that ended while it was prepared has no steps.
+    step = f"step {row.step:,} of {row.total_steps:,}" if row.total_steps else "not started"
+    texts = (step, row.best or MISSING, when(row.started_t))
+    figures = [(text, "text" if text != MISSING else "dim") for text in texts]
+    return [(row.name, "bold"), status_span(row.status), *figures, (row.workload, "dim")]
+
+
+def when(t: float | None) -> str:
+    """Local date and time: "03-14 15:09"."""
+    with contextlib.suppress(ValueError, OverflowError, OSError):  # not a time
+        return MISSING if t is None else time.strftime("%m-%d %H:%M", time.localtime(t))
+    return MISSING
 
 
 class HomeScreen(ViewScreen[HomeState]):

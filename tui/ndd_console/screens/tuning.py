@@ -1,16 +1,143 @@
-"""The tuning screen."""
+"""The tuning screen: a table of the settings with their speedups, the progress, and the result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ndd_console.screens.interfaces import TuningSource
+from ndd_console.view.bars import progress_line
+from ndd_console.view.frame import Entry
+from ndd_console.view.interval import interval_rows
 from ndd_console.view.keys import TUNING_KEYS, Key
-from ndd_console.view.style import Look, Row
-from ndd_console.view.tuning import TuningView, below, current, entries, heading
+from ndd_console.view.rows import BLANK, aligned, cells, ends, paragraph, rule, shorten
+from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import RowList
+from ndd_console.words.figures import interval_text, times
+from ndd_console.words.trial import VERDICTS
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import MISSING, counted, duration, foreign, size
 
 from .base import POLL_S, ViewScreen
+
+if TYPE_CHECKING:
+    from ndd_engine.trial.tuning import TuningRow, TuningState
+
+# state: (symbol, style). A state is always shown as symbol, word and colour.
+_STATES: dict[str, tuple[str, str]] = {
+    "waiting": ("·", "dim"),
+    "measuring": ("◐", "accent"),
+    "kept": ("✔", "good"),
+    "dropped": ("✖", "warn"),
+    "skipped": ("·", "dim"),
+}
+_COLUMNS = ("state", "setting", "vs. best so far", "vs. baseline", "memory", "loss", "why")
+_SETTING = 1
+_LEFT_OUT = (6, 4, 5, 3)  # columns, in the order in which a narrow screen leaves them out
+_PLOT = 60
+_LOSSES = {"not comparable": "n/a"}
+
+
+@dataclass(frozen=True, slots=True)
+class TuningView:
+    """Everything that the tuning screen shows.
+
+    problem: why there is no result. saved: path of the written configuration; trouble: why it could not be written.
+    """
+
+    base: str
+    state: TuningState | None = None
+    stopping: bool = False
+    problem: str = ""
+    saved: str = ""
+    trouble: str = ""
+
+    @property
+    def can_save(self) -> bool:
+        """Whether there is a result that is not written yet."""
+        return self.over and not self.problem and not self.saved
+
+    @property
+    def over(self) -> bool:
+        """Whether tuning has ended."""
+        return bool(self.problem) or (self.state is not None and self.state.done)
+
+    @property
+    def rows(self) -> tuple[TuningRow, ...]:
+        return self.state.rows if self.state is not None else ()
+
+
+def table(view: TuningView, width: int) -> list[Row]:
+    """The names of the columns, then the settings with their speedups."""
+    heads: list[list[Span]] = [[(name, "dim") for name in _COLUMNS]]
+    return aligned([*heads, *map(_cells, view.rows)], width, _SETTING, _LEFT_OUT)
+
+
+def _cells(row: TuningRow) -> list[Span]:
+    symbol, style = _STATES.get(row.state, ("?", "text"))
+    state = (f"{symbol} {row.state}", style)
+    title = (row.candidate.title, "dim" if row.state == "skipped" else "text")
+    trial = row.trial
+    if trial is None:
+        return [state, title, (row.reason, "dim")]
+    style = VERDICTS.get(trial.verdict, "text")
+    if trial.ratio is None:
+        return [state, title, (row.reason or trial.verdict, style)]
+    loss = (_LOSSES.get(trial.loss, trial.loss), "warn" if trial.loss == "differs" else "text")
+    memory = (size(trial.change.get("peak_bytes")), "text")
+    return [state, title, (_ratio(trial), style), (_ratio(row.to_start), "text"), memory, loss, (row.reason, "dim")]
+
+
+def _ratio(trial: TrialEvent | None) -> str:
+    """ "1.42x 1.35-1.49"; "" without a ratio."""
+    if trial is None or trial.ratio is None:
+        return ""
+    if trial.low is None or trial.high is None:
+        return times(trial.ratio)
+    return f"{times(trial.ratio)} {times(trial.low)[:-1]}-{times(trial.high)[:-1]}"
+
+
+def current(view: TuningView) -> int:
+    """The place of the setting that is measured, else of the last one that was; 0 when all have ended."""
+    states = [row.state for row in view.rows]
+    if "measuring" in states:
+        return states.index("measuring")
+    done = [place for place, state in enumerate(states) if state != "waiting"]
+    return 0 if view.over or not done else done[-1]
+
+
+def below(view: TuningView, width: int, height: int) -> list[Row]:
+    """The progress, or the result."""
+    state = view.state
+    if view.problem:
+        return [BLANK, *paragraph(view.problem, width, "bad", max(height // 2, 1))]
+    if state is None:
+        return [BLANK, (("starting…", "accent"),)]
+    rows: list[Row] = [BLANK]
+    if state.done:
+        rows += paragraph(state.text, width, "good" if state.kept else "text")
+        final = state.final
+        if final is not None and height >= 16:
+            rows += interval_rows(final.ratio, final.low, final.high, min(width, _PLOT), final.verdict)
+        rows += paragraph(view.trouble, width, "bad")
+        return rows + (paragraph(f"written to {view.saved}", width, "accent") if view.saved else [])
+    stage = "stopping; results so far are kept" if view.stopping else foreign(state.stage)
+    progress = state.progress
+    if progress is None:
+        return [*rows, ((f"{stage}…", "accent"),)]
+    blocks = counted(progress.abba_blocks, "ABBA block") if progress.abba_blocks else ""
+    rows.append(ends(((shorten(f"{stage}…", width - 16), "accent"),), ((blocks, "dim"),), width))
+    text = f"{progress.spent_s:.0f} of {progress.budget_s:.0f} s"
+    doing = f"{foreign(progress.doing)}, {text}"
+    share = progress.spent_s / progress.budget_s if progress.budget_s else 0.0
+    rows.append(progress_line(share, doing if cells(doing) < width * 2 // 3 else text, width))
+    if height >= 18:
+        plot = interval_rows(progress.ratio, progress.low, progress.high, min(width - 24, _PLOT))
+        # Two rows are reserved, so that the table does not move when the interval appears.
+        label = interval_text(progress.ratio, progress.low, progress.high) or f"{MISSING}: no ratio yet"
+        rows += [plot[0], (*plot[1], ("  " + label, "text"))] if plot else [BLANK, ((label, "dim"),)]
+    return rows
 
 
 class TuningScreen(ViewScreen[TuningView]):
@@ -40,13 +167,15 @@ class TuningScreen(ViewScreen[TuningView]):
         self.show(state=source.state, problem=source.problem, saved=source.saved)
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
-        view = self.view
-        self.body.show(entries(view, width))
-        place = current(view)
+        view, place = self.view, current(self.view)
+        heads, *rows = table(view, width)
+        self.body.show([Entry(row, (shown,)) for row, shown in zip(view.rows, rows, strict=True)])
         if place != self._current:
             self._current = place
             self.body.choose(place)
-        return heading(view, width), below(view, width, height)
+        elapsed = f" {duration(view.state.elapsed_s)} " if view.state is not None and view.state.elapsed_s else ""
+        title = rule(f"tuning {foreign(view.base)}", width, "bold", elapsed)
+        return [title, *([heads] if rows else [])], below(view, width, height)
 
     def has(self, need: str) -> bool:
         return self.view.can_save
