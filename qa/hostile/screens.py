@@ -22,13 +22,13 @@ from tests.ui.pilots import text_of
 
 from ndd_console.app import ConsoleApp
 from ndd_console.render.rows import block_rows
-from ndd_console.screens.base import CanvasScreen
 from ndd_console.screens import home as home_screen
 from ndd_console.screens import trial as trial_screen
 from ndd_console.screens import tuning as tuning_screen
 from ndd_console.screens import wizard as wizard_screen
 from ndd_console.screens.home import HomeState
 from ndd_console.screens.interfaces import RunRow, StartRow
+from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.pages import help_lines, settings_lines
 from ndd_console.screens.trial import BUDGETS_S, ProposedChange, TrialState
 from ndd_console.screens.tuning import TuningView
@@ -124,7 +124,7 @@ def in_app(seed: int) -> None:
                     await pilot.resize_terminal(*strange.size(rng))
                 else:
                     await pilot.press(rng.choice(KEYS))
-                if isinstance(app.screen, CanvasScreen) and not app.closing:
+                if isinstance(app.screen, LiveScreen) and not app.closing:
                     canvas = app.screen.canvas
                     if rows := list(canvas.rows):
                         whole(rows, width_of(rows[0]), len(rows))

@@ -11,7 +11,6 @@ import pytest
 from textual import timer
 from textual.pilot import Pilot
 
-from ndd_console.screens.base import CanvasScreen
 from ndd_console.screens.dialogs import TextQuestion
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.interfaces import RunSource, StartRow
@@ -48,7 +47,7 @@ def test_a_resize_is_seen_though_the_process_is_held_up_while_it_comes(
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.pause()
             screen = app.screen
-            assert isinstance(screen, CanvasScreen)
+            assert isinstance(screen, LiveScreen)
             canvas = screen.canvas
             monkeypatch.setattr(timer._time, "get_time", held_up(timer._time.get_time))
             await pilot.resize_terminal(120, 40)

@@ -30,7 +30,7 @@ SCREENS: dict[str, tuple[ModuleType, str, Callable[[], ScreenApp], str]] = {
     "page": (pages, "help_lines", on_live, "?"),
     "trial": (trial, "heading", on_live, "t"),
     "home": (home, "entries", lambda: ConsoleApp(None, FakeHome()), ""),
-    "wizard": (wizard.pages, "machine_page", lambda: WizardApp(FakeWizard()), ""),
+    "wizard": (wizard, "machine_rows", lambda: WizardApp(FakeWizard()), ""),
     "tuning": (tuning, "below", lambda: TuningApp(FixedTuning(MEASURING)), ""),
 }
 

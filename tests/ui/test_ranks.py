@@ -7,27 +7,21 @@ from typing import Any
 
 import pytest
 
-from ndd_console.app import ConsoleApp
 from ndd_console.screens.pages import ranks_lines
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.ranks import heat_map, panel
 from ndd_console.view.rows import width_of
-from ndd_console.view.style import Look, Row
+from ndd_console.view.style import Row
 from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_engine.diagnose import diagnose
 
 from .fake_ranks import PLANTED, planted_snapshot
-from .fake_sources import Clock, FakeSource
-from .fakes import T0, snapshot
+from .fake_sources import FakeSource
+from .fakes import snapshot
 from .pilots import make, press, text_of
 
 WORLDS = tuple(PLANTED)
 KEYS = (("d", "diagnosis"), ("r", "ranks"), ("?", "help"), ("q", "quit"))
-
-
-def app(world: int, **options: Any) -> ConsoleApp:
-    source = FakeSource(planted_snapshot(world))
-    return ConsoleApp(source, None, refresh_hz=1.0, clock=Clock(T0 + 12), rules=diagnose, **options)
 
 
 def plain(rows: list[Row]) -> str:
@@ -40,20 +34,6 @@ def live(world: int, width: int = 80, height: int = 24) -> str:
         "chartext-001", "training", KEYS, diagnosis=DiagnosisResult(diagnose(value)), can_try=True
     )
     return plain(live_rows(value, state, width, height))
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_live(snap_compare: Any, world: int) -> None:
-    assert snap_compare(app(world), terminal_size=(80, 24))
-
-
-@pytest.mark.parametrize("world", [2, 1024])
-def test_page(snap_compare: Any, world: int) -> None:
-    assert snap_compare(app(world), terminal_size=(80, 24), press=["r"])
-
-
-def test_live_in_ascii_without_colour(snap_compare: Any) -> None:
-    assert snap_compare(app(1024, look=Look(True, True)), terminal_size=(80, 24))
 
 
 @pytest.mark.parametrize("size", [(40, 12), (60, 20), (80, 24), (120, 40), (200, 50)])

@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 
 from textual.app import SystemCommand
+from textual.binding import Binding
+from textual.command import CommandPalette
 from textual.filter import NoColor
 from textual.screen import Screen
 
@@ -37,6 +39,17 @@ Opener = Callable[[str], RunSource]
 Starter = Callable[[StartRow], RunSource]
 # Opens the wizard for the run on the screen, else for an entry of the home screen; None if there is none.
 WizardOpener = Callable[[RunSource | None, StartRow | None], WizardSource]
+
+
+class Palette(CommandPalette):
+    """The command palette. Ctrl-C closes it, and does what it does on the screen below."""
+
+    BINDINGS = [Binding("ctrl+c", "interrupt", show=False, priority=True)]  # noqa: RUF012
+
+    def action_interrupt(self) -> None:
+        self.dismiss()
+        if isinstance(self.app.screen, KeyScreen):
+            self.app.screen.use_key("ctrl+c")
 
 
 class ScreenApp(PrivateApp, inherit_bindings=False):
@@ -71,6 +84,10 @@ class ScreenApp(PrivateApp, inherit_bindings=False):
                 if key.help:
                     use = partial(screen.action_use, key.action)
                     yield SystemCommand(f"{screen.word(key)} ({key.shown})", key.help, use)
+
+    def action_command_palette(self) -> None:
+        if not CommandPalette.is_open(self):
+            self.push_screen(Palette(id="--command-palette"))
 
     def action_suspend_process(self) -> None:
         """Stop as a terminal's Ctrl-Z does: with the whole process group, so that the shell's prompt returns."""

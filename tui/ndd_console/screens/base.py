@@ -17,10 +17,8 @@ from textual.widget import Widget
 from ndd_console.view.frame import Keys, footer_row, framed, inner_width
 from ndd_console.view.keys import NEEDS, SCROLL_KEYS, Key
 from ndd_console.view.rows import paragraph, rule
-from ndd_console.view.style import Look, Row, ascii_rows
-from ndd_console.widgets.canvas import Canvas
+from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import KeyBar, Lines, bindings
-from ndd_console.widgets.textual_private import paint_changes
 
 # Keys work although nothing else is drawn.
 _AFTER_FAILURE = "This is a defect of ndd-console. The run is not affected; all keys work (q: quit)."
@@ -99,10 +97,10 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         else:
             getattr(self, f"action_{action}")()
 
-    def click_key(self, label: str) -> None:
-        """A key of the footer was clicked."""
+    def use_key(self, name: str) -> None:
+        """Do what a key does now, if anything. name: one of its names, or as the footer shows it."""
         for key in self.usable():
-            if key.shown == label:
+            if name in (key.shown, *key.names.split(",")):
                 self.action_use(key.action)
                 return
 
@@ -143,31 +141,6 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         inner = inner_width(width)
         body = [rule("this screen cannot be drawn", inner, "bad"), *paragraph(text[:1000], inner)]
         return framed(body, paragraph(_AFTER_FAILURE, inner, "dim")[: max(height - 2, 0)], width, height)
-
-
-class CanvasScreen(KeyScreen):
-    """A painted screen: draws the rows of `rows` after a resize and on every call of `paint`."""
-
-    def __init__(self, look: Look, on_painted: Callable[[], None] | None = None) -> None:
-        super().__init__(look, on_painted)
-        self.canvas = Canvas(look.styles)
-        paint_changes(self, self.canvas)
-
-    def compose(self) -> ComposeResult:
-        yield self.canvas
-
-    def on_canvas_resized(self) -> None:
-        self.paint()
-
-    def rows(self, width: int, height: int) -> list[Row]:
-        """The rows of the screen, exactly `width` by `height`."""
-        raise NotImplementedError
-
-    def draw(self, width: int, height: int) -> None:
-        self.draw_failure(self.rows(width, height))
-
-    def draw_failure(self, rows: list[Row]) -> None:
-        self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows)
 
 
 class WidgetScreen(KeyScreen):
