@@ -16,6 +16,7 @@ from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.interfaces import RunSource, StartRow
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.wizard import WizardScreen
+from ndd_console.view.keys import NEEDS
 from ndd_console.view.style import Look
 from ndd_engine.errors import UsageError
 
@@ -178,7 +179,7 @@ async def test_enter_opens_and_a_named_key_starts() -> None:
         await press(pilot, "q", "enter", "escape")
         assert isinstance(app.screen, HomeScreen) and not started
         await press(pilot, "end", "s")
-        assert "press enter to open a run" in text_of(app) and not started
+        assert NEEDS["startable"] in text_of(app) and not started
         await press(pilot, "home", "enter")
         await press(pilot, "s")
         await until(pilot, lambda: isinstance(app.screen, LiveScreen))
@@ -201,15 +202,15 @@ async def test_an_own_workload_is_asked_for_its_epochs() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "charlm-003" in text_of(app))
         await press(pilot, "s", "x", "1", "2", "backspace")
-        assert "epochs to train mine:factory (default: 1)" in text_of(app)
+        assert "mine:factory" in text_of(app)
         assert isinstance(app.screen, TextQuestion) and app.screen.input.value == "1"
         assert "charlm-003" in text_of(app)  # the list is still seen
         await press(pilot, "escape")
-        assert "epochs to train" not in text_of(app) and not started
+        assert isinstance(app.screen, HomeScreen) and not started
         await press(pilot, "s", "0", "enter")  # zero epochs are no run: the default remains
-        await until(pilot, lambda: "cannot import mine" in text_of(app))
+        await until(pilot, lambda: "import mine" in text_of(app))
         await press(pilot, "escape")
-        assert "cannot import mine" not in text_of(app) and app.return_value is None
+        assert "import mine" not in text_of(app) and app.return_value is None
         await press(pilot, "enter")
         await until(pilot, lambda: "details of" in text_of(app))
         await press(pilot, "s", "3", "enter")
@@ -249,9 +250,9 @@ async def test_first_paint_waits_for_nothing() -> None:
     app = make(None, SlowHome(), on_first_paint=lambda: painted.append(1))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: painted == [1])
-        assert "detecting hardware…" in text_of(app)
+        assert "detecting" in text_of(app)
         looked.set()
-        await until(pilot, lambda: "hardware detection failed: no driver" in text_of(app))
+        await until(pilot, lambda: "no driver" in text_of(app))
     assert painted == [1]
 
 

@@ -58,6 +58,7 @@ def test_every_key_has_an_action(kind: type[KeyScreen]) -> None:
         ("p", FakeSource(script=True), "own training"),
         ("c", FakeSource(value=ended("done", "all steps done")), "commands"),
         ("e", FakeSource(empty_snapshot()), "training"),
+        ("k", FakeSource(live=False), "commands"),
         ("s", FakeSource(), "attached"),
         ("r", FakeSource(), "ranks"),
         ("v", FakeSource(), "values"),
@@ -101,7 +102,7 @@ async def test_the_mouse_presses_keys_and_selects() -> None:
         await until(pilot, lambda: "EEG forecasters" in text_of(home) and "4080" in text_of(home))
         await click_on(pilot, "EEG forecasters")
         await until(pilot, lambda: isinstance(home.screen, StartScreen))
-        assert "train --workload eeg" in text_of(home)
+        assert "--workload eeg" in text_of(home)
         await click_on(pilot, "esc back")
         assert "EEG forecasters" in text_of(home)
 
@@ -110,11 +111,11 @@ async def test_the_wheel_scrolls_a_page() -> None:
     app = with_finding()
     async with app.run_test(size=(80, 12)) as pilot:
         await press(pilot, "d")
-        assert "too few loader workers" in text_of(app)
+        assert "loader workers" in text_of(app)
         for _ in range(20):
             await pilot._post_mouse_events([events_scroll_down()], offset=(5, 5))
         await pilot.pause(0.05)
-        assert "too few loader workers" not in text_of(app)
+        assert "loader workers" not in text_of(app)
 
 
 def events_scroll_down() -> Any:
@@ -156,10 +157,10 @@ async def test_the_command_of_a_finding_and_the_diff_of_a_trial_are_copied() -> 
 def test_a_place_in_code_that_exists_is_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clips.py").write_text("")
-    row = (("in clips.py:41 in load, other.py:3", "text"),)
+    row = (("in clips.py:41 in x, other.py:3", "text"),)
     linked = list(segments(row, Look(links=True)))
     assert [(part.text, part.style.link if part.style else None) for part in linked] == [
-        ("in ", None), ("clips.py:41", f"file://{tmp_path}/clips.py"), (" in load, other.py:3", None),
+        ("in ", None), ("clips.py:41", f"file://{tmp_path}/clips.py"), (" in x, other.py:3", None),
     ]  # fmt: skip
     assert list(segments(row, Look())) == [Segment(row[0][0], Look().styles["text"])]
 
@@ -169,13 +170,13 @@ async def test_the_log_is_searched_and_grows() -> None:
     app = make(source)
     async with app.run_test(size=(40, 12)) as pilot:
         await press(pilot, "l")
-        assert "CUDA [b]out of memory" in text_of(app)
+        assert "[b]out of" in text_of(app)
         await press(pilot, "slash", *"step 17", "enter")
         assert "match 11 of 11" in text_of(app) and "step 179" in text_of(app)
         await press(pilot, "n")
         assert "match 10 of 11" in text_of(app)
         await press(pilot, "slash", *"nothing", "enter")
-        assert "no line contains" in text_of(app)
+        assert "no line" in text_of(app)
         await press(pilot, "escape")
         assert isinstance(app.screen, LiveScreen)
 
@@ -208,3 +209,15 @@ async def test_ctrl_z_stops_the_process_group(monkeypatch: pytest.MonkeyPatch) -
 def test_the_label_of_a_key_is_its_first_name() -> None:
     assert Key("q,ctrl+q", "quit", "quit").shown == "q"
     assert replace(Key("question_mark", "help", "help"), label="?").shown == "?"
+
+
+async def test_ctrl_c_in_the_palette_does_what_it_does_without_it() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await press(pilot, "ctrl+p", "ctrl+c")
+        assert isinstance(app.screen, LiveScreen) and source.commands == ["interrupt"]
+    home = ConsoleApp(None, FakeHome())
+    async with home.run_test(size=(80, 24)) as pilot:
+        await press(pilot, "ctrl+p", "ctrl+c")
+    assert home.return_value == "quit"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ndd_console.app import ConsoleApp
+from ndd_console.screens.dialogs import Question
 from ndd_console.screens.live import STOPPING, LiveScreen
 from ndd_console.screens.log import LogScreen
 from ndd_console.screens.pages import HelpScreen, PageScreen, SettingsScreen
@@ -22,13 +23,13 @@ async def test_keys_become_commands() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await press(pilot, "p", "c", "e")
         assert source.commands == ["pause", "checkpoint", "evaluate"]
-        assert "evaluating after this step" in text_of(app)
+        assert "evaluating" in text_of(app)
         source.value = snapshot(status="paused", marks=(mark(4_218, "pause", "paused"),))
         await tick(pilot)
         assert (
             "‖ paused" in text_of(app)
             and "p resume" in text_of(app)
-            and "evaluating after" not in text_of(app)
+            and "evaluating" not in text_of(app)
         )
         await press(pilot, "p", "x", "s", "ctrl+z")
         assert source.commands[3:] == ["resume"]
@@ -77,7 +78,7 @@ async def test_q_asks_and_stops_after_a_checkpoint() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await press(pilot, "q")
         text = text_of(app)
-        assert "charlm-001 is still running." in text and "ndd-console attach charlm-001" in text
+        assert isinstance(app.screen, Question) and "charlm-001" in text
         await press(pilot, "p")  # the question stays
         assert "still running" in text_of(app) and source.commands == []
         await press(pilot, "escape")
@@ -85,7 +86,7 @@ async def test_q_asks_and_stops_after_a_checkpoint() -> None:
         await press(pilot, "q", "s")
         assert source.commands == ["stop"] and "◐ stopping" in text_of(app) and STOPPING in text_of(app)
         await press(pilot, "q")
-        assert "is stopping after a checkpoint" in text_of(app)
+        assert "is stopping" in text_of(app)
         await press(pilot, "escape")
         source.value = ended("stopped", "stopped from the console")
         await tick(pilot)
@@ -97,9 +98,9 @@ async def test_the_question_is_gone_when_the_run_has_ended() -> None:
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
         await press(pilot, "q")
-        source.value = ended("done", "all 6,900 steps done")
+        source.value = ended("done", "all 6,900 steps")
         await tick(pilot)
-        assert "still running" not in text_of(app) and "all 6,900 steps done" in text_of(app)
+        assert "still running" not in text_of(app) and "all 6,900 steps" in text_of(app)
         assert app.is_running and source.commands == []
 
 
@@ -118,7 +119,7 @@ async def test_ctrl_c_twice_stops_at_once() -> None:
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
         await press(pilot, "ctrl+c")
-        assert source.commands == ["interrupt"] and "press Ctrl-C again" in text_of(app)
+        assert source.commands == ["interrupt"] and "Ctrl-C again" in text_of(app)
         await press(pilot, "ctrl+c")
     assert source.commands == ["interrupt", "kill"] and app.return_value == "kill"
 
@@ -146,10 +147,10 @@ async def test_a_run_that_ended_by_itself_stays_on_the_screen() -> None:
     source = FakeSource()
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        source.value = ended("done", "all 6,900 steps done")
+        source.value = ended("done", "all 6,900 steps")
         await tick(pilot)
         text = text_of(app)
-        assert "✔ done" in text and "all 6,900 steps done" in text and "checkpoints/step-4218.pt" in text
+        assert "✔ done" in text and "all 6,900 steps" in text and "checkpoints/step-4218.pt" in text
         assert "evaluation loss" in text and app.is_running
 
 
@@ -159,19 +160,19 @@ async def test_a_viewer_can_stop_the_run() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         assert "s stop" in text_of(app) and "q close" in text_of(app)
         await press(pilot, "s")
-        assert "Stop charlm-001?" in text_of(app)
+        assert isinstance(app.screen, Question)
         await press(pilot, "s")
         assert source.commands == ["stop"] and "stop requested" in text_of(app) and app.is_running
 
 
 async def test_notices_are_shown() -> None:
-    source = FakeSource(said="the run did not answer")
+    source = FakeSource(said="did not answer")
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        assert "the run did not answer" in text_of(app)
+        assert "did not answer" in text_of(app)
         source.said = None
         await tick(pilot)
-        assert "the run did not answer" not in text_of(app)
+        assert "did not answer" not in text_of(app)
 
 
 async def test_nothing_is_drawn_while_nothing_changes() -> None:
@@ -193,7 +194,7 @@ async def test_preparing_counts_seconds() -> None:
     clock = Clock(T0)
     app = ConsoleApp(FakeSource(empty_snapshot()), None, refresh_hz=4.0, clock=clock)
     async with app.run_test(size=(80, 24)) as pilot:
-        assert "importing torch…" in text_of(app)
+        assert "importing torch" in text_of(app)
         clock.t += 7.4
         await tick(pilot)
         assert " 7 s" in text_of(app)
@@ -259,7 +260,7 @@ async def test_the_page_of_settings_follows_the_run() -> None:
             "speed.attention", "loader.workers", "loader.pin_memory", "precision.amp", "optimizer.implementation",
         ]  # fmt: skip
         assert [line[:1] for line in lines if line[:1] in ("✖", "✔", "·")] == ["✖", "✔", "✔", "✔", "·"]
-        assert "MFU 34 % of 104 TFLOP/s (bf16 dense)" in text_of(app) and "bfloat16 98 %" in text_of(app)
+        assert "MFU 34 %" in text_of(app) and "bfloat16 98 %" in text_of(app)
         fixed = replace(SETTINGS[-1], applied="flash", in_effect=True, verified="flash was seen")
         source.value = snapshot(settings=(*SETTINGS[:-1], fixed))
         screen.read_again()
@@ -269,4 +270,4 @@ async def test_the_page_of_settings_follows_the_run() -> None:
     app = make(FakeSource(empty_snapshot(), live=False))
     async with app.run_test(size=(80, 24)) as pilot:
         await press(pilot, "i")
-        assert "No setting was applied yet" in text_of(app)
+        assert "No setting" in text_of(app)
