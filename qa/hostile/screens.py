@@ -26,12 +26,10 @@ from ndd_console.screens import home as home_screen
 from ndd_console.screens import trial as trial_screen
 from ndd_console.screens import tuning as tuning_screen
 from ndd_console.screens import wizard as wizard_screen
-from ndd_console.screens.home import HomeState
 from ndd_console.screens.interfaces import RunRow, StartRow
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.pages import help_lines, settings_lines
 from ndd_console.screens.trial import BUDGETS_S, ProposedChange, TrialState
-from ndd_console.screens.tuning import TuningView
 from ndd_console.screens.wizard import PAGES, Field
 from ndd_console.view.frame import Entry, framed, inner_width
 from ndd_console.view.keys import LIVE_KEYS
@@ -221,14 +219,12 @@ def diagnosis(rng: random.Random) -> Draw:
 def home(rng: random.Random) -> Draw:
     run = RunRow("charlm-003", "chartext", "training", 4_218, 6_900, fakes.T0, "loss 1.498", True)
     start = StartRow("chartext", "character-level text model", "sizes tiny, mini")
-    state = HomeState(
-        tuple(strange.text(rng) for _ in range(rng.randrange(5))),
-        tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(6))),
-        tuple(strange.mutated(rng, run, 0.4) for _ in range(rng.randrange(30))),
-    )
+    machine = tuple(strange.text(rng) for _ in range(rng.randrange(5)))
+    starts = tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(6)))
+    runs = tuple(strange.mutated(rng, run, 0.4) for _ in range(rng.randrange(30)))
     return in_frame(
         lambda width, height: [
-            *home_screen.heading(state, width, height), *rows_of(home_screen.entries(state, width))
+            *home_screen.heading(machine, width, height), *rows_of(home_screen.entries(starts, runs, width))
         ]
     )  # fmt: skip
 
@@ -262,14 +258,14 @@ def trial(rng: random.Random) -> Draw:
 
 
 def tuning(rng: random.Random) -> Draw:
-    state = rng.choice((None, fake_tuning.MEASURING, fake_tuning.DONE))
-    view = TuningView(
-        strange.text(rng), state and strange.mutated(rng, state, rng.choice((0.05, 0.3))),
-        rng.random() < 0.3, rng.choice(("", "", strange.text(rng))),
-        rng.choice(("", strange.text(rng))), rng.choice(("", strange.text(rng))),
-    )  # fmt: skip
+    state = strange.mutated(rng, rng.choice((fake_tuning.MEASURING, fake_tuning.DONE)), rng.choice((0.05, 0.3)))
+    stopping = rng.random() < 0.3
     return in_frame(
-        lambda width, height: [*tuning_screen.table(view, width), *tuning_screen.below(view, width, height)]
+        lambda width, height: [
+            *tuning_screen.table(state.rows, width),
+            *tuning_screen.progress_rows(state, stopping, width, height),
+            *tuning_screen.result_rows(state, width, height),
+        ]
     )
 
 

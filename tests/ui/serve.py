@@ -162,7 +162,7 @@ async def press(pilot: Pilot[Any], keys: Sequence[str]) -> None:
 async def settled(pilot: Pilot[Any]) -> None:
     await pilot.pause()
     screen = pilot.app.screen
-    while isinstance(screen, HomeScreen) and (screen.view.machine is None or screen.view.runs is None):
+    while isinstance(screen, HomeScreen) and (screen.machine is None or screen.runs is None):
         await asyncio.sleep(0.02)
     for method in ("poll", "look_again"):
         getattr(screen, method, lambda: None)()

@@ -31,7 +31,7 @@ SCREENS: dict[str, tuple[ModuleType, str, Callable[[], ScreenApp], str]] = {
     "trial": (trial, "heading", on_live, "t"),
     "home": (home, "entries", lambda: ConsoleApp(None, FakeHome()), ""),
     "wizard": (wizard, "machine_rows", lambda: WizardApp(FakeWizard()), ""),
-    "tuning": (tuning, "below", lambda: TuningApp(FixedTuning(MEASURING)), ""),
+    "tuning": (tuning, "table", lambda: TuningApp(FixedTuning(MEASURING)), ""),
 }
 
 

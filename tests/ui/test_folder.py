@@ -11,7 +11,7 @@ from ndd_console.jobs.folder import details, folder_rows
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.jobs.wizard import WizardJob
 from ndd_console.screens.interfaces import StartRow
-from ndd_console.screens.home import HomeState, entries
+from ndd_console.screens.home import entries
 from ndd_engine.wizard.answers import Answers
 
 OTHER = """
@@ -79,7 +79,7 @@ def test_details(folder: Path) -> None:
 
 def test_the_screen_has_a_group_for_the_folder(folder: Path) -> None:
     rows = (*folder_rows(), StartRow("chartext", "text", "sizes tiny"))
-    shown = entries(HomeState((), rows, ()), 80)
+    shown = entries(rows, (), 80)
     titles = [
         "".join(text for row in item.rows for text, _ in row) if item.value is None else item.value.name
         for item in shown

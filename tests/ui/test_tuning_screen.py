@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from ndd_console.app import TuningApp
 from ndd_console.jobs.saving import save_new
 from ndd_console.jobs.tuning import TuningJob
-from ndd_console.screens.tuning import TuningScreen, TuningView, below
+from ndd_console.screens.tuning import TuningScreen, progress_rows
 from ndd_console.view.interval import interval_rows
 from ndd_console.view.style import COLOUR, Row
 from ndd_engine.errors import UsageError
@@ -193,7 +193,7 @@ def test_a_new_file_never_replaces_another(tmp_path: Path) -> None:
 
 def test_progress_without_a_ratio_says_so() -> None:
     state = replace(MEASURING, progress=Progress("warming up", 3.0, 60.0))
-    text = plain(below(TuningView("x", state), 78, 24))
+    text = plain(progress_rows(state, False, 78, 24))
     assert "no ratio yet" in text and ", 3 of 60 s" in text
     late = replace(state, progress=Progress("measuring", 70.0, 60.0, 3))
-    assert "block, 60 of 60" in plain(below(TuningView("x", late), 78, 24))
+    assert "block, 60 of 60" in plain(progress_rows(late, False, 78, 24))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -23,7 +22,6 @@ from ndd_console.widgets.lines import KeyBar, Lines, bindings
 # Keys work although nothing else is drawn.
 _AFTER_FAILURE = "This is a defect of ndd-console. The run is not affected; all keys work (q: quit)."
 POLL_S = 0.25  # between two looks at work in a thread
-View = TypeVar("View")
 
 
 def call_from_thread(target: MessagePump, callback: Callable[..., object], *args: object) -> bool:
@@ -165,10 +163,18 @@ class WidgetScreen(KeyScreen):
     def on_mount(self) -> None:
         self.paint()
 
+    def on_screen_resume(self) -> None:
+        self.paint()
+
     def on_resize(self, event: events.Resize) -> None:
         if event.size != self._sized:  # Textual repeats the event while a terminal contradicts itself
             self._sized = event.size
             self.call_after_refresh(self.paint)  # whether a text scrolls depends on its height
+
+    def paint_if_current(self) -> None:
+        """Draw the screen if it is not below another one, whose end draws it."""
+        if self.is_current:
+            self.paint()
 
     def say(self, text: str, style: str = "accent") -> None:
         """Show a message above the footer; "" for none."""
@@ -213,25 +219,3 @@ class WidgetScreen(KeyScreen):
 
     def key_words(self) -> Keys:
         return (*self.scroll_keys(), *super().key_words())
-
-
-class ViewScreen(WidgetScreen, Generic[View]):
-    """Draws a dataclass, its view."""
-
-    def __init__(
-        self, look: Look, view: View, body: Widget, on_painted: Callable[[], None] | None = None
-    ) -> None:
-        super().__init__(look, body, on_painted)
-        self.view = view
-
-    def show(self, **changes: Any) -> None:
-        """Replace fields of the view, and draw it if it has changed."""
-        self.show_view(replace(self.view, **changes))  # type: ignore[type-var]
-
-    def show_view(self, view: View) -> None:
-        before, self.view = self.view, view
-        if view != before and self.is_current:
-            self.paint()
-
-    def on_screen_resume(self) -> None:
-        self.paint()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
 from ndd_console.view.frame import Entry
@@ -16,7 +16,7 @@ from ndd_console.view.style import Look, Row, Span, status_span
 from ndd_console.widgets.lines import RowList
 from ndd_engine.text import MISSING, foreign, printable
 
-from .base import ViewScreen, call_from_thread
+from .base import WidgetScreen, call_from_thread
 from .dialogs import TextQuestion
 from .pages import HelpScreen, StartScreen
 
@@ -27,42 +27,35 @@ _LIST = 8  # rows of the list that have priority over the machine
 _MOST_DIGITS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class HomeState:
-    """machine, workloads and runs are None while they are loaded."""
-
-    machine: tuple[str, ...] | None = None
-    workloads: tuple[StartRow, ...] | None = None
-    runs: tuple[RunRow, ...] | None = None
-
-
-def heading(state: HomeState, width: int, room: int) -> list[Row]:
-    """The title and the machine, in at most `room` rows: the list has priority over the machine."""
+def heading(machine: Sequence[str] | None, width: int, room: int) -> list[Row]:
+    """The title and the machine, in at most `room` rows. machine: None while it is detected."""
     rows: list[Row] = [ends((("ndd-console", "bold"),), ((SLOGAN, "dim"),), width)]
-    machine = ("detecting hardware…",) if state.machine is None else state.machine
-    style = "dim" if state.machine is None else "text"
+    style = "dim" if machine is None else "text"
     if room > 3:
         rows += [BLANK, rule("this machine", width)]
-        rows += [((shorten(printable(line), width), style),) for line in machine]
+        lines = ("detecting hardware…",) if machine is None else machine
+        rows += [((shorten(printable(line), width), style),) for line in lines]
     return rows[: max(room, 1)]
 
 
-def entries(state: HomeState, width: int) -> list[Entry]:
-    """The list: what can be trained, then the runs, in groups with headings."""
-    workloads, runs = state.workloads or (), state.runs or ()
+def entries(
+    workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None, width: int
+) -> list[Entry]:
+    """The list: what can be trained, then the runs, in groups with headings. None: not read yet."""
     shown: list[Entry] = []
     group = None
-    for row, line in zip(workloads, aligned([*map(_start_cells, workloads)], width, 1, (2,)), strict=True):
+    lines = aligned([*map(_start_cells, workloads or ())], width, 1, (2,))
+    for row, line in zip(workloads or (), lines, strict=True):
         before, group = group, "built-in workloads" if row.kind == "workload" else "this folder"
         if group != before:
             shown.append(Entry(None, (BLANK, rule(group, width))))
         shown.append(Entry(row, (line,)))
-    if state.workloads is None:
+    if workloads is None:
         shown.append(Entry(None, (BLANK, rule("built-in workloads", width), _LOADING)))
-    none: Row = () if runs else _LOADING if state.runs is None else (("no runs yet", "dim"),)
+    none: Row = () if runs else _LOADING if runs is None else (("no runs yet", "dim"),)
     shown.append(Entry(None, (BLANK, rule("runs", width), *([none] if none else []))))
-    lines = aligned([*map(_run_cells, runs)], width, 0, (5, 4, 3, 2))
-    return [*shown, *(Entry(run, (line,)) for run, line in zip(runs, lines, strict=True))]
+    lines = aligned([*map(_run_cells, runs or ())], width, 0, (5, 4, 3, 2))
+    return [*shown, *(Entry(run, (line,)) for run, line in zip(runs or (), lines, strict=True))]
 
 
 def _start_cells(row: StartRow) -> list[Span]:
@@ -84,7 +77,7 @@ def when(t: float | None) -> str:
     return MISSING
 
 
-class HomeScreen(ViewScreen[HomeState]):
+class HomeScreen(WidgetScreen):
     """Lists what can be trained and the runs. attach: opens a run. start: trains an entry. wizard: opens the wizard."""
 
     keys = HOME_KEYS
@@ -100,7 +93,11 @@ class HomeScreen(ViewScreen[HomeState]):
         on_painted: Callable[[], None] | None = None,
         wizard: Callable[[StartRow | None], None] | None = None,
     ) -> None:
-        super().__init__(look, HomeState(), RowList(look), on_painted)
+        super().__init__(look, RowList(look), on_painted)
+        # None while they are read.
+        self.machine: Sequence[str] | None = None
+        self.workloads: Sequence[StartRow] | None = None
+        self.runs: Sequence[RunRow] | None = None
         self._home = home
         self._wizard = wizard
         self._open_run = attach
@@ -117,24 +114,23 @@ class HomeScreen(ViewScreen[HomeState]):
 
     def _read_gpu(self) -> None:
         try:
-            lines = self._home.gpu_lines()
+            self.machine = self._home.gpu_lines()
         except Exception as error:  # noqa: BLE001  without a message the screen would wait forever
-            lines = [f"hardware detection failed: {error}"]
-        call_from_thread(self, lambda: self.show(machine=tuple(lines)))
+            self.machine = [f"hardware detection failed: {error}"]
+        call_from_thread(self, self.paint_if_current)
 
     def _read_list(self) -> None:
         try:
-            workloads, runs = self._home.workloads(), self._home.runs()
-            call_from_thread(self, lambda: self.show(workloads=tuple(workloads), runs=tuple(runs)))
+            self.workloads, self.runs = self._home.workloads(), self._home.runs()
+            call_from_thread(self, self.paint_if_current)
         except Exception as error:  # noqa: BLE001
-            text = f"cannot read the runs folder: {error}"
-            call_from_thread(self, lambda: self.show(workloads=(), runs=()))
-            call_from_thread(self, self.say, text, "bad")
+            self.workloads, self.runs = (), ()
+            call_from_thread(self, self.say, f"cannot read the runs folder: {error}", "bad")
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
-        shown = entries(self.view, width)
+        shown = entries(self.workloads, self.runs, width)
         self.body.show(shown)
-        return heading(self.view, width, height - min(len(shown) + 2, _LIST)), []
+        return heading(self.machine, width, height - min(len(shown) + 2, _LIST)), []
 
     # Keys.
 

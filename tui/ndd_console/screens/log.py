@@ -78,8 +78,7 @@ class LogScreen(WidgetScreen):
 
     def read_again(self) -> None:
         """Show what the run has written since."""
-        if self.is_current:
-            self.paint()
+        self.paint_if_current()
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
         self.body.add(self._log.read())

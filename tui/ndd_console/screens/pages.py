@@ -171,8 +171,7 @@ class StartScreen(PageScreen):
 
     def _show_details(self, lines: tuple[str, ...]) -> None:
         self._details = lines
-        if self.is_current:
-            self.paint()
+        self.paint_if_current()
 
     def lines(self, width: int) -> list[Row]:
         return [row for text in self._details for row in lines_of(foreign(text), width)]
@@ -204,8 +203,8 @@ class RunPage(PageScreen):
     def read_again(self) -> None:
         """Redraw if something has changed."""
         before, self._latest = self._latest, self._source.snapshot()
-        if before is not self._latest and self.is_current:
-            self.paint()
+        if before is not self._latest:
+            self.paint_if_current()
 
 
 class SettingsScreen(RunPage):

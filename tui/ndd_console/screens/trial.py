@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from textual.widget import Widget
 
@@ -28,7 +28,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import foreign, number
 from ndd_engine.trial.request import Progress
 
-from .base import POLL_S, ViewScreen
+from .base import POLL_S, WidgetScreen
 
 # A trial ends earlier if the difference is clear; slow steps need more time.
 BUDGETS_S = (60.0, 120.0, 300.0)
@@ -185,7 +185,7 @@ def result(state: TrialState, width: int, height: int) -> list[Row]:
     return lines
 
 
-class TrialScreen(ViewScreen[TrialState]):
+class TrialScreen(WidgetScreen):
     """Runs one trial at a time. `earlier` returns the trials of this run so far, newest last."""
 
     keys = TRIAL_KEYS
@@ -203,7 +203,8 @@ class TrialScreen(ViewScreen[TrialState]):
             budget_s=BUDGETS_S[0],
         )  # fmt: skip
         self.field = TextField(placeholder=_HINT, max_length=_TYPED, classes="field", select_on_focus=False)
-        super().__init__(look, view, RowList(look, after=self.field))
+        super().__init__(look, RowList(look, after=self.field))
+        self.view = view
         self._label = Lines(look)
         self.page = Lines(look, scrolls=True)
         self.page.display = False
@@ -227,6 +228,12 @@ class TrialScreen(ViewScreen[TrialState]):
         # However the screen is closed: a trial must not keep the run paused in the background.
         if self._job is not None:
             self._job.stop()
+
+    def show(self, **changes: Any) -> None:
+        """Change what is shown."""
+        before, self.view = self.view, replace(self.view, **changes)
+        if self.view != before:
+            self.paint_if_current()
 
     def poll(self) -> None:
         """Show the progress or the result of the trial."""

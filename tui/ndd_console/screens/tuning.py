@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ndd_console.screens.interfaces import TuningSource
@@ -19,7 +18,7 @@ from ndd_console.words.trial import VERDICTS
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, counted, duration, foreign, size
 
-from .base import POLL_S, ViewScreen
+from .base import POLL_S, WidgetScreen
 
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningRow, TuningState
@@ -39,39 +38,10 @@ _PLOT = 60
 _LOSSES = {"not comparable": "n/a"}
 
 
-@dataclass(frozen=True, slots=True)
-class TuningView:
-    """Everything that the tuning screen shows.
-
-    problem: why there is no result. saved: path of the written configuration; trouble: why it could not be written.
-    """
-
-    base: str
-    state: TuningState | None = None
-    stopping: bool = False
-    problem: str = ""
-    saved: str = ""
-    trouble: str = ""
-
-    @property
-    def can_save(self) -> bool:
-        """Whether there is a result that is not written yet."""
-        return self.over and not self.problem and not self.saved
-
-    @property
-    def over(self) -> bool:
-        """Whether tuning has ended."""
-        return bool(self.problem) or (self.state is not None and self.state.done)
-
-    @property
-    def rows(self) -> tuple[TuningRow, ...]:
-        return self.state.rows if self.state is not None else ()
-
-
-def table(view: TuningView, width: int) -> list[Row]:
+def table(rows: Sequence[TuningRow], width: int) -> list[Row]:
     """The names of the columns, then the settings with their speedups."""
     heads: list[list[Span]] = [[(name, "dim") for name in _COLUMNS]]
-    return aligned([*heads, *map(_cells, view.rows)], width, _SETTING, _LEFT_OUT)
+    return aligned([*heads, *map(_cells, rows)], width, _SETTING, _LEFT_OUT)
 
 
 def _cells(row: TuningRow) -> list[Span]:
@@ -98,36 +68,23 @@ def _ratio(trial: TrialEvent | None) -> str:
     return f"{times(trial.ratio)} {times(trial.low)[:-1]}-{times(trial.high)[:-1]}"
 
 
-def current(view: TuningView) -> int:
+def current(state: TuningState) -> int:
     """The place of the setting that is measured, else of the last one that was; 0 when all have ended."""
-    states = [row.state for row in view.rows]
+    states = [row.state for row in state.rows]
     if "measuring" in states:
         return states.index("measuring")
-    done = [place for place, state in enumerate(states) if state != "waiting"]
-    return 0 if view.over or not done else done[-1]
+    done = [place for place, name in enumerate(states) if name != "waiting"]
+    return 0 if state.done or not done else done[-1]
 
 
-def below(view: TuningView, width: int, height: int) -> list[Row]:
-    """The progress, or the result."""
-    state = view.state
-    if view.problem:
-        return [BLANK, *paragraph(view.problem, width, "bad", max(height // 2, 1))]
-    if state is None:
-        return [BLANK, (("starting…", "accent"),)]
-    rows: list[Row] = [BLANK]
-    if state.done:
-        rows += paragraph(state.text, width, "good" if state.kept else "text")
-        final = state.final
-        if final is not None and height >= 16:
-            rows += interval_rows(final.ratio, final.low, final.high, min(width, _PLOT), final.verdict)
-        rows += paragraph(view.trouble, width, "bad")
-        return rows + (paragraph(f"written to {view.saved}", width, "accent") if view.saved else [])
-    stage = "stopping; results so far are kept" if view.stopping else foreign(state.stage)
+def progress_rows(state: TuningState, stopping: bool, width: int, height: int) -> list[Row]:
+    """What is measured now, and its result so far."""
+    stage = "stopping; results so far are kept" if stopping else foreign(state.stage)
     progress = state.progress
     if progress is None:
-        return [*rows, ((f"{stage}…", "accent"),)]
+        return [((f"{stage}…", "accent"),)]
     blocks = counted(progress.abba_blocks, "ABBA block") if progress.abba_blocks else ""
-    rows.append(ends(((shorten(f"{stage}…", width - 16), "accent"),), ((blocks, "dim"),), width))
+    rows = [ends(((shorten(f"{stage}…", width - 16), "accent"),), ((blocks, "dim"),), width)]
     text = f"{progress.spent_s:.0f} of {progress.budget_s:.0f} s"
     doing = f"{foreign(progress.doing)}, {text}"
     share = progress.spent_s / progress.budget_s if progress.budget_s else 0.0
@@ -140,7 +97,16 @@ def below(view: TuningView, width: int, height: int) -> list[Row]:
     return rows
 
 
-class TuningScreen(ViewScreen[TuningView]):
+def result_rows(state: TuningState, width: int, height: int) -> list[Row]:
+    """What tuning has found, and its interval."""
+    rows = paragraph(state.text, width, "good" if state.kept else "text")
+    final = state.final
+    if final is not None and height >= 16:
+        rows += interval_rows(final.ratio, final.low, final.high, min(width, _PLOT), final.verdict)
+    return rows
+
+
+class TuningScreen(WidgetScreen):
     """Shows a sweep. `leave` is called when the user closes the screen after its end."""
 
     keys = TUNING_KEYS
@@ -153,9 +119,11 @@ class TuningScreen(ViewScreen[TuningView]):
         leave: Callable[[], None],
         on_painted: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(look, TuningView(source.name), RowList(look), on_painted)
+        super().__init__(look, RowList(look), on_painted)
         self._source = source
         self._leave = leave
+        self._stopping = False
+        self._drawn: object = None
         self._current: int | None = None
 
     def on_mount(self) -> None:
@@ -164,34 +132,53 @@ class TuningScreen(ViewScreen[TuningView]):
     def poll(self) -> None:
         """Show the latest state."""
         source = self._source
-        self.show(state=source.state, problem=source.problem, saved=source.saved)
+        before, self._drawn = self._drawn, (source.state, source.problem, source.saved)
+        if self._drawn != before:
+            self.paint_if_current()
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
-        view, place = self.view, current(self.view)
-        heads, *rows = table(view, width)
-        self.body.show([Entry(row, (shown,)) for row, shown in zip(view.rows, rows, strict=True)])
-        if place != self._current:
-            self._current = place
-            self.body.choose(place)
-        elapsed = f" {duration(view.state.elapsed_s)} " if view.state is not None and view.state.elapsed_s else ""
-        title = rule(f"tuning {foreign(view.base)}", width, "bold", elapsed)
-        return [title, *([heads] if rows else [])], below(view, width, height)
+        source, state = self._source, self._source.state
+        elapsed = f" {duration(state.elapsed_s)} " if state is not None and state.elapsed_s else ""
+        top = [rule(f"tuning {foreign(source.name)}", width, "bold", elapsed)]
+        if state is not None:
+            heads, *rows = table(state.rows, width)
+            top += [heads] if rows else []
+            self.body.show([Entry(row, (shown,)) for row, shown in zip(state.rows, rows, strict=True)])
+            place = current(state)
+            if place != self._current:
+                self._current = place
+                self.body.choose(place)
+        if source.problem:
+            return top, [BLANK, *paragraph(source.problem, width, "bad", max(height // 2, 1))]
+        if state is None:
+            return top, [BLANK, (("starting…", "accent"),)]
+        if not state.done:
+            return top, [BLANK, *progress_rows(state, self._stopping, width, height)]
+        saved = f"written to {source.saved}" if source.saved else ""
+        return top, [BLANK, *result_rows(state, width, height), *paragraph(saved, width, "accent")]
+
+    # Keys.
+
+    @property
+    def _over(self) -> bool:
+        state = self._source.state
+        return bool(self._source.problem) or (state is not None and state.done)
 
     def has(self, need: str) -> bool:
-        return self.view.can_save
+        return self._over and not self._source.problem and not self._source.saved
 
     def word(self, key: Key) -> str:
         if key.action == "back":
-            return "close" if self.view.over else "stop and keep the results"
+            return "close" if self._over else "stop and keep the results"
         return key.word
 
     def action_write(self) -> None:
-        trouble = self._source.save()
-        self.show(trouble=trouble, saved=self._source.saved)
+        self.say(self._source.save(), "bad")
 
     def action_back(self) -> None:
-        if self.view.over:
+        if self._over:
             self._leave()
         else:
             self._source.stop()
-            self.show(stopping=True)
+            self._stopping = True
+            self.paint()

@@ -289,9 +289,6 @@ class WizardScreen(WidgetScreen):
     def on_mount(self) -> None:
         self.set_interval(_LOOK_S, self.look_again)
 
-    def on_screen_resume(self) -> None:
-        self.paint()
-
     def look_again(self) -> None:
         """Show the current results of the work."""
         source = self.source
@@ -307,8 +304,7 @@ class WizardScreen(WidgetScreen):
             if not failed and self.page == "probing" and source.rows:
                 self.marked = source.suggested()
                 self._turn("trade-offs")
-        if self.is_current:
-            self.paint()
+        self.paint_if_current()
 
     def _turn(self, page: Page) -> None:
         """Show this page. The first entry of its list is selected."""
