@@ -296,7 +296,7 @@ def wizard(rng: random.Random) -> Draw:
         ],
         "verify": lambda width: [
             *wizard_screen.verified_rows(rows[:4], chosen, width),
-            *wizard_screen.advice_rows(rows[:4], stage, chosen is not None, width),
+            *wizard_screen.advice_rows(rows[:4], stage, "warn", width),
         ],
         "file": lambda width: wizard_screen.file_rows(texts, diff, width),
     }  # fmt: skip

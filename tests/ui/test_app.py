@@ -23,7 +23,7 @@ from ndd_engine.errors import UsageError
 from .fake_sources import FakeHome, FakeSource
 from .fake_wizard import FakeWizard
 from .fakes import ended
-from .pilots import make, press, text_of, tick, until
+from .pilots import make, press, running, text_of, tick, until
 
 
 def held_up(clock: Callable[[], float]) -> Callable[[], float]:
@@ -44,8 +44,7 @@ def test_a_resize_is_seen_though_the_process_is_held_up_while_it_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
-        app = make(FakeSource())
-        async with app.run_test(size=(80, 24)) as pilot:
+        async with running(FakeSource()) as (app, pilot):
             await pilot.pause()
             screen = app.screen
             assert isinstance(screen, LiveScreen)
@@ -82,8 +81,7 @@ def test_from_home_to_the_wizard_and_what_it_wrote_is_trained() -> None:
             trained.append(path)
             return FakeSource()
 
-        app = make(None, FakeHome(), wizard=opener, start_file=train)
-        async with app.run_test(size=(100, 30)) as pilot:
+        async with running(None, FakeHome(), wizard=opener, start_file=train, size=(100, 30)) as (app, pilot):
             await pilot.pause()
             assert "wizard" in text_of(app)
             await press(pilot, "w")
@@ -104,8 +102,7 @@ def test_from_home_to_the_wizard_and_what_it_wrote_is_trained() -> None:
 def test_a_closed_wizard_leads_back_home_and_its_work_ends() -> None:
     async def scenario() -> None:
         wizard = FakeWizard()
-        app = make(None, FakeHome(), wizard=lambda *_: wizard)
-        async with app.run_test(size=(100, 30)) as pilot:
+        async with running(None, FakeHome(), wizard=lambda *_: wizard, size=(100, 30)) as (app, pilot):
             await pilot.pause()
             await press(pilot, "w", "enter", "enter", "enter")
             assert wizard.busy
@@ -124,8 +121,7 @@ def test_beside_a_run_the_wizard_writes_and_does_not_train() -> None:
             asked.append(run)
             return wizard
 
-        app = make(source, wizard=opener, start_file=lambda _: FakeSource())
-        async with app.run_test(size=(120, 40)) as pilot:
+        async with running(source, wizard=opener, start_file=lambda _: FakeSource(), size=(120, 40)) as (app, pilot):
             await pilot.pause()
             await press(pilot, "w")
             screen = await to_the_file(pilot, wizard)
@@ -149,8 +145,7 @@ async def test_home_starts_a_run_in_a_thread() -> None:
         assert ready.wait(5) and row.name == "eeg"
         return source
 
-    app = make(None, FakeHome(), start=start)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(None, FakeHome(), start=start) as (app, pilot):
         await until(pilot, lambda: "charlm-003" in text_of(app) and "4080" in text_of(app))
         await press(pilot, "down", "s", "s")
         assert "starting eeg…" in text_of(app)
@@ -168,8 +163,7 @@ async def test_enter_opens_and_a_named_key_starts() -> None:
         started.append(row.name)
         return FakeSource()
 
-    app = make(None, FakeHome(), start=start, wizard=lambda *_: FakeWizard())
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(None, FakeHome(), start=start, wizard=lambda *_: FakeWizard()) as (app, pilot):
         await until(pilot, lambda: "charlm-003" in text_of(app))
         await press(pilot, "down", "enter")
         await until(pilot, lambda: "ndd-console train --workload eeg" in text_of(app))
@@ -198,8 +192,7 @@ async def test_an_own_workload_is_asked_for_its_epochs() -> None:
         started.append(row)
         raise UsageError("cannot import mine")
 
-    app = make(None, Own(), start=start)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(None, Own(), start=start) as (app, pilot):
         await until(pilot, lambda: "charlm-003" in text_of(app))
         await press(pilot, "s", "x", "1", "2", "backspace")
         assert "mine:factory" in text_of(app)
@@ -222,8 +215,7 @@ async def test_home_shows_why_a_run_cannot_start() -> None:
     def refuse(row: StartRow) -> RunSource:
         raise UsageError(f"{row.name}: batch.micro = 0: must be at least 1")
 
-    app = make(None, FakeHome(), start=refuse, attach=lambda name: FakeSource(name=name, owned=False))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(None, FakeHome(), start=refuse, attach=lambda name: FakeSource(name=name, owned=False)) as (app, pilot):
         await until(pilot, lambda: "charlm-003" in text_of(app))
         await press(pilot, "s")
         await until(pilot, lambda: "must be at least 1" in text_of(app))
@@ -247,8 +239,7 @@ async def test_first_paint_waits_for_nothing() -> None:
             assert looked.wait(5)
             raise OSError("no driver")
 
-    app = make(None, SlowHome(), on_first_paint=lambda: painted.append(1))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(None, SlowHome(), on_first_paint=lambda: painted.append(1)) as (app, pilot):
         await until(pilot, lambda: painted == [1])
         assert "detecting" in text_of(app)
         looked.set()
@@ -257,8 +248,7 @@ async def test_first_paint_waits_for_nothing() -> None:
 
 
 async def test_hanging_up_from_a_thread() -> None:
-    app = make(FakeSource())
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource()) as (app, pilot):
         threading.Thread(target=app.hang_up).start()
         await until(pilot, lambda: app.return_value is not None)
     assert app.return_value == "hangup"
@@ -275,8 +265,7 @@ async def test_hanging_up_before_the_first_paint() -> None:
 
 async def test_leaving_when_somebody_else_stopped_the_run() -> None:
     source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         app.leave_when_final()
         await until(pilot, lambda: "stopping" in text_of(app))
         assert source.commands == []
@@ -287,8 +276,7 @@ async def test_leaving_when_somebody_else_stopped_the_run() -> None:
 
 async def test_over_ssh_it_is_slower_while_nobody_looks() -> None:
     source = FakeSource()
-    app = make(source, look=Look(ssh=True))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source, look=Look(ssh=True)) as (app, pilot):
         screen = app.screen
         assert isinstance(screen, LiveScreen)
         app.app_focus = False

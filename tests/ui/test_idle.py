@@ -12,7 +12,7 @@ from ndd_engine.record.snapshot import Idle, Snapshot
 
 from .fake_sources import FakeSource
 from .fakes import ended, mark, snapshot
-from .pilots import make, text_of, tick
+from .pilots import running, text_of, tick
 
 CAUSES = (("waiting for data", 0.57), ("launch gaps", 0.04), ("synchronising", 0.02))
 
@@ -59,8 +59,7 @@ def test_unknown_idle_time_names_the_key_that_measures_it() -> None:
 
 async def test_k_requests_a_capture() -> None:
     source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(160, 40)) as pilot:
+    async with running(source, size=(160, 40)) as (app, pilot):
         assert "k profile" in text_of(app)
         await pilot.press("k")
         assert source.commands == ["kernels"]

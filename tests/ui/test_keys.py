@@ -27,7 +27,7 @@ from .fake_sources import FakeHome, FakeSource, FakeTrials
 from .fake_tuning import DONE, FixedTuning
 from .fake_wizard import FakeWizard
 from .fakes import FINDING, empty_snapshot, ended, found, trial_event
-from .pilots import make, press, text_of, until
+from .pilots import make, press, running, text_of, until
 
 
 def with_finding(**options: Any) -> ConsoleApp:
@@ -70,8 +70,7 @@ def test_every_key_has_an_action(kind: type[KeyScreen]) -> None:
 async def test_a_key_that_cannot_work_is_not_offered_and_says_why(
     key: str, source: FakeSource, need: str
 ) -> None:
-    app = make(source)
-    async with app.run_test(size=(200, 40)) as pilot:
+    async with running(source, size=(200, 40)) as (app, pilot):
         screen = app.screen
         assert isinstance(screen, LiveScreen)
         assert key not in [shown for shown, _ in screen.key_words()]
@@ -88,8 +87,7 @@ async def click_on(pilot: Pilot[Any], text: str) -> None:
 
 
 async def test_the_mouse_presses_keys_and_selects() -> None:
-    app = make(FakeSource())
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource()) as (app, pilot):
         await click_on(pilot, "p pause")
         assert isinstance(app.source, FakeSource) and app.source.commands == ["pause"]
         await click_on(pilot, "q quit")
@@ -167,8 +165,7 @@ def test_a_place_in_code_that_exists_is_a_link(tmp_path: Path, monkeypatch: pyte
 
 async def test_the_log_is_searched_and_grows() -> None:
     source = FakeSource(output=[f"step {i}" for i in range(200)] + ["CUDA [b]out of memory"])
-    app = make(source)
-    async with app.run_test(size=(40, 12)) as pilot:
+    async with running(source, size=(40, 12)) as (app, pilot):
         await press(pilot, "l")
         assert "[b]out of" in text_of(app)
         await press(pilot, "slash", *"step 17", "enter")
@@ -213,8 +210,7 @@ def test_the_label_of_a_key_is_its_first_name() -> None:
 
 async def test_ctrl_c_in_the_palette_does_what_it_does_without_it() -> None:
     source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "ctrl+p", "ctrl+c")
         assert isinstance(app.screen, LiveScreen) and source.commands == ["interrupt"]
     home = ConsoleApp(None, FakeHome())

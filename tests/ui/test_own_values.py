@@ -13,7 +13,7 @@ from ndd_engine.record.snapshot import Snapshot
 
 from .fake_sources import FakeSource
 from .fakes import empty_snapshot, snapshot
-from .pilots import make, press, text_of, tick
+from .pilots import press, running, text_of, tick
 
 
 def logged() -> Snapshot:
@@ -40,12 +40,10 @@ def test_what_is_shown() -> None:
 
 
 async def test_the_key_is_shown_once_there_is_something() -> None:
-    app = make(FakeSource(snapshot()))
-    async with app.run_test(size=(140, 40)) as pilot:
+    async with running(FakeSource(snapshot()), size=(140, 40)) as (app, pilot):
         await tick(pilot)
         assert "values" not in text_of(app).splitlines()[-1]
-    app = make(FakeSource(logged()))
-    async with app.run_test(size=(140, 40)) as pilot:
+    async with running(FakeSource(logged()), size=(140, 40)) as (app, pilot):
         await tick(pilot)
         assert "v values" in text_of(app)
         await press(pilot, "v")

@@ -14,13 +14,12 @@ from ndd_console.screens.pages import HelpScreen, PageScreen, SettingsScreen
 
 from .fake_sources import Clock, FakeSource, FakeTrials
 from .fakes import SETTINGS, T0, empty_snapshot, ended, mark, snapshot
-from .pilots import make, press, text_of, tick
+from .pilots import press, running, text_of, tick
 
 
 async def test_keys_become_commands() -> None:
     source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "p", "c", "e")
         assert source.commands == ["pause", "checkpoint", "evaluate"]
         assert "evaluating" in text_of(app)
@@ -41,8 +40,7 @@ async def test_keys_that_do_not_work_are_not_shown() -> None:
         FakeSource(value=ended("done", "all steps done")),
         FakeSource(empty_snapshot()),
     ):
-        app = make(source)
-        async with app.run_test(size=(80, 24)) as pilot:
+        async with running(source) as (app, pilot):
             await press(pilot, "p", "c", "e")
             assert source.commands == []
             footer = text_of(app).splitlines()[-1]
@@ -50,8 +48,7 @@ async def test_keys_that_do_not_work_are_not_shown() -> None:
 
 
 async def test_where_the_footer_is_narrow_the_most_useful_keys_stay() -> None:
-    app = make(FakeSource(tries=FakeTrials()))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource(tries=FakeTrials())) as (app, pilot):
         keys = "t try   d diagnosis   p pause   c checkpoint   l log   ? help   q quit"
         assert text_of(app).splitlines()[-1].strip() == keys
         await pilot.resize_terminal(120, 24)
@@ -61,8 +58,7 @@ async def test_where_the_footer_is_narrow_the_most_useful_keys_stay() -> None:
 
 
 async def test_escape_twice_in_one_go_leaves_one_page() -> None:
-    app = make(FakeSource())
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource()) as (app, pilot):
         await press(pilot, "i")
         page = app.screen
         assert isinstance(page, PageScreen)
@@ -74,8 +70,7 @@ async def test_escape_twice_in_one_go_leaves_one_page() -> None:
 
 async def test_q_asks_and_stops_after_a_checkpoint() -> None:
     source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "q")
         text = text_of(app)
         assert isinstance(app.screen, Question) and "charlm-001" in text
@@ -95,8 +90,7 @@ async def test_q_asks_and_stops_after_a_checkpoint() -> None:
 
 async def test_the_question_is_gone_when_the_run_has_ended() -> None:
     source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "q")
         source.value = ended("done", "all 6,900 steps")
         await tick(pilot)
@@ -106,8 +100,7 @@ async def test_the_question_is_gone_when_the_run_has_ended() -> None:
 
 async def test_q_d_leaves_it_running() -> None:
     source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "q", "d")
     assert (
         app.return_value == "detach" and source.commands == [] and not source.closed and app.source is source
@@ -116,8 +109,7 @@ async def test_q_d_leaves_it_running() -> None:
 
 async def test_ctrl_c_twice_stops_at_once() -> None:
     source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "ctrl+c")
         assert source.commands == ["interrupt"] and "Ctrl-C again" in text_of(app)
         await press(pilot, "ctrl+c")
@@ -126,8 +118,7 @@ async def test_ctrl_c_twice_stops_at_once() -> None:
 
 async def test_ctrl_c_once_leaves_when_the_run_has_ended() -> None:
     source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "ctrl+c")
         source.value = ended("stopped", "Ctrl-C")
         await tick(pilot)
@@ -137,16 +128,14 @@ async def test_ctrl_c_once_leaves_when_the_run_has_ended() -> None:
 @pytest.mark.parametrize("key", ["q", "ctrl+q", "ctrl+c"])
 async def test_a_viewer_and_a_finished_run_just_close(key: str) -> None:
     for source in (FakeSource(owned=False), FakeSource(value=ended("failed", "out of memory"))):
-        app = make(source)
-        async with app.run_test(size=(80, 24)) as pilot:
+        async with running(source) as (app, pilot):
             await press(pilot, key)
         assert app.return_value == "quit" and source.commands == []
 
 
 async def test_a_run_that_ended_by_itself_stays_on_the_screen() -> None:
     source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         source.value = ended("done", "all 6,900 steps")
         await tick(pilot)
         text = text_of(app)
@@ -156,8 +145,7 @@ async def test_a_run_that_ended_by_itself_stays_on_the_screen() -> None:
 
 async def test_a_viewer_can_stop_the_run() -> None:
     source = FakeSource(owned=False)
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         assert "s stop" in text_of(app) and "q close" in text_of(app)
         await press(pilot, "s")
         assert isinstance(app.screen, Question)
@@ -167,8 +155,7 @@ async def test_a_viewer_can_stop_the_run() -> None:
 
 async def test_notices_are_shown() -> None:
     source = FakeSource(said="did not answer")
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         assert "did not answer" in text_of(app)
         source.said = None
         await tick(pilot)
@@ -177,8 +164,7 @@ async def test_notices_are_shown() -> None:
 
 async def test_nothing_is_drawn_while_nothing_changes() -> None:
     source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         screen = app.screen
         assert isinstance(screen, LiveScreen)
         await pilot.pause()
@@ -201,8 +187,7 @@ async def test_preparing_counts_seconds() -> None:
 
 
 async def test_resize() -> None:
-    app = make(FakeSource())
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource()) as (app, pilot):
         for width, height in ((20, 5), (200, 50), (72, 20), (80, 24)):
             await pilot.resize_terminal(width, height)
             await pilot.pause()
@@ -212,8 +197,7 @@ async def test_resize() -> None:
 
 async def test_help_and_log() -> None:
     source = FakeSource(output=[f"line {i} of the output" for i in range(100)])
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "question_mark")
         assert isinstance(app.screen, HelpScreen)
         text, pages = "", 0
@@ -249,8 +233,7 @@ async def test_help_and_log() -> None:
 
 async def test_the_page_of_settings_follows_the_run() -> None:
     source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "i")
         screen = app.screen
         assert isinstance(screen, SettingsScreen)
@@ -267,7 +250,6 @@ async def test_the_page_of_settings_follows_the_run() -> None:
         assert "✖" not in text_of(app) and "flash was seen" in text_of(app)
         await press(pilot, "i")
         assert isinstance(app.screen, LiveScreen)
-    app = make(FakeSource(empty_snapshot(), live=False))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource(empty_snapshot(), live=False)) as (app, pilot):
         await press(pilot, "i")
         assert "No setting" in text_of(app)

@@ -8,21 +8,20 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from ndd_console.app import ConsoleApp
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.pages import DiagnosisScreen
 from ndd_console.screens.trial import TrialScreen
 from ndd_engine.diagnose import Change
 from ndd_engine.trial.request import Progress
 
-from .fake_sources import Clock, FakeSource, FakeTrials
-from .fakes import FINDING, HEALTHY, MEASURED, SECOND, T0, empty_snapshot, ended, found, snapshot, trial_event
+from .fake_sources import FakeSource, FakeTrials
+from .fakes import FINDING, HEALTHY, MEASURED, SECOND, empty_snapshot, ended, found, snapshot, trial_event
+from . import pilots
 from .pilots import press, text_of, tick
 
 
-def make(source: FakeSource, *findings: Any) -> ConsoleApp:
-    rules = found(*(findings or (FINDING, SECOND)))
-    return ConsoleApp(source, None, refresh_hz=10.0, clock=Clock(T0 + 12), rules=rules)
+def running(source: FakeSource, *findings: Any, size: tuple[int, int] = (80, 24)) -> Any:
+    return pilots.running(source, size=size, rules=found(*(findings or (FINDING, SECOND))))
 
 
 async def look(pilot: Pilot[Any]) -> None:
@@ -36,8 +35,7 @@ async def look(pilot: Pilot[Any]) -> None:
 async def test_the_finding_leads_to_a_trial_and_back() -> None:
     trials = FakeTrials()
     source = FakeSource(tries=trials)
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         text = text_of(app)
         assert "waits 57 %" in text and "at most 2.3x" in text
         assert "press t to try" in text and "t try" in text and "d diagnosis" in text
@@ -79,8 +77,7 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
 
 async def test_a_custom_change_is_checked_where_it_is_typed() -> None:
     trials = FakeTrials()
-    app = make(FakeSource(tries=trials))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource(tries=trials)) as (app, pilot):
         await press(pilot, "t", "tab", "enter")
         assert "enter a change" in text_of(app) and not trials.jobs
         await press(pilot, *"batch.mikro=q", "enter")
@@ -97,8 +94,7 @@ async def test_a_custom_change_is_checked_where_it_is_typed() -> None:
 
 async def test_without_proposals_the_field_has_the_focus() -> None:
     trials = FakeTrials()
-    app = make(FakeSource(tries=trials), HEALTHY)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource(tries=trials), HEALTHY) as (app, pilot):
         await press(pilot, "t", *"loader.workers=2", "enter")
         assert [job.sets for job in trials.jobs] == [("loader.workers=2",)]
         trials.jobs[0].result, trials.jobs[0].done = trial_event(), True
@@ -109,8 +105,7 @@ async def test_without_proposals_the_field_has_the_focus() -> None:
 
 async def test_a_proposal_can_be_edited_first() -> None:
     trials = FakeTrials()
-    app = make(FakeSource(tries=trials))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource(tries=trials)) as (app, pilot):
         await press(pilot, "t", "j", "m", "e")
         assert "loader.cache=true" in text_of(app).split("your own change")[1]
         await press(pilot, *" loader.workers=0", "enter")
@@ -122,8 +117,7 @@ async def test_a_proposal_can_be_edited_first() -> None:
 async def test_stopping_waits_for_the_run_to_resume(key: str) -> None:
     trials = FakeTrials()
     source = FakeSource(tries=trials)
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "t", "enter", key)
         assert trials.jobs[0].stopped == 1 and "resumes when" in text_of(app)
         assert source.commands == [] and app.is_running
@@ -141,8 +135,7 @@ async def test_stopping_waits_for_the_run_to_resume(key: str) -> None:
 async def test_leaving_the_app_stops_the_trial(how: str) -> None:
     trials = FakeTrials()
     source = FakeSource(tries=trials)
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "t", "enter")
         if how == "hangup":
             app.hang_up()
@@ -161,8 +154,7 @@ async def test_leaving_the_app_stops_the_trial(how: str) -> None:
 
 async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
     trials = FakeTrials(refused="another trial is still ending")
-    app = make(FakeSource(tries=trials))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource(tries=trials)) as (app, pilot):
         await press(pilot, "t", "enter")
         assert "still ending" in text_of(app) and not trials.jobs
         trials.refused = ""
@@ -189,9 +181,8 @@ async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
 
 async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None:
     trials = FakeTrials()
-    app = make(FakeSource(tries=trials))
     text = "inconclusive: setup took more than 60 s; raise --budget above 60; losses close"
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource(tries=trials)) as (app, pilot):
         await press(pilot, "t", "enter")
         for index, hint in enumerate(("m measure up to 120 s", "m measure up to 300 s", "")):
             result = trial_event("inconclusive", ratio=None, low=None, high=None, text=text)
@@ -207,8 +198,7 @@ async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None
 
 async def test_where_nothing_can_be_tried_t_does_nothing() -> None:
     for source in (FakeSource(), FakeSource(empty_snapshot(), tries=FakeTrials())):
-        app = make(source)
-        async with app.run_test(size=(80, 24)) as pilot:
+        async with running(source) as (app, pilot):
             assert "t try" not in text_of(app) and "press t" not in text_of(app)
             await press(pilot, "t")
             assert isinstance(app.screen, LiveScreen)
@@ -218,8 +208,7 @@ async def test_where_nothing_can_be_tried_t_does_nothing() -> None:
 
 async def test_the_page_of_the_diagnosis() -> None:
     source = FakeSource(snapshot(**MEASURED), tries=FakeTrials())
-    app = make(source)
-    async with app.run_test(size=(120, 60)) as pilot:
+    async with running(source, size=(120, 60)) as (app, pilot):
         await press(pilot, "d")
         text = text_of(app)
         for part in (
@@ -244,8 +233,7 @@ async def test_a_defect_in_a_rule_is_one_line_and_no_crash() -> None:
     def broken(_: object) -> Any:
         raise ZeroDivisionError("division\nby zero")
 
-    app = ConsoleApp(FakeSource(), None, refresh_hz=10.0, clock=Clock(T0 + 12), rules=broken)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with pilots.running(FakeSource(), rules=broken) as (app, pilot):
         assert "division by zero" in text_of(app)
         assert "step 4,218" in text_of(app)
         await press(pilot, "d")
@@ -260,8 +248,7 @@ async def test_the_rules_are_asked_once_a_snapshot() -> None:
         return (HEALTHY,)
 
     source = FakeSource()
-    app = ConsoleApp(source, None, refresh_hz=10.0, clock=Clock(T0 + 12), rules=rules)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with pilots.running(source, rules=rules) as (app, pilot):
         for _ in range(3):
             await tick(pilot)
         await press(pilot, "d", "escape")
@@ -277,8 +264,7 @@ async def test_the_line_names_what_t_measures_and_other_changes_only_whole() -> 
     )
     threads = Change("leave the neighbour its core", ("run.threads=1",))
     long = replace(FINDING, changes=(change, threads))
-    app = make(FakeSource(tries=FakeTrials()), long)
-    async with app.run_test(size=(60, 24)) as pilot:
+    async with running(FakeSource(tries=FakeTrials()), long, size=(60, 24)) as (app, pilot):
         text = text_of(app)
         assert "run.threads=1" in text
         assert "pid 1234" not in text

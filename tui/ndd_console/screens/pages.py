@@ -14,7 +14,7 @@ from ndd_console.view.bars import finite_values, sparkline
 from ndd_console.view.glossary import GLOSSARY
 from ndd_console.view.keys import APP_KEYS, DIAGNOSIS_KEYS, PAGE_KEYS, START_KEYS, Key
 from ndd_console.view.ranks import heat_map
-from ndd_console.view.rows import BLANK, cells, column, labelled, lines_of, paragraph, rule, take
+from ndd_console.view.rows import BLANK, cells, column, labelled, paragraph, rule, take
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import Lines, bindings
 from ndd_console.words.blocks import Block, Text
@@ -174,7 +174,7 @@ class StartScreen(PageScreen):
         self.paint_if_current()
 
     def lines(self, width: int) -> list[Row]:
-        return [row for text in self._details for row in lines_of(foreign(text), width)]
+        return [row for text in self._details for row in paragraph(text, width)]
 
     def action_start(self) -> None:
         """Return to the home screen, and train the entry."""

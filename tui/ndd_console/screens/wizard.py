@@ -12,7 +12,7 @@ from ndd_console.screens.interfaces import StartRow
 from ndd_console.view.bars import progress_line
 from ndd_console.view.frame import Entry
 from ndd_console.view.keys import WIZARD_KEYS, Key
-from ndd_console.view.rows import BLANK, aligned, cells, ends, fit, lines_of, paragraph, rule, shorten, wrap
+from ndd_console.view.rows import BLANK, aligned, cells, ends, fit, paragraph, rule, shorten, wrap
 from ndd_console.view.scatter import plot_rows
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList
@@ -140,7 +140,7 @@ def field_rows(fields: Sequence[Field], width: int) -> list[Row]:
 
 def data_rows(facts: Sequence[str], width: int) -> list[Row]:
     """Facts about the data of the chosen workload, if known."""
-    lines = [row for text in facts for row in lines_of(text, width)]
+    lines = [row for text in facts for row in paragraph(text, width)]
     return [BLANK, rule("data", width), *lines] if lines else []
 
 
@@ -184,7 +184,7 @@ def about_rows(one: Proposal, width: int) -> list[Row]:
     if one.placement == "device":
         text += "; data on the GPU"
     cost = f"disadvantages: {one.cost}" if one.cost else ""
-    return [*lines_of(text, width, "dim"), *lines_of(cost, width, "warn")]
+    return [*paragraph(text, width, "dim"), *paragraph(cost, width, "warn")]
 
 
 def progress_rows(stage: str, share: float, left_s: float | None, width: int) -> list[Row]:
@@ -230,13 +230,13 @@ def _error(predicted: float | None, measured: float | None) -> str:
     return f"{(predicted / measured - 1) * 100:+.1f} %"
 
 
-def advice_rows(verified: Sequence[Proposal], advice: str, found: bool, width: int) -> list[Row]:
-    """The recommendation, and how much repeated measurements vary. found: whether there is one."""
-    rows = [BLANK, *lines_of(advice, width, "good" if found else "warn")] if advice else []
+def advice_rows(verified: Sequence[Proposal], advice: str, style: str, width: int) -> list[Row]:
+    """The recommendation, and how much repeated measurements vary."""
+    rows = [BLANK, *paragraph(advice, width, style)] if advice else []
     spread = max((one.measured.spread or 0.0 for one in verified if one.measured is not None), default=0.0)
     if spread:
         text = f"repeated measurements vary by up to {spread:.0%}; smaller errors are noise"
-        rows += [BLANK, *lines_of(text, width, "dim")]
+        rows += [BLANK, *paragraph(text, width, "dim")]
     return rows
 
 
@@ -350,7 +350,8 @@ class WizardScreen(WidgetScreen):
                 heads, *lines = verified_rows(source.verified, source.recommended, width)
                 top += [*self._verify_heading(width), heads]
                 self._list(source.verified, lines)
-                below = advice_rows(source.verified, source.advice, source.recommended is not None, width)
+                style = "warn" if source.recommended is None else "good"
+                below = advice_rows(source.verified, source.advice, style, width)
             case "file":
                 kind = "changes to" if self._show_diff else "complete file" if self._file.there else "new file"
                 top.append(rule(f"{kind} {foreign(self._file.path)}", width))
@@ -366,7 +367,7 @@ class WizardScreen(WidgetScreen):
             rows += progress_rows(source.stage, *source.progress(), width)
         else:
             rows.append(((foreign(source.stage) or "starting…", "accent"),))
-        rows += [BLANK, *(row for note in source.notes for row in lines_of(note, width))]
+        rows += [BLANK, *(row for note in source.notes for row in paragraph(note, width))]
         if source.rows:
             best = ordered(source.best, self.column)[: max(room - len(rows) - 2, 0)]
             rows += [BLANK, *table_rows(best, best, (), self.column, width)]

@@ -19,13 +19,13 @@ from .learning import (
     evaluation_row,
     figures_row,
     newest_rows,
+    throughput_rows,
     trend_graphs,
     trend_row,
 )
 from .ranks import panel
 from .rows import BLANK, ends, rule, shorten, side_by_side, width_of
 from .style import Row
-from .throughput import throughput_rows
 
 _TWO_COLUMNS = 72  # narrower screens stack the blocks
 _THREE_COLUMNS = 150

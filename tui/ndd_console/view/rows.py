@@ -213,11 +213,6 @@ def aligned(
     return rows
 
 
-def lines_of(text: str, width: int, style: str = "text") -> list[Row]:
-    """Untrusted text, wrapped."""
-    return [((line, style),) for line in wrap(foreign(text), width)]
-
-
 def paragraph(text: str, width: int, style: str = "text", limit: int | None = None) -> list[Row]:
     """Untrusted text, wrapped; line breaks are kept. If it has more than `limit` lines, the last one ends in "…"."""
     lines = [line for part in text.splitlines() for line in wrap(foreign(part), width)]
