@@ -40,22 +40,19 @@ def held_up(clock: Callable[[], float]) -> Callable[[], float]:
     return now
 
 
-def test_a_resize_is_seen_though_the_process_is_held_up_while_it_comes(
+async def test_a_resize_is_seen_though_the_process_is_held_up_while_it_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        async with running(FakeSource()) as (app, pilot):
-            await pilot.pause()
-            screen = app.screen
-            assert isinstance(screen, LiveScreen)
-            canvas = screen.canvas
-            monkeypatch.setattr(timer._time, "get_time", held_up(timer._time.get_time))
-            await pilot.resize_terminal(120, 40)
-            await until(pilot, lambda: canvas.size.width == 120)
-            await pilot.resize_terminal(100, 30)
-            await until(pilot, lambda: canvas.size.width == 100)
-
-    asyncio.run(scenario())
+    async with running(FakeSource()) as (app, pilot):
+        await pilot.pause()
+        screen = app.screen
+        assert isinstance(screen, LiveScreen)
+        canvas = screen.canvas
+        monkeypatch.setattr(timer._time, "get_time", held_up(timer._time.get_time))
+        await pilot.resize_terminal(120, 40)
+        await until(pilot, lambda: canvas.size.width == 120)
+        await pilot.resize_terminal(100, 30)
+        await until(pilot, lambda: canvas.size.width == 100)
 
 
 async def to_the_file(pilot: Pilot[Any], wizard: FakeWizard) -> WizardScreen:
@@ -69,72 +66,63 @@ async def to_the_file(pilot: Pilot[Any], wizard: FakeWizard) -> WizardScreen:
     return screen
 
 
-def test_from_home_to_the_wizard_and_what_it_wrote_is_trained() -> None:
-    async def scenario() -> None:
-        wizard, asked, trained = FakeWizard(), [], []
+async def test_from_home_to_the_wizard_and_what_it_wrote_is_trained() -> None:
+    wizard, asked, trained = FakeWizard(), [], []
 
-        def opener(source: RunSource | None, row: StartRow | None) -> FakeWizard:
-            asked.append((source, row))
-            return wizard
+    def opener(source: RunSource | None, row: StartRow | None) -> FakeWizard:
+        asked.append((source, row))
+        return wizard
 
-        def train(path: str) -> FakeSource:
-            trained.append(path)
-            return FakeSource()
+    def train(path: str) -> FakeSource:
+        trained.append(path)
+        return FakeSource()
 
-        async with running(None, FakeHome(), wizard=opener, start_file=train, size=(100, 30)) as (app, pilot):
-            await pilot.pause()
-            assert "wizard" in text_of(app)
-            await press(pilot, "w")
-            screen = await to_the_file(pilot, wizard)
-            assert ("t", "write and train") in screen.key_words()
-            await press(pilot, "t")
-            await until(pilot, lambda: isinstance(app.screen, LiveScreen))
-            assert (
-                [(source, row.name) for source, row in asked] == [(None, "chartext")]
-                and trained == ["mine.toml"]
-                and wizard.saved
-            )
-            assert app.wizard is None
-
-    asyncio.run(scenario())
+    async with running(None, FakeHome(), wizard=opener, start_file=train, size=(100, 30)) as (app, pilot):
+        await pilot.pause()
+        assert "wizard" in text_of(app)
+        await press(pilot, "w")
+        screen = await to_the_file(pilot, wizard)
+        assert ("t", "write and train") in screen.key_words()
+        await press(pilot, "t")
+        await until(pilot, lambda: isinstance(app.screen, LiveScreen))
+        assert (
+            [(source, row.name) for source, row in asked] == [(None, "chartext")]
+            and trained == ["mine.toml"]
+            and wizard.saved
+        )
+        assert app.wizard is None
 
 
-def test_a_closed_wizard_leads_back_home_and_its_work_ends() -> None:
-    async def scenario() -> None:
-        wizard = FakeWizard()
-        async with running(None, FakeHome(), wizard=lambda *_: wizard, size=(100, 30)) as (app, pilot):
-            await pilot.pause()
-            await press(pilot, "w", "enter", "enter", "enter")
-            assert wizard.busy
-            await press(pilot, "q")
-            assert isinstance(app.screen, HomeScreen)
-            assert not wizard.busy and wizard.stopped
-
-    asyncio.run(scenario())
+async def test_a_closed_wizard_leads_back_home_and_its_work_ends() -> None:
+    wizard = FakeWizard()
+    async with running(None, FakeHome(), wizard=lambda *_: wizard, size=(100, 30)) as (app, pilot):
+        await pilot.pause()
+        await press(pilot, "w", "enter", "enter", "enter")
+        assert wizard.busy
+        await press(pilot, "q")
+        assert isinstance(app.screen, HomeScreen)
+        assert not wizard.busy and wizard.stopped
 
 
-def test_beside_a_run_the_wizard_writes_and_does_not_train() -> None:
-    async def scenario() -> None:
-        wizard, source, asked = FakeWizard(), FakeSource(), []
+async def test_beside_a_run_the_wizard_writes_and_does_not_train() -> None:
+    wizard, source, asked = FakeWizard(), FakeSource(), []
 
-        def opener(run: RunSource | None, row: StartRow | None) -> FakeWizard:
-            asked.append(run)
-            return wizard
+    def opener(run: RunSource | None, row: StartRow | None) -> FakeWizard:
+        asked.append(run)
+        return wizard
 
-        async with running(source, wizard=opener, start_file=lambda _: FakeSource(), size=(120, 40)) as (app, pilot):
-            await pilot.pause()
-            await press(pilot, "w")
-            screen = await to_the_file(pilot, wizard)
-            assert all(key != "t" for key, _ in screen.key_words())
-            await press(pilot, "t")
-            assert not wizard.saved
-            await press(pilot, "w")
-            assert wizard.saved
-            await press(pilot, "q")
-            assert isinstance(app.screen, LiveScreen)
-            assert asked == [source] and not source.commands
-
-    asyncio.run(scenario())
+    async with running(source, wizard=opener, start_file=lambda _: FakeSource(), size=(120, 40)) as (app, pilot):
+        await pilot.pause()
+        await press(pilot, "w")
+        screen = await to_the_file(pilot, wizard)
+        assert all(key != "t" for key, _ in screen.key_words())
+        await press(pilot, "t")
+        assert not wizard.saved
+        await press(pilot, "w")
+        assert wizard.saved
+        await press(pilot, "q")
+        assert isinstance(app.screen, LiveScreen)
+        assert asked == [source] and not source.commands
 
 
 async def test_home_starts_a_run_in_a_thread() -> None:

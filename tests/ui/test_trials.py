@@ -83,7 +83,7 @@ def test_the_run_is_paused_and_resumes(run: Run, attached: bool) -> None:
     assert (trials.base, trials.pauses(), trials.refusal()) == ("run live", "live", "")
     job = trials.start(SETS, "few-workers", 60.0)
     until(lambda: job.progress is not None and job.progress.stage == "measuring")
-    assert trials.refusal() == "shutting down" and not job.done
+    assert "shutting down" in trials.refusal() and not job.done
     measuring.let.set()
     until(lambda: job.done)
     assert measuring.statuses == ["paused", "paused"] and job.problem == ""
@@ -104,7 +104,7 @@ def test_it_resumes_after_a_trial_that_fails_or_is_stopped(run: Run, attached: b
     failing.let.set()
     job = trials_of(source, failing).start(SETS, None, 60.0)
     until(lambda: job.done)
-    assert job.result is None and job.problem == "no such luck"
+    assert job.result is None and "no such luck" in job.problem
     until(lambda: run.recorder.snapshot().status == "training")
     measuring = Measuring(run)
     job = trials_of(source, measuring).start(SETS, None, 60.0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ndd_engine.errors import UsageError
 from ndd_engine.trial.request import Progress
 from ndd_engine.trial.tuning import TuningState
 
-from .fake_tuning import DONE, MEASURING
+from .fake_tuning import DONE, MEASURING, FixedTuning
 from .pilots import press, text_of, until
 
 
@@ -47,8 +48,16 @@ class Sweep:
         return DONE
 
 
-async def start(pilot: Pilot[Any], job: TuningJob) -> None:
-    await until(pilot, lambda: "measuring" in text_of(pilot.app))  # type: ignore[arg-type]
+@asynccontextmanager
+async def tuning(job: TuningJob, size: tuple[int, int] = (80, 24)) -> AsyncIterator[tuple[TuningApp, Pilot[str]]]:
+    app = TuningApp(job, on_first_paint=job.start)
+    try:
+        async with app.run_test(size=size) as pilot:
+            await until(pilot, lambda: job.failed() != "" or "measuring" in text_of(app))
+            yield app, pilot
+    finally:
+        job.stop()
+        job.join()
 
 
 async def test_the_sweep_and_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,9 +65,7 @@ async def test_the_sweep_and_its_file(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "tuning.toml").write_text("mine")
     sweep = Sweep()
     job = TuningJob("chartext.toml", sweep)
-    app = TuningApp(job, on_first_paint=job.start)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await start(pilot, job)
+    async with tuning(job, (120, 40)) as (app, pilot):
         text = text_of(app)
         for part in (
             "tuning chartext.toml", "✔ kept", "◐ measuring", "· waiting", "cache encoded items",
@@ -76,7 +83,6 @@ async def test_the_sweep_and_its_file(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (tmp_path / "tuning-2.toml").read_text() == DONE.toml
         assert (tmp_path / "tuning.toml").read_text() == "mine"
         await press(pilot, "q")
-    job.join()
     assert app.return_value == "quit" and job.state is DONE
 
 
@@ -84,9 +90,7 @@ async def test_the_sweep_and_its_file(tmp_path: Path, monkeypatch: pytest.Monkey
 async def test_stopping_keeps_what_was_measured(key: str, tmp_path: Path) -> None:
     sweep = Sweep()
     job = TuningJob("chartext.toml", sweep, tmp_path / "out.toml")
-    app = TuningApp(job, on_first_paint=job.start)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await start(pilot, job)
+    async with tuning(job) as (app, pilot):
         await press(pilot, key)
         await until(pilot, lambda: "1 of 2 settings" in text_of(app))
         assert (
@@ -96,7 +100,6 @@ async def test_stopping_keeps_what_was_measured(key: str, tmp_path: Path) -> Non
         )
         assert app.is_running
         await press(pilot, key)
-    job.join()
     assert app.return_value == "quit"
 
 
@@ -105,24 +108,18 @@ async def test_a_sweep_that_cannot_begin_says_why() -> None:
         raise UsageError("--only wrokers: no such setting")
 
     job = TuningJob("chartext.toml", refuse)
-    app = TuningApp(job, on_first_paint=job.start)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with tuning(job) as (app, pilot):
         await until(pilot, lambda: "no such setting" in text_of(app))
         await press(pilot, "w", "q")
-    job.join()
     assert isinstance(job.error, UsageError) and job.state is None
 
 
 async def test_it_leaves_when_a_signal_says_so() -> None:
     sweep = Sweep()
     job = TuningJob("chartext.toml", sweep)
-    app = TuningApp(job, on_first_paint=job.start)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await start(pilot, job)
+    async with tuning(job) as (app, pilot):
         threading.Thread(target=app.leave).start()
         await until(pilot, lambda: app.return_value is not None)
-    job.stop()
-    job.join()
     assert sweep.stopped
 
 
@@ -132,18 +129,8 @@ async def test_long_tunings_scroll_and_show_what_is_measured() -> None:
         for i in range(60)
     )
     rows = (*rows[:40], replace(rows[40], state="measuring"), *rows[41:])
-    value = replace(MEASURING, rows=rows)
 
-    class Still:
-        name, state, problem, saved = "x.toml", value, "", ""
-
-        def save(self) -> str:
-            return ""
-
-        def stop(self) -> None:
-            raise AssertionError("nobody asked for it")
-
-    app = TuningApp(Still())
+    app = TuningApp(FixedTuning(replace(MEASURING, rows=rows)))
     async with app.run_test(size=(80, 24)) as pilot:
         screen = app.screen
         assert isinstance(screen, TuningScreen)

@@ -67,9 +67,9 @@ MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Question(Field):
-    """next: the answers with the next choice (by 1), or with the one before (by -1)."""
+    """after: the answers with the next choice (by 1), or with the one before (by -1)."""
 
-    next: Callable[[int], Answers]
+    after: Callable[[int], Answers]
 
 
 class WizardJob(ThreadJob):
@@ -202,7 +202,7 @@ class WizardJob(ThreadJob):
         yield Question("reserved memory", text, meaning, self._next_reserve)
 
     def change(self, place: int, by: int) -> str:
-        self.answers = self.fields()[place].next(by)
+        self.answers = self.fields()[place].after(by)
         return self.problem()
 
     def _next_goal(self, by: int) -> Answers:

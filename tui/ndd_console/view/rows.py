@@ -197,7 +197,7 @@ def aligned(
         if needed() > width:
             shown.remove(place)
     spare = max(width - needed(), 0)
-    for place in sorted(cut_places):
+    for place in sorted(cut_places & {*shown}):
         least = min(widths[place], _LEAST)
         widths[place] = least + min(widths[place] - least, spare)
         spare -= widths[place] - least
