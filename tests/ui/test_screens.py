@@ -186,15 +186,6 @@ async def test_preparing_counts_seconds() -> None:
         assert " 7 s" in text_of(app)
 
 
-async def test_resize() -> None:
-    async with running(FakeSource()) as (app, pilot):
-        for width, height in ((20, 5), (200, 50), (72, 20), (80, 24)):
-            await pilot.resize_terminal(width, height)
-            await pilot.pause()
-            lines = text_of(app).splitlines()
-            assert len(lines) == height and all(len(line) == width for line in lines)
-
-
 async def test_help_and_log() -> None:
     source = FakeSource(output=[f"line {i} of the output" for i in range(100)])
     async with running(source) as (app, pilot):

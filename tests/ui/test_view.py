@@ -21,6 +21,7 @@ from ndd_engine.record.derive import throughput
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.snapshot import STATUSES, Evaluation, Headroom, Idle, Snapshot, Throughput, TimeLeft
 
+from .fake_ranks import PLANTED, planted_snapshot
 from .fakes import MARKS, SETTINGS, empty_snapshot, ended, mark, run_event, sample, snapshot, work_event
 
 KEYS = (("p", "pause"), ("c", "checkpoint"), ("e", "evaluate"), ("l", "log"), ("?", "help"), ("q", "quit"))
@@ -54,6 +55,7 @@ SNAPSHOTS = {
         marks=(mark(3, "warning", "\x1b[31m数据已损坏\n" * 9),), run=run_event(data="数据" * 60)
     ),
     "many cores": snapshot(sample=sample(cores=256)),
+    **{f"{world} ranks": planted_snapshot(world) for world in PLANTED},
     "no trends": snapshot(loss_trend=(), rate_trend=((1, float("nan")),)),
 }
 # Fields that a run may lack, each with what it is then.
