@@ -231,7 +231,9 @@ def home(rng: random.Random) -> Draw:
 
 def trial(rng: random.Random) -> Draw:
     offered = tuple(
-        ProposedChange(strange.mutated(rng, fakes.FINDING.changes[0], 0.4), strange.mutated(rng, fakes.FINDING, 0.4))
+        ProposedChange(
+            strange.mutated(rng, fakes.FINDING.changes[0], 0.4), strange.mutated(rng, fakes.FINDING, 0.4)
+        )
         for _ in range(rng.randrange(5))
     )
     progress = Progress("measuring", 12.0, 60.0, 3, 1.1, 0.96, 1.26)
@@ -258,7 +260,9 @@ def trial(rng: random.Random) -> Draw:
 
 
 def tuning(rng: random.Random) -> Draw:
-    state = strange.mutated(rng, rng.choice((fake_tuning.MEASURING, fake_tuning.DONE)), rng.choice((0.05, 0.3)))
+    state = strange.mutated(
+        rng, rng.choice((fake_tuning.MEASURING, fake_tuning.DONE)), rng.choice((0.05, 0.3))
+    )
     stopping = rng.random() < 0.3
     return in_frame(
         lambda width, height: [
@@ -281,7 +285,12 @@ def wizard(rng: random.Random) -> Draw:
     fields = tuple(strange.mutated(rng, Field("goal", "throughput", "speed"), 0.4) for _ in range(3))
     workloads = tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(5)))
     column, progress = rng.randrange(12), (rng.choice((0.0, 0.4, 1.0)), rng.choice((None, 9.0, 1e12)))
-    lines, stage, chosen, diff = rng.choice((None, texts)), strange.text(rng), rng.choice((None, *rows)), rng.random() < 0.3
+    lines, stage, chosen, diff = (
+        rng.choice((None, texts)),
+        strange.text(rng),
+        rng.choice((None, *rows)),
+        rng.random() < 0.3,
+    )
     parts: dict[str, Callable[[int], list[Row]]] = {
         "machine": lambda width: wizard_screen.machine_rows(lines, width),
         "workload": lambda width: wizard_screen.workload_rows(workloads, width),

@@ -18,7 +18,9 @@ from .fakes import T0, found
 
 
 def make(source: RunSource | None = None, home: FakeHome | None = None, **options: Any) -> ConsoleApp:
-    return ConsoleApp(source, home, **{"refresh_hz": 10.0, "clock": Clock(T0 + 12), "rules": found(), **options})
+    return ConsoleApp(
+        source, home, **{"refresh_hz": 10.0, "clock": Clock(T0 + 12), "rules": found(), **options}
+    )
 
 
 @asynccontextmanager

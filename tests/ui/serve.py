@@ -16,13 +16,13 @@ from textual.pilot import Pilot
 from ndd_console.app import ConsoleApp, ScreenApp, TuningApp, WizardApp
 from ndd_console.screens.home import HomeScreen
 from ndd_console.view.style import PLAIN, Look
+from ndd_console.words.diagnosis import Rules
 from ndd_engine.config.messages import meant
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.trial.request import Progress
 from ndd_engine.trial.tuning import TuningState
 from ndd_engine.wizard.proposals import Proposal
-from ndd_console.words.diagnosis import Rules
 
 from .fake_ranks import planted_snapshot
 from .fake_sources import Clock, FakeHome, FakeJob, FakeSource, FakeTrials
@@ -77,7 +77,9 @@ class QuickWizard(FakeWizard):
         self.go_on()
 
 
-def run(value: Snapshot, *findings: Finding, tries: FakeTrials | None = None, rules: Rules | None = None) -> Make:
+def run(
+    value: Snapshot, *findings: Finding, tries: FakeTrials | None = None, rules: Rules | None = None
+) -> Make:
     return lambda look: ConsoleApp(
         FakeSource(value, tries=tries), None, look=look, refresh_hz=1.0, clock=Clock(T0 + 12),
         rules=rules or found(*findings),
@@ -135,7 +137,9 @@ SCREENS = {
     "trial-mistake": Scene("a change with a mistake", diagnosed(), ["t", "tab", *"batch.mikro=8", "enter"]),
     "trial-measuring": Scene("a trial under way", diagnosed(UNDER_WAY), ["t", "enter"]),
     "trial-done": Scene(
-        "the result of a trial, written", diagnosed(FakeJob(result=trial_event(), done=True)), ["t", "enter", "w"]
+        "the result of a trial, written",
+        diagnosed(FakeJob(result=trial_event(), done=True)),
+        ["t", "enter", "w"],
     ),
     "tuning": Scene("tuning under way", tuning(MEASURING)),
     "tuning-done": Scene("the result of tuning", tuning(DONE)),

@@ -111,7 +111,10 @@ async def test_beside_a_run_the_wizard_writes_and_does_not_train() -> None:
         asked.append(run)
         return wizard
 
-    async with running(source, wizard=opener, start_file=lambda _: FakeSource(), size=(120, 40)) as (app, pilot):
+    async with running(source, wizard=opener, start_file=lambda _: FakeSource(), size=(120, 40)) as (
+        app,
+        pilot,
+    ):
         await pilot.pause()
         await press(pilot, "w")
         screen = await to_the_file(pilot, wizard)
@@ -203,7 +206,9 @@ async def test_home_shows_why_a_run_cannot_start() -> None:
     def refuse(row: StartRow) -> RunSource:
         raise UsageError(f"{row.name}: batch.micro = 0: must be at least 1")
 
-    async with running(None, FakeHome(), start=refuse, attach=lambda name: FakeSource(name=name, owned=False)) as (app, pilot):
+    async with running(
+        None, FakeHome(), start=refuse, attach=lambda name: FakeSource(name=name, owned=False)
+    ) as (app, pilot):
         await until(pilot, lambda: "charlm-003" in text_of(app))
         await press(pilot, "s")
         await until(pilot, lambda: "must be at least 1" in text_of(app))

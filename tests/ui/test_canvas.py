@@ -13,13 +13,16 @@ from ndd_console.widgets.canvas import Canvas, changes
 
 from .fakes import snapshot
 
+
 def on_a_terminal(*sent: str) -> list[list[tuple[str, ...]]]:
     """Character, colour and weight of each cell, after this output; a blank has no style."""
     screen = pyte.Screen(80, 24)
     pyte.Stream(screen).feed("".join(sent))
     lines = (screen.buffer[y] for y in range(24))
     cells = ([line[x] for x in range(80)] for line in lines)
-    return [[(cell.data, cell.fg, str(cell.bold)) if cell.data != " " else () for cell in line] for line in cells]
+    return [
+        [(cell.data, cell.fg, str(cell.bold)) if cell.data != " " else () for cell in line] for line in cells
+    ]
 
 
 def assert_painted(old: list[Row], new: list[Row]) -> int:

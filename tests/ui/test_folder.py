@@ -10,8 +10,8 @@ import pytest
 from ndd_console.jobs.folder import details, folder_rows
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.jobs.wizard import WizardJob
-from ndd_console.screens.interfaces import StartRow
 from ndd_console.screens.home import entries
+from ndd_console.screens.interfaces import StartRow
 from ndd_engine.wizard.answers import Answers
 
 OTHER = """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ndd_console.view.glossary import GLOSSARY
 from ndd_console.screens.pages import help_lines
+from ndd_console.view.glossary import GLOSSARY
 from ndd_console.view.keys import LIVE_KEYS, WIZARD_KEYS, Key
 from ndd_console.view.rows import width_of
 from ndd_engine.record.derive import CHECKPOINT, IDLE_CAUSES

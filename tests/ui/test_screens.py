@@ -25,11 +25,7 @@ async def test_keys_become_commands() -> None:
         assert "evaluating" in text_of(app)
         source.value = snapshot(status="paused", marks=(mark(4_218, "pause", "paused"),))
         await tick(pilot)
-        assert (
-            "‖ paused" in text_of(app)
-            and "p resume" in text_of(app)
-            and "evaluating" not in text_of(app)
-        )
+        assert "‖ paused" in text_of(app) and "p resume" in text_of(app) and "evaluating" not in text_of(app)
         await press(pilot, "p", "x", "s", "ctrl+z")
         assert source.commands[3:] == ["resume"]
 

@@ -20,9 +20,7 @@ PICTURES = {
     "live-finding": FOUR,
     "home": FOUR,
     "tuning": (*TWO, (140, 30)),
-    **dict.fromkeys(
-        ("diagnosis", "settings", "trial", "trial-measuring", "trial-done", "tuning-done"), TWO
-    ),
+    **dict.fromkeys(("diagnosis", "settings", "trial", "trial-measuring", "trial-done", "tuning-done"), TWO),
     **dict.fromkeys((name for name in SCREENS if name.startswith("wizard")), TWO),
 }
 IN_ASCII = ("live", "live-finding", "live-1024-ranks", "home", "trial-done", "tuning-done", "wizard-table")
@@ -35,9 +33,7 @@ def _one_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def picture(snap_compare: Any, name: str, size: tuple[int, int], look: Look) -> bool:
     scene = SCREENS[name]
-    same: bool = snap_compare(
-        scene.app(look), terminal_size=size, run_before=partial(press, keys=scene.keys)
-    )
+    same: bool = snap_compare(scene.app(look), terminal_size=size, run_before=partial(press, keys=scene.keys))
     return same
 
 

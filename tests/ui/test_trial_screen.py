@@ -14,9 +14,9 @@ from ndd_console.screens.trial import TrialScreen
 from ndd_engine.diagnose import Change
 from ndd_engine.trial.request import Progress
 
+from . import pilots
 from .fake_sources import FakeSource, FakeTrials
 from .fakes import FINDING, HEALTHY, MEASURED, SECOND, empty_snapshot, ended, found, snapshot, trial_event
-from . import pilots
 from .pilots import press, text_of, tick
 
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -49,7 +48,9 @@ class Sweep:
 
 
 @asynccontextmanager
-async def tuning(job: TuningJob, size: tuple[int, int] = (80, 24)) -> AsyncIterator[tuple[TuningApp, Pilot[str]]]:
+async def tuning(
+    job: TuningJob, size: tuple[int, int] = (80, 24)
+) -> AsyncIterator[tuple[TuningApp, Pilot[str]]]:
     app = TuningApp(job, on_first_paint=job.start)
     try:
         async with app.run_test(size=size) as pilot:

@@ -37,7 +37,9 @@ async def seen(pilot: Pilot[Any], text: str) -> None:
 
 
 @asynccontextmanager
-async def at_the_table(app: WizardApp, wizard: FakeWizard, size: tuple[int, int] = (100, 30)) -> AsyncIterator[Pilot[Any]]:
+async def at_the_table(
+    app: WizardApp, wizard: FakeWizard, size: tuple[int, int] = (100, 30)
+) -> AsyncIterator[Pilot[Any]]:
     """On the page of the trade-offs."""
     async with app.run_test(size=size) as pilot:
         await press(pilot, "enter", "enter", "enter")

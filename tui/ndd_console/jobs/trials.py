@@ -152,7 +152,9 @@ def pause_attached(run: RunDir, report: Callable[[str], None], stop: threading.E
 
 
 @contextmanager
-def pause_own(run: Run | RanksRun | ScriptRun, report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
+def pause_own(
+    run: Run | RanksRun | ScriptRun, report: Callable[[str], None], stop: threading.Event
+) -> Iterator[None]:
     """Pause the run of this process directly, since its folder may not support sockets."""
     from ndd_engine.trial.pausing import to_pause
 

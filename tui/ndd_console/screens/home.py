@@ -38,9 +38,7 @@ def heading(machine: Sequence[str] | None, width: int, room: int) -> list[Row]:
     return rows[: max(room, 1)]
 
 
-def entries(
-    workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None, width: int
-) -> list[Entry]:
+def entries(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None, width: int) -> list[Entry]:
     """The list: what can be trained, then the runs, in groups with headings. None: not read yet."""
     shown: list[Entry] = []
     group = None

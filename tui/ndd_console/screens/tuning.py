@@ -56,7 +56,15 @@ def _cells(row: TuningRow) -> list[Span]:
         return [state, title, (row.reason or trial.verdict, style)]
     loss = (_LOSSES.get(trial.loss, trial.loss), "warn" if trial.loss == "differs" else "text")
     memory = (size(trial.change.get("peak_bytes")), "text")
-    return [state, title, (_ratio(trial), style), (_ratio(row.to_start), "text"), memory, loss, (row.reason, "dim")]
+    return [
+        state,
+        title,
+        (_ratio(trial), style),
+        (_ratio(row.to_start), "text"),
+        memory,
+        loss,
+        (row.reason, "dim"),
+    ]
 
 
 def _ratio(trial: TrialEvent | None) -> str:

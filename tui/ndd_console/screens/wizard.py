@@ -130,7 +130,9 @@ def machine_rows(lines: Sequence[str] | None, width: int) -> list[Row]:
 def workload_rows(workloads: Sequence[StartRow], width: int) -> list[Row]:
     """The workloads with what they train."""
     about = (": ".join(filter(None, (row.title, row.text))) for row in workloads)
-    return aligned([[(row.name, "bold"), (text, "text")] for row, text in zip(workloads, about, strict=True)], width)
+    return aligned(
+        [[(row.name, "bold"), (text, "text")] for row, text in zip(workloads, about, strict=True)], width
+    )
 
 
 def field_rows(fields: Sequence[Field], width: int) -> list[Row]:
@@ -156,16 +158,22 @@ def table_rows(
     names = applicable(rows, [one.name for one in COLUMNS])
     alike = len({one.placement for one in rows}) < 2
     sort = COLUMNS[column]
-    columns = [one for one in COLUMNS if one is sort or (one.name in names and not (alike and one.name == "data"))]
+    columns = [
+        one for one in COLUMNS if one is sort or (one.name in names and not (alike and one.name == "data"))
+    ]
     heads = [(f"{one.name}▾", "accent") if one is sort else (one.name, "dim") for one in columns]
     best_keys, marked_keys = {one.key for one in best}, {one.key for one in marked}
     grid: list[list[Span]] = [[("", "dim"), *heads, ("", "dim")]]
     for one in rows:
         style, note = ("text", "dim") if one.fits else ("bad", "bad")
-        lead = (MARKED, "good") if one.key in marked_keys else (BEST if one.key in best_keys else "", "accent")
+        lead = (
+            (MARKED, "good") if one.key in marked_keys else (BEST if one.key in best_keys else "", "accent")
+        )
         grid.append([lead, *((known.text(one), style) for known in columns), (remark(one), note)])
     places = {one.name: place for place, one in enumerate(columns, 1) if one is not sort}
-    return aligned(grid, width, drop=[len(columns) + 1, *(places[name] for name in _DROPPED if name in places)])
+    return aligned(
+        grid, width, drop=[len(columns) + 1, *(places[name] for name in _DROPPED if name in places)]
+    )
 
 
 def about_rows(one: Proposal, width: int) -> list[Row]:
@@ -353,7 +361,9 @@ class WizardScreen(WidgetScreen):
                 style = "warn" if source.recommended is None else "good"
                 below = advice_rows(source.verified, source.advice, style, width)
             case "file":
-                kind = "changes to" if self._show_diff else "complete file" if self._file.there else "new file"
+                kind = (
+                    "changes to" if self._show_diff else "complete file" if self._file.there else "new file"
+                )
                 top.append(rule(f"{kind} {foreign(self._file.path)}", width))
                 shown = self._file.diff if self._show_diff else self._file.text
                 self.lines.show(file_rows(shown, self._show_diff, width))
@@ -379,7 +389,9 @@ class WizardScreen(WidgetScreen):
         if source.working():
             title = rule("predicted and measured", width)
             return [title, *progress_rows(source.stage, *source.progress(), width), BLANK]
-        return [rule("predicted and measured" + ", best for the goal first" * bool(source.recommended), width)]
+        return [
+            rule("predicted and measured" + ", best for the goal first" * bool(source.recommended), width)
+        ]
 
     # Keys.
 

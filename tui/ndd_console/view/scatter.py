@@ -31,7 +31,9 @@ def plot_rows(
     sizes = [one.memory_bytes or 0 for one in points]
     speeds = [one.items_per_s or 0.0 for one in points]
     least, most, slowest, fastest = min(sizes), max(sizes), min(speeds), max(speeds)
-    speed = number(fastest) if number(slowest) == number(fastest) else f"{number(slowest)} to {number(fastest)}"
+    speed = (
+        number(fastest) if number(slowest) == number(fastest) else f"{number(slowest)} to {number(fastest)}"
+    )
     level = int((1 - slowest / fastest) * (height - 2)) == 0
     alike = size(least) == size(most)
     if level and alike:
