@@ -94,7 +94,7 @@ async def test_a_custom_change_is_checked_where_it_is_typed() -> None:
 
 async def test_without_proposals_the_field_has_the_focus() -> None:
     trials = FakeTrials()
-    async with running(FakeSource(tries=trials), HEALTHY) as (app, pilot):
+    async with running(FakeSource(tries=trials), HEALTHY) as (_, pilot):
         await press(pilot, "t", *"loader.workers=2", "enter")
         assert [job.sets for job in trials.jobs] == [("loader.workers=2",)]
         trials.jobs[0].result, trials.jobs[0].done = trial_event(), True

@@ -60,7 +60,7 @@ async def test_from_the_machine_to_the_file() -> None:
         await press(pilot, "left", "enter")
         assert screen_of(pilot).page == "probing"
         await seen(pilot, "40%")
-        assert "micro-batch 16" in text_of(pilot) and "9 s left" in text_of(pilot)
+        assert "micro-batch 16" in text_of(pilot) and "9.0 s left" in text_of(pilot)
         wizard.go_on()
         await until(pilot, lambda: screen_of(pilot).page == "trade-offs")
         await pilot.resize_terminal(160, 30)

@@ -86,7 +86,7 @@ class ScreenApp(PrivateApp, inherit_bindings=False):
                     yield SystemCommand(f"{screen.word(key)} ({key.shown})", key.help, use)
 
     def action_command_palette(self) -> None:
-        if not CommandPalette.is_open(self):
+        if not isinstance(self.screen, CommandPalette):
             self.push_screen(Palette(id="--command-palette"))
 
     def action_suspend_process(self) -> None:

@@ -30,6 +30,7 @@ class OutputLog(RichLog):
     def __init__(self) -> None:
         super().__init__(min_width=1, wrap=True, markup=False, highlight=False, auto_scroll=False)
         self._texts: deque[tuple[int, str]] = deque(maxlen=_MOST_LINES)  # (first row, line)
+        self._wrapped_at = 0
 
     def add(self, lines: list[str]) -> None:
         """Show further lines."""
@@ -41,7 +42,10 @@ class OutputLog(RichLog):
             self.scroll_end(animate=False)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Wrap the lines at the new width."""
+        """Wrap the lines at a new width."""
+        if event.size.width == self._wrapped_at:
+            return
+        self._wrapped_at = event.size.width
         texts = [line for _, line in self._texts]
         self.clear()
         self._texts.clear()

@@ -1,4 +1,4 @@
-"""The wizard's screen: asks the questions, shows the progress of the work, and lets the user choose from its results."""
+"""The wizard's screen: its questions, the progress of its work, and the results to choose from."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MARKED, BEST = "✔", "●"  # marked for measurement; on the Pareto front
 BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
 # Columns to drop if the terminal is too narrow, in this order.
 _DROPPED = (
-    "parameters", "tokens/s", "accum", "dtype", "total time", "step", "size", "sequence", "ranks", "data",
+    "parameters", "tokens/s", "remark", "accum", "dtype", "total time", "step", "size", "sequence", "ranks", "data",
 )  # fmt: skip
 
 
@@ -171,9 +171,8 @@ def table_rows(
         )
         grid.append([lead, *((known.text(one), style) for known in columns), (remark(one), note)])
     places = {one.name: place for place, one in enumerate(columns, 1) if one is not sort}
-    return aligned(
-        grid, width, drop=[len(columns) + 1, *(places[name] for name in _DROPPED if name in places)]
-    )
+    places["remark"] = len(columns) + 1
+    return aligned(grid, width, drop=[places[name] for name in _DROPPED if name in places])
 
 
 def about_rows(one: Proposal, width: int) -> list[Row]:
