@@ -219,11 +219,9 @@ class HomeFolder:
         return sorted(rows, key=lambda row: row.started_t or 0.0, reverse=True)
 
     def workloads(self) -> list[StartRow]:
-        # The default workload comes first.
-        names = sorted(WORKLOADS, key=lambda name: (name != DEFAULT_WORKLOAD, name))
         from .folder import folder_rows
 
-        return [*folder_rows(), *(StartRow(name, TITLES[name], sizes_text(name)) for name in names)]
+        return [*folder_rows(), *built_in_rows()]
 
     def details(self, row: StartRow) -> tuple[str, ...]:
         from .folder import details
@@ -271,7 +269,10 @@ def _changed_t(directory: RunDir) -> float | None:
         return None
 
 
-def sizes_text(workload: str) -> str:
-    """ "sizes tiny, mini", or "one size"."""
-    sizes = ndd_profiles.read("workloads", workload).get("sizes")
-    return f"sizes {', '.join(sizes)}" if sizes else "one size"
+def built_in_rows() -> list[StartRow]:
+    """The built-in workloads with their sizes; the default one comes first."""
+    rows = []
+    for name in sorted(WORKLOADS, key=lambda name: (name != DEFAULT_WORKLOAD, name)):
+        sizes = ndd_profiles.read("workloads", name).get("sizes")
+        rows.append(StartRow(name, TITLES[name], f"sizes {', '.join(sizes)}" if sizes else "one size"))
+    return rows

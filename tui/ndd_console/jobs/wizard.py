@@ -20,7 +20,6 @@ from ndd_console.screens.interfaces import StartRow
 from ndd_console.screens.wizard import Field, Preview
 from ndd_console.words.machine import machine_blocks
 from ndd_console.words.wizard import lengths_line
-from ndd_engine.config import WORKLOADS
 from ndd_engine.config.loading import DEFAULT_WORKLOAD
 from ndd_engine.config.parsing import text_of
 from ndd_engine.errors import NddError, UsageError
@@ -40,7 +39,7 @@ from ndd_engine.wizard.answers import (
 from ndd_engine.wizard.proposals import Proposal
 
 from .folder import folder_rows
-from .run_sources import sizes_text
+from .run_sources import built_in_rows
 from .saving import new_path, save_new
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class WizardJob(ThreadJob):
             self._rows = (StartRow(str(self.answers.config), "from the command line", "", kind="file"),)
             return self._rows
         asked = self._first.name if self._first is not None else self._asked
-        rows = [*folder_rows(), *(StartRow(name, sizes_text(name), "") for name in WORKLOADS)]
+        rows = [*folder_rows(), *built_in_rows()]
         if asked not in {row.name for row in rows}:
             rows.append(StartRow(asked, "your own workload", "", kind="own"))
         # The requested one comes first; the default workload only before the other built-in ones.
