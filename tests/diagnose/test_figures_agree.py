@@ -209,7 +209,7 @@ def assert_tried(found: tuple[Finding, ...], width: int) -> None:
     if "press t to try" not in words or found[0].cause in ("healthy", "too-short"):
         return
     first = next(change for change in found[0].changes if change.sets)
-    assert offered[0].sets == first.sets
+    assert offered[0].change.sets == first.sets
     named = re.search(r"press t to try (\S+=\S+)", words)
     if named is not None:
         assert named[1].rstrip(";…") in " ".join(first.sets)

@@ -10,9 +10,7 @@ from ndd_console.view.blocks import idle_heading, idle_rows
 from ndd_engine.record.derive import GRAPH_REASON, LOWER_BOUND
 from ndd_engine.record.snapshot import Idle, Snapshot
 
-from .fake_sources import FakeSource
-from .fakes import ended, mark, snapshot
-from .pilots import running, text_of, tick
+from .fakes import ended, snapshot
 
 CAUSES = (("waiting for data", 0.57), ("launch gaps", 0.04), ("synchronising", 0.02))
 
@@ -55,19 +53,3 @@ def test_unknown_idle_time_names_the_key_that_measures_it() -> None:
     assert " ".join(block(snapshot(idle=idle))).endswith("press k")
     # Not for a run that has ended.
     assert "press" not in " ".join(block(replace(ended("done", "all steps done"), idle=idle)))
-
-
-async def test_k_requests_a_capture() -> None:
-    source = FakeSource()
-    async with running(source, size=(160, 40)) as (app, pilot):
-        assert "k profile" in text_of(app)
-        await pilot.press("k")
-        assert source.commands == ["kernels"]
-        assert "profiling a few" in text_of(app)
-        note = mark(4_222, "note", "GPU idle 63% (kernels) over 3 steps")
-        source.value = replace(
-            source.value, marks=(*source.value.marks, note), idle=Idle(0.63, "kernels", CAUSES, step=4_222)
-        )
-        await tick(pilot)
-        assert "profiling a few" not in text_of(app)
-        assert "63 % (kernels)" in text_of(app)

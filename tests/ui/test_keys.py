@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ndd_console.screens.dialogs import Question
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.pages import SettingsScreen, StartScreen
 from ndd_console.screens.trial import TrialScreen
-from ndd_console.view.keys import NEEDS, TABLES, Key
+from ndd_console.view.keys import NEEDS, TABLES
 from ndd_console.view.style import Look
 from ndd_console.widgets.lines import segments
 
@@ -201,11 +200,6 @@ async def test_ctrl_z_stops_the_process_group(monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(type(app), "is_headless", False)
             await press(pilot, "ctrl+z")
     assert sent == [(0, signal.SIGTSTP)] * 3
-
-
-def test_the_label_of_a_key_is_its_first_name() -> None:
-    assert Key("q,ctrl+q", "quit", "quit").shown == "q"
-    assert replace(Key("question_mark", "help", "help"), label="?").shown == "?"
 
 
 async def test_ctrl_c_in_the_palette_does_what_it_does_without_it() -> None:

@@ -16,9 +16,7 @@ from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_engine.diagnose import diagnose
 
 from .fake_ranks import PLANTED, planted_snapshot
-from .fake_sources import FakeSource
 from .fakes import snapshot
-from .pilots import make, press, text_of
 
 WORLDS = tuple(PLANTED)
 KEYS = (("d", "diagnosis"), ("r", "ranks"), ("?", "help"), ("q", "quit"))
@@ -85,17 +83,6 @@ def test_a_run_with_one_rank_shows_none_of_it() -> None:
     value = snapshot(False)
     assert "rank" not in plain(live_rows(value, LiveState("a", "training", KEYS[:1]), 80, 24))
     assert "one rank" in plain(ranks_lines(value, 78))
-
-
-async def test_the_key_opens_the_page_and_closes_it() -> None:
-    made = make(FakeSource(planted_snapshot(8)))
-    async with made.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
-        assert "r ranks" in text_of(made)
-        await press(pilot, "r")
-        assert "Slowest ranks" in text_of(made)
-        await press(pilot, "r")
-        assert "Slowest ranks" not in text_of(made)
 
 
 def test_a_strange_record_is_shown_without_an_error() -> None:

@@ -20,14 +20,14 @@ from .pilots import press, running, text_of, tick
 async def test_keys_become_commands() -> None:
     source = FakeSource()
     async with running(source) as (app, pilot):
-        await press(pilot, "p", "c", "e")
-        assert source.commands == ["pause", "checkpoint", "evaluate"]
+        await press(pilot, "p", "c", "k", "e")
+        assert source.commands == ["pause", "checkpoint", "kernels", "evaluate"]
         assert "evaluating" in text_of(app)
         source.value = snapshot(status="paused", marks=(mark(4_218, "pause", "paused"),))
         await tick(pilot)
         assert "‖ paused" in text_of(app) and "p resume" in text_of(app) and "evaluating" not in text_of(app)
         await press(pilot, "p", "x", "s", "ctrl+z")
-        assert source.commands[3:] == ["resume"]
+        assert source.commands[4:] == ["resume"]
 
 
 async def test_keys_that_do_not_work_are_not_shown() -> None:
@@ -37,7 +37,7 @@ async def test_keys_that_do_not_work_are_not_shown() -> None:
         FakeSource(empty_snapshot()),
     ):
         async with running(source) as (app, pilot):
-            await press(pilot, "p", "c", "e")
+            await press(pilot, "p", "c", "e", "k")
             assert source.commands == []
             footer = text_of(app).splitlines()[-1]
             assert "pause" not in footer and "l log" in footer and "q quit" in footer

@@ -16,7 +16,7 @@ from ndd_engine.trial.request import Progress
 
 from . import pilots
 from .fake_sources import FakeSource, FakeTrials
-from .fakes import FINDING, HEALTHY, MEASURED, SECOND, empty_snapshot, ended, found, snapshot, trial_event
+from .fakes import FINDING, HEALTHY, MEASURED, SECOND, ended, found, snapshot, trial_event
 from .pilots import press, text_of, tick
 
 
@@ -196,26 +196,12 @@ async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None
         assert len({job.sets for job in trials.jobs}) == 1
 
 
-async def test_where_nothing_can_be_tried_t_does_nothing() -> None:
-    for source in (FakeSource(), FakeSource(empty_snapshot(), tries=FakeTrials())):
-        async with running(source) as (app, pilot):
-            assert "t try" not in text_of(app) and "press t" not in text_of(app)
-            await press(pilot, "t")
-            assert isinstance(app.screen, LiveScreen)
-            await press(pilot, "d")
-            assert isinstance(app.screen, DiagnosisScreen) and "press t" not in text_of(app)
-
-
 async def test_the_page_of_the_diagnosis() -> None:
     source = FakeSource(snapshot(**MEASURED), tries=FakeTrials())
     async with running(source, size=(120, 60)) as (app, pilot):
         await press(pilot, "d")
         text = text_of(app)
-        for part in (
-            "57 %", "at most 2.3x", "--set loader.workers=4 --set loader.pin_memory=true", "clips.py:41 in load",
-            "58 %  31.4 ms    128  data_wait  clips.py:41 in load", "ampere_bf16_gemm_128x128", "trace.json",
-            "23.1 ms for 128 items", "842", "8: 24 ms, 16: 23.1 ms", "29 ms, of which 4.1 ms CPU time",
-        ):  # fmt: skip
+        for part in ("57 %", "at most 2.3x", "clips.py:41", "ampere_bf16_gemm", "trace.json", "23.1 ms"):
             assert part in text, part
         source.value = snapshot()
         screen = app.screen

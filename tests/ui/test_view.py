@@ -14,7 +14,7 @@ from ndd_console.screens.pages import settings_lines
 from ndd_console.view.bars import bar, graph, levels, progress_bar, sparkline, stacked_bar
 from ndd_console.view.learning import LOST, end_rows, small
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.rows import cells, cut, fit, shorten, width_of, wrap
+from ndd_console.view.rows import aligned, cells, cut, fit, shorten, width_of, wrap
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
 from ndd_console.words.run import progress_line
 from ndd_engine.record.derive import throughput
@@ -349,6 +349,19 @@ def test_cutting_keeps_cells(text: str, start: int, length: int) -> None:
     assert cells(shorten(text, start)) <= start
     for line in wrap(text, max(start, 2)):
         assert cells(line) <= max(start, 2)
+
+
+WORDS = st.text("ab数 \x1b", max_size=30)
+
+
+@given(st.lists(st.tuples(WORDS, WORDS, st.just("2.4 GB"), WORDS), max_size=4), st.integers(30, 120))
+def test_columns_stand_below_each_other_and_fit(texts: list[tuple[str, ...]], width: int) -> None:
+    grid = [[(text, "text") for text in row] for row in (*texts, ("name", "no figures " * 20))]
+    rows = aligned(grid, width, wide=1, drop=(3, 2))
+    assert all(width_of(row) <= width and "\x1b" not in text_of([row]) for row in rows)
+    assert len({cells(row[0][0]) for row in rows}) == 1
+    assert len({width_of(row[:2]) for row in rows[:-1] if len(row) > 2}) <= 1
+    assert texts == [] or width_of(rows[-1]) == width  # the last text takes the rest of its row
 
 
 def test_marks_stay_in_order() -> None:
