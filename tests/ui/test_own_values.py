@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from ndd_console.screens.pages import OwnValuesScreen, own_values_lines
+from ndd_console.screens.pages import own_values_lines
 from ndd_console.view.rows import width_of
 from ndd_engine.record.events import TextsEvent
 from ndd_engine.record.snapshot import Snapshot
 
-from .fake_sources import FakeSource
 from .fakes import empty_snapshot, snapshot
-from .pilots import press, running, text_of, tick
 
 
 def logged() -> Snapshot:
@@ -37,16 +35,3 @@ def test_what_is_shown() -> None:
     assert "  return x\\x1b[" in text  # with its indentation
     nothing = "".join(part for row in own_values_lines(snapshot(), 120) for part, _ in row)
     assert "log()" in nothing
-
-
-async def test_the_key_is_shown_once_there_is_something() -> None:
-    async with running(FakeSource(snapshot()), size=(140, 40)) as (app, pilot):
-        await tick(pilot)
-        assert "values" not in text_of(app).splitlines()[-1]
-    async with running(FakeSource(logged()), size=(140, 40)) as (app, pilot):
-        await tick(pilot)
-        assert "v values" in text_of(app)
-        await press(pilot, "v")
-        await tick(pilot)
-        assert isinstance(app.screen, OwnValuesScreen)
-        assert "at step 1,200" in text_of(app)

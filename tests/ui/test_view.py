@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from ndd_engine.record.events import PHASES
 from ndd_engine.record.snapshot import STATUSES, Evaluation, Headroom, Idle, Snapshot, Throughput, TimeLeft
 
 from .fake_ranks import PLANTED, planted_snapshot
-from .fakes import MARKS, SETTINGS, empty_snapshot, ended, mark, run_event, sample, snapshot, work_event
+from .fakes import SETTINGS, empty_snapshot, ended, mark, run_event, sample, snapshot, work_event
 
 KEYS = (("p", "pause"), ("c", "checkpoint"), ("e", "evaluate"), ("l", "log"), ("?", "help"), ("q", "quit"))
 
@@ -362,11 +362,3 @@ def test_columns_stand_below_each_other_and_fit(texts: list[tuple[str, ...]], wi
     assert len({cells(row[0][0]) for row in rows}) == 1
     assert len({width_of(row[:2]) for row in rows[:-1] if len(row) > 2}) <= 1
     assert texts == [] or width_of(rows[-1]) == width  # the last text takes the rest of its row
-
-
-def test_marks_stay_in_order() -> None:
-    text = screen(snapshot(), 120, 40)
-    assert [text.find(item.mark.text) for item in MARKS[-3:]] == sorted(
-        text.find(item.mark.text) for item in MARKS[-3:]
-    )
-    assert {field.name for field in fields(Snapshot)} >= set(MISSING)

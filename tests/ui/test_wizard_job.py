@@ -47,6 +47,8 @@ def test_the_goal_time_asks_for_the_number_of_items() -> None:
     assert made.answers.items == before
     press(made, "effective batch")
     assert made.answers.items == before  # a different question
+    press(made, "goal")
+    assert made.answers.items is None  # another goal needs none
 
 
 def test_choices_wrap_around() -> None:
@@ -95,15 +97,6 @@ def test_another_workload_resets_its_answers() -> None:
     made.choose(names.index("summarise"))
     assert made.answers.workload == "summarise" and not made.problem()
     assert (made.answers.sizes, made.answers.min_sequence, made.answers.effective_batch) == ((), None, None)
-
-
-def test_the_number_of_items_only_applies_to_its_goal() -> None:
-    made = job()
-    while value(made, "goal") != "shortest total time":
-        press(made, "goal")
-    assert made.answers.items
-    press(made, "goal")
-    assert made.answers.items is None
 
 
 def test_the_effective_batch_is_limited_by_the_data() -> None:
