@@ -57,7 +57,7 @@ test-textual: $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)/.dev
 	@for version in $(TEXTUAL_RANGE); do \
 		echo "Textual $$version" >&2; \
 		$(VENV)-textual-$$version/bin/python -m pytest tests/ui tests/terminal -n $(JOBS) --dist loadfile \
-			--ignore tests/ui/test_snapshots.py --ignore tests/ui/test_wizard_snapshots.py || exit 1; \
+			--ignore tests/ui/test_snapshots.py || exit 1; \
 	done
 
 lint: $(VENV)/.dev

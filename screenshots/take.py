@@ -35,7 +35,6 @@ from ndd_console.jobs.wizard import WizardJob
 from ndd_console.screens.interfaces import RunSource
 from ndd_console.screens.trial import TrialScreen
 from ndd_console.screens.wizard import WizardScreen
-from ndd_console.view.wizard import TABLE
 from ndd_engine.config import read
 from ndd_engine.diagnose import diagnose
 from ndd_engine.train.ranks_run import RanksRun
@@ -167,7 +166,7 @@ def ready(source: EngineSource, seconds: float) -> bool:
 
 def cached(screen: TrialScreen) -> int:
     """Index of the change that removes the bottleneck."""
-    return next(i for i, change in enumerate(screen.view.offered) if "loader.cache=true" in change.sets)
+    return next(i for i, offer in enumerate(screen.view.offered) if "loader.cache=true" in offer.change.sets)
 
 
 async def take_tuning() -> None:
@@ -191,9 +190,9 @@ async def take_wizard() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         screen = app.screen
         assert isinstance(screen, WizardScreen)
-        await until(lambda: screen.view.machine is not None, pilot)
+        await until(lambda: job.machine is not None, pilot)
         await pilot.press("enter", "enter", "enter")
-        await until(lambda: screen.view.page == TABLE, pilot)
+        await until(lambda: screen.page == "trade-offs", pilot)
         await pilot.pause(1.0)
         save("wizard", app)
         await pilot.press("p")

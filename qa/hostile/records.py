@@ -21,10 +21,10 @@ from ndd_console.render.rows import block_rows
 from ndd_console.render.text import lines
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
-from ndd_console.view.home import HomeState, entries
+from ndd_console.screens.home import entries
+from ndd_console.screens.pages import settings_lines
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import fit, width_of
-from ndd_console.view.settings import settings_lines
 from ndd_console.words.comparison import two_compared
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_console.words.run import summary
@@ -233,7 +233,7 @@ def _listed(bad: RunDir, log: _Log) -> None:
     assert {row.name for row in rows} == {"bad", *(each.name for each in bad.path.parent.iterdir())}
     good = next(row for row in rows if row.name == log.run.name)
     assert good.step > 0
-    entries(HomeState(("machine",), (), tuple(rows)), 80)
+    entries((), rows, 80)
 
 
 def _page(run: RunDir) -> None:

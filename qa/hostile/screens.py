@@ -22,22 +22,21 @@ from tests.ui.pilots import text_of
 
 from ndd_console.app import ConsoleApp
 from ndd_console.render.rows import block_rows
-from ndd_console.screens.base import CanvasScreen
-from ndd_console.view import home as home_view
-from ndd_console.view import trial as trial_view
-from ndd_console.view import tuning as tuning_view
-from ndd_console.view import wizard as wizard_view
+from ndd_console.screens import home as home_screen
+from ndd_console.screens import trial as trial_screen
+from ndd_console.screens import tuning as tuning_screen
+from ndd_console.screens import wizard as wizard_screen
+from ndd_console.screens.interfaces import RunRow, StartRow
+from ndd_console.screens.live import LiveScreen
+from ndd_console.screens.pages import help_lines, settings_lines
+from ndd_console.screens.trial import BUDGETS_S, ProposedChange, TrialState
+from ndd_console.screens.wizard import PAGES, Field
 from ndd_console.view.frame import Entry, framed, inner_width
-from ndd_console.view.help import help_lines
-from ndd_console.view.home import HomeState, RunRow, StartRow
 from ndd_console.view.keys import LIVE_KEYS
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import width_of
-from ndd_console.view.settings import settings_lines
+from ndd_console.view.scatter import plot_rows
 from ndd_console.view.style import COLOUR, Row, ascii_rows
-from ndd_console.view.trial import BUDGETS_S, ProposedChange, TrialState
-from ndd_console.view.tuning import TuningView
-from ndd_console.view.wizard import PAGES, Field, Preview, WizardView
 from ndd_console.widgets.canvas import Canvas, changes
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_engine.diagnose import diagnose
@@ -123,7 +122,7 @@ def in_app(seed: int) -> None:
                     await pilot.resize_terminal(*strange.size(rng))
                 else:
                     await pilot.press(rng.choice(KEYS))
-                if isinstance(app.screen, CanvasScreen) and not app.closing:
+                if isinstance(app.screen, LiveScreen) and not app.closing:
                     canvas = app.screen.canvas
                     if rows := list(canvas.rows):
                         whole(rows, width_of(rows[0]), len(rows))
@@ -207,8 +206,8 @@ def rows_of(entries: list[Entry]) -> list[Row]:
 
 
 def page(rng: random.Random) -> Draw:
-    lines = rng.choice((partial(help_lines, keys=LIVE_KEYS), partial(settings_lines, snapshot(rng))))
-    return in_frame(lambda width, height: lines(width=width))
+    lines = rng.choice((partial(help_lines, LIVE_KEYS), partial(settings_lines, snapshot(rng))))
+    return in_frame(lambda width, height: lines(width))
 
 
 def diagnosis(rng: random.Random) -> Draw:
@@ -220,21 +219,21 @@ def diagnosis(rng: random.Random) -> Draw:
 def home(rng: random.Random) -> Draw:
     run = RunRow("charlm-003", "chartext", "training", 4_218, 6_900, fakes.T0, "loss 1.498", True)
     start = StartRow("chartext", "character-level text model", "sizes tiny, mini")
-    state = HomeState(
-        tuple(strange.text(rng) for _ in range(rng.randrange(5))),
-        tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(6))),
-        tuple(strange.mutated(rng, run, 0.4) for _ in range(rng.randrange(30))),
-    )
+    machine = tuple(strange.text(rng) for _ in range(rng.randrange(5)))
+    starts = tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(6)))
+    runs = tuple(strange.mutated(rng, run, 0.4) for _ in range(rng.randrange(30)))
     return in_frame(
         lambda width, height: [
-            *home_view.heading(state, width, height), *rows_of(home_view.entries(state, width))
+            *home_screen.heading(machine, width, height), *rows_of(home_screen.entries(starts, runs, width))
         ]
     )  # fmt: skip
 
 
 def trial(rng: random.Random) -> Draw:
     offered = tuple(
-        strange.mutated(rng, ProposedChange(("loader.workers=4",), "too few workers", None, 2.0), 0.4)
+        ProposedChange(
+            strange.mutated(rng, fakes.FINDING.changes[0], 0.4), strange.mutated(rng, fakes.FINDING, 0.4)
+        )
         for _ in range(rng.randrange(5))
     )
     progress = Progress("measuring", 12.0, 60.0, 3, 1.1, 0.96, 1.26)
@@ -249,30 +248,29 @@ def trial(rng: random.Random) -> Draw:
 
     def draw(width: int, height: int) -> list[Row]:
         if state.stage == "measure":
-            return trial_view.measuring(state, width)
+            return trial_screen.measuring(state, width)
         if state.stage == "result":
-            return trial_view.result(state, width, height)
+            return trial_screen.result(state, width, height)
         return [
-            *trial_view.heading(state, width, height), *rows_of(trial_view.entries(state, width)),
-            *trial_view.problems(state, width, height),
+            *trial_screen.heading(state, width, height), *rows_of(trial_screen.entries(state, width)),
+            *trial_screen.problems(state, width, height),
         ]  # fmt: skip
 
     return in_frame(draw)
 
 
 def tuning(rng: random.Random) -> Draw:
-    state = rng.choice((None, fake_tuning.MEASURING, fake_tuning.DONE))
-    view = TuningView(
-        strange.text(rng), state and strange.mutated(rng, state, rng.choice((0.05, 0.3))),
-        rng.random() < 0.3, rng.choice(("", "", strange.text(rng))),
-        rng.choice(("", strange.text(rng))), rng.choice(("", strange.text(rng))),
-    )  # fmt: skip
+    state = strange.mutated(
+        rng, rng.choice((fake_tuning.MEASURING, fake_tuning.DONE)), rng.choice((0.05, 0.3))
+    )
+    stopping = rng.random() < 0.3
     return in_frame(
         lambda width, height: [
-            *tuning_view.heading(view, width), *rows_of(tuning_view.entries(view, width)),
-            *tuning_view.below(view, width, height),
+            *tuning_screen.table(state.rows, width),
+            *tuning_screen.progress_rows(state, stopping, width, height),
+            *tuning_screen.result_rows(state, width, height),
         ]
-    )  # fmt: skip
+    )
 
 
 def wizard(rng: random.Random) -> Draw:
@@ -285,46 +283,34 @@ def wizard(rng: random.Random) -> Draw:
     start = StartRow("chartext", "character-level text model", "sizes tiny, mini")
     texts = tuple(strange.text(rng) for _ in range(rng.randrange(6)))
     fields = tuple(strange.mutated(rng, Field("goal", "throughput", "speed"), 0.4) for _ in range(3))
-    view = WizardView(
-        page=rng.randrange(len(PAGES)),
-        machine=rng.choice((None, texts)),
-        workloads=tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(5))),
-        facts=texts[:2],
-        fields=fields,
-        rows=rows,
-        best=rows[:3],
-        marked=rows[1:3],
-        verified=rows[:4],
-        notes=texts,
-        column=rng.randrange(12),
-        plot=rng.random() < 0.7,
-        stage=strange.text(rng),
-        share=rng.choice((None, 0.0, 0.4, 1.0)),
-        left_s=rng.choice((None, 9.0, 1e12)),
-        file=Preview(texts, strange.text(rng), rng.random() < 0.5, texts[:3]),
-        show_diff=rng.random() < 0.3,
-        saved=rng.choice(("", strange.text(rng))),
-        can_train=rng.random() < 0.5,
+    workloads = tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(5)))
+    column, progress = rng.randrange(12), (rng.choice((0.0, 0.4, 1.0)), rng.choice((None, 9.0, 1e12)))
+    lines, stage, chosen, diff = (
+        rng.choice((None, texts)),
+        strange.text(rng),
+        rng.choice((None, *rows)),
+        rng.random() < 0.3,
     )
-    chosen = rng.choice((None, *rows))
-    pages: tuple[Callable[[int, int], list[Row]], ...] = (
-        lambda width, _: wizard_view.machine_page(view, width),
-        lambda width, _: rows_of(wizard_view.workload_entries(view, width)),
-        lambda width, _: [*rows_of(wizard_view.field_entries(view)), *wizard_view.data_rows(view, width)],
-        lambda width, height: wizard_view.probing_page(view, width, height),
-        lambda width, height: [
-            wizard_view.table_heading(view, width), *rows_of(wizard_view.table_entries(view, width)),
-            *wizard_view.table_below(view, chosen, width, height),
+    parts: dict[str, Callable[[int], list[Row]]] = {
+        "machine": lambda width: wizard_screen.machine_rows(lines, width),
+        "workload": lambda width: wizard_screen.workload_rows(workloads, width),
+        "goal": lambda width: [
+            *wizard_screen.field_rows(fields, width), *wizard_screen.data_rows(texts[:2], width)
         ],
-        lambda width, _: [
-            *wizard_view.verify_heading(view, width), *rows_of(wizard_view.verify_entries(view, width)),
-            *wizard_view.verify_below(view, width),
+        "probing": lambda width: wizard_screen.progress_rows(stage, *progress, width),
+        "trade-offs": lambda width: [
+            *wizard_screen.table_rows(rows, rows[:3], rows[1:3], column, width),
+            *(wizard_screen.about_rows(chosen, width) if chosen is not None else ()),
+            *plot_rows(rows, rows[:3], chosen, width, 10),
         ],
-        lambda width, _: wizard_view.file_page(view, width),
-    )  # fmt: skip
-    return in_frame(
-        lambda width, height: [wizard_view.trail(view.page, width), *pages[view.page](width, height)]
-    )
+        "verify": lambda width: [
+            *wizard_screen.verified_rows(rows[:4], chosen, width),
+            *wizard_screen.advice_rows(rows[:4], stage, "warn", width),
+        ],
+        "file": lambda width: wizard_screen.file_rows(texts, diff, width),
+    }  # fmt: skip
+    page = rng.choice(PAGES)
+    return in_frame(lambda width, height: [wizard_screen.trail(page, width), *parts[page](width)])
 
 
 KIND = Kind(

@@ -18,11 +18,10 @@ from ndd_console.render import html, text
 from ndd_console.render.rows import block_rows
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
-from ndd_console.screens.trial import proposed_changes
+from ndd_console.screens.trial import TrialState, entries, proposed_changes
 from ndd_console.view.blocks import idle_heading
 from ndd_console.view.findings import finding_rows
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.trial import TrialState, entries
 from ndd_console.words.diagnosis import DiagnosisResult, diagnosis_blocks
 from ndd_console.words.finding import event_line
 from ndd_console.words.run import progress_line, summary
@@ -210,7 +209,7 @@ def assert_tried(found: tuple[Finding, ...], width: int) -> None:
     if "press t to try" not in words or found[0].cause in ("healthy", "too-short"):
         return
     first = next(change for change in found[0].changes if change.sets)
-    assert offered[0].sets == first.sets
+    assert offered[0].change.sets == first.sets
     named = re.search(r"press t to try (\S+=\S+)", words)
     if named is not None:
         assert named[1].rstrip(";…") in " ".join(first.sets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ndd_console.screens.interfaces import StartRow
-from ndd_console.view.wizard import Field, Preview, WizardView
+from ndd_console.screens.wizard import Field, Preview
 from ndd_engine.errors import NddError
 from ndd_engine.wizard.proposals import Measured, Proposal, pareto
 from ndd_engine.wizard.space import Batch, Model
@@ -47,6 +47,14 @@ TOML = (
 class FakeWizard:
     """See screens.wizard.WizardSource. Work runs until `go_on` is called."""
 
+    machine = (
+        "NVIDIA GeForce RTX 4080 SUPER", "  memory    16.0 GB, 12.9 GB free  (NVML)",
+        "  others    python (pid 812) 2.1 GB", "device      cuda:0  (the only GPU)",
+    )  # fmt: skip
+    stage = "probing guide, sequence 256: timing micro-batch 16"
+    notes: tuple[str, ...] = ()
+    advice, recommended = "", None
+
     def __init__(self) -> None:
         self.goal, self.trouble, self.error = 0, "", ""
         self.rows: tuple[Proposal, ...] = ()
@@ -58,11 +66,12 @@ class FakeWizard:
         self.there = True
         self.edited = False
 
-    def machine_lines(self) -> tuple[str, ...]:
-        return (
-            "NVIDIA GeForce RTX 4080 SUPER", "  memory    16.0 GB, 12.9 GB free  (NVML)",
-            "  others    python (pid 812) 2.1 GB", "device      cuda:0  (the only GPU)",
-        )  # fmt: skip
+    @property
+    def best(self) -> tuple[Proposal, ...]:
+        return tuple(pareto(self.rows))
+
+    def progress(self) -> tuple[float, float | None]:
+        return 0.4, 9.0
 
     def workloads(self) -> tuple[StartRow, ...]:
         return (
@@ -110,15 +119,6 @@ class FakeWizard:
         else:
             self.rows = ROWS
         self.busy = False
-
-    def look(self, view: WizardView) -> WizardView:
-        if self.rows:
-            view = replace(view, rows=self.rows, best=tuple(pareto(self.rows)))
-        if self.busy:
-            view = replace(
-                view, stage="probing guide, sequence 256: timing micro-batch 16", share=0.4, left_s=9.0
-            )
-        return replace(view, verified=self.verified) if self.verified else view
 
     def working(self) -> bool:
         return self.busy

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from textual.app import App
@@ -17,7 +18,19 @@ from .fakes import T0, found
 
 
 def make(source: RunSource | None = None, home: FakeHome | None = None, **options: Any) -> ConsoleApp:
-    return ConsoleApp(source, home, refresh_hz=10.0, clock=Clock(T0 + 12), rules=found(), **options)
+    return ConsoleApp(
+        source, home, **{"refresh_hz": 10.0, "clock": Clock(T0 + 12), "rules": found(), **options}
+    )
+
+
+@asynccontextmanager
+async def running(
+    *sources: Any, size: tuple[int, int] = (80, 24), **options: Any
+) -> AsyncIterator[tuple[ConsoleApp, Pilot[str]]]:
+    """The app on a screen of this size."""
+    app = make(*sources, **options)
+    async with app.run_test(size=size) as pilot:
+        yield app, pilot
 
 
 def text_of(app: App[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Opens a screen of the console with recorded data: `python -m tests.ui.serve NAME`, or `make serve SCREEN=NAME`.
+"""Screens of the console with recorded data: `python -m tests.ui.serve NAME`, or `make serve SCREEN=NAME`.
 
 Nothing trains: the figures are those of the snapshot tests, and all keys work. Without a name it lists the screens.
 """
@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 
 from textual.pilot import Pilot
 
-from ndd_console.app import ConsoleApp, TuningApp, WizardApp
+from ndd_console.app import ConsoleApp, ScreenApp, TuningApp, WizardApp
+from ndd_console.screens.home import HomeScreen
+from ndd_console.view.style import PLAIN, Look
+from ndd_console.words.diagnosis import Rules
 from ndd_engine.config.messages import meant
-from ndd_engine.diagnose import Finding
+from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.trial.request import Progress
 from ndd_engine.trial.tuning import TuningState
@@ -40,14 +43,14 @@ from .fakes import (
     trial_event,
 )
 
-ScreenApp = ConsoleApp | TuningApp | WizardApp
+Make = Callable[[Look], ScreenApp]
 
 
-class Shown(NamedTuple):
+class Scene(NamedTuple):
     """A screen: its app, and the keys that lead to it."""
 
     text: str
-    app: Callable[[], ScreenApp]
+    app: Make
     keys: Sequence[str] = ()
 
 
@@ -74,56 +77,100 @@ class QuickWizard(FakeWizard):
         self.go_on()
 
 
-def run(value: Snapshot, *findings: Finding, tries: FakeTrials | None = None) -> Callable[[], ScreenApp]:
-    return lambda: ConsoleApp(
-        FakeSource(value, tries=tries), None, refresh_hz=1.0, clock=Clock(T0 + 12), rules=found(*findings)
-    )
+def run(
+    value: Snapshot, *findings: Finding, tries: FakeTrials | None = None, rules: Rules | None = None
+) -> Make:
+    return lambda look: ConsoleApp(
+        FakeSource(value, tries=tries), None, look=look, refresh_hz=1.0, clock=Clock(T0 + 12),
+        rules=rules or found(*findings),
+    )  # fmt: skip
 
 
-def diagnosed(job: FakeJob | None = None) -> Callable[[], ScreenApp]:
-    return run(snapshot(**MEASURED), FINDING, SECOND, tries=FixedTrials(job=job or FakeJob()))
+def diagnosed(job: FakeJob | None = None) -> Make:
+    """A run with findings, whose changes can be tried."""
+    before = trial_event("no gain", sets=["loader.workers=1"], ratio=1.0, low=0.98, high=1.02)
+    value = snapshot(**MEASURED, trials=(before,))
+    return run(value, FINDING, SECOND, tries=FixedTrials(job=job or FakeJob()))
 
 
-def tuning(state: TuningState) -> Callable[[], ScreenApp]:
-    return lambda: TuningApp(FixedTuning(state))
+def ranks(world: int) -> Make:
+    return run(planted_snapshot(world), rules=diagnose)
+
+
+def tuning(state: TuningState) -> Make:
+    return lambda look: TuningApp(FixedTuning(state), look)
+
+
+def wizard(kind: type[FakeWizard]) -> Make:
+    return lambda look: WizardApp(kind(), look)
 
 
 PREPARING = empty_snapshot(
     run=run_event(), sample=sample(), started_t=T0, preparing_t=T0, stage="compiling the model"
 )
+FAILED = ended(
+    "failed", "CUDA out of memory at step 4,218: tried 512 MB, 210 MB free. Lower batch.micro from 128 to 96, or use "
+    "batch.accumulation 3; console.log has the whole message",
+)  # fmt: skip
 UNDER_WAY = FakeJob(progress=Progress("measuring the candidate", 18.0, 60.0, 3, 1.4, 1.2, 1.61))
 SCREENS = {
-    "live": Shown("a run with findings", diagnosed()),
-    "live-healthy": Shown("a run without a bottleneck", run(snapshot(), HEALTHY)),
-    "live-cpu": Shown("a run on the CPU", run(snapshot(False))),
-    "live-preparing": Shown("a run before its first step", run(PREPARING)),
-    "live-failed": Shown("a run that failed", run(ended("failed", "CUDA out of memory at step 4,218"))),
-    "ranks-2": Shown("two ranks as bars", run(planted_snapshot(2))),
-    "ranks-64": Shown("64 ranks as a heat map", run(planted_snapshot(64))),
-    "ranks": Shown("the page of ranks", run(planted_snapshot(8)), "r"),
-    "diagnosis": Shown("all findings", diagnosed(), "d"),
-    "settings": Shown("settings and whether they are in effect", diagnosed(), "i"),
-    "log": Shown("the output of the run", diagnosed(), "l"),
-    "help": Shown("the help page", diagnosed(), ["question_mark"]),
-    "question": Shown("the question on quitting", diagnosed(), "q"),
-    "trial": Shown("choosing a change", diagnosed(), "t"),
-    "trial-measuring": Shown("a trial under way", diagnosed(UNDER_WAY), ["t", "enter"]),
-    "trial-done": Shown(
-        "the result of a trial", diagnosed(FakeJob(result=trial_event(), done=True)), ["t", "enter"]
+    "live": Scene("a run", run(snapshot())),
+    "live-finding": Scene("a run with findings", diagnosed()),
+    "live-healthy": Scene("a run without a bottleneck", run(snapshot(), HEALTHY)),
+    "live-cpu": Scene("a run on the CPU", run(snapshot(False))),
+    "live-preparing": Scene("a run before its first step", run(PREPARING)),
+    "live-failed": Scene("a run that failed", run(FAILED)),
+    "live-2-ranks": Scene("two ranks as bars", ranks(2)),
+    "live-8-ranks": Scene("eight ranks as bars", ranks(8)),
+    "live-64-ranks": Scene("64 ranks as a heat map", ranks(64)),
+    "live-1024-ranks": Scene("1,024 ranks as a heat map", ranks(1024)),
+    "ranks-2": Scene("the page of two ranks", ranks(2), "r"),
+    "ranks-1024": Scene("the page of 1,024 ranks", ranks(1024), "r"),
+    "diagnosis": Scene("all findings", diagnosed(), "d"),
+    "diagnosis-end": Scene("the end of that page", diagnosed(), ["d", "end"]),
+    "settings": Scene("settings and whether they are in effect", run(snapshot()), "i"),
+    "log": Scene("the output of the run", run(snapshot()), "l"),
+    "help": Scene("the help page", run(snapshot()), ["question_mark"]),
+    "palette": Scene("the command palette", run(snapshot()), ["ctrl+p"]),
+    "question": Scene("the question on quitting", run(snapshot()), "q"),
+    "trial": Scene("choosing a change", diagnosed(), "t"),
+    "trial-mistake": Scene("a change with a mistake", diagnosed(), ["t", "tab", *"batch.mikro=8", "enter"]),
+    "trial-measuring": Scene("a trial under way", diagnosed(UNDER_WAY), ["t", "enter"]),
+    "trial-done": Scene(
+        "the result of a trial, written",
+        diagnosed(FakeJob(result=trial_event(), done=True)),
+        ["t", "enter", "w"],
     ),
-    "tuning": Shown("tuning under way", tuning(MEASURING)),
-    "tuning-done": Shown("the result of tuning", tuning(DONE)),
-    "home": Shown("runs, configurations and workloads", lambda: ConsoleApp(None, FakeHome())),
-    "wizard": Shown("the wizard, page by page", lambda: WizardApp(QuickWizard())),
+    "tuning": Scene("tuning under way", tuning(MEASURING)),
+    "tuning-done": Scene("the result of tuning", tuning(DONE)),
+    "home": Scene("runs, configurations and workloads", lambda look: ConsoleApp(None, FakeHome(), look=look)),
+    "wizard": Scene("the wizard, page by page", wizard(QuickWizard)),
+    "wizard-workload": Scene("its workloads", wizard(QuickWizard), ["enter"]),
+    "wizard-goal": Scene("its goals and limits", wizard(QuickWizard), ["enter"] * 2),
+    "wizard-probing": Scene("probing", wizard(FakeWizard), ["enter"] * 3),
+    "wizard-table": Scene("the trade-offs with their plot", wizard(QuickWizard), ["enter"] * 3),
+    "wizard-long-table": Scene("the trade-offs without", wizard(QuickWizard), [*["enter"] * 3, "p"]),
+    "wizard-measured": Scene("predictions and measurements", wizard(QuickWizard), [*["enter"] * 3, "v"]),
+    "wizard-file": Scene("the file", wizard(QuickWizard), [*["enter"] * 3, "v", "enter"]),
 }
 
 
 async def press(pilot: Pilot[Any], keys: Sequence[str]) -> None:
-    """Press the keys, each when the screen has drawn."""
+    """Press the keys, each when the screen shows what its source knows."""
+    await settled(pilot)
     for key in keys:
-        await pilot.pause()
-        await asyncio.sleep(0.1)
         await pilot.press(key)
+        await settled(pilot)
+
+
+async def settled(pilot: Pilot[Any]) -> None:
+    await pilot.pause()
+    screen = pilot.app.screen
+    while isinstance(screen, HomeScreen) and (screen.machine is None or screen.runs is None):
+        await asyncio.sleep(0.02)
+    for method in ("poll", "look_again"):
+        getattr(screen, method, lambda: None)()
+    await pilot.pause()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -141,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         sys.stderr.write(f"the screen {name} needs a terminal\n")
         return 2
-    shown.app().run(auto_pilot=lambda pilot: press(pilot, shown.keys))
+    shown.app(PLAIN).run(auto_pilot=lambda pilot: press(pilot, shown.keys))
     return 0
 
 

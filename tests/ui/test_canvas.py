@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
+import pyte
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.cells import cell_len
 
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import cut, fit, width_of
@@ -15,47 +13,29 @@ from ndd_console.widgets.canvas import Canvas, changes
 
 from .fakes import snapshot
 
-Cell = tuple[str, str]
 
-
-class Terminal:
-    """Interprets cursor movements and styles; keeps (character, style) of every cell."""
-
-    def __init__(self, rows: list[Row], codes: dict[str, str]) -> None:
-        self.codes = codes
-        self.cells = [cells_of(row, codes) for row in rows]
-
-    def write(self, text: str) -> None:
-        x = y = 0
-        code = ""
-        for part in re.findall(r"\x1b\[[0-9;]*[Hm]|[^\x1b]", text):
-            if part.endswith("H") and part.startswith("\x1b"):
-                y, x = (int(number) - 1 for number in part[2:-1].split(";"))
-            elif part.startswith("\x1b"):
-                code = "" if part == "\x1b[0m" else part
-            else:
-                for extra in range(cell_len(part)):
-                    self.cells[y][x] = (part if extra == 0 else "", code if part != " " else "")
-                    x += 1
-
-
-def cells_of(row: Row, codes: dict[str, str]) -> list[Cell]:
-    out: list[Cell] = []
-    for text, style in row:
-        for char in text:
-            out.append((char, codes[style] if char != " " else ""))
-            out.extend(("", codes[style]) for _ in range(cell_len(char) - 1))
-    return out
+def on_a_terminal(*sent: str) -> list[list[tuple[str, ...]]]:
+    """Character, colour and weight of each cell, after this output; a blank has no style."""
+    screen = pyte.Screen(80, 24)
+    pyte.Stream(screen).feed("".join(sent))
+    lines = (screen.buffer[y] for y in range(24))
+    cells = ([line[x] for x in range(80)] for line in lines)
+    return [
+        [(cell.data, cell.fg, str(cell.bold)) if cell.data != " " else () for cell in line] for line in cells
+    ]
 
 
 def assert_painted(old: list[Row], new: list[Row]) -> int:
+    """What is sent for the changes leaves what the whole frame would. Returns its bytes."""
     canvas = Canvas()
-    terminal = Terminal(old, canvas._codes)
-    canvas._rows = new
+
+    def painted(rows: list[Row], spans: list[tuple[int, int, int]] | None = None) -> str:
+        canvas._rows = rows
+        return canvas.patch([(y, 0, width_of(row)) for y, row in enumerate(rows)] if spans is None else spans)
+
     spans = [(y, a, b) for y in range(len(new)) if old[y] != new[y] for a, b in changes(old[y], new[y])]
-    sent = canvas.patch(spans)
-    terminal.write(sent)
-    assert terminal.cells == [cells_of(row, canvas._codes) for row in new]
+    sent = painted(new, spans)
+    assert on_a_terminal(painted(old), sent) == on_a_terminal(painted(new))
     return len(sent.encode())
 
 

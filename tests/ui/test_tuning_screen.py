@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -14,15 +14,14 @@ from textual.pilot import Pilot
 from ndd_console.app import TuningApp
 from ndd_console.jobs.saving import save_new
 from ndd_console.jobs.tuning import TuningJob
-from ndd_console.screens.tuning import TuningScreen
+from ndd_console.screens.tuning import TuningScreen, progress_rows
 from ndd_console.view.interval import interval_rows
 from ndd_console.view.style import COLOUR, Row
-from ndd_console.view.tuning import TuningView, below
 from ndd_engine.errors import UsageError
 from ndd_engine.trial.request import Progress
 from ndd_engine.trial.tuning import TuningState
 
-from .fake_tuning import DONE, MEASURING
+from .fake_tuning import DONE, MEASURING, FixedTuning
 from .pilots import press, text_of, until
 
 
@@ -48,8 +47,18 @@ class Sweep:
         return DONE
 
 
-async def start(pilot: Pilot[Any], job: TuningJob) -> None:
-    await until(pilot, lambda: "measuring" in text_of(pilot.app))  # type: ignore[arg-type]
+@asynccontextmanager
+async def tuning(
+    job: TuningJob, size: tuple[int, int] = (80, 24)
+) -> AsyncIterator[tuple[TuningApp, Pilot[str]]]:
+    app = TuningApp(job, on_first_paint=job.start)
+    try:
+        async with app.run_test(size=size) as pilot:
+            await until(pilot, lambda: job.failed() != "" or "measuring" in text_of(app))
+            yield app, pilot
+    finally:
+        job.stop()
+        job.join()
 
 
 async def test_the_sweep_and_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,9 +66,7 @@ async def test_the_sweep_and_its_file(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "tuning.toml").write_text("mine")
     sweep = Sweep()
     job = TuningJob("chartext.toml", sweep)
-    app = TuningApp(job, on_first_paint=job.start)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await start(pilot, job)
+    async with tuning(job, (120, 40)) as (app, pilot):
         text = text_of(app)
         for part in (
             "tuning chartext.toml", "✔ kept", "◐ measuring", "· waiting", "cache encoded items",
@@ -73,11 +80,10 @@ async def test_the_sweep_and_its_file(tmp_path: Path, monkeypatch: pytest.Monkey
         await until(pilot, lambda: "measured directly" in text_of(app))
         assert "✖ dropped" in text_of(app) and "w write" in text_of(app)
         await press(pilot, "w")
-        assert "written to tuning-2.toml" in text_of(app) and "w write" not in text_of(app)
+        assert "tuning-2.toml" in text_of(app) and "w write" not in text_of(app)
         assert (tmp_path / "tuning-2.toml").read_text() == DONE.toml
         assert (tmp_path / "tuning.toml").read_text() == "mine"
         await press(pilot, "q")
-    job.join()
     assert app.return_value == "quit" and job.state is DONE
 
 
@@ -85,9 +91,7 @@ async def test_the_sweep_and_its_file(tmp_path: Path, monkeypatch: pytest.Monkey
 async def test_stopping_keeps_what_was_measured(key: str, tmp_path: Path) -> None:
     sweep = Sweep()
     job = TuningJob("chartext.toml", sweep, tmp_path / "out.toml")
-    app = TuningApp(job, on_first_paint=job.start)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await start(pilot, job)
+    async with tuning(job) as (app, pilot):
         await press(pilot, key)
         await until(pilot, lambda: "1 of 2 settings" in text_of(app))
         assert (
@@ -97,7 +101,6 @@ async def test_stopping_keeps_what_was_measured(key: str, tmp_path: Path) -> Non
         )
         assert app.is_running
         await press(pilot, key)
-    job.join()
     assert app.return_value == "quit"
 
 
@@ -106,24 +109,18 @@ async def test_a_sweep_that_cannot_begin_says_why() -> None:
         raise UsageError("--only wrokers: no such setting")
 
     job = TuningJob("chartext.toml", refuse)
-    app = TuningApp(job, on_first_paint=job.start)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with tuning(job) as (app, pilot):
         await until(pilot, lambda: "no such setting" in text_of(app))
         await press(pilot, "w", "q")
-    job.join()
     assert isinstance(job.error, UsageError) and job.state is None
 
 
 async def test_it_leaves_when_a_signal_says_so() -> None:
     sweep = Sweep()
     job = TuningJob("chartext.toml", sweep)
-    app = TuningApp(job, on_first_paint=job.start)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await start(pilot, job)
+    async with tuning(job) as (app, pilot):
         threading.Thread(target=app.leave).start()
         await until(pilot, lambda: app.return_value is not None)
-    job.stop()
-    job.join()
     assert sweep.stopped
 
 
@@ -133,18 +130,8 @@ async def test_long_tunings_scroll_and_show_what_is_measured() -> None:
         for i in range(60)
     )
     rows = (*rows[:40], replace(rows[40], state="measuring"), *rows[41:])
-    value = replace(MEASURING, rows=rows)
 
-    class Still:
-        name, state, problem, saved = "x.toml", value, "", ""
-
-        def save(self) -> str:
-            return ""
-
-        def stop(self) -> None:
-            raise AssertionError("nobody asked for it")
-
-    app = TuningApp(Still())
+    app = TuningApp(FixedTuning(replace(MEASURING, rows=rows)))
     async with app.run_test(size=(80, 24)) as pilot:
         screen = app.screen
         assert isinstance(screen, TuningScreen)
@@ -194,7 +181,7 @@ def test_a_new_file_never_replaces_another(tmp_path: Path) -> None:
 
 def test_progress_without_a_ratio_says_so() -> None:
     state = replace(MEASURING, progress=Progress("warming up", 3.0, 60.0))
-    text = plain(below(TuningView("x", state), 78, 24))
-    assert "n/a: no ratio yet" in text and "warming up, 3 of 60 s" in text
+    text = plain(progress_rows(state, False, 78, 24))
+    assert "no ratio yet" in text and ", 3 of 60 s" in text
     late = replace(state, progress=Progress("measuring", 70.0, 60.0, 3))
-    assert "budget spent, finishing the last block, 60 of 60 s" in plain(below(TuningView("x", late), 78, 24))
+    assert "block, 60 of 60" in plain(progress_rows(late, False, 78, 24))

@@ -12,17 +12,18 @@ from dataclasses import replace
 from functools import partial
 
 from textual.app import SystemCommand
+from textual.binding import Binding
+from textual.command import CommandPalette
 from textual.filter import NoColor
 from textual.screen import Screen
 
 from ndd_console.screens.base import KeyScreen, call_from_thread
 from ndd_console.screens.home import HomeScreen
-from ndd_console.screens.interfaces import HomeSource, RunSource, TuningSource
+from ndd_console.screens.interfaces import HomeSource, RunRow, RunSource, StartRow, TuningSource
 from ndd_console.screens.live import LiveScreen, Result
 from ndd_console.screens.tuning import TuningScreen
 from ndd_console.screens.wizard import WizardScreen, WizardSource
 from ndd_console.view.frame import MARGIN_FROM
-from ndd_console.view.home import RunRow, StartRow
 from ndd_console.view.keys import APP_KEYS
 from ndd_console.view.style import PLAIN, Look
 from ndd_console.widgets.foreground import follow_terminal
@@ -38,6 +39,17 @@ Opener = Callable[[str], RunSource]
 Starter = Callable[[StartRow], RunSource]
 # Opens the wizard for the run on the screen, else for an entry of the home screen; None if there is none.
 WizardOpener = Callable[[RunSource | None, StartRow | None], WizardSource]
+
+
+class Palette(CommandPalette):
+    """The command palette. Ctrl-C closes it, and does what it does on the screen below."""
+
+    BINDINGS = [Binding("ctrl+c", "interrupt", show=False, priority=True)]  # noqa: RUF012
+
+    def action_interrupt(self) -> None:
+        self.dismiss()
+        if isinstance(self.app.screen, KeyScreen):
+            self.app.screen.use_key("ctrl+c")
 
 
 class ScreenApp(PrivateApp, inherit_bindings=False):
@@ -72,6 +84,10 @@ class ScreenApp(PrivateApp, inherit_bindings=False):
                 if key.help:
                     use = partial(screen.action_use, key.action)
                     yield SystemCommand(f"{screen.word(key)} ({key.shown})", key.help, use)
+
+    def action_command_palette(self) -> None:
+        if not isinstance(self.screen, CommandPalette):
+            self.push_screen(Palette(id="--command-palette"))
 
     def action_suspend_process(self) -> None:
         """Stop as a terminal's Ctrl-Z does: with the whole process group, so that the shell's prompt returns."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.restart import restart, told
@@ -20,6 +20,11 @@ from ndd_engine.record.recorder import Listener
 from ndd_engine.train.control import StopNow
 from ndd_engine.train.run import Run, RunRequest
 
+if TYPE_CHECKING:
+    from ndd_engine.script.run import ScriptRun
+    from ndd_engine.train.ranks_run import RanksRun
+
+STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 # Seconds within which several SIGTERMs count as one.
 SAME_TERM_S = 1.0
 
@@ -71,10 +76,32 @@ def trained(
         words.say(told(run.goes_on))
     elif not as_json:
         data.data("\n".join(summary(run.recorder.snapshot(), end, str(run.directory.path))))
+    finish(words, data)
+    return run
+
+
+def finish(words: Output, data: Output) -> None:
+    """Write what is left, and say what could not be written."""
     if lost := data.finish():
         words.say(f"warning: {lost}")
     words.finish()
-    return run
+
+
+def stop_on_signals(
+    run: RanksRun | ScriptRun, say: Callable[[str], None] = lambda _: None, *, hangup: bool = False
+) -> None:
+    """SIGINT and SIGTERM stop the run, the second one immediately. SIGHUP does so, too, if `hangup` says so."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        number = signal.SIGTERM if number == signal.SIGHUP else number
+        again = run.control.stopping
+        run.control.request("kill" if again else "stop", *reason_of(number))
+        if not again:
+            say(STOPPING)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    signal.signal(signal.SIGHUP, stop if hangup else signal.SIG_IGN)
 
 
 def reason_of(number: int) -> tuple[str, str]:
@@ -142,7 +169,7 @@ class Signals:
         control = self._log.run.control
         if len(self._requests) == 1:
             control.request("stop", *reason_of(number))
-            self._log.say("stopping after a checkpoint; press Ctrl-C again to stop immediately")
+            self._log.say(STOPPING)
             return
         control.request("kill", *reason_of(number))
         if self._log.run.interruptible:

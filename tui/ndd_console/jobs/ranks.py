@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import FrameType
 from typing import NoReturn, TypeVar
 
 from ndd_console.output.progress import RunProgress
@@ -23,7 +21,7 @@ from ndd_engine.train.parallel.place import ENV_STOPPED, OtherRankError, Place, 
 from ndd_engine.train.ranks_run import RanksRun
 from ndd_engine.train.run import RunRequest
 
-from .headless import Signals, Unheard, reason_of, trained
+from .headless import Signals, Unheard, finish, stop_on_signals, trained
 
 T = TypeVar("T")
 
@@ -43,26 +41,12 @@ def ranks_headless(request: RunRequest, command: Sequence[str], as_json: bool) -
     progress = RunProgress(words.say, every_s, run.recorder.snapshot().run, since)
     run.recorder.polled = progress.look
 
-    def stop(number: int, _frame: FrameType | None) -> None:
-        again = run.control.stopping
-        run.control.request("kill" if again else "stop", *reason_of(number))
-        if not again:
-            words.say("stopping after a checkpoint; press Ctrl-C again to stop immediately")
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    hangup = signal.SIG_IGN
-    if request.draft.resolve().console.on_hangup == "stop":
-        signal.signal(signal.SIGHUP, partial(stop, signal.SIGTERM))
-    else:
-        signal.signal(signal.SIGHUP, hangup)
+    stop_on_signals(run, words.say, hangup=request.draft.resolve().console.on_hangup == "stop")
     end = run.execute()
     run.close()
     if not as_json:
         data.data("\n".join(summary(run.recorder.snapshot(), end, str(run.directory.path))))
-    if lost := data.finish():
-        words.say(f"warning: {lost}")
-    words.finish()
+    finish(words, data)
     return end.exit_status
 
 

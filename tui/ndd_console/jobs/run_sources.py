@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 import ndd_profiles
 from ndd_console.render.text import lines as text_lines
-from ndd_console.screens.interfaces import Action
-from ndd_console.view.home import RunRow, StartRow
+from ndd_console.screens.interfaces import Action, RunRow, StartRow
 from ndd_console.words.machine import machine_blocks
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import NddError, UsageError, error_text
 from ndd_engine.record.channel import send
-from ndd_engine.record.events import Event, RunEvent, TrialEvent
+from ndd_engine.record.events import Event, TrialEvent
 from ndd_engine.record.log import damage_text
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir, all_runs
@@ -28,7 +27,7 @@ from ndd_engine.train.ranks_run import RanksRun
 
 from .log_tail import LogTail
 from .script_trials import ScriptTrials
-from .trials import RunTrials, pause_attached, pause_own
+from .trials import Paused, RunTrials, pause_attached, pause_own
 
 if TYPE_CHECKING:
     from ndd_engine.train.run import Run
@@ -47,11 +46,28 @@ TITLES = {
 class _RunFolder:
     """What a source reads from the folder of the run."""
 
-    def __init__(self, directory: RunDir, trials: RunTrials) -> None:
+    def __init__(
+        self, directory: RunDir, paused: Paused, keep: Callable[[TrialEvent], None] | None = None
+    ) -> None:
+        """paused: pauses the run during a trial. keep: records a trial, by default in the folder."""
         self.directory = directory
         self.name = directory.name
         self.script = directory.command.exists()
-        self._trials = trials
+        keep = keep or self._keep
+        self._trials = (
+            ScriptTrials(directory, lambda: self.live, lambda: self.snapshot().run, keep)
+            if self.script
+            else RunTrials(directory, paused, lambda: self.live, keep)
+        )
+
+    @property
+    def live(self) -> bool:
+        """Whether the run accepts commands."""
+        raise NotImplementedError
+
+    def snapshot(self) -> Snapshot:
+        """The latest state."""
+        raise NotImplementedError
 
     def log(self) -> LogTail:
         return LogTail(self.directory.console_log)
@@ -76,16 +92,9 @@ class EngineSource(_RunFolder):
 
     def __init__(self, run: Run | RanksRun | ScriptRun) -> None:
         self.run = run
-        if isinstance(run, ScriptRun):
-            trials: RunTrials = ScriptTrials(run.directory, lambda: self.live, self._identity, run.put)
-        else:
-            # The record of several ranks is written by one of them.
-            keep = self._keep if isinstance(run, RanksRun) else run.put
-            trials = RunTrials(run.directory, partial(pause_own, run), lambda: self.live, keep)
-        super().__init__(run.directory, trials)
-
-    def _identity(self) -> RunEvent | None:
-        return self.snapshot().run
+        # The record of several ranks is written by one of them.
+        keep = None if isinstance(run, RanksRun) else run.put
+        super().__init__(run.directory, partial(pause_own, run), keep)
 
     @property
     def live(self) -> bool:
@@ -119,13 +128,7 @@ class AttachedSource(_RunFolder):
         period_s: float = 0.25,
         listener: Callable[[float, Event], None] | None = None,
     ) -> None:
-        if directory.command.exists():
-            trials: RunTrials = ScriptTrials(
-                directory, lambda: self.live, lambda: self.snapshot().run, self._keep
-            )
-        else:
-            trials = RunTrials(directory, partial(pause_attached, directory), lambda: self.live, self._keep)
-        super().__init__(directory, trials)
+        super().__init__(directory, partial(pause_attached, directory))
         self._reader = RunReader(directory, listener)
         self._notice: str | None = None
         self._failure = ""
@@ -216,11 +219,9 @@ class HomeFolder:
         return sorted(rows, key=lambda row: row.started_t or 0.0, reverse=True)
 
     def workloads(self) -> list[StartRow]:
-        # The default workload comes first.
-        names = sorted(WORKLOADS, key=lambda name: (name != DEFAULT_WORKLOAD, name))
         from .folder import folder_rows
 
-        return [*folder_rows(), *(StartRow(name, TITLES[name], sizes_text(name)) for name in names)]
+        return [*folder_rows(), *built_in_rows()]
 
     def details(self, row: StartRow) -> tuple[str, ...]:
         from .folder import details
@@ -268,7 +269,10 @@ def _changed_t(directory: RunDir) -> float | None:
         return None
 
 
-def sizes_text(workload: str) -> str:
-    """ "sizes tiny, mini", or "one size"."""
-    sizes = ndd_profiles.read("workloads", workload).get("sizes")
-    return f"sizes {', '.join(sizes)}" if sizes else "one size"
+def built_in_rows() -> list[StartRow]:
+    """The built-in workloads with their sizes; the default one comes first."""
+    rows = []
+    for name in sorted(WORKLOADS, key=lambda name: (name != DEFAULT_WORKLOAD, name)):
+        sizes = ndd_profiles.read("workloads", name).get("sizes")
+        rows.append(StartRow(name, TITLES[name], f"sizes {', '.join(sizes)}" if sizes else "one size"))
+    return rows

@@ -5,32 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import sys
 import termios
 import threading
 import tty
 from collections.abc import Iterator
-from types import FrameType
 
 import click
 
 from ndd_console.words.run import summary
 from ndd_engine.script.run import ScriptRequest, ScriptRun
 
-from .headless import reason_of
+from .headless import stop_on_signals
 
 
 def observe_headless(request: ScriptRequest) -> int:
     """Run the command and return its exit status. Raises UsageError before anything is written."""
     run = ScriptRun.open(request)
 
-    def stop(number: int, _frame: FrameType | None) -> None:
-        run.control.request("kill" if run.control.stopping else "stop", *reason_of(number))
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the run continues; its output goes to the log
+    stop_on_signals(run)  # after a hang-up the run continues; its output goes to the log
     with typing_into(run):
         end = run.execute()
     run.close()

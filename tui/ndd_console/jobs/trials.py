@@ -24,6 +24,7 @@ from .saving import save_new
 
 if TYPE_CHECKING:
     from ndd_console.screens.interfaces import TrialJob
+    from ndd_engine.script.run import ScriptRun
     from ndd_engine.train.ranks_run import RanksRun
     from ndd_engine.train.run import Run
 
@@ -151,7 +152,9 @@ def pause_attached(run: RunDir, report: Callable[[str], None], stop: threading.E
 
 
 @contextmanager
-def pause_own(run: Run | RanksRun, report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
+def pause_own(
+    run: Run | RanksRun | ScriptRun, report: Callable[[str], None], stop: threading.Event
+) -> Iterator[None]:
     """Pause the run of this process directly, since its folder may not support sockets."""
     from ndd_engine.trial.pausing import to_pause
 

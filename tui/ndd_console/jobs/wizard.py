@@ -1,41 +1,78 @@
-"""The wizard in a terminal: its work in a thread, its screen, and their shutdown."""
+"""The wizard in a terminal: its questions, its work in a thread, its screen, and their shutdown."""
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ndd_console.app import WizardApp
 from ndd_console.process.hosting import hosted
 from ndd_console.process.launcher import Leash
 from ndd_console.process.terminal import capabilities
 from ndd_console.process.thread import ThreadJob
-from ndd_console.view.wizard import Preview, WizardView
+from ndd_console.render.text import lines as text_lines
+from ndd_console.screens.interfaces import StartRow
+from ndd_console.screens.wizard import Field, Preview
+from ndd_console.words.machine import machine_blocks
 from ndd_console.words.wizard import lengths_line
+from ndd_engine.config.loading import DEFAULT_WORKLOAD
 from ndd_engine.config.parsing import text_of
-from ndd_engine.errors import UsageError
+from ndd_engine.errors import NddError, UsageError
 from ndd_engine.files import replaces, write_text
+from ndd_engine.hardware.detect import detect
 from ndd_engine.record.rundir import all_runs
-from ndd_engine.wizard.answers import Answers
+from ndd_engine.text import counted, number, size
+from ndd_engine.wizard.answers import (
+    GOALS,
+    RESERVED_SHARE,
+    Answers,
+    Goal,
+    gpu_named,
+    longest_sequence,
+    usable_bytes,
+)
 from ndd_engine.wizard.proposals import Proposal
 
+from .folder import folder_rows
+from .run_sources import built_in_rows
 from .saving import new_path, save_new
-from .wizard_questions import Questions
 
 if TYPE_CHECKING:
-    from ndd_console.screens.interfaces import StartRow
+    from ndd_engine.config import Config
+    from ndd_engine.hardware.gpu import Machine
     from ndd_engine.wizard.choice import Choice
     from ndd_engine.wizard.session import ProposalSet
 
-# Default file name.
-_STEM = "wizard"
+T = TypeVar("T")
+
+_STEM = "wizard"  # default file name
+_GOALS: tuple[Goal, ...] = tuple(GOALS)
+# Choices for the reserved memory, as shares of the free memory; None for the default.
+_RESERVED = (None, 0.0, 0.2, 0.4, 0.6)
+# Choices for the effective batch, relative to the configured one.
+_TIMES = (2, 4, 8)
+MEANINGS = {
+    "throughput": "as many items per second as possible within the limits below",
+    "low-memory": "little memory at nearly full speed, for a machine shared with others",
+    "reproducible": "fp32 and deterministic algorithms: the same results on the same machine",
+    "time": "the shortest time for the number of items below, including data preparation",
+}
 
 
-class WizardJob(ThreadJob, Questions):
-    """See screens.wizard.WizardSource.
+@dataclass(frozen=True, slots=True)
+class Question(Field):
+    """after: the answers with the next choice (by 1), or with the one before (by -1)."""
+
+    after: Callable[[int], Answers]
+
+
+class WizardJob(ThreadJob):
+    """See screens.wizard.WizardSource. The hardware is detected in a thread, too.
 
     answers: initial answers from the command line. path: the file to write, or to change if it exists; None for a new
     name. notes: additional lines about the machine. first: the entry of the home screen to begin with.
@@ -49,15 +86,176 @@ class WizardJob(ThreadJob, Questions):
         notes: tuple[str, ...] = (),
         first: StartRow | None = None,
     ) -> None:
-        ThreadJob.__init__(self, "ndd-wizard")
-        Questions.__init__(self, answers, notes, first)
+        super().__init__("ndd-wizard")
+        self.answers = answers
+        # Whether the configuration was given, so that there is nothing to choose from.
+        self._given = answers.config is not None
+        self._first = first
+        self._rows: tuple[StartRow, ...] = ()
+        self._items = answers.items
+        self._about_machine = notes
+        self._machine: Machine | None = None
+        # The workload that the answers refer to.
+        self._asked = answers.workload or DEFAULT_WORKLOAD
+        # Of the chosen workload; with the smallest size if the size is "auto" (open).
+        self._config: Config | None = None
+        self._open = False
+        self._longest = 0
+        self._train_items: int | None = None
+        self._sizes: tuple[str, ...] = ()
+        self._trouble = ""
+        self._reserved: float | None = None
         self._output, self._budget_s = path, budget_s
         self._proposed: ProposalSet | None = None
-        self._verified: tuple[Proposal, ...] = ()
+        self.verified: tuple[Proposal, ...] = ()
         self._choice: Choice | None = None
-        self._stage, self._share, self._began = "", 0.0, 0.0
+        self.stage, self._share, self._began = "", 0.0, 0.0
         # Contents of the file when its preview was made; None if there was none.
         self._seen: bytes | None = None
+        threading.Thread(target=self._detect, name="ndd-wizard-machine", daemon=True).start()
+
+    # The questions.
+
+    @property
+    def machine(self) -> tuple[str, ...] | None:
+        if self._machine is None:
+            return None
+        return (*_of_gpu(self.answers), *text_lines(machine_blocks(self._machine)), *self._about_machine)
+
+    def workloads(self) -> tuple[StartRow, ...]:
+        if self._given:
+            self._rows = (StartRow(str(self.answers.config), "from the command line", "", kind="file"),)
+            return self._rows
+        asked = self._first.name if self._first is not None else self._asked
+        rows = [*folder_rows(), *built_in_rows()]
+        if asked not in {row.name for row in rows}:
+            rows.append(StartRow(asked, "your own workload", "", kind="own"))
+        # The requested one comes first; the default workload only before the other built-in ones.
+        only = self.answers.workload is None and self._first is None
+        rows.sort(key=lambda row: (only and row.kind == "workload", row.name != asked))
+        self._rows = tuple(rows)
+        return self._rows
+
+    def choose(self, place: int) -> tuple[str, ...]:
+        from ndd_engine.workloads.facts import facts
+
+        row = self._rows[place]
+        name = row.name
+        if not self._given and name != self._asked:
+            # Another workload has other sizes, sequences and batches.
+            self.answers = replace(
+                self.answers, sizes=(), min_sequence=None, effective_batch=None, hold_effective=True
+            )
+        if not self._given:
+            file = Path(name) if row.kind == "file" else None
+            self.answers = replace(self.answers, config=file, workload=None if file else name)
+            self._asked = name
+        try:
+            draft = self.answers.draft()
+            config = draft.resolve(draft.auto["candidates"][0] if draft.size == "auto" else None)
+            self._longest = longest_sequence(draft)
+            known = facts(config)
+        except NddError as error:
+            self._config, self._trouble = None, str(error)
+            return ()
+        self._config, self._sizes, self._trouble = config, draft.sizes, ""
+        self._open = draft.size == "auto"
+        self._train_items = None if known is None else known.train_items
+        if known is None:
+            return ("the number of items is known after the data has been read",)
+        each = (
+            f", {counted(known.tokens_per_item, known.token or 'token')} each"
+            if known.tokens_per_item
+            else ""
+        )
+        amount = f"{counted(known.train_items, f'training {known.item}')}{each}"
+        if self._open:
+            amount += f" (with size {config.workload.size}; the size is chosen automatically)"
+        return (known.text, amount)
+
+    def fields(self) -> tuple[Question, ...]:
+        return tuple(self._questions())
+
+    def _questions(self) -> Iterator[Question]:
+        answers, config = self.answers, self._config
+        assert config is not None
+        yield Question("goal", GOALS[answers.goal], MEANINGS[answers.goal], self._next_goal)
+        if answers.goal == "time":
+            text = "the total number of items to train on"
+            yield Question("number of items", number(answers.items), text, self._next_items)
+        batch = answers.step_items(config)
+        configured = self._open and answers.effective_batch is None
+        text = "any" if batch is None else "as configured" if configured else str(batch)
+        meaning = "items per optimizer step; kept by gradient accumulation, because changing it changes the training"
+        yield Question("effective batch", text, meaning, self._next_batch)
+        text = str(answers.min_sequence or ("as configured" if self._open else config.batch.sequence))
+        meaning = "shorter sequences are faster and need less memory, but give the model less context"
+        yield Question("minimum sequence", text, meaning, self._next_sequence)
+        if self._sizes:
+            text = ", ".join(answers.sizes) or ("automatic" if self._open else "as configured")
+            meaning = "smaller models are faster and need less memory, but reach a higher loss"
+            yield Question("model sizes", text, meaning, self._next_sizes)
+        reserved = answers.reserve_bytes
+        text = f"{RESERVED_SHARE:.0%} of free memory" if reserved is None else size(reserved)
+        meaning = "kept free for evaluation, libraries and other processes"
+        yield Question("reserved memory", text, meaning, self._next_reserve)
+
+    def change(self, place: int, by: int) -> str:
+        self.answers = self.fields()[place].after(by)
+        return self.problem()
+
+    def _next_goal(self, by: int) -> Answers:
+        goal = _next(_GOALS, self.answers.goal, by)
+        items = self.answers.items if goal == "time" else self._items
+        if goal == "time" and items is None and self._config is not None:
+            from ndd_engine.wizard.rows import run_items
+
+            items = run_items(self._config, self._config.batch.items * 1000)
+        return replace(self.answers, goal=goal, items=items)
+
+    def _next_items(self, by: int) -> Answers:
+        items = self.answers.items or 1
+        return replace(self.answers, items=max(items * 2 if by > 0 else items // 2, 1))
+
+    def _next_batch(self, by: int) -> Answers:
+        assert self._config is not None
+        now, most = self._config.batch.items, self._train_items or sys.maxsize
+        larger = [(True, now * times) for times in _TIMES if now * times <= most]
+        choices = [(True, None), *larger, (False, None)]
+        hold, batch = _next(choices, (self.answers.hold_effective, self.answers.effective_batch), by)
+        return replace(self.answers, hold_effective=hold, effective_batch=batch)
+
+    def _next_sequence(self, by: int) -> Answers:
+        shorter = [self._longest // 2**power for power in range(1, 6 if self._open else 4)]
+        lengths = [None, *(length for length in shorter if length >= 2)]
+        return replace(self.answers, min_sequence=_next(lengths, self.answers.min_sequence, by))
+
+    def _next_sizes(self, by: int) -> Answers:
+        sizes = [(), *((name,) for name in self._sizes), self._sizes]
+        return replace(self.answers, sizes=_next(sizes, self.answers.sizes, by))
+
+    def _next_reserve(self, by: int) -> Answers:
+        gpu = self.answers.gpu
+        here = self._machine.free_bytes if self._machine is not None else None
+        free = here if gpu is None else usable_bytes(gpu_named(gpu))
+        if free is None:
+            return self.answers
+        share = self._reserved = _next(_RESERVED, self._reserved, by)
+        return replace(self.answers, reserve_bytes=None if share is None else int(share * free))
+
+    def problem(self) -> str:
+        if self._config is None:
+            return self._trouble or "choose a workload first"
+        try:
+            self.answers.checked(self._longest, self._sizes)
+        except NddError as error:
+            return str(error)
+        return ""
+
+    def _detect(self) -> None:
+        self._machine = detect(use_torch=False)
+
+    # The work.
 
     @property
     def _path(self) -> Path | None:
@@ -65,37 +263,48 @@ class WizardJob(ThreadJob, Questions):
         return self._output if self._output is not None or self._given else self.answers.config
 
     def probe(self) -> None:
-        self._proposed, self._verified, self._choice = None, (), None
+        self._proposed, self.verified, self._choice = None, (), None
         self._start(self._plan)
 
     def verify(self, chosen: tuple[Proposal, ...]) -> None:
         from ndd_engine.wizard.session import with_present
 
         assert self._proposed is not None
-        rows = self._verified = tuple(with_present(chosen, self._proposed))
+        rows = self.verified = tuple(with_present(chosen, self._proposed))
         self._choice = None
         self._start(lambda: self._measure(rows))
 
-    def look(self, view: WizardView) -> WizardView:
+    @property
+    def rows(self) -> tuple[Proposal, ...]:
+        return self._proposed.rows if self._proposed is not None else ()
+
+    @property
+    def best(self) -> tuple[Proposal, ...]:
+        return self._proposed.best if self._proposed is not None else ()
+
+    @property
+    def notes(self) -> Sequence[str]:
         from ndd_engine.wizard.planner import model_name
 
-        proposed = self._proposed
-        if proposed is not None:
-            opened = proposed.situation.opened
-            failed = (f"{model_name(probed.model)}: {probed.why}" for probed in proposed.found if probed.why)
-            about = (opened.data, opened.model, *lengths_line(opened), *proposed.situation.notes)
-            notes = (*about, *self._notes, *failed)
-            view = replace(view, rows=proposed.rows, best=proposed.best, notes=notes)
-        if self.working():
-            spent = time.monotonic() - self._began
-            left = spent / self._share - spent if self._share > 0.05 else None
-            view = replace(view, stage=self._stage, share=self._share, left_s=left)
-        if self._verified:
-            choice = self._choice
-            best = choice.best if choice is not None else None
-            advice = choice.text if choice is not None else ""
-            view = replace(view, verified=self._verified, advice=advice, recommended=best)
-        return view
+        if self._proposed is None:
+            return ()
+        situation = self._proposed.situation
+        opened = situation.opened
+        about = (opened.data, opened.model, *lengths_line(opened), *situation.notes, *self._about_machine)
+        probed = self._proposed.found
+        return (*about, *(f"{model_name(each.model)}: {each.why}" for each in probed if each.why))
+
+    @property
+    def advice(self) -> str:
+        return self._choice.text if self._choice is not None else ""
+
+    @property
+    def recommended(self) -> Proposal | None:
+        return self._choice.best if self._choice is not None else None
+
+    def progress(self) -> tuple[float, float | None]:
+        share, spent = self._share, time.monotonic() - self._began
+        return share, spent / share - spent if share > 0.05 else None
 
     def suggested(self) -> tuple[Proposal, ...]:
         if self._proposed is None or self.answers.gpu is not None:
@@ -141,10 +350,10 @@ class WizardJob(ThreadJob, Questions):
         path, situation = self._path, self._proposed.situation
         if path is not None and replaces(path):
             return written_into(self.answers, situation, chosen, path)
-        return written(self.answers, situation, chosen, comparison(chosen, self._verified))
+        return written(self.answers, situation, chosen, comparison(chosen, self.verified))
 
     def _start(self, work: Callable[[], None]) -> None:
-        self._stage, self._share, self._began = "starting", 0.0, time.monotonic()
+        self.stage, self._share, self._began = "starting", 0.0, time.monotonic()
         self.begin(work)
 
     def _plan(self) -> None:
@@ -167,11 +376,11 @@ class WizardJob(ThreadJob, Questions):
             self._proposed.situation, self.answers, chosen, self._budget_s, self._tell, self._stop
         )
         self._choice = choose(measured, self.answers)
-        self._verified = tuple(listed(measured, self.answers, self._choice))
+        self.verified = tuple(listed(measured, self.answers, self._choice))
         self._proposed = self._proposed.verified(measured)
 
     def _tell(self, text: str, share: float) -> None:
-        self._stage, self._share = text, share
+        self.stage, self._share = text, share
 
 
 def run_notes(runs: Sequence[str]) -> tuple[str, ...]:
@@ -198,3 +407,24 @@ def show(
     app = WizardApp(job, capabilities(ascii_only), can_train=answers.gpu is None)
     status = hosted(app, job, leash)
     return app.to_train, status
+
+
+def _next(choices: Sequence[T], current: T, by: int) -> T:
+    """The choice `by` places after the current one, wrapping around; from the first if it is not a choice."""
+    place = choices.index(current) if current in choices else 0
+    return choices[(place + by) % len(choices)]
+
+
+def _of_gpu(answers: Answers) -> tuple[str, ...]:
+    """The specifications of a GPU that is not in this machine."""
+    if answers.gpu is None:
+        return ()
+    gpu = gpu_named(answers.gpu)
+    peaks = ", ".join(f"{kind} {peak:g}" for kind, peak in gpu.dense_tflops.items())
+    return (
+        f"proposals are for another GPU: {gpu.name} (from its specifications)",
+        f"  memory    {gpu.memory_gb:g} GB, {size(usable_bytes(gpu))} usable",
+        f"  peak      {peaks} TFLOP/s, {gpu.bandwidth_gb_s:g} GB/s",
+        "nothing is measured on this machine; times are lower bounds from the peak FLOP/s",
+        "",
+    )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -17,15 +16,12 @@ from textual.widget import Widget
 from ndd_console.view.frame import Keys, footer_row, framed, inner_width
 from ndd_console.view.keys import NEEDS, SCROLL_KEYS, Key
 from ndd_console.view.rows import paragraph, rule
-from ndd_console.view.style import Look, Row, ascii_rows
-from ndd_console.widgets.canvas import Canvas
+from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import KeyBar, Lines, bindings
-from ndd_console.widgets.textual_private import paint_changes
 
 # Keys work although nothing else is drawn.
 _AFTER_FAILURE = "This is a defect of ndd-console. The run is not affected; all keys work (q: quit)."
 POLL_S = 0.25  # between two looks at work in a thread
-View = TypeVar("View")
 
 
 def call_from_thread(target: MessagePump, callback: Callable[..., object], *args: object) -> bool:
@@ -99,10 +95,10 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         else:
             getattr(self, f"action_{action}")()
 
-    def click_key(self, label: str) -> None:
-        """A key of the footer was clicked."""
+    def use_key(self, name: str) -> None:
+        """Do what a key does now, if anything. name: one of its names, or as the footer shows it."""
         for key in self.usable():
-            if key.shown == label:
+            if name in (key.shown, *key.names.split(",")):
                 self.action_use(key.action)
                 return
 
@@ -145,31 +141,6 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         return framed(body, paragraph(_AFTER_FAILURE, inner, "dim")[: max(height - 2, 0)], width, height)
 
 
-class CanvasScreen(KeyScreen):
-    """A painted screen: draws the rows of `rows` after a resize and on every call of `paint`."""
-
-    def __init__(self, look: Look, on_painted: Callable[[], None] | None = None) -> None:
-        super().__init__(look, on_painted)
-        self.canvas = Canvas(look.styles)
-        paint_changes(self, self.canvas)
-
-    def compose(self) -> ComposeResult:
-        yield self.canvas
-
-    def on_canvas_resized(self) -> None:
-        self.paint()
-
-    def rows(self, width: int, height: int) -> list[Row]:
-        """The rows of the screen, exactly `width` by `height`."""
-        raise NotImplementedError
-
-    def draw(self, width: int, height: int) -> None:
-        self.draw_failure(self.rows(width, height))
-
-    def draw_failure(self, rows: list[Row]) -> None:
-        self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows)
-
-
 class WidgetScreen(KeyScreen):
     """A screen of Textual's widgets: `top`, `body` and `below`, and the footer."""
 
@@ -192,10 +163,18 @@ class WidgetScreen(KeyScreen):
     def on_mount(self) -> None:
         self.paint()
 
+    def on_screen_resume(self) -> None:
+        self.paint()
+
     def on_resize(self, event: events.Resize) -> None:
         if event.size != self._sized:  # Textual repeats the event while a terminal contradicts itself
             self._sized = event.size
             self.call_after_refresh(self.paint)  # whether a text scrolls depends on its height
+
+    def paint_if_current(self) -> None:
+        """Draw the screen if it is not below another one, whose end draws it."""
+        if self.is_current:
+            self.paint()
 
     def say(self, text: str, style: str = "accent") -> None:
         """Show a message above the footer; "" for none."""
@@ -240,25 +219,3 @@ class WidgetScreen(KeyScreen):
 
     def key_words(self) -> Keys:
         return (*self.scroll_keys(), *super().key_words())
-
-
-class ViewScreen(WidgetScreen, Generic[View]):
-    """Draws a dataclass, its view."""
-
-    def __init__(
-        self, look: Look, view: View, body: Widget, on_painted: Callable[[], None] | None = None
-    ) -> None:
-        super().__init__(look, body, on_painted)
-        self.view = view
-
-    def show(self, **changes: Any) -> None:
-        """Replace fields of the view, and draw it if it has changed."""
-        self.show_view(replace(self.view, **changes))  # type: ignore[type-var]
-
-    def show_view(self, view: View) -> None:
-        before, self.view = self.view, view
-        if view != before and self.is_current:
-            self.paint()
-
-    def on_screen_resume(self) -> None:
-        self.paint()

@@ -17,6 +17,7 @@ CANCEL = "esc"
 INTERRUPT = "ctrl+c"
 _CANCELS = frozenset({"escape", "q", "ctrl+q", "n"})
 _FRAME = 4  # cells of the border and its padding
+_LEAST_FIELD = 40
 _SUSPEND = [key for key in APP_KEYS if key.action == "suspend_process"]
 
 
@@ -109,6 +110,9 @@ class TextQuestion(Dialog):
         with Vertical():
             yield self.heading
             yield self.input
+
+    def box_width(self, room: int) -> int:
+        return min(max(cells(self.question), _LEAST_FIELD), room)
 
     def on_input_submitted(self) -> None:
         self.dismiss(self.input.value or self._default)

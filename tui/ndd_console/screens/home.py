@@ -2,26 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
-from ndd_console.view.home import DEFAULT_EPOCHS, HomeState, entries, heading
+from ndd_console.view.frame import Entry
 from ndd_console.view.keys import HOME_KEYS
-from ndd_console.view.style import Look, Row
+from ndd_console.view.rows import BLANK, aligned, ends, rule, shorten
+from ndd_console.view.style import Look, Row, Span, status_span
 from ndd_console.widgets.lines import RowList
-from ndd_engine.text import foreign
+from ndd_engine.text import MISSING, foreign, printable
 
-from .base import ViewScreen, call_from_thread
+from .base import WidgetScreen, call_from_thread
 from .dialogs import TextQuestion
 from .pages import HelpScreen, StartScreen
 
+DEFAULT_EPOCHS = 1
+SLOGAN = "train PyTorch models and see where the time goes"
+_LOADING: Row = (("loading…", "dim"),)
 _LIST = 8  # rows of the list that have priority over the machine
 _MOST_DIGITS = 6
 
 
-class HomeScreen(ViewScreen[HomeState]):
+def heading(machine: Sequence[str] | None, width: int, room: int) -> list[Row]:
+    """The title and the machine, in at most `room` rows. machine: None while it is detected."""
+    rows: list[Row] = [ends((("ndd-console", "bold"),), ((SLOGAN, "dim"),), width)]
+    style = "dim" if machine is None else "text"
+    if room > 3:
+        rows += [BLANK, rule("this machine", width)]
+        lines = ("detecting hardware…",) if machine is None else machine
+        rows += [((shorten(printable(line), width), style),) for line in lines]
+    return rows[: max(room, 1)]
+
+
+def entries(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None, width: int) -> list[Entry]:
+    """The list: what can be trained, then the runs, in groups with headings. None: not read yet."""
+    shown: list[Entry] = []
+    group = None
+    lines = aligned([*map(_start_cells, workloads or ())], width, 1, (2,))
+    for row, line in zip(workloads or (), lines, strict=True):
+        before, group = group, "built-in workloads" if row.kind == "workload" else "this folder"
+        if group != before:
+            shown.append(Entry(None, (BLANK, rule(group, width))))
+        shown.append(Entry(row, (line,)))
+    if workloads is None:
+        shown.append(Entry(None, (BLANK, rule("built-in workloads", width), _LOADING)))
+    none: Row = () if runs else _LOADING if runs is None else (("no runs yet", "dim"),)
+    shown.append(Entry(None, (BLANK, rule("runs", width), *([none] if none else []))))
+    lines = aligned([*map(_run_cells, runs or ())], width, 0, (5, 4, 3, 2))
+    return [*shown, *(Entry(run, (line,)) for run, line in zip(runs or (), lines, strict=True))]
+
+
+def _start_cells(row: StartRow) -> list[Span]:
+    return [(row.name, "bold"), (row.title, "text"), (row.text, "dim")]
+
+
+def _run_cells(row: RunRow) -> list[Span]:
+    # A run that ended while it was prepared has no steps.
+    step = f"step {row.step:,} of {row.total_steps:,}" if row.total_steps else "not started"
+    texts = (step, row.best or MISSING, when(row.started_t))
+    figures = [(text, "text" if text != MISSING else "dim") for text in texts]
+    return [(row.name, "bold"), status_span(row.status), *figures, (row.workload, "dim")]
+
+
+def when(t: float | None) -> str:
+    """Local date and time: "03-14 15:09"."""
+    with contextlib.suppress(ValueError, OverflowError, OSError):  # not a time
+        return MISSING if t is None else time.strftime("%m-%d %H:%M", time.localtime(t))
+    return MISSING
+
+
+class HomeScreen(WidgetScreen):
     """Lists what can be trained and the runs. attach: opens a run. start: trains an entry. wizard: opens the wizard."""
 
     keys = HOME_KEYS
@@ -37,7 +91,11 @@ class HomeScreen(ViewScreen[HomeState]):
         on_painted: Callable[[], None] | None = None,
         wizard: Callable[[StartRow | None], None] | None = None,
     ) -> None:
-        super().__init__(look, HomeState(), RowList(look), on_painted)
+        super().__init__(look, RowList(look), on_painted)
+        # None while they are read.
+        self.machine: Sequence[str] | None = None
+        self.workloads: Sequence[StartRow] | None = None
+        self.runs: Sequence[RunRow] | None = None
         self._home = home
         self._wizard = wizard
         self._open_run = attach
@@ -54,24 +112,23 @@ class HomeScreen(ViewScreen[HomeState]):
 
     def _read_gpu(self) -> None:
         try:
-            lines = self._home.gpu_lines()
+            self.machine = self._home.gpu_lines()
         except Exception as error:  # noqa: BLE001  without a message the screen would wait forever
-            lines = [f"hardware detection failed: {error}"]
-        call_from_thread(self, lambda: self.show(machine=tuple(lines)))
+            self.machine = [f"hardware detection failed: {error}"]
+        call_from_thread(self, self.paint_if_current)
 
     def _read_list(self) -> None:
         try:
-            workloads, runs = self._home.workloads(), self._home.runs()
-            call_from_thread(self, lambda: self.show(workloads=tuple(workloads), runs=tuple(runs)))
+            self.workloads, self.runs = self._home.workloads(), self._home.runs()
+            call_from_thread(self, self.paint_if_current)
         except Exception as error:  # noqa: BLE001
-            text = f"cannot read the runs folder: {error}"
-            call_from_thread(self, lambda: self.show(workloads=(), runs=()))
-            call_from_thread(self, self.say, text, "bad")
+            self.workloads, self.runs = (), ()
+            call_from_thread(self, self.say, f"cannot read the runs folder: {error}", "bad")
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
-        shown = entries(self.view, width)
+        shown = entries(self.workloads, self.runs, width)
         self.body.show(shown)
-        return heading(self.view, width, height - min(len(shown) + 2, _LIST)), []
+        return heading(self.machine, width, height - min(len(shown) + 2, _LIST)), []
 
     # Keys.
 

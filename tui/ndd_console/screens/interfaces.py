@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ndd_console.view.home import RunRow as RunRow
-from ndd_console.view.home import StartRow as StartRow
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.snapshot import Snapshot
 
@@ -17,6 +16,38 @@ if TYPE_CHECKING:
 
 # "interrupt" is a stop by Ctrl-C: the run ends as interrupted, with that exit status.
 Action = Literal["pause", "resume", "checkpoint", "evaluate", "kernels", "stop", "interrupt", "kill"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run. started_t: unix seconds. best: "loss 1.482", empty without an evaluation.
+
+    training_s: seconds of training, evaluations and checkpoints included; None if unknown.
+    """
+
+    name: str
+    workload: str
+    status: str
+    step: int
+    total_steps: int
+    started_t: float | None
+    best: str
+    live: bool
+    training_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartRow:
+    """Something that can be trained: a built-in workload, or a configuration file or own workload of the folder.
+
+    epochs: how long to train; None as configured, which an own workload is not.
+    """
+
+    name: str
+    title: str
+    text: str
+    kind: Literal["workload", "file", "own"] = "workload"
+    epochs: int | None = None
 
 
 class LogSource(Protocol):

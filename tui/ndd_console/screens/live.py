@@ -6,18 +6,20 @@ from collections.abc import Callable
 from typing import Literal
 
 from textual import events
+from textual.app import ComposeResult
 
 from ndd_console.screens.interfaces import Action, RunSource
 from ndd_console.view.frame import Keys, key_at
 from ndd_console.view.keys import LIVE_KEYS, Key
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.own_values import has_own_values
-from ndd_console.view.style import Look, Row
+from ndd_console.view.style import Look, Row, ascii_rows
+from ndd_console.widgets.canvas import Canvas
+from ndd_console.widgets.textual_private import paint_changes
 from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.finding import first_command
 from ndd_engine.record.snapshot import Snapshot
 
-from .base import CanvasScreen
+from .base import KeyScreen
 from .dialogs import CANCEL, INTERRUPT, Question
 from .log import LogScreen
 from .pace import Pace
@@ -42,8 +44,8 @@ _BLURRED_TICKS = 4  # over SSH, refresh this much slower while the terminal has 
 LONGEST_S = 1e9
 
 
-class LiveScreen(CanvasScreen):
-    """Shows a run. `leave` is called once, when the screen is closed."""
+class LiveScreen(KeyScreen):
+    """Shows a run on a canvas. `leave` is called once, when the screen is closed."""
 
     keys = LIVE_KEYS
 
@@ -60,6 +62,8 @@ class LiveScreen(CanvasScreen):
         wizard: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(look, on_painted)
+        self.canvas = Canvas(look.styles)
+        paint_changes(self, self.canvas)
         self.source = source
         self._wizard = wizard
         self._diagnosis = diagnosis
@@ -74,6 +78,12 @@ class LiveScreen(CanvasScreen):
         self._skipped = 0
         self._left = False
         self.stopping = False
+
+    def compose(self) -> ComposeResult:
+        yield self.canvas
+
+    def on_canvas_resized(self) -> None:
+        self.paint()
 
     def on_mount(self) -> None:
         self._pace = Pace()  # of the thread that draws
@@ -101,9 +111,12 @@ class LiveScreen(CanvasScreen):
         else:
             self._repaint()
 
-    def rows(self, width: int, height: int) -> list[Row]:
+    def draw(self, width: int, height: int) -> None:
         self._drawn = (self._snapshot, self._state())
-        return live_rows(*self._drawn, width, height)
+        self.draw_failure(live_rows(*self._drawn, width, height))
+
+    def draw_failure(self, rows: list[Row]) -> None:
+        self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows)
 
     def _state(self) -> LiveState:
         snapshot = self._snapshot
@@ -158,7 +171,7 @@ class LiveScreen(CanvasScreen):
             case "ranks":
                 return snapshot.ranks is not None
             case "values":
-                return has_own_values(snapshot)
+                return bool(snapshot.scalars) or snapshot.texts is not None
             case _:
                 return bool(first_command(source.name, self._diagnosis.of(snapshot).findings))
 
@@ -178,7 +191,7 @@ class LiveScreen(CanvasScreen):
         rows = self.canvas.rows
         label = key_at(rows[-1], event.x) if rows and event.y == len(rows) - 1 else None
         if label is not None:
-            self.click_key(label)
+            self.use_key(label)
 
     def action_try(self) -> None:
         """Open the trial screen."""

@@ -6,17 +6,17 @@ from collections import deque
 
 from rich.text import Text
 from textual import events
-from textual.widget import Widget
 from textual.widgets import RichLog
 
 from ndd_console.screens.interfaces import RunSource
 from ndd_console.view.keys import LOG_KEYS, SCROLL_KEYS, Key
 from ndd_console.view.rows import rule, shorten
 from ndd_console.view.style import Look, Row
-from ndd_console.widgets.lines import TextField, bindings
+from ndd_console.widgets.lines import bindings
 from ndd_engine.text import foreign
 
 from .base import WidgetScreen
+from .dialogs import TextQuestion
 from .pages import REFRESH_S
 
 _MOST_LINES = 5000
@@ -30,6 +30,7 @@ class OutputLog(RichLog):
     def __init__(self) -> None:
         super().__init__(min_width=1, wrap=True, markup=False, highlight=False, auto_scroll=False)
         self._texts: deque[tuple[int, str]] = deque(maxlen=_MOST_LINES)  # (first row, line)
+        self._wrapped_at = 0
 
     def add(self, lines: list[str]) -> None:
         """Show further lines."""
@@ -41,7 +42,10 @@ class OutputLog(RichLog):
             self.scroll_end(animate=False)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Wrap the lines at the new width."""
+        """Wrap the lines at a new width."""
+        if event.size.width == self._wrapped_at:
+            return
+        self._wrapped_at = event.size.width
         texts = [line for _, line in self._texts]
         self.clear()
         self._texts.clear()
@@ -64,11 +68,6 @@ class LogScreen(WidgetScreen):
         self._log = source.log()
         self._searched = ""
         self._place = 0  # of the match on the screen
-        self._field = TextField(placeholder="text to find", classes="field")
-        self._field.display = False
-
-    def parts(self) -> tuple[Widget, ...]:
-        return self.top, self.body, self.below, self._field
 
     def on_mount(self) -> None:
         self.set_interval(REFRESH_S, self.read_again)
@@ -78,8 +77,7 @@ class LogScreen(WidgetScreen):
 
     def read_again(self) -> None:
         """Show what the run has written since."""
-        if self.is_current:
-            self.paint()
+        self.paint_if_current()
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
         self.body.add(self._log.read())
@@ -91,24 +89,13 @@ class LogScreen(WidgetScreen):
 
     def action_search(self) -> None:
         """Ask for a text."""
-        self._field.display = True
-        self._field.focus()
+        self.app.push_screen(TextQuestion(self.look, "text to find"), self._search)
 
-    def action_back(self) -> None:
-        if self._field.display:
-            self._close_field()
-        else:
-            super().action_back()
-
-    def _close_field(self) -> None:
-        self._field.display = False
-        self.body.focus()
-
-    def on_input_submitted(self) -> None:
+    def _search(self, text: str | None) -> None:
         """Show the newest match."""
-        self._searched = self._field.value
-        self._close_field()
-        self._go(len(self.body.places(self._searched)) - 1)
+        if text:
+            self._searched = text
+            self._go(len(self.body.places(text)) - 1)
 
     def action_older(self) -> None:
         """Show the match before."""

@@ -8,25 +8,96 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
+from ndd_console.render.rows import block_rows
 from ndd_console.screens.interfaces import HomeSource, RunSource, StartRow
-from ndd_console.view.diagnosis import diagnosis_lines
-from ndd_console.view.help import help_lines
+from ndd_console.view.bars import finite_values, sparkline
+from ndd_console.view.glossary import GLOSSARY
 from ndd_console.view.keys import APP_KEYS, DIAGNOSIS_KEYS, PAGE_KEYS, START_KEYS, Key
-from ndd_console.view.own_values import own_values_lines
-from ndd_console.view.ranks_page import ranks_lines
-from ndd_console.view.rows import lines_of, rule
-from ndd_console.view.settings import settings_lines
+from ndd_console.view.ranks import heat_map
+from ndd_console.view.rows import BLANK, cells, column, labelled, paragraph, rule, take
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import Lines, bindings
-from ndd_console.words.diagnosis import Diagnosis
+from ndd_console.words.blocks import Block, Text
+from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
+from ndd_console.words.figures import small
 from ndd_console.words.finding import first_command
+from ndd_console.words.ranks import ranks_facts, slowest
+from ndd_console.words.settings import settings_table
+from ndd_console.words.step import work_facts
 from ndd_engine.errors import error_text
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import foreign
+from ndd_engine.text import foreign, printable
 
 from .base import WidgetScreen, call_from_thread
 
 REFRESH_S = 1.0
+_KEYS = 18  # width of the keys and terms on the help page
+_HEAT_ROWS = 12
+_NAME, _VALUE = 28, 12  # widths of logged values
+_NO_VALUES = "This run records no values of its own: see log() and samples in the guide to your own model."
+
+
+def help_lines(keys: tuple[Key, ...], width: int) -> list[Row]:
+    """The keys of a screen, then the glossary in groups."""
+    lines = [
+        row
+        for key in keys
+        if key.help
+        for row in labelled(key.shown, key.help, width, _KEYS, label_style="key")
+    ]
+    for title, terms in GLOSSARY:
+        lines += [BLANK, rule(title, width)]
+        lines += [row for term, text in terms for row in labelled(term, text, width, _KEYS)]
+    return lines
+
+
+def settings_lines(snapshot: Snapshot, width: int) -> list[Row]:
+    """Settings that are not in effect first, defaults last; then the work per step."""
+    table = settings_table(snapshot.settings)
+    blocks: list[Block] = [table if table.rows else Text("No setting was applied yet.", "note")]
+    if snapshot.work is not None:
+        blocks.append(work_facts(snapshot, snapshot.work))
+    return block_rows(blocks, width)
+
+
+def ranks_lines(snapshot: Snapshot, width: int) -> list[Row]:
+    """The parts of a step, the slowest ranks with their phases, and a heat map."""
+    ranks = snapshot.ranks
+    if ranks is None:
+        return block_rows([Text("This run has one rank.", "note")], width)
+    lines = block_rows([ranks_facts(snapshot, ranks), slowest(ranks.newest)], width)
+    return [*lines, BLANK, *heat_map(ranks, width, _HEAT_ROWS)] if ranks.newest.cells else lines
+
+
+def own_values_lines(snapshot: Snapshot, width: int) -> list[Row]:
+    """Each logged value with its trend, then the samples as they are, apart from control characters."""
+    rows: list[Row] = []
+    if snapshot.scalars:
+        rows.append(rule("logged values", width))
+    longest = max((cells(foreign(name)) for name, _ in snapshot.scalars), default=0) + 1
+    names = min(longest, _NAME, max(width // 2, 1))
+    for name, trend in snapshot.scalars:
+        value = column(small(trend[-1][1], 4) if trend else "", _VALUE)
+        line = sparkline(finite_values(trend), max(width - names - _VALUE, 0))
+        rows.append(((column(foreign(name), names), "text"), (value, "accent"), (line, "trend")))
+    if (texts := snapshot.texts) is not None:
+        rows += [BLANK] if rows else []
+        rows.append(rule(f"samples at step {texts.step:,}", width))
+        for number, text in enumerate(texts.texts, 1):
+            rows += [((f"{number}", "dim"),), *_as_it_is(text, width)]
+    return rows or paragraph(_NO_VALUES, width, "dim")
+
+
+def _as_it_is(text: str, width: int) -> list[Row]:
+    """Untrusted text with its line breaks and blanks; long lines continue on the next one."""
+    rows: list[Row] = []
+    for line in map(printable, text.split("\n")):
+        rest = line
+        while cells(rest) > width and (first := take(rest, width)):
+            rows.append(((first, "text"),))
+            rest = rest[len(first) :]
+        rows.append(((rest, "text"),))
+    return rows
 
 
 def _closed_by(*names: str) -> list[BindingType]:
@@ -64,7 +135,7 @@ class HelpScreen(PageScreen):
         self._of = of
 
     def lines(self, width: int) -> list[Row]:
-        return help_lines(width, (*self._of, *APP_KEYS))
+        return help_lines((*self._of, *APP_KEYS), width)
 
 
 class StartScreen(PageScreen):
@@ -100,11 +171,10 @@ class StartScreen(PageScreen):
 
     def _show_details(self, lines: tuple[str, ...]) -> None:
         self._details = lines
-        if self.is_current:
-            self.paint()
+        self.paint_if_current()
 
     def lines(self, width: int) -> list[Row]:
-        return [row for text in self._details for row in lines_of(foreign(text), width)]
+        return [row for text in self._details for row in paragraph(text, width)]
 
     def action_start(self) -> None:
         """Return to the home screen, and train the entry."""
@@ -133,8 +203,8 @@ class RunPage(PageScreen):
     def read_again(self) -> None:
         """Redraw if something has changed."""
         before, self._latest = self._latest, self._source.snapshot()
-        if before is not self._latest and self.is_current:
-            self.paint()
+        if before is not self._latest:
+            self.paint_if_current()
 
 
 class SettingsScreen(RunPage):
@@ -190,7 +260,8 @@ class DiagnosisScreen(RunPage):
 
     def lines(self, width: int) -> list[Row]:
         result = self._diagnosis.of(self._latest)
-        return diagnosis_lines(self._latest, result, self._source.name, self._try is not None, width)
+        blocks = diagnosis_blocks(self._latest, result, self._source.name, self._try is not None)
+        return block_rows(blocks, width)
 
     def action_try(self) -> None:
         """Return to the live screen, and open the trial screen."""

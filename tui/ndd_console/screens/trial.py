@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from textual.widget import Widget
 
+from ndd_console.render.rows import block_rows
 from ndd_console.screens.interfaces import TrialJob, TrialSource
+from ndd_console.view.bars import progress_line
+from ndd_console.view.frame import Entry
+from ndd_console.view.interval import interval_rows
 from ndd_console.view.keys import TRIAL_KEYS, Key
-from ndd_console.view.rows import rule
-from ndd_console.view.style import Look, Row
-from ndd_console.view.trial import (
-    BUDGETS_S,
-    ProposedChange,
-    TrialState,
-    entries,
-    heading,
-    measuring,
-    problems,
-    result,
-)
+from ndd_console.view.rows import BLANK, aligned, cells, paragraph, rule, shorten
+from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList, TextField
-from ndd_engine.diagnose import Finding
+from ndd_console.words.blocks import Facts
+from ndd_console.words.figures import at_most, interval_text, pairs_text
+from ndd_console.words.trial import VERDICTS, trial_facts, trial_text
+from ndd_engine.diagnose import Change, Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import foreign, number
+from ndd_engine.trial.request import Progress
 
-from .base import POLL_S, ViewScreen
+from .base import POLL_S, WidgetScreen
 
+# A trial ends earlier if the difference is clear; slow steps need more time.
+BUDGETS_S = (60.0, 120.0, 300.0)
+_BUDGET_HINT = re.compile(r"; raise --budget[^;]*")
+_PLOT = 60  # maximum width of the interval
+_EARLIER = 6
 _TYPED = 200  # maximum length of a custom change
 _HINT = "section.key=value, e.g. loader.workers=2; separate several with spaces"
+
+
+class ProposedChange(NamedTuple):
+    """A change to try, and the finding that proposes it."""
+
+    change: Change
+    finding: Finding
 
 
 def proposed_changes(findings: Iterable[Finding]) -> tuple[ProposedChange, ...]:
@@ -37,18 +51,141 @@ def proposed_changes(findings: Iterable[Finding]) -> tuple[ProposedChange, ...]:
 
     In order, but what is not worthwhile comes last: the first one is the one that the live screen proposes.
     """
-    found: dict[tuple[str, ...], ProposedChange] = {}
+    by_sets: dict[tuple[str, ...], ProposedChange] = {}
     for finding in sorted(findings, key=lambda finding: bool(finding.leave)):
         for change in finding.changes:
             if change.sets:
-                proposed = ProposedChange(
-                    change.sets, finding.title, finding.cause, finding.ceiling, finding.advice(change)
-                )
-                found.setdefault(change.sets, proposed)
-    return tuple(found.values())
+                by_sets.setdefault(change.sets, ProposedChange(change, finding))
+    return tuple(by_sets.values())
 
 
-class TrialScreen(ViewScreen[TrialState]):
+@dataclass(frozen=True, slots=True)
+class TrialState:
+    """Everything that the trial screen shows.
+
+    base: the baseline, as text. problem: why the change cannot be tried or the trial failed. pauses: the run that is
+    paused during the trial, or "". saved: path of the written configuration.
+    """
+
+    stage: Literal["choose", "measure", "result"]
+    base: str
+    offered: tuple[ProposedChange, ...] = ()
+    problem: str = ""
+    earlier: tuple[TrialEvent, ...] = ()
+    trying: tuple[str, ...] = ()
+    pauses: str = ""
+    budget_s: float = 60.0
+    progress: Progress | None = None
+    stopping: bool = False
+    result: TrialEvent | None = None
+    saved: str = ""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the candidate was faster and its configuration can be written."""
+        trial = self.result
+        faster = trial is not None and trial.verdict == "faster" and trial.in_effect is not False
+        return faster and not self.saved
+
+    @property
+    def longer_s(self) -> float | None:
+        """The next larger budget after an inconclusive result; None otherwise."""
+        if self.result is None or self.result.verdict != "inconclusive":
+            return None
+        return next((budget for budget in BUDGETS_S if budget > self.budget_s), None)
+
+
+def sets_text(sets: Sequence[str]) -> str:
+    """The edits of a change in one line."""
+    return "  ".join(foreign(item) for item in sets)
+
+
+def heading(state: TrialState, width: int, room: int) -> list[Row]:
+    """What a trial does; only its title where there is little room."""
+    lines = [rule(f"measure a change against {foreign(state.base)}", width)]
+    about = (
+        "Baseline and candidate train alternately until the difference is clear, for up to "
+        f"{number(state.budget_s)} s."
+    )
+    if state.pauses:
+        about += f" {state.pauses} is paused and resumes afterwards."
+    return [*lines, *paragraph(about, width, "dim"), BLANK] if room >= 13 else lines
+
+
+def entries(state: TrialState, width: int) -> list[Entry]:
+    """The proposed changes, in two rows each."""
+    return [Entry(change, _proposal(change, width)) for change in state.offered]
+
+
+def _proposal(proposed: ProposedChange, width: int) -> tuple[Row, Row]:
+    change, finding = proposed
+    title, text = sets_text(change.sets), f": {foreign(finding.advice(change))}"
+    end = "" if finding.ceiling is None else f", {at_most(finding.ceiling)}"
+    why = shorten(f"  for: {foreign(finding.title)}", max(width - cells(end), 1))
+    text = text if cells(title) + cells(text) <= width else ""
+    return ((shorten(title, width), "bold"), (text, "text")), ((why + end, "dim"),)
+
+
+def problems(state: TrialState, width: int, room: int) -> list[Row]:
+    """Why the change cannot be tried, and the earlier trials as far as there is room."""
+    rows = paragraph(state.problem, width, "bad")
+    shown = [*reversed(state.earlier)][: max(min(room - len(rows) - 1, _EARLIER), 0)]
+    lines: list[list[Span]] = [
+        [(sets_text(trial.sets), "text"), (trial_text(trial), VERDICTS.get(trial.verdict, "text"))]
+        for trial in shown
+    ]
+    return [*rows, rule("earlier trials", width), *aligned(lines, width, 0)] if shown else rows
+
+
+def measuring(state: TrialState, width: int) -> list[Row]:
+    """The progress, and the ratio so far."""
+    progress = state.progress or Progress("starting", 0.0, state.budget_s)
+    stage = progress.doing
+    if state.stopping:
+        stage = "stopping; the run resumes when the processes have ended" if state.pauses else "stopping"
+    share = progress.spent_s / progress.budget_s if progress.budget_s else 0.0
+    lines = [
+        rule(f"measuring {sets_text(state.trying)}", width),
+        *paragraph(f"baseline: {state.base}", width, "dim"),
+        BLANK,
+        *paragraph(f"{stage}…", width, "accent"),
+        progress_line(share, f"{progress.spent_s:.0f} of {progress.budget_s:.0f} s", width),
+        BLANK,
+    ]
+    if state.progress is not None:
+        so_far = interval_text(progress.ratio, progress.low, progress.high)
+        order = "(baseline, candidate, candidate, baseline)"
+        blocks = f"{number(progress.abba_blocks)} {order}{pairs_text(progress.pairs)}"
+        ratio = f"{so_far} candidate vs. baseline" if so_far else "no ratio yet"
+        lines += block_rows([Facts.of(("ABBA blocks", blocks), ("so far", ratio))], width)
+        lines += [BLANK, *interval_rows(progress.ratio, progress.low, progress.high, min(width, _PLOT))]
+    if state.pauses:
+        lines += [BLANK, *paragraph(f"{state.pauses} is paused and resumes after the trial", width, "dim")]
+    return lines
+
+
+def result(state: TrialState, width: int, height: int) -> list[Row]:
+    """The result with its interval and its figures."""
+    trial = state.result
+    if trial is None:
+        return [rule("the trial failed", width, "bad"), *paragraph(state.problem, width)]
+    style = VERDICTS.get(trial.verdict, "text")
+    lines = [rule(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, style)]
+    hint = "; press m for more time" if state.longer_s else ""
+    lines += paragraph(_BUDGET_HINT.sub(hint, trial.text), width)
+    plot = interval_rows(trial.ratio, trial.low, trial.high, min(width, _PLOT), trial.verdict)
+    if plot and height >= 16:
+        lines += [BLANK, *plot]
+    lines.append(BLANK)
+    lines += block_rows([trial_facts(trial)], width)
+    if state.problem:
+        lines += [BLANK, *paragraph(state.problem, width, "bad")]
+    if state.saved:
+        lines += [BLANK, *paragraph(f"written to {state.saved}", width, "good")]
+    return lines
+
+
+class TrialScreen(WidgetScreen):
     """Runs one trial at a time. `earlier` returns the trials of this run so far, newest last."""
 
     keys = TRIAL_KEYS
@@ -66,7 +203,8 @@ class TrialScreen(ViewScreen[TrialState]):
             budget_s=BUDGETS_S[0],
         )  # fmt: skip
         self.field = TextField(placeholder=_HINT, max_length=_TYPED, classes="field", select_on_focus=False)
-        super().__init__(look, view, RowList(look, after=self.field))
+        super().__init__(look, RowList(look, after=self.field))
+        self.view = view
         self._label = Lines(look)
         self.page = Lines(look, scrolls=True)
         self.page.display = False
@@ -90,6 +228,12 @@ class TrialScreen(ViewScreen[TrialState]):
         # However the screen is closed: a trial must not keep the run paused in the background.
         if self._job is not None:
             self._job.stop()
+
+    def show(self, **changes: Any) -> None:
+        """Change what is shown."""
+        before, self.view = self.view, replace(self.view, **changes)
+        if self.view != before:
+            self.paint_if_current()
 
     def poll(self) -> None:
         """Show the progress or the result of the trial."""
@@ -162,7 +306,7 @@ class TrialScreen(ViewScreen[TrialState]):
 
     def action_edit(self) -> None:
         """Edit the selected change in the field."""
-        self.field.value = shlex.join(self.body.chosen.sets)
+        self.field.value = shlex.join(self.body.chosen.change.sets)
         self.field.cursor_position = len(self.field.value)
         self.field.focus()
 
@@ -210,7 +354,7 @@ class TrialScreen(ViewScreen[TrialState]):
     def _measure_selected(self) -> None:
         chosen = self.body.chosen
         if chosen is not None:
-            self._measure(chosen.sets, chosen.cause)
+            self._measure(chosen.change.sets, chosen.finding.cause)
 
     def _measure_typed(self) -> None:
         try:

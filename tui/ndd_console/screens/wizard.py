@@ -1,54 +1,87 @@
-"""The wizard's screen: asks the questions and shows the progress and results of the work."""
+"""The wizard's screen: its questions, the progress of its work, and the results to choose from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from textual.widget import Widget
 
 from ndd_console.screens.interfaces import StartRow
-from ndd_console.view import wizard as pages
+from ndd_console.view.bars import progress_line
+from ndd_console.view.frame import Entry
 from ndd_console.view.keys import WIZARD_KEYS, Key
-from ndd_console.view.rows import BLANK, paragraph, rule
-from ndd_console.view.style import Look, Row
-from ndd_console.view.wizard import (
-    FILE,
-    GOAL,
-    MACHINE,
-    PROBING,
-    TABLE,
-    VERIFY,
-    WORKLOAD,
-    Field,
-    Preview,
-    WizardView,
-    trail,
-)  # fmt: skip
+from ndd_console.view.rows import BLANK, aligned, cells, ends, fit, paragraph, rule, shorten, wrap
+from ndd_console.view.scatter import plot_rows
+from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList
-from ndd_console.words.wizard import COLUMNS
+from ndd_console.words.wizard import COLUMNS, applicable, remark
 from ndd_engine.errors import NddError
+from ndd_engine.text import MISSING, duration, foreign, number, printable, size
 
-from .base import ViewScreen
+from .base import WidgetScreen
 from .pages import HelpScreen
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.proposals import Proposal
 
+Page = Literal["machine", "workload", "goal", "probing", "trade-offs", "verify", "file"]
+PAGES: tuple[Page, ...] = get_args(Page)
+_BEFORE: dict[Page, Page] = {
+    "workload": "machine", "goal": "workload", "probing": "goal", "trade-offs": "goal", "verify": "trade-offs",
+    "file": "trade-offs",
+}  # fmt: skip
+_LISTS = ("workload", "goal", "trade-offs", "verify")  # pages whose body is a list; the others are text
+_NEXT = {"goal": "probe", "probing": "retry", "trade-offs": "file", "verify": "file"}
 _LOOK_S = 0.2
 _STOPPING = "stopping…"
-_BEFORE = {WORKLOAD: MACHINE, GOAL: WORKLOAD, PROBING: GOAL, TABLE: GOAL, VERIFY: TABLE, FILE: TABLE}
+_PLOT = 10  # rows of the plot
+MARKED, BEST = "✔", "●"  # marked for measurement; on the Pareto front
+BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
+# Columns to drop if the terminal is too narrow, in this order.
+_DROPPED = (
+    "parameters", "tokens/s", "remark", "accum", "dtype", "total time", "step", "size", "sequence", "ranks", "data",
+)  # fmt: skip
 
 
-# Pages whose body is a list; the others are text.
-_LISTS = (WORKLOAD, GOAL, TABLE, VERIFY)
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One question of the goal page, its current answer, and an explanation."""
+
+    name: str
+    value: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A file before it is written. there: it already exists; diff: the lines that would change in it."""
+
+    text: tuple[str, ...]
+    path: str
+    there: bool = False
+    diff: tuple[str, ...] = ()
 
 
 class WizardSource(Protocol):
-    """The wizard's work. Long work runs in a thread; `look` returns its progress."""
+    """What the wizard knows. Long work runs in a thread, which updates it."""
 
-    def machine_lines(self) -> tuple[str, ...] | None: ...  # the detected hardware; None during detection
+    stage: str  # of the work
+    verified: tuple[Proposal, ...]  # those that are measured, best for the goal first at the end
+
+    @property
+    def machine(self) -> tuple[str, ...] | None: ...  # lines about the hardware; None during detection
+    @property
+    def advice(self) -> str: ...  # the recommendation from the measurements, or why there is none
+    @property
+    def recommended(self) -> Proposal | None: ...
+    @property
+    def rows(self) -> tuple[Proposal, ...]: ...  # all proposals
+    @property
+    def best(self) -> tuple[Proposal, ...]: ...  # the Pareto front
+    @property
+    def notes(self) -> Sequence[str]: ...  # about data, model and what failed
     def workloads(self) -> tuple[StartRow, ...]: ...  # the requested one first
 
     # Choose a workload. Returns facts about its data; () if it has a problem.
@@ -60,8 +93,8 @@ class WizardSource(Protocol):
     def problem(self) -> str: ...  # with the answers, or ""
     def probe(self) -> None: ...  # starts probing
     def verify(self, chosen: tuple[Proposal, ...]) -> None: ...  # starts measuring
-    def look(self, view: WizardView) -> WizardView: ...  # the view, updated with the current results
     def working(self) -> bool: ...  # whether work is running
+    def progress(self) -> tuple[float, float | None]: ...  # share of the work, and seconds left if known
     def failed(self) -> str: ...  # why the last work failed, or ""
     def suggested(self) -> tuple[Proposal, ...]: ...  # proposals recommended for measurement
     def preview(self, chosen: Proposal) -> Preview: ...  # the file to write; raises NddError
@@ -70,7 +103,166 @@ class WizardSource(Protocol):
     def stop(self) -> None: ...  # cancels running work
 
 
-class WizardScreen(ViewScreen[WizardView]):
+def trail(page: Page, width: int) -> Row:
+    """The names of all pages with the current one highlighted; only the current one if they do not fit."""
+    here = PAGES.index(page)
+    spans: list[Span] = []
+    for place, name in enumerate(PAGES):
+        look = "accent" if place == here else "text" if place < here else "dim"
+        spans += [(f"{place + 1} {name}", look), ("  ", "text")]
+    if sum(cells(text) for text, _ in spans) <= width:
+        return fit(tuple(spans), width)
+    return ends(((page, "accent"),), ((f"{here + 1} of {len(PAGES)}", "dim"),), width)
+
+
+def machine_rows(lines: Sequence[str] | None, width: int) -> list[Row]:
+    """The detected hardware."""
+    if lines is None:
+        return [(("detecting the hardware…", "dim"),)]
+    rows = [rule("this machine", width)]
+    for line in map(printable, lines):
+        in_columns = "  " in line.strip()  # do not wrap
+        parts = [shorten(line, width)] if in_columns else wrap(line, width) or [""]
+        rows += [((part, "text"),) for part in parts]
+    return rows
+
+
+def workload_rows(workloads: Sequence[StartRow], width: int) -> list[Row]:
+    """The workloads with what they train."""
+    about = (": ".join(filter(None, (row.title, row.text))) for row in workloads)
+    return aligned(
+        [[(row.name, "bold"), (text, "text")] for row, text in zip(workloads, about, strict=True)], width
+    )
+
+
+def field_rows(fields: Sequence[Field], width: int) -> list[Row]:
+    """The questions of the goal with their answers."""
+    return aligned([[(field.name, "bold"), (field.value, "accent")] for field in fields], width)
+
+
+def data_rows(facts: Sequence[str], width: int) -> list[Row]:
+    """Facts about the data of the chosen workload, if known."""
+    lines = [row for text in facts for row in paragraph(text, width)]
+    return [BLANK, rule("data", width), *lines] if lines else []
+
+
+def ordered(rows: Sequence[Proposal], column: int) -> list[Proposal]:
+    """Sorted by a column; proposals that fit come first."""
+    return sorted(rows, key=lambda one: (not one.fits, COLUMNS[column].order(one)))
+
+
+def table_rows(
+    rows: Sequence[Proposal], best: Sequence[Proposal], marked: Collection[Proposal], column: int, width: int
+) -> list[Row]:
+    """The names of the columns, then the proposals."""
+    names = applicable(rows, [one.name for one in COLUMNS])
+    alike = len({one.placement for one in rows}) < 2
+    sort = COLUMNS[column]
+    columns = [
+        one for one in COLUMNS if one is sort or (one.name in names and not (alike and one.name == "data"))
+    ]
+    heads = [(f"{one.name}▾", "accent") if one is sort else (one.name, "dim") for one in columns]
+    best_keys, marked_keys = {one.key for one in best}, {one.key for one in marked}
+    grid: list[list[Span]] = [[("", "dim"), *heads, ("", "dim")]]
+    for one in rows:
+        style, note = ("text", "dim") if one.fits else ("bad", "bad")
+        lead = (
+            (MARKED, "good") if one.key in marked_keys else (BEST if one.key in best_keys else "", "accent")
+        )
+        grid.append([lead, *((known.text(one), style) for known in columns), (remark(one), note)])
+    places = {one.name: place for place, one in enumerate(columns, 1) if one is not sort}
+    places["remark"] = len(columns) + 1
+    return aligned(grid, width, drop=[places[name] for name in _DROPPED if name in places])
+
+
+def about_rows(one: Proposal, width: int) -> list[Row]:
+    """Details of the selected proposal."""
+    memory = "present configuration: " if one.present else ""
+    memory += f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}"
+    if one.missing_bytes:
+        memory += f": does not fit, over the limit by {size(one.missing_bytes)}"
+    elif one.doubt:
+        memory += f" (low confidence: {one.doubt}; measure it with v)"
+    most = "at most " if one.lower_bound else ""
+    text = f"{memory}; {most}{number(one.items_per_s)} items/s, {most}{number(one.tokens_per_s)} tokens/s"
+    text += f"; {number(one.parameters)} parameters"
+    if one.lower_bound:
+        text += "; times are lower bounds from the GPU's peak FLOP/s"
+    if one.placement == "device":
+        text += "; data on the GPU"
+    cost = f"disadvantages: {one.cost}" if one.cost else ""
+    return [*paragraph(text, width, "dim"), *paragraph(cost, width, "warn")]
+
+
+def progress_rows(stage: str, share: float, left_s: float | None, width: int) -> list[Row]:
+    """The stage of the work, and its progress."""
+    text = f"{share:.0%}" + (f", {duration(left_s)} left" if left_s is not None else "")
+    return [((shorten(foreign(stage), width), "accent"),), progress_line(share, text, width)]
+
+
+def verified_rows(verified: Sequence[Proposal], recommended: Proposal | None, width: int) -> list[Row]:
+    """The names of the columns, then the predictions beside their measurements."""
+    heads = ("", "", "memory", "measured", "error", "step", "measured", "error")
+    grid: list[list[Span]] = [[(name, "dim") for name in heads]]
+    for one in verified:
+        known = one.measured
+        best = recommended is not None and one.key == recommended.key
+        grid.append([(BEST if best else "", "text"), (_name(one), "text")])
+        if known is None or known.step_s is None:
+            grid[-1].append(("not measured yet", "dim") if known is None else (known.verdict, "bad"))
+            continue
+        texts = (
+            size(one.memory_bytes), size(known.memory_bytes), _error(one.memory_bytes, known.memory_bytes),
+            duration(one.step_s), duration(known.step_s), _error(one.step_s, known.step_s),
+        )  # fmt: skip
+        grid[-1] += [(text, "text") for text in texts]
+    return aligned(grid, width, 1)
+
+
+def _name(one: Proposal) -> str:
+    kind = "" if one.model.amp == "off" else f" {one.model.amp}"
+    times = f" x {one.batch.accumulation}" if one.batch.accumulation > 1 else ""
+    if one.present:
+        kind += ", present"
+    model = one.model.size or "model"
+    if one.tokens_per_item:
+        model += f" {one.model.sequence}"
+    return f"{model}, {one.batch.micro}{times}{kind}"
+
+
+def _error(predicted: float | None, measured: float | None) -> str:
+    """Signed relative error of the prediction."""
+    if not predicted or not measured:
+        return MISSING
+    return f"{(predicted / measured - 1) * 100:+.1f} %"
+
+
+def advice_rows(verified: Sequence[Proposal], advice: str, style: str, width: int) -> list[Row]:
+    """The recommendation, and how much repeated measurements vary."""
+    rows = [BLANK, *paragraph(advice, width, style)] if advice else []
+    spread = max((one.measured.spread or 0.0 for one in verified if one.measured is not None), default=0.0)
+    if spread:
+        text = f"repeated measurements vary by up to {spread:.0%}; smaller errors are noise"
+        rows += [BLANK, *paragraph(text, width, "dim")]
+    return rows
+
+
+def file_rows(lines: Sequence[str], diff: bool, width: int) -> list[Row]:
+    """The file, or its changes."""
+    rows: list[Row] = []
+    for line in lines:
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        rows.append(((shorten(indent + foreign(line), width), _look(line, diff)),))
+    return rows or [(("no changes", "dim"),)]
+
+
+def _look(line: str, diff: bool) -> str:
+    if diff:
+        return "good" if line.startswith("+") else "bad" if line.startswith("-") else "dim"
+    return "dim" if line.lstrip().startswith("#") else "bold" if line.startswith("[") else "text"
+
+
+class WizardScreen(WidgetScreen):
     """leave: called with a file to train, or "" to close. can_train: whether training on this machine is possible."""
 
     keys = WIZARD_KEYS
@@ -79,108 +271,154 @@ class WizardScreen(ViewScreen[WizardView]):
     def __init__(
         self, look: Look, source: WizardSource, leave: Callable[[str], None], *, can_train: bool = True
     ) -> None:
-        super().__init__(look, WizardView(can_train=can_train), RowList(look))
-        self.page = Lines(look, scrolls=True)
-        self._source = source
+        super().__init__(look, RowList(look))
+        self.lines = Lines(look, scrolls=True)
+        self.source = source
         self._leave = leave
+        self._can_train = can_train
+        self.page: Page = "machine"
+        self._workloads: tuple[StartRow, ...] = ()
+        self._facts: tuple[str, ...] = ()  # about the data of the chosen workload
+        self.marked: tuple[Proposal, ...] = ()  # to be measured
+        self.column = BY_SPEED  # by which the proposals are sorted
+        self.plot = True
         self._proposal: Proposal | None = None  # of the file
+        self._file = Preview((), "")
+        self._show_diff = False
+        self._saved = ""  # where the file was written
 
     def parts(self) -> tuple[Widget, ...]:
-        return self.top, self.body, self.page, self.below
+        return self.top, self.body, self.lines, self.below
 
     def text(self) -> Lines:
-        return self.page
+        return self.lines
 
     def on_mount(self) -> None:
         self.set_interval(_LOOK_S, self.look_again)
 
     def look_again(self) -> None:
         """Show the current results of the work."""
-        source, view = self._source, self.view
-        view = source.look(replace(view, machine=source.machine_lines()))
+        source = self.source
         # Marked proposals may have been measured since.
-        rows = {one.key: one for one in view.rows}
-        view = replace(view, marked=tuple(rows[one.key] for one in view.marked if one.key in rows))
-        if view.page in (PROBING, VERIFY) and not source.working():
+        rows = {one.key: one for one in source.rows}
+        self.marked = tuple(rows[one.key] for one in self.marked if one.key in rows)
+        if self.page in ("probing", "verify") and not source.working():
             failed = source.failed()
-            view = replace(view, share=None, left_s=None)
-            if self.message[0] == _STOPPING:
-                self._set()
             if failed:
                 self.message = (failed, "bad")
-            elif view.page == PROBING and view.rows:
-                view = replace(view, page=TABLE, marked=source.suggested())
-        self.show_view(view)
+            elif self.message[0] == _STOPPING:
+                self.message = ("", "text")
+            if not failed and self.page == "probing" and source.rows:
+                self.marked = source.suggested()
+                self._turn("trade-offs")
+        self.paint_if_current()
 
-    def show_view(self, view: WizardView) -> None:
-        if view.page != self.view.page:
-            self.body.show(())  # the first entry of the new page is selected
-        super().show_view(view)
+    def _turn(self, page: Page) -> None:
+        """Show this page. The first entry of its list is selected."""
+        self.page = page
+        self.body.show(())
+        self.say("")
 
-    def _set(self, message: str = "", bad: bool = False, **changes: Any) -> None:
-        self.message = (message, "bad" if bad else "accent")
-        self.show(**changes)
-        self.paint()
+    def _list(self, values: Sequence[object], rows: Sequence[Row]) -> None:
+        self.body.show([Entry(value, (row,)) for value, row in zip(values, rows, strict=True)])
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
-        view = self.view
-        self.swap(listed=view.page in _LISTS)
-        top = [trail(view.page, width), BLANK] if height >= 12 else [trail(view.page, width)]
+        source = self.source
+        self.swap(listed=self.page in _LISTS)
+        top = [trail(self.page, width), BLANK] if height >= 12 else [trail(self.page, width)]
         room = height - len(top)
-        match view.page:
-            case 0:
-                self.page.show(pages.machine_page(view, width))
-            case 1:
-                self.body.show(pages.workload_entries(view, width))
-                return [*top, rule("workload", width)], pages.data_rows(view, width)
-            case 2:
-                self.body.show(pages.field_entries(view))
+        below: list[Row] = []
+        match self.page:
+            case "machine":
+                self.lines.show(machine_rows(source.machine, width))
+            case "workload":
+                top.append(rule("workload", width))
+                self._list(self._workloads, workload_rows(self._workloads, width))
+                below = data_rows(self._facts, width)
+            case "goal":
+                top.append(rule("goal and limits", width))
+                fields = source.fields()
+                self._list(fields, field_rows(fields, width))
                 field = self.body.chosen
-                meaning = [] if field is None else [BLANK, *paragraph(field.meaning, width, "dim")]
-                return [*top, rule("goal and limits", width)], [*meaning, *pages.data_rows(view, width)]
-            case 3:
-                self.page.show(pages.probing_page(view, width, room))
-            case 4:
-                self.body.show(pages.table_entries(view, width))
-                below = pages.table_below(view, self.body.chosen, width, room)
-                return [*top, pages.table_heading(view, width)], below
-            case 5:
-                self.body.show(pages.verify_entries(view, width))
-                return [*top, *pages.verify_heading(view, width)], pages.verify_below(view, width)
-            case _:
-                self.page.show(pages.file_page(view, width))
-                return [*top, rule(pages.file_title(view), width)], []
-        return top, []
+                below = [] if field is None else [BLANK, *paragraph(field.meaning, width, "dim")]
+                below += data_rows(self._facts, width)
+            case "probing":
+                self.lines.show(self._probing(width, room))
+            case "trade-offs":
+                rows = ordered(source.rows, self.column)
+                heads, *lines = table_rows(rows, source.best, self.marked, self.column, width)
+                top.append(heads)
+                self._list(rows, lines)
+                chosen = self.body.chosen
+                below = [] if chosen is None else about_rows(chosen, width)
+                if self.plot and room >= _PLOT + 8:
+                    below += plot_rows(rows, source.best, chosen, width, _PLOT)
+            case "verify":
+                heads, *lines = verified_rows(source.verified, source.recommended, width)
+                top += [*self._verify_heading(width), heads]
+                self._list(source.verified, lines)
+                style = "warn" if source.recommended is None else "good"
+                below = advice_rows(source.verified, source.advice, style, width)
+            case "file":
+                kind = (
+                    "changes to" if self._show_diff else "complete file" if self._file.there else "new file"
+                )
+                top.append(rule(f"{kind} {foreign(self._file.path)}", width))
+                shown = self._file.diff if self._show_diff else self._file.text
+                self.lines.show(file_rows(shown, self._show_diff, width))
+        return top, below
+
+    def _probing(self, width: int, room: int) -> list[Row]:
+        """The progress, and the best proposals so far."""
+        source = self.source
+        rows = [rule("probing", width)]
+        if source.working():
+            rows += progress_rows(source.stage, *source.progress(), width)
+        else:
+            rows.append(((foreign(source.stage) or "starting…", "accent"),))
+        rows += [BLANK, *(row for note in source.notes for row in paragraph(note, width))]
+        if source.rows:
+            best = ordered(source.best, self.column)[: max(room - len(rows) - 2, 0)]
+            rows += [BLANK, *table_rows(best, best, (), self.column, width)]
+        return rows
+
+    def _verify_heading(self, width: int) -> list[Row]:
+        """The title, and the progress."""
+        source = self.source
+        if source.working():
+            title = rule("predicted and measured", width)
+            return [title, *progress_rows(source.stage, *source.progress(), width), BLANK]
+        return [
+            rule("predicted and measured" + ", best for the goal first" * bool(source.recommended), width)
+        ]
 
     # Keys.
 
     def _working(self) -> bool:
-        return self.view.page in (PROBING, VERIFY) and self._source.working()
+        return self.page in ("probing", "verify") and self.source.working()
 
     def has(self, need: str) -> bool:
-        view = self.view
         return {
             "idle": not self._working(),
-            "further page": view.page != FILE,
-            "table page": view.page == TABLE,
-            "goal page": view.page == GOAL,
-            "file page": view.page == FILE,
-            "marked": bool(view.marked),
-            "existing file": view.file.there,
-            "training here": view.can_train,
+            "further page": self.page != "file",
+            "table page": self.page == "trade-offs",
+            "goal page": self.page == "goal",
+            "file page": self.page == "file",
+            "marked": bool(self.marked),
+            "existing file": self._file.there,
+            "training here": self._can_train,
         }[need]
 
     def word(self, key: Key) -> str:
-        view = self.view
         match key.action:
             case "next":
-                return {GOAL: "probe", PROBING: "retry", TABLE: "file", VERIFY: "file"}.get(view.page, "next")
+                return _NEXT.get(self.page, "next")
             case "measure":
-                return f"measure {len(view.marked)}"
+                return f"measure {len(self.marked)}"
             case "back":
                 return "stop" if self._working() else "back"
             case "diff":
-                return "complete file" if view.show_diff else "changes"
+                return "complete file" if self._show_diff else "changes"
         return key.word
 
     def on_option_list_option_highlighted(self) -> None:
@@ -190,7 +428,7 @@ class WizardScreen(ViewScreen[WizardView]):
         self.action_use("next")
 
     def action_close(self) -> None:
-        self._source.stop()
+        self.source.stop()
         self._leave("")
 
     def action_help(self) -> None:
@@ -199,34 +437,37 @@ class WizardScreen(ViewScreen[WizardView]):
     def action_back(self) -> None:
         """Stop running work; else the page before."""
         if self._working():
-            self._source.stop()
-            self._set(_STOPPING)
-        elif self.view.page == MACHINE:
+            self.source.stop()
+            self.say(_STOPPING)
+        elif self.page == "machine":
             self._leave("")
         else:
-            self._set(page=_BEFORE[self.view.page])
+            self._turn(_BEFORE[self.page])
 
     def action_next(self) -> None:
         """What enter does on this page."""
-        view, source = self.view, self._source
-        if view.page == MACHINE:
-            self._set(page=WORKLOAD, workloads=source.workloads())
-        elif view.page == WORKLOAD and self.body.highlighted is not None:
-            facts = source.choose(self.body.highlighted)
-            trouble = source.problem()
-            if trouble:
-                self._set(trouble, bad=True, facts=facts)
-            else:
-                self._set(page=GOAL, facts=facts, fields=source.fields())
-        elif view.page in (GOAL, PROBING):
-            trouble = source.problem() if view.page == GOAL else ""
-            if trouble:
-                self._set(trouble, bad=True)
-            else:
-                source.probe()
-                self._set(page=PROBING, rows=(), best=())
-        elif self.body.chosen is not None:
-            self._open_file(self.body.chosen)
+        source = self.source
+        match self.page:
+            case "machine":
+                self._workloads = source.workloads()
+                self._turn("workload")
+            case "workload" if self.body.highlighted is not None:
+                self._facts = source.choose(self.body.highlighted)
+                self._turn_unless(source.problem(), "goal")
+            case "goal" | "probing":
+                trouble = source.problem() if self.page == "goal" else ""
+                if not trouble:
+                    source.probe()
+                self._turn_unless(trouble, "probing")
+            case _ if self.body.chosen is not None:
+                self._open_file(self.body.chosen)
+
+    def _turn_unless(self, trouble: str, page: Page) -> None:
+        """Show this page, or what is wrong."""
+        if trouble:
+            self.say(trouble, "bad")
+        else:
+            self._turn(page)
 
     def action_more(self) -> None:
         self._change(1)
@@ -236,47 +477,56 @@ class WizardScreen(ViewScreen[WizardView]):
 
     def _change(self, by: int) -> None:
         """Change the selected answer."""
-        trouble = self._source.change(self.body.highlighted or 0, by)
-        self._set(trouble, bad=bool(trouble), fields=self._source.fields())
+        self.say(self.source.change(self.body.highlighted or 0, by), "bad")
 
     def action_sort(self) -> None:
-        self.show(column=(self.view.column + 1) % len(COLUMNS))
+        self.column = (self.column + 1) % len(COLUMNS)
+        self.paint()
 
     def action_plot(self) -> None:
-        self.show(plot=not self.view.plot)
+        self.plot = not self.plot
+        self.paint()
 
     def action_mark(self) -> None:
         """Mark the selected proposal for measurement, or take the mark away."""
-        one, marked = self.body.chosen, self.view.marked
+        one = self.body.chosen
         if one is None:
             return
         if one.layout.ranks > 1:
-            self._set("proposals for several ranks cannot be measured here", bad=True)
+            self.say("proposals for several ranks cannot be measured here", "bad")
             return
-        others = tuple(other for other in marked if other.key != one.key)
-        self._set(marked=others if len(others) < len(marked) else (*marked, one))
+        others = tuple(other for other in self.marked if other.key != one.key)
+        self.marked = others if len(others) < len(self.marked) else (*self.marked, one)
+        self.say("")
 
     def action_measure(self) -> None:
         """Measure the marked proposals."""
-        marked = self.view.marked
-        self._source.verify(marked)
-        self._set(page=VERIFY, verified=marked)
+        self.source.verify(self.marked)
+        self._turn("verify")
 
     def _open_file(self, one: Proposal) -> None:
         trouble = one.failed or ("" if one.fits or one.measured is not None else "this proposal does not fit")
         if trouble:
-            self._set(f"{trouble}; choose another one", bad=True)
+            self.say(f"{trouble}; choose another one", "bad")
             return
+        self._proposal, self._saved = one, ""
+        if self._read_file():
+            self._turn("file")
+
+    def _read_file(self) -> bool:
+        """What would be written. Returns whether there is such a file."""
+        assert self._proposal is not None
         try:
-            file = self._source.preview(one)
+            self._file = self.source.preview(self._proposal)
         except NddError as error:
-            self._set(str(error), bad=True)
-            return
-        self._proposal = one
-        self._set(page=FILE, file=file, show_diff=file.there, saved="")
+            self.say(str(error), "bad")
+            return False
+        self._show_diff = self._file.there
+        return True
 
     def action_diff(self) -> None:
-        self.show(show_diff=not self.view.show_diff)
+        self._show_diff = not self._show_diff
+        self.paint()
 
     def action_write(self) -> None:
         """Write the file. If it was changed meanwhile, show the new diff, and write when asked again."""
@@ -285,21 +535,21 @@ class WizardScreen(ViewScreen[WizardView]):
     def action_train(self) -> None:
         """Write the file, and train it."""
         if self._write():
-            self._leave(self.view.saved)
+            self._leave(self._saved)
 
     def _write(self) -> bool:
         """Write the file once. Returns whether it is written."""
         assert self._proposal is not None
-        if not self.view.saved:
-            try:
-                if self._source.changed():
-                    file = self._source.preview(self._proposal)
-                    text = f"{file.path} was changed after it was read; this is its new diff: press w to write it"
-                    self._set(text, bad=True, file=file, show_diff=file.there)
-                    return False
-                self.show(saved=self._source.save(self._proposal))
-            except NddError as error:
-                self._set(str(error), bad=True)
+        try:
+            if not self._saved and self.source.changed():
+                if self._read_file():
+                    path = self._file.path
+                    text = f"{path} was changed after it was read; this is its new diff: press w to write it"
+                    self.say(text, "bad")
                 return False
-        self._set(f"wrote {self.view.saved}")
+            self._saved = self._saved or self.source.save(self._proposal)
+        except NddError as error:
+            self.say(str(error), "bad")
+            return False
+        self.say(f"wrote {self._saved}")
         return True

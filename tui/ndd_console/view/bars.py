@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from ndd_engine.text import finite
 
+from .rows import cells
 from .style import Row
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -40,6 +41,11 @@ def progress_bar(share: float, width: int) -> Row:
     full, half = divmod(halves, 2)
     done = "━" * full + ("╸" if half else "")
     return ((done, "accent"), ("─" * (width - len(done)), "dim"))
+
+
+def progress_line(share: float, text: str, width: int) -> Row:
+    """A progress bar with its figures after it."""
+    return (*progress_bar(share, max(width - cells(text) - 1, 1)), (f" {text}", "text"))
 
 
 def stacked_bar(parts: Sequence[tuple[float, str, str]], width: int) -> Row:

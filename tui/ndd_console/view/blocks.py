@@ -107,18 +107,19 @@ class StepTable:
         self.width = width
         step_ms = (snapshot.step_ns or 0.0) * 1e-6
         self.decimals = 0 if step_ms >= 10_000 else 1 if step_ms >= 10 else 2 if step_ms >= 1 else 3
-        self._exact: dict[str, str] = {}
-        room = width - _NAME_WIDTH - _FIGURE - _SHARE - 14  # what a bar of 14 cells leaves
+        room = width - _NAME_WIDTH - _FIGURE - _SHARE
         # Of several ranks: the longest and whose it is; percentiles and GPU times are those of one.
         self.longest = 9 + len(str(snapshot.ranks.newest.world - 1)) if snapshot.ranks is not None else 0
-        if self.longest:
-            self.longest = self.longest if room + 14 >= self.longest + _LEAST_BAR else 0
-            room = 0
-        self.device = room >= 2 * _FIGURE and any(phase.device_ns is not None for phase in snapshot.phases)
-        room -= _FIGURE if self.device else 0
-        self.spread = 3 if room >= 3 * _FIGURE else 1 if room >= _FIGURE + 8 else 0
-        extra = _FIGURE * (self.spread + self.device) + self.longest
-        self.bar = max(width - _NAME_WIDTH - _FIGURE - _SHARE - extra, 0)
+        if self.longest + _LEAST_BAR > room:
+            self.longest = 0
+        spare = room - 14 if snapshot.ranks is None else 0  # what a bar of 14 cells leaves
+        self.more: list[str] = []  # further columns, named as the fields of a phase
+        if spare >= 2 * _FIGURE and any(phase.device_ns is not None for phase in snapshot.phases):
+            self.more.append("device")
+            spare -= _FIGURE
+        percentiles = 3 if spare >= 3 * _FIGURE else 1 if spare >= _FIGURE + 8 else 0
+        self.more += {3: ["p50", "p95", "max"], 1: ["p95"], 0: []}[percentiles]
+        self.bar = max(room - _FIGURE * len(self.more) - self.longest, 0)
 
     def heading(self) -> Row:
         """ "── step 54.6 ms (16 micro-steps of 3.41 ms) ───", with column names if there is room."""
@@ -126,10 +127,8 @@ class StepTable:
         title = f"step {self.milliseconds(step).strip()} ms" if step is not None else "step n/a"
         labels = ""
         if self.width >= 44:
-            names = ["mean ms" if self.spread else "ms", "share"] + (["device"] if self.device else [])
-            names += ["p50", "p95", "max"] if self.spread == 3 else ["p95"] if self.spread else []
-            widths = [_FIGURE, _SHARE] + [_FIGURE] * (len(names) - 2)
-            labels = "".join(name.rjust(space) for name, space in zip(names, widths, strict=True))
+            labels = ("mean ms" if "p95" in self.more else "ms").rjust(_FIGURE) + "share".rjust(_SHARE)
+            labels += "".join(name.rjust(_FIGURE) for name in self.more)
             labels += "longest".rjust(self.longest) if self.longest else ""
         # The longest form that fits.
         whole = micro_steps(self.snapshot)
@@ -149,40 +148,41 @@ class StepTable:
 
     def rows(self, count: int) -> list[Row]:
         """At most `count` rows: the largest phases in step order, one row for the rest, `other`, asides."""
-        phases = self.snapshot.phases
-        top = [phase for phase in phases if "/" not in phase.name]
+        top = [phase for phase in self.snapshot.phases if "/" not in phase.name]
+        if not top:
+            return [(("no steps measured yet", "dim"),)] if count > 0 else []
         aside = [phase for phase in top if phase.name in _ASIDE and phase.host_ns > 0]
         took = [phase for phase in top if phase.host_ns > 0 and phase.name not in (*_ASIDE, "other")]
         other = [phase for phase in top if phase.name == "other"]
-        if not top:
-            return [(("no steps measured yet", "dim"),)] if count > 0 else []
         if count < 3 + len(aside):
             aside = []
-        last = len(other) + len(aside)
-        room = len(took) if len(took) + last <= count else max(count - last - 1, 0)
+        room = count - len(other) - len(aside)
         if count < 3:  # no room for a total of the rest
-            room, other = count, []
-        largest = sorted(took, key=lambda phase: -phase.host_ns)[:room]
-        shown = [phase for phase in took if phase in largest]
-        rest = [phase for phase in took if phase not in largest] if count >= 3 else []
-        scale = max((phase.share for phase in top), default=0.0) or 1.0
-        spare = count - len(shown) - len(other) - len(aside)
-        merged: list[PhaseShare] = []
+            room, other, took = count, [], _largest(took, count)
+        shown = took if len(took) <= room else _largest(took, max(room - 1, 0))
+        rest = [phase for phase in took if phase not in shown]
+        total: list[PhaseShare] = []
         if rest:
             host_ns, share = sum(phase.host_ns for phase in rest), sum(phase.share for phase in rest)
-            merged.append(PhaseShare("rest", host_ns, share, None, None, None, None))
-        if len(shown) + len(rest) == len(took) and other:
-            self._exact = self._adding_up([*shown, *merged, *other])
-        lines: list[Row] = []
+            total.append(PhaseShare(f"{len(rest)} smaller", host_ns, share, None, None, None, None))
+        parts = {} if rest else self._parts(shown, room - len(shown))
+        exact = self._adding_up([*shown, *total, *other]) if other else {}
+        scale = max(phase.share for phase in top) or 1.0
+        lines = [line for phase in shown for line in (phase, *parts.get(phase.name, ()))]
+        return [self._row(phase, exact, scale) for phase in (*lines, *total, *other, *aside)][:count]
+
+    def _parts(self, shown: list[PhaseShare], spare: int) -> dict[str, list[PhaseShare]]:
+        """name of a phase -> its parts, as far as there are spare rows."""
+        parts: dict[str, list[PhaseShare]] = {}
         for phase in shown:
-            lines.append(self._row(phase, phase.name, scale))
-            parts = [part for part in phases if part.name.startswith(phase.name + "/") and part.host_ns > 0]
-            for part in parts[: 0 if rest else max(spare, 0)]:
-                lines.append(self._row(part, "  " + foreign(part.name.partition("/")[2]), scale))
-                spare -= 1
-        lines.extend(self._row(total, f"{len(rest)} smaller", scale, bare=True) for total in merged)
-        lines.extend(self._row(phase, phase.name, scale) for phase in (*other, *aside))
-        return lines[:count]
+            inside = [
+                part
+                for part in self.snapshot.phases
+                if part.name.startswith(phase.name + "/") and part.host_ns > 0
+            ]
+            parts[phase.name] = inside[: max(spare, 0)]
+            spare -= len(parts[phase.name])
+        return parts
 
     def _adding_up(self, parts: list[PhaseShare]) -> dict[str, str]:
         """name -> milliseconds, rounded such that they add up to the heading; {} if they do not add up unrounded."""
@@ -198,28 +198,31 @@ class StepTable:
             floors[phase.name] += 1
         return {name: self.milliseconds(count * unit) for name, count in floors.items()}
 
-    def _row(self, phase: PhaseShare, label: str, scale: float, bare: bool = False) -> Row:
-        base = phase.name.partition("/")[0]
-        style = "wait" if base in _WAIT else "overhead" if base in _OVERHEAD or bare else "compute"
-        name = shorten(label, _NAME_WIDTH - 1).ljust(_NAME_WIDTH)
-        figures = self._exact.get(phase.name) or self.milliseconds(phase.host_ns)
+    def _row(self, phase: PhaseShare, exact: dict[str, str], scale: float) -> Row:
+        base, _, part = phase.name.partition("/")
+        total = base.endswith(" smaller")
+        style = "wait" if base in _WAIT else "overhead" if base in _OVERHEAD or total else "compute"
+        label = "  " + foreign(part) if part else phase.name
+        figures = exact.get(phase.name) or self.milliseconds(phase.host_ns)
         step_ns = self.snapshot.step_ns
         share = percent(phase.host_ns / step_ns if step_ns else phase.share)
         if step_ns and phase.name in _ASIDE:
             figures, share = f"+{figures.strip()}".rjust(_FIGURE), f"+{share}"
-        figures += share.rjust(_SHARE)
-        more: list[float | None] = [phase.device_ns] if self.device else []
-        if self.spread:
-            more += [phase.p50_ns, phase.p95_ns, phase.max_ns] if self.spread == 3 else [phase.p95_ns]
-        last = "" if bare else "".join(self.milliseconds(value) for value in more)
-        if self.longest and self.snapshot.ranks is not None and not bare:
+        last = "" if total else "".join(self.milliseconds(getattr(phase, f"{name}_ns")) for name in self.more)
+        if self.longest and self.snapshot.ranks is not None and not total:
             last = longest_text(self.snapshot.ranks, phase.name, phase.host_ns, self.longest, self.decimals)
         return (
-            (name, "dim" if "/" in phase.name else "text"),
+            (shorten(label, _NAME_WIDTH - 1).ljust(_NAME_WIDTH), "dim" if part else "text"),
             (bar(phase.share / scale, self.bar), style),
-            (figures, "text"),
+            (figures + share.rjust(_SHARE), "text"),
             (last, "dim"),
         )
+
+
+def _largest(phases: list[PhaseShare], count: int) -> list[PhaseShare]:
+    """The phases that take longest, in the order of the step."""
+    largest = sorted(phases, key=lambda phase: -phase.host_ns)[:count]
+    return [phase for phase in phases if phase in largest]
 
 
 def idle_heading(snapshot: Snapshot, width: int) -> str:

@@ -77,16 +77,14 @@ def finding_rows(result: DiagnosisResult, width: int, count: int, can_try: bool)
         if len(change) > _LINES or count < 1 + len(change) + bool(first.evidence):
             change = wrap(text + key, width)  # a pid that is cut off is of no use
         evidence = wrap(foreign(evidence_text(first)), width)
-        spare = count - 1 - min(len(change), 1) - min(len(evidence), 1)
         # A single remaining row shows the change: the title already names the problem.
-        more_change = min(max(spare, 0), _LINES - 1, max(len(change) - 1, 0))
-        more_evidence = min(max(spare - more_change, 0), _LINES - 1, max(len(evidence) - 1, 0))
-        shown = min(len(change), 1) + more_change
-        room = min(count - 1 - min(shown, count - 1), 1 + more_evidence)
-        rows += [((line, "text"),) for line in _first(evidence, room, width)]
-        if shown == 1 and len(change) > 1:
+        shown = {"change": 0, "evidence": 0}
+        for name, lines in (("change", change), ("evidence", evidence)) * _LINES:
+            shown[name] += sum(shown.values()) < count - 1 and shown[name] < len(lines)
+        if shown["change"] == 1 and len(change) > 1:
             change = [shorten(text, width - cells(key)) + key]  # the key must stay visible
-        rows += [((line, "accent"),) for line in _first(change, shown, width)]
+        rows += [((line, "text"),) for line in _first(evidence, shown["evidence"], width)]
+        rows += [((line, "accent"),) for line in _first(change, shown["change"], width)]
     rows += [_also(finding, width) for finding in others[:_MORE]]
     return rows[:count]
 

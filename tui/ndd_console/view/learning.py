@@ -1,10 +1,10 @@
-"""The lower blocks of the live screen: loss, rates, evaluations, events, warnings and the end of the run."""
+"""The lower blocks of the live screen: speed and work, loss, evaluations, events, warnings and the end of the run."""
 
 from __future__ import annotations
 
 from ndd_console.words.figures import small
 from ndd_console.words.run import LOST
-from ndd_console.words.step import items_rate, work_short
+from ndd_console.words.step import PAUSED, items_rate, micro_steps, rates, work_short, work_texts
 from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
 from ndd_engine.text import MISSING, counted, duration, foreign, number
 
@@ -14,6 +14,7 @@ from .style import STATUS, Row
 
 _MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recompile": "warn"}
 _GAP = 3
+_LABEL = 9
 
 
 def loss_text(snapshot: Snapshot) -> str:
@@ -140,3 +141,35 @@ def end_rows(snapshot: Snapshot, name: str, width: int, count: int) -> list[Row]
         tail.append(((resume, "dim"),))
     room = max(count - 1 - len(tail), 1)
     return [rule(title, width, style), *paragraph(reason, width, limit=room), *tail][: max(count, 0)]
+
+
+def throughput_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
+    """At most `count` rows. A single row shows the work: the screen shows the main rates elsewhere."""
+    room = width - _LABEL
+    lines = [("speed", _speed(snapshot, room)), ("work", _work(snapshot, room))]
+    lines = [(label, text) for label, text in lines if text]
+    shown = lines[-count:] if count > 0 else []
+    return [((label.ljust(_LABEL), "dim"), (shorten(text, room), "text")) for label, text in shown]
+
+
+def _speed(snapshot: Snapshot, room: int) -> str:
+    if snapshot.step_ns is None or snapshot.status == PAUSED:
+        return ""
+    texts, micro = rates(snapshot), micro_steps(snapshot)
+    full = [f"{texts[0]} ({micro})" if micro else texts[0], *texts[1:]]
+    return _first_that_fits([full, full[:-1], texts, texts[:-1]], room)
+
+
+def _work(snapshot: Snapshot, room: int) -> str:
+    texts = work_texts(snapshot)
+    if not texts:
+        return ""
+    short, line = work_short(snapshot), texts[2]
+    # The reason for a missing MFU may be long: drop it before the intensity.
+    fewer = texts[:2] if snapshot.throughput.mfu is not None else [texts[0], line]
+    return _first_that_fits([texts, fewer, [short, line], [short or texts[0]]], room)
+
+
+def _first_that_fits(choices: list[list[str]], room: int) -> str:
+    joined = ["   ".join(texts) for texts in choices]
+    return next((text for text in joined if cells(text) <= room), joined[-1])

@@ -19,13 +19,13 @@ from .learning import (
     evaluation_row,
     figures_row,
     newest_rows,
+    throughput_rows,
     trend_graphs,
     trend_row,
 )
 from .ranks import panel
 from .rows import BLANK, ends, rule, shorten, side_by_side, width_of
 from .style import Row
-from .throughput import throughput_rows
 
 _TWO_COLUMNS = 72  # narrower screens stack the blocks
 _THREE_COLUMNS = 150
@@ -62,55 +62,59 @@ def live_rows(snapshot: Snapshot, state: LiveState, width: int, height: int) -> 
     return framed(_body(snapshot, state, inner, height), bottom, width, height)
 
 
-def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list[Row]:
-    """Everything above the footer. Blocks claim rows in order of importance."""
-    rows = [header(snapshot, state.name, state.status, width), progress(snapshot, width, state.waited_s)]
-    left = height - 3
-    if left < 1:
-        return rows
-    ended = snapshot.final
-    side = width >= _THREE_COLUMNS and bool(snapshot.phases)  # the machine is next to the step block
-    notes = min(1, left // 3) if not ended or state.message else 0
-    left -= notes
-    end = end_rows(snapshot, state.name, width, min(7, max(left * 2 // 3, 1))) if ended else []
-    left -= len(end)
-    main = min(_MAIN, left) if snapshot.phases else min(left, 2)
-    left -= main
-    learning = 3 if left >= 3 and (snapshot.phases or ended) else 0
-    left -= learning
-    diagnosis = state.diagnosis if snapshot.phases else NOTHING
-    finding = min(least_rows(diagnosis), left)
-    left -= finding
-    machine = _machine(snapshot, _SIDE if side else width) if not ended else []
-    below = bool(machine) and not side and left >= len(machine)
-    left -= len(machine) if below else 0
-    wide_enough = width + 2 >= _TRENDS[0] and height >= _TRENDS[1]
-    trends = 1 if learning and wide_enough and (below or side or ended) and left >= 1 else 0
-    left -= trends
-    # Optional rows: more findings, blank lines, cores, facts, graphs, more phases, more events.
-    more = min(left, max(wanted_rows(diagnosis, width, state.can_try) - finding, 0)) if height >= 28 else 0
-    finding += more
-    left -= more
-    gaps = min(left, 3 if height >= 28 else 2)
-    left -= gaps
-    speed = throughput_rows(snapshot, width, min(left, 2)) if learning else []
-    left -= len(speed)
-    cores = core_row(snapshot, width) if below and left >= 2 else None
-    left -= 1 if cores else 0
-    about = facts(snapshot, width) if left >= 9 else []
-    left -= len(about) + 1 if about else 0
-    if snapshot.phases and left > 0:
-        more = min(left // 2, max(_wanted(snapshot, width) - main, 0))
-        main += more
-        left -= more
-    marks = min(left // 3, 8) if not ended else 0
-    if trends and left - marks >= 3:
-        trends += min(left - marks, 17)
-        left -= trends - 1
-    if not ended:
-        notes += min(left, 8)
+class _Room:
+    """Rows that are free. Blocks take them in order of importance."""
 
-    rows += [BLANK] if gaps > 1 and height >= 28 else []
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self, wanted: int) -> int:
+        """Up to so many rows."""
+        taken = max(min(wanted, self.left), 0)
+        self.left -= taken
+        return taken
+
+    def take_all(self, wanted: int) -> int:
+        """So many rows, or none."""
+        return self.take(wanted) if wanted <= self.left else 0
+
+
+def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list[Row]:
+    """Everything above the footer."""
+    rows = [header(snapshot, state.name, state.status, width), progress(snapshot, width, state.waited_s)]
+    room = _Room(height - 3)
+    if room.left < 1:
+        return rows
+    ended, phases, tall = snapshot.final, snapshot.phases, height >= 28
+    side = width >= _THREE_COLUMNS and bool(phases)  # the machine is next to the step block
+    notes = room.take(min(1, room.left // 3)) if not ended or state.message else 0
+    end = end_rows(snapshot, state.name, width, min(7, max(room.left * 2 // 3, 1))) if ended else []
+    room.take(len(end))
+    main = room.take(_MAIN if phases else 2)
+    learning = room.take_all(3) if phases or ended else 0
+    diagnosis = state.diagnosis if phases else NOTHING
+    finding = room.take(least_rows(diagnosis))
+    machine = _machine(snapshot, _SIDE if side else width) if not ended else []
+    below = room.take_all(len(machine)) if not side else 0
+    trends = 0
+    if learning and (below or side or ended) and width + 2 >= _TRENDS[0] and height >= _TRENDS[1]:
+        trends = room.take(1)
+    # Optional rows: more findings, blank lines, cores, facts, graphs, more phases, more events.
+    finding += room.take(wanted_rows(diagnosis, width, state.can_try) - finding) if tall else 0
+    gaps = room.take(3 if tall else 2)
+    speed = throughput_rows(snapshot, width, min(room.left, 2)) if learning else []
+    room.take(len(speed))
+    cores = core_row(snapshot, width) if below and room.left >= 2 else None
+    room.take(1 if cores else 0)
+    about = facts(snapshot, width) if room.left >= 9 else []
+    room.take(len(about) + 1 if about else 0)
+    main += room.take(min(room.left // 2, _wanted(snapshot, width) - main)) if phases else 0
+    marks = min(room.left // 3, 8) if not ended else 0
+    if trends and room.left - marks >= 3:
+        trends += room.take(min(room.left - marks, 17))
+    notes += room.take(8) if not ended else 0
+
+    rows += [BLANK] if gaps > 1 and tall else []
     rows += _main_and_machine(snapshot, width, main, machine) if side else _main(snapshot, width, main)
     rows += [*speed, *finding_rows(diagnosis, width, finding, state.can_try), *end]
     if about:

@@ -42,13 +42,13 @@ def _bars(ranks: Ranks, width: int) -> list[Row]:
     """Work and then waiting of each rank, with its own time in milliseconds."""
     newest = ranks.newest
     late = ranks.late
-    found = sorted(rank_rows(newest).items())
-    digits = max((len(str(rank)) for rank, _ in found), default=1)
-    whole = max((row.get("own", 0.0) + row.get("wait", 0.0) for _, row in found), default=0.0) or 1.0
+    by_rank = sorted(rank_rows(newest).items())
+    digits = max((len(str(rank)) for rank, _ in by_rank), default=1)
+    whole = max((row.get("own", 0.0) + row.get("wait", 0.0) for _, row in by_rank), default=0.0) or 1.0
     extra = 7 if late is not None else 0
     room = width - digits - 1 - _OWN - extra
     out: list[Row] = [rule("ranks: work, then waiting" if width >= 31 else "ranks: work, waiting", width)]
-    for rank, row in found:
+    for rank, row in by_rank:
         own = max(row.get("own", 0.0), 0.0)
         style = "warn" if is_late(late, rank) else "compute"
         work = bar(own / whole, max(room, 0)).rstrip()

@@ -12,6 +12,8 @@ from .style import Row, Span
 
 BLANK: Row = ()
 _NARROW = 48  # below this width a label stands above its text
+_GAP = 2  # cells between two columns
+_LEAST = 18  # cells that a column keeps that can be cut
 
 
 def cells(text: str) -> int:
@@ -169,9 +171,46 @@ def column(text: str, width: int) -> str:
     return shown + " " * (width - cells(shown))
 
 
-def lines_of(text: str, width: int, style: str = "text") -> list[Row]:
-    """Untrusted text, wrapped."""
-    return [((line, style),) for line in wrap(foreign(text), width)]
+def aligned(
+    grid: Sequence[Sequence[Span]], width: int, wide: int = -1, drop: Sequence[int] = ()
+) -> list[Row]:
+    """Untrusted texts in columns. The last text of a row with fewer texts takes the rest of its row.
+
+    wide: the column that is cut where there is little room, besides the last one. drop: columns that are left out, in
+    this order, until the others have room.
+    """
+    count = max(map(len, grid), default=0)
+    grid = [[(foreign(text), style) for text, style in row] for row in grid]
+    widths = [0] * count
+    for row in grid:
+        for place, (text, _) in enumerate(row if len(row) == count else row[:-1]):
+            widths[place] = max(widths[place], cells(text) + _GAP * (place < count - 1))
+    cut_places = {wide % count, count - 1} if count else set()
+    for place in {*range(count)} - cut_places:
+        widths[place] = min(widths[place], max(width // 2, _GAP + 1))
+    shown = list(range(count))
+
+    def needed() -> int:
+        return sum(min(widths[place], _LEAST) if place in cut_places else widths[place] for place in shown)
+
+    for place in drop:
+        if needed() > width:
+            shown.remove(place)
+    spare = max(width - needed(), 0)
+    for place in sorted(cut_places & {*shown}):
+        least = min(widths[place], _LEAST)
+        widths[place] = least + min(widths[place] - least, spare)
+        spare -= widths[place] - least
+    rows: list[Row] = []
+    for row in grid:
+        room, spans = width, list[Span]()
+        for place in shown[: len(row)]:
+            text, style = row[place]
+            last = place == shown[-1] or place == len(row) - 1
+            spans.append((shorten(text, room) if last else column(text, widths[place]), style))
+            room = max(room - widths[place], 0)
+        rows.append(tuple(spans))
+    return rows
 
 
 def paragraph(text: str, width: int, style: str = "text", limit: int | None = None) -> list[Row]:

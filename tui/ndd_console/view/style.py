@@ -91,7 +91,7 @@ _ASCII = str.maketrans(
         **dict(zip("━╸─│╭╮╰╯├┤┼", "=>-|++++[]+", strict=True)),
         **dict(zip("█▉▊▋▌▍▎▏▓▒░", "#####   Xx.", strict=True)),
         **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
-        **dict(zip("°…·↑↓→’“”", ' ~-^v>\'""', strict=True)),
+        **dict(zip("°…·↑↓→←▲▾≥≤’“”", ' ~-^v><^v><\'""', strict=True)),
     }
 )
 _BRAILLE = range(0x2800, 0x2900)

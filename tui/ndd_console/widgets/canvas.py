@@ -7,6 +7,7 @@ sequences of a partial update. `python -m benchmarks screen` compares it with Te
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from rich.console import Console
 from rich.segment import Segment
@@ -16,7 +17,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from ndd_console.view.rows import cells, cut, fit
-from ndd_console.view.style import COLOUR, Row
+from ndd_console.view.style import COLOUR, Row, Span
 
 from .textual_private import Patched
 
@@ -27,53 +28,32 @@ _JOIN = 6
 def changes(old: Row, new: Row) -> list[tuple[int, int]]:
     """Ranges (first cell, cell after the last) in which two rows of the same width differ."""
     out: list[tuple[int, int]] = []
-    i = j = x = y = 0  # index into and cells consumed of each row
-    start = 0
-    a: list[int] = []  # spans since the last common boundary of the two rows
-    b: list[int] = []
-    while i < len(old) or j < len(new):
-        if x <= y and i < len(old):
-            a.append(i)
-            x += cells(old[i][0])
-            i += 1
-        elif j < len(new):
-            b.append(j)
-            y += cells(new[j][0])
-            j += 1
-        else:
-            break
-        if x != y or not a or not b:
+    for x, (before, after) in enumerate(zip(_cells(old), _cells(new), strict=True)):
+        if before == after:
             continue
-        _stretch(old, new, a, b, start, x, out)
-        a.clear()
-        b.clear()
-        start = x
-    if a or b:
-        out.append((start, max(x, y)))
+        if out and x - out[-1][1] <= _JOIN:
+            out[-1] = (out[-1][0], x + 1)
+        else:
+            out.append((x, x + 1))
     return out
 
 
-def _stretch(
-    old: Row, new: Row, a: list[int], b: list[int], start: int, end: int, out: list[tuple[int, int]]
-) -> None:
-    """Add the change within start..end, if any."""
-    if len(a) == 1 and len(b) == 1:
-        (before, style), (after, new_style) = old[a[0]], new[b[0]]
-        if before == after and style == new_style:
-            return
-        if style == new_style and len(before) == len(after) == end - start:
-            last = len(after) - 1
-            first = 0
-            while first < last and before[first] == after[first]:
-                first += 1
-            while last > first and before[last] == after[last]:
-                last -= 1
-            end = start + last + 1
-            start += first
-    if out and start - out[-1][1] <= _JOIN:
-        out[-1] = (out[-1][0], end)
-    elif end > start:
-        out.append((start, end))
+def _cells(row: Row) -> list[Span]:
+    """What each cell shows."""
+    return [(char, style) for text, style in row for char in _characters(text)]
+
+
+@lru_cache(maxsize=4096)
+def _characters(text: str) -> tuple[str, ...]:
+    """The character of each cell. The second cell of a wide character differs from any first one."""
+    out: list[str] = []
+    for char in text:
+        width = cells(char)
+        if width:
+            out += [char, *[char + " "] * (width - 1)]
+        elif out:  # it is drawn into the cell before
+            out[-1] += char
+    return tuple(out)
 
 
 class Canvas(Patched):

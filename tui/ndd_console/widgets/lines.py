@@ -107,7 +107,7 @@ class KeyBar(Lines):
     def on_click(self, event: events.Click) -> None:
         label = key_at(self.rows[0], event.x) if self.rows else None
         if label is not None:
-            self.screen.click_key(label)  # type: ignore[attr-defined]
+            self.screen.use_key(label)  # type: ignore[attr-defined]
 
 
 class TextField(Input):

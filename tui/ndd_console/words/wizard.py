@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,9 @@ _ROWS = 12
 
 @dataclass(frozen=True)
 class Column:
-    """One column. width: cells including the gap; text: cell text; order: sort key, ascending."""
+    """One column. text: cell text; order: sort key, ascending."""
 
     name: str
-    width: int
     text: Callable[[Proposal], str]
     order: Callable[[Proposal], Any]
 
@@ -45,21 +44,21 @@ def _ranks(proposal: Proposal) -> str:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("size", 9, lambda row: row.model.size or MISSING, lambda row: row.parameters),
-    Column("sequence", 10, lambda row: str(row.model.sequence), lambda row: -row.model.sequence),
-    Column("dtype", 7, lambda row: row.model.precision, lambda row: float(row.model.amp != "off")),
-    Column("ranks", 9, _ranks, lambda row: -row.layout.ranks),
-    Column("micro", 7, lambda row: str(row.batch.micro), lambda row: -row.batch.micro),
-    Column("accum", 7, lambda row: str(row.batch.accumulation), lambda row: row.batch.accumulation),
-    Column("memory", 9, lambda row: size(row.memory_bytes), lambda row: _or(row.memory_bytes)),
-    Column("data", 6, lambda row: "GPU" if row.placement == "device" else "host", lambda row: row.placement),
-    Column("step", 10, lambda row: _bound(row, duration(row.step_s)), lambda row: _or(row.step_s)),
-    Column("items/s", 9, lambda row: _bound(row, number(row.items_per_s), "≤"), slowness),
+    Column("size", lambda row: row.model.size or MISSING, lambda row: row.parameters),
+    Column("sequence", lambda row: str(row.model.sequence), lambda row: -row.model.sequence),
+    Column("dtype", lambda row: row.model.precision, lambda row: float(row.model.amp != "off")),
+    Column("ranks", _ranks, lambda row: -row.layout.ranks),
+    Column("micro", lambda row: str(row.batch.micro), lambda row: -row.batch.micro),
+    Column("accum", lambda row: str(row.batch.accumulation), lambda row: row.batch.accumulation),
+    Column("memory", lambda row: size(row.memory_bytes), lambda row: _or(row.memory_bytes)),
+    Column("data", lambda row: "GPU" if row.placement == "device" else "host", lambda row: row.placement),
+    Column("step", lambda row: _bound(row, duration(row.step_s)), lambda row: _or(row.step_s)),
+    Column("items/s", lambda row: _bound(row, number(row.items_per_s), "≤"), slowness),
     Column(
-        "tokens/s", 10, lambda row: _bound(row, number(row.tokens_per_s), "≤"), lambda row: -(row.tokens_per_s or 0.0)
+        "tokens/s", lambda row: _bound(row, number(row.tokens_per_s), "≤"), lambda row: -(row.tokens_per_s or 0.0)
     ),
-    Column("total time", 12, lambda row: _bound(row, duration(row.total_s)), lambda row: _or(row.total_s)),
-    Column("parameters", 12, lambda row: number(row.parameters), lambda row: row.parameters),
+    Column("total time", lambda row: _bound(row, duration(row.total_s)), lambda row: _or(row.total_s)),
+    Column("parameters", lambda row: number(row.parameters), lambda row: row.parameters),
 )  # fmt: skip
 # Columns that some models have no values for: left out if no row has one.
 APPLIES: dict[str, Callable[[Proposal], Any]] = {
@@ -68,6 +67,11 @@ APPLIES: dict[str, Callable[[Proposal], Any]] = {
     "sequence": lambda row: row.tokens_per_item,
     "tokens/s": lambda row: row.tokens_per_item,
 }
+
+
+def applicable(rows: Sequence[Proposal], names: Iterable[str]) -> list[str]:
+    """The columns among `names` that apply to any of the rows."""
+    return [name for name in names if name not in APPLIES or any(map(APPLIES[name], rows))]
 
 
 def remark(proposal: Proposal, details: bool = False) -> str:
@@ -113,11 +117,8 @@ def proposal_blocks(
     if not shown:
         yield Text("nothing could be predicted")
         return
-    columns = [
-        column
-        for column in COLUMNS
-        if column.name in _SHOWN and (column.name not in APPLIES or any(map(APPLIES[column.name], shown)))
-    ]
+    names = applicable(shown, _SHOWN)
+    columns = [column for column in COLUMNS if column.name in names]
     rows = tuple(
         (
             "*" if best is not None and proposal.key == best.key else "",
