@@ -149,18 +149,34 @@ class Bare(Rival):
 
     name = "bare loop"
 
+    def __init__(
+        self, config: Config, workload: Workload, device: torch.device, witnessed: bool = True
+    ) -> None:
+        """witnessed: whether the witness sees the steps of `train`."""
+        super().__init__(config, workload, device)
+        self._work = self.witness if witnessed else workload
+        self._begin(0)
+        self._done = 0
+
+    def _begin(self, epoch: int) -> None:
+        self.order.set(epoch)
+        self._batches = chain.from_iterable(repeat(self.loader))
+
     def train(self, epoch: int, steps: int) -> None:
         """See Side."""
+        self._begin(epoch)
+        self.go_on(steps)
+
+    def go_on(self, steps: int) -> None:
+        """Train that many steps with the next batches."""
         config, model, optimizer, device = self.config, self.model, self.optimizer, self.device
-        forward, loss_of = self.witness.forward, self.witness.loss
+        forward, loss_of, batches = self._work.forward, self._work.loss, self._batches
         accumulation, max_norm = config.batch.accumulation, config.clip.max_norm
         moves = device.type != "cpu"
         autocast = None
         if config.precision.amp == "bf16":
             autocast = torch.autocast(device.type, dtype=torch.bfloat16)
-        self.order.set(epoch)
-        batches = chain.from_iterable(repeat(self.loader))
-        for step in range(1, steps + 1):
+        for _ in range(steps):
             for _ in range(accumulation):
                 batch = next(batches)
                 if moves:
@@ -175,5 +191,6 @@ class Bare(Rival):
                 torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             optimizer.step()
             optimizer.zero_grad()
-            if step % READ_EVERY == 0:
+            self._done += 1
+            if self._done % READ_EVERY == 0:
                 self.last_loss = loss.item()

@@ -20,12 +20,11 @@ from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.rows import proposals
 from ndd_engine.wizard.session import ProposalSet, to_verify
 from ndd_engine.wizard.space import Model
-from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of
+from ndd_engine.wizard.verify import side_of
 
-from .common import Options, Table, as_percent, as_seconds, ignore, quantile, say
+from .common import Options, Table, as_percent, as_seconds, quantile, say
+from .sides import step_s, warm_up
 from .wizard import SETS, answers_of, silent
-
-BLOCK_S = 1.5
 
 
 @dataclass
@@ -110,24 +109,18 @@ def _model(
         for one in group:
             side = side_of(answers, one)
             sides.append(side)
-            side.prepare(PATIENCE_S, ignore)
-            side.train(WARM_UP, PATIENCE_S, ignore, lead=0, until_s=BLOCK_S, least=2)  # warms up
-        before = [_block(side) for side in sides]
+            warm_up(side)
+        before = [step_s(side) for side in sides]
         for _ in range(rounds):
             probed = proposals(situation, answers, planner.probe_one(situation, model))
-            step_s = {one.key: one.step_s for one in probed}
-            after = [_block(side) for side in sides]
+            predicted = {one.key: one.step_s for one in probed}
+            after = [step_s(side) for side in sides]
             for row, first, last in zip(rows, before, after, strict=True):
-                predicted = step_s[row.proposal.key]
-                assert predicted is not None  # proposals without a prediction are not chosen
-                row.rounds.append((predicted, first, last))
+                own = predicted[row.proposal.key]
+                assert own is not None  # proposals without a prediction are not chosen
+                row.rounds.append((own, first, last))
             before = after
     finally:
         for side in sides:
             side.close()
     return rows
-
-
-def _block(side: SideProcess) -> float:
-    seconds, steps = side.train(1 << 40, PATIENCE_S, ignore, until_s=BLOCK_S, least=2)
-    return seconds / steps

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.common import as_ratio, say, summarise
+from benchmarks.common import say
 from torch import Tensor, nn
 
 from ndd_engine.config import read
@@ -36,7 +36,7 @@ from ndd_engine.workloads.registry import prepare
 from qa.ranks.launch import launch
 
 from .figures import FAIL, Task, one_line, task
-from .overhead import TARGET, judged
+from .overhead import TARGET, put_ratio
 
 MODULE = "qa.gpu.ranks"
 RANKS = 2
@@ -60,19 +60,8 @@ def main() -> int:
         except RuntimeError as error:
             given.put(name, "not measured", f"≥ {TARGET}", FAIL, one_line(error))
             continue
-        _report(given, name, found)
+        put_ratio(given, name, found["ratios"], f"step {found['step_ms']:.2f} ms")
     return 0
-
-
-def _report(given: Task, name: str, found: dict[str, Any]) -> None:
-    ratios = summarise(found["ratios"])
-    text = as_ratio(ratios.median)
-    if ratios.interval is not None:
-        text += f" (95 % CI {as_ratio(ratios.interval[0])} to {as_ratio(ratios.interval[1])})"
-    verdict, why = judged(ratios.median, ratios.interval)
-    given.put(
-        name, text, f"≥ {TARGET}", verdict, "; ".join(filter(None, (why, f"step {found['step_ms']:.2f} ms")))
-    )
 
 
 def launched(kind: str, device: str, *words: object, limit_s: float = 150.0) -> dict[str, Any]:
