@@ -20,7 +20,7 @@ from ndd_engine.predict.memory import MANY, Memory
 from ndd_engine.predict.probing import Prober
 from ndd_engine.predict.rules import Rules
 
-from .figures import FAIL, NO_GPU, PASS, SKIPPED, Task, task
+from .figures import FAIL, PASS, SKIPPED, Task, task
 from .memory import probed
 
 GIB = 1 << 30
@@ -47,7 +47,7 @@ def main() -> int:
     given = task()
     amp = given.args[0]
     if not given.on_gpu:
-        given.skip("steps on the GPU under a limit", NO_GPU)
+        given.skip("steps on the GPU under a limit")
     free = int(torch.cuda.mem_get_info()[0] * USABLE) if given.on_gpu else 64 * GIB
     done: list[Result] = []
     for size, limits in settings(given, free):

@@ -15,7 +15,7 @@ from qa.faults.on_gpu import GPU_CASES
 from qa.faults.outcome import Outcome
 from qa.faults.suite import Suite, described
 
-from .figures import FAIL, INFO, NO_GPU, PASS, Task, one_line, task
+from .figures import FAIL, INFO, PASS, Task, one_line, task
 
 # Seconds of a trial of the fix, what a case takes without and with it, and of imports before the first.
 TRIAL_S = 12.0
@@ -42,7 +42,7 @@ def main() -> int:
     trials = given.effort == "full"
     if not given.on_gpu:
         for case in cases:
-            given.skip(case.name, NO_GPU)
+            given.skip(case.name)
         cases = chosen(all_cases(), ["fault-user-code-high-own"], []) if severe else []
     counts = [0, 0]
     with tempfile.TemporaryDirectory(prefix="ndd-gpu-faults-") as folder:

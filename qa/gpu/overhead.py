@@ -16,7 +16,7 @@ from benchmarks.loop import Beside, keep_memory
 from ndd_engine.measure.clock import DevicePhaseClock
 from ndd_watch.device import NEVER
 
-from .figures import FAIL, NO_GPU, PASS, UNCLEAR, Task, one_line, task
+from .figures import FAIL, PASS, UNCLEAR, Task, one_line, task
 
 TARGET = 0.99
 # (name, workload, settings); --quick runs the first two.
@@ -67,7 +67,7 @@ def measure(given: Task, name: str, subject: Engine) -> None:
         if device_clock is not None:
             compare(given, f"{name}: {what}", baseline, side)
         else:
-            given.skip(f"{name}: {what}", NO_GPU)
+            given.skip(f"{name}: {what}")
 
 
 def time_device(clock: DevicePhaseClock, on: bool) -> None:
