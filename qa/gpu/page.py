@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .figures import FACT, FAIL, INFO, PASS, SKIPPED, UNCLEAR, Figure
-from .parts import Part
+from .parts import ABOUT, Part
 
 WAITING, RUNNING, DONE, LEFT_OUT = "waiting", "running", "done", "not run"
 # Verdicts of figures that count, in the order of the summary; the others are of claims.
@@ -193,8 +193,8 @@ def _section(title: str, entries: Sequence[Entry]) -> Iterator[str]:
         return
     yield f"## {title}"
     yield ""
-    if entries[0].part.about:
-        yield entries[0].part.about
+    if title in ABOUT:
+        yield ABOUT[title]
         yield ""
     decides = [f"- {entry.part.name}: {entry.part.decides}" for entry in entries if entry.part.decides]
     yield from [*decides, ""] if decides else []

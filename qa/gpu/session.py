@@ -112,7 +112,7 @@ class Session:
         begin = time.monotonic()
         why = carry_out(command, log, limit_s, ROOT, variables, look, lambda: bool(self.stopped))
         entry.seconds = time.monotonic() - begin
-        if entry.part.module == "pytest" and why.startswith("exit status 1:"):
+        if entry.part.tests and why.startswith("exit status 1:"):
             why = ""  # some tests failed, and are figures
         if not why and not entry.figures:
             why = "no figures"

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
-from ndd_console.cli import cli
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.output.progress import RunProgress
 from ndd_console.render import html, text
@@ -38,6 +35,7 @@ from ndd_engine.text import printable
 from ndd_engine.train.preflight import check_resume
 from ndd_engine.trial.compare import compare
 from qa.hostile import _real_logs
+from qa.hostile._ended import clean, said
 from qa.hostile._values import NASTY, NONSENSE, VALUES
 from qa.hostile.attempts import Attempt, Kind
 
@@ -181,7 +179,7 @@ def _checked(
         if index % 8 == 1:
             _page(bad)
         if index % 30 == 2:
-            _plain(text.page_text(page(load(bad))))
+            clean(text.page_text(page(load(bad))))
         if index % 4 == 3:
             _compared(bad, log)
         if index % 4 == 2:
@@ -190,11 +188,6 @@ def _checked(
             _commands(bad)
 
     return check
-
-
-def _plain(output: str) -> None:
-    """No line may control the terminal."""
-    assert all(line.isprintable() for line in output.split("\n")), "unprintable characters"
 
 
 def _followed(run: RunDir) -> Snapshot:
@@ -208,7 +201,7 @@ def _followed(run: RunDir) -> Snapshot:
     said += map(printable, summary(snapshot, snapshot.end, str(run.path)))
     json.dumps(finite(figures(snapshot)), allow_nan=False)
     assert snapshot.final, "attach --headless waits for ever"
-    _plain("\n".join(said))
+    clean("\n".join(said))
     return snapshot
 
 
@@ -224,7 +217,7 @@ def _shown(snapshot: Snapshot, size: tuple[int, int]) -> None:
     for row in rows[:height]:
         assert width_of(row) == width
     for row in (fit(row, width) for row in rows):
-        assert all(span.isprintable() for span, _ in row), "unprintable characters"
+        clean("".join(span for span, _ in row))
 
 
 def _listed(bad: RunDir, log: _Log) -> None:
@@ -246,7 +239,7 @@ def _page(run: RunDir) -> None:
 
 def _compared(bad: RunDir, log: _Log) -> None:
     try:
-        _plain("\n".join(lines(two_compared(compare(bad, log.run)))))
+        clean("\n".join(lines(two_compared(compare(bad, log.run)))))
         json.dumps(finite(compare(log.run, bad).to_dict()), allow_nan=False)
     except UsageError:
         pass  # says why
@@ -270,10 +263,7 @@ _COMMANDS: tuple[tuple[str, ...], ...] = (
 
 def _commands(run: RunDir) -> None:
     for arguments in _COMMANDS:
-        result = CliRunner().invoke(cli, ["--runs", str(run.path.parent), *arguments], standalone_mode=False)
-        if result.exception is not None and not isinstance(result.exception, NddError):
-            raise result.exception
-        _plain(result.output)
+        said("--runs", str(run.path.parent), *arguments).check(0, 1, 2)
 
 
 KIND = Kind(

@@ -17,7 +17,6 @@ from pathlib import Path
 from tests.trial.written_runs import evaluation, steady, window, windows, write_run
 from tests.ui.fakes import trial_event
 
-from ndd_console.__main__ import status_of
 from ndd_console.cli.printing import say, show
 from ndd_console.jobs.log_tail import LogTail
 from ndd_console.words.blocks import Table
@@ -27,6 +26,7 @@ from ndd_engine.record.events import MarkEvent, SettingEvent, StageEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.wizard.writing import difference, into
 from qa.hostile import _strange as strange
+from qa.hostile._ended import clean, said
 from qa.hostile.attempts import Attempt, Kind
 
 
@@ -41,25 +41,9 @@ def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
         yield Attempt(f"{output.__name__}: {found[:60]!a}", partial(output, found, place))
 
 
-def clean(text: str) -> None:
-    """No character that a terminal would obey."""
-    for line in text.split("\n"):
-        bad = [char for char in line if not char.isprintable()]
-        assert not bad, f"{bad[:5]!r} in {line[:200]!r}"
-
-
-def told(*arguments: str, status: tuple[int, ...]) -> str:
-    """The output of a command, checked."""
-    out, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    errors.reconfigure(errors="backslashreplace")
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        found = status_of(list(arguments))
-    texts = [stream.buffer.getvalue().decode() for stream in (out, errors)]  # type: ignore[attr-defined]
-    assert found in status, f"status {found}: {''.join(texts)[:500]}"
-    assert "Traceback" not in texts[1], texts[1][-1500:]
-    for text in texts:
-        clean(text)
-    return texts[0]
+def told(*arguments: str, status: tuple[int, ...]) -> None:
+    """A command whose output is clean."""
+    said(*arguments).check(*status)
 
 
 # A record from another machine.

@@ -63,7 +63,7 @@ class Script(Part):
 
 
 def script(name: str, code: str, limit_s: float = 60.0) -> Script:
-    return Script("Section", name, "", (), limit_s, limit_s, "About it.", code=code)
+    return Script("Section", name, "", limit_s, limit_s, code=code)
 
 
 def session(path: Path, *wanted: Part, seconds: float = 600, asked: tuple[str, ...] = ()) -> Session:
@@ -169,7 +169,7 @@ def test_the_limits_of_all_parts_keep_the_promised_time() -> None:
     assert sum(part.full_s for part in always) <= FULL_S
     assert sum(part.quick_s for part in always) <= QUICK_S
     assert len({(part.section, part.name) for part in every}) == len(every)
-    tests = {argument for part in every for argument in part.args if argument.startswith("tests/")}
+    tests = {part.tests for part in every} - {""}
     assert tests == {f"tests/gpu/{path.name}" for path in (ROOT / "tests/gpu").glob("test_*.py")}
 
 
@@ -202,7 +202,7 @@ def test_each_test_becomes_a_figure(tmp_path: Path) -> None:
     (tmp_path / "test_broken.py").write_text("import nothing_of_this_name\n")
     out = tmp_path / "figures.jsonl"
     for name in ("test_some.py", "test_broken.py"):
-        part = Part("tests", "x", "pytest", (str(tmp_path / name),), 60, 60)
+        part = Part("tests", "x", str(tmp_path / name), 60, 60)
         words = part.command(PYTHON, str(out), "cpu", "full", 60)
         words[words.index("--rootdir") + 1] = str(tmp_path)
         variables = {**environment(), "NDD_GPU_FIGURES": str(out)}
