@@ -329,6 +329,10 @@ class Table:
         """One row; missing cells at its end are empty."""
         self.rows.append(cells + ("",) * (len(self.columns) - len(cells)))
 
+    def target(self, name: str, value: float, limit: float, shown: Callable[[float], str]) -> None:
+        """A row of a table with the columns TARGETS: a figure that may be as large as its limit."""
+        self.add(name, shown(value), f"≤ {shown(limit)}", "reached" if value <= limit else "NOT REACHED")
+
     def note(self, text: str) -> None:
         """A line below the table; empty text is left out."""
         if text and text not in self.notes:
@@ -352,6 +356,7 @@ class Table:
         return out + [f"* {note}" for note in self.notes]
 
 
+TARGETS: Cells = ("figure", "found", "target", "")
 STATISTICS: Cells = ("n", "min", "median", "max", "95 % CI of the median", "target", "by the median")
 
 

@@ -113,31 +113,11 @@ def _run(folder: Path, work: Work, side: str) -> Measured:
         given = [str(output), *(str(value) for value in (work.width, work.batch, work.warm, work.steps))]
         command = [work.python, _LOOP, *given]
         if side == "ndd-console run":
-            command = [
-                sys.executable,
-                "-m",
-                "ndd_console",
-                "run",
-                "--headless",
-                "--run",
-                "it",
-                "--",
-                *command,
-            ]
+            console = f"{sys.executable} -m ndd_console run --headless --run it --"
+            command = [*console.split(), *command]
         elif side == "traceml run":
             tool = str(Path(work.python).with_name("traceml"))
-            command = [
-                tool,
-                "run",
-                _LOOP,
-                "--logs-dir",
-                "logs",
-                "--run-name",
-                "it",
-                "--args",
-                *given,
-                "traceml",
-            ]
+            command = [tool, "run", _LOOP, *"--logs-dir logs --run-name it --args".split(), *given, "traceml"]
         watch = LoadWatch()
         begin = time.perf_counter()
         _execute(Path(place), command)

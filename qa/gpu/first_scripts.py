@@ -8,14 +8,13 @@ import tempfile
 from pathlib import Path
 
 import torch
-from benchmarks.engine import now
+from benchmarks.engine import Json, events_of, now
 
 from ndd_engine.record.rundir import RunDir
 from qa.scripts.gpu_script import Training
 
 from .figures import Task, last, one_line, task
 from .first import SCRIPTS, device_ns, named, phases, typical
-from .runs import Json, events_of
 
 # Steps of a trial against those of a synchronised loop.
 SAME_TIME = 0.1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.common import say
+from benchmarks.common import paired, say
 from torch import Tensor, nn
 
 from ndd_engine.config import read
@@ -168,15 +169,11 @@ def cost(device: torch.device, strategy: str, pairs: str) -> dict[str, Any]:
         rate(which, WARM_UP)
     steps = torch.tensor([max(round(rate(bare, WARM_UP) * 0.5), 5)])
     dist.broadcast(steps, 0)
-    ratios: list[float] = []
-    rates: list[float] = []
-    for index in range(int(pairs)):
-        order = (bare, marked) if index % 2 == 0 else (marked, bare)
-        found = [rate(which, int(steps)) for which in order]
-        plain, with_marks = found if index % 2 == 0 else found[::-1]
-        ratios.append(with_marks / plain)
-        rates.append(plain)
-    return {"ratios": ratios, "step_ms": 1e3 / sorted(rates)[len(rates) // 2]}
+    ratios = paired(
+        partial(rate, bare, int(steps)), partial(rate, marked, int(steps)), int(pairs), math.inf
+    )
+    rates = sorted(ratio.rates[0] for ratio in ratios)
+    return {"ratios": [ratio.value for ratio in ratios], "step_ms": 1e3 / rates[len(rates) // 2]}
 
 
 def exchange(device: torch.device, strategy: str) -> dict[str, Any]:

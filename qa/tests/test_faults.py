@@ -14,6 +14,7 @@ import pytest
 
 from ndd_engine.config import read
 from ndd_engine.config.workload_sections import WORKLOADS
+from ndd_engine.diagnose import CAUSES
 from ndd_engine.train.preflight import preflight
 from qa.faults import matrix, suite
 from qa.faults.cases import SEVERITIES, Case, chosen
@@ -40,6 +41,7 @@ def test_the_cases_are_as_many_and_as_varied_as_required() -> None:
     assert all(len({severities[fault, severity] for severity in SEVERITIES}) == 1 for fault in faults)
     assert {case.workload for case in CASES if case.kind == "fault"} >= set(WORKLOADS)
     assert all(case.suspects for case in CASES if case.kind == "innocent")
+    assert {cause for case in CASES for cause in (case.truth, *case.suspects)} <= set(CAUSES)
     assert {case.severity for case in chosen(CASES, ["gc:high"], ["own"])} == {"high"}
     with pytest.raises(ValueError, match="gremlins"):
         chosen(CASES, ["gremlins"], [])
