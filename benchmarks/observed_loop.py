@@ -1,8 +1,10 @@
 """An ordinary training loop for `benchmarks.observe`, in a process that the observer entered.
 
-`python observed_loop.py MILLISECONDS steps ROUNDS SECONDS` prints one JSON object: what single steps take that are
+`python observed_loop.py MILLISECONDS WARM_S steps ROUNDS SECONDS` prints one JSON object: what single steps take that are
 observed in each way, and what the observer does besides, in so many seconds of the usual observation.
-`python observed_loop.py MILLISECONDS ends SECONDS` trains for so long, observed, and prints when each step ended.
+`python observed_loop.py MILLISECONDS WARM_S ends SECONDS` trains for so long, observed, and prints when each step ended.
+WARM_S: seconds of observed training before, in which the observer learns what the steps call, and how often to time
+their phases.
 """
 
 from __future__ import annotations
@@ -23,8 +25,6 @@ from torch.utils.data import DataLoader, TensorDataset
 # How a step is observed: not at all, without hooks; as a whole; by phase; and again not at all, which shows what such a
 # comparison resolves.
 KINDS = ("without", "untimed", "timed", "again")
-# Seconds of observed training before: the observer learns what the steps call, and how often to time their phases.
-WARM_S = 2.0
 
 
 def raw_s() -> float:
@@ -81,11 +81,11 @@ def sized(step_s: float) -> Loop:
 
 def main() -> None:
     """Measure, and print."""
-    step_s, what, count = float(sys.argv[1]) / 1e3, sys.argv[2], float(sys.argv[3])
+    step_s, warm_s, what, count = float(sys.argv[1]) / 1e3, float(sys.argv[2]), sys.argv[3], float(sys.argv[4])
     torch.set_num_threads(1)
     loop = sized(step_s)
     observer: Any = sys.modules["_ndd_watch.install"].observer
-    loop.train(round(WARM_S / step_s))
+    loop.train(round(warm_s / step_s))
     body: dict[str, Any] = {"step_s": loop.train(20)}
     if what == "ends":
         body["ends"] = _ends(loop, observer, count)
@@ -96,7 +96,7 @@ def main() -> None:
         body["steps"] = [_steps(loop, observer, hooks, every, generator) for _ in range(int(count))]
         body["step_s"] = median(each["without"][0] for each in body["steps"]) / 1e9
         hooks.put(True, True)
-        body["besides"] = _besides(loop, observer, float(sys.argv[4]))
+        body["besides"] = _besides(loop, observer, float(sys.argv[5]))
     print(json.dumps(body))
 
 

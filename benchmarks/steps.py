@@ -23,7 +23,7 @@ from ndd_engine.wizard.space import Model
 from ndd_engine.wizard.verify import side_of
 
 from .common import Options, Table, as_percent, as_seconds, quantile, say
-from .sides import step_s, warm_up
+from .sides import BLOCK_S, step_s, warm_up
 from .wizard import SETS, answers_of, silent
 
 
@@ -91,7 +91,7 @@ def _rows(answers: Answers, options: Options) -> list[Row]:
         chosen = options.cases(to_verify(ProposalSet(situation, found, every), answers))
         rows: list[Row] = []
         for model, group in groupby(sorted(chosen, key=lambda one: str(one.model)), lambda one: one.model):
-            rows += _model(planner, situation, answers, model, list(group), options.repeats(5, 2))
+            rows += _model(planner, situation, answers, model, list(group), options)
     return rows
 
 
@@ -101,20 +101,20 @@ def _model(
     answers: Answers,
     model: Model,
     group: Sequence[Proposal],
-    rounds: int,
+    options: Options,
 ) -> list[Row]:
-    rows = [Row(one) for one in group]
+    rows, block_s = [Row(one) for one in group], options.seconds(BLOCK_S, BLOCK_S, least=0.1)
     sides: list[SideProcess] = []
     try:
         for one in group:
             side = side_of(answers, one)
             sides.append(side)
-            warm_up(side)
-        before = [step_s(side) for side in sides]
-        for _ in range(rounds):
+            warm_up(side, block_s)
+        before = [step_s(side, block_s) for side in sides]
+        for _ in range(options.repeats(5, 2)):
             probed = proposals(situation, answers, planner.probe_one(situation, model))
             predicted = {one.key: one.step_s for one in probed}
-            after = [step_s(side) for side in sides]
+            after = [step_s(side, block_s) for side in sides]
             for row, first, last in zip(rows, before, after, strict=True):
                 own = predicted[row.proposal.key]
                 assert own is not None  # proposals without a prediction are not chosen

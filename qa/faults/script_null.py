@@ -28,7 +28,7 @@ def measure(options: Options) -> list[Table]:
     with tempfile.TemporaryDirectory(prefix="ndd-null-") as temporary:
         folder = Path(options.keep or temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        count = options.real or options.repeats(4, 4)
+        count = options.real or options.repeats(4, 4, 1)
         found = nulls.run(
             folder / "nulls.jsonl", count, True, lambda number: _trial(folder, number, options)
         )

@@ -116,7 +116,7 @@ class Session:
             why = ""  # some tests failed, and are figures
         if not why and not entry.figures:
             why = "no figures"
-        entry.state, entry.why = ("failed", why) if why else (pages.DONE, "")
+        entry.state, entry.why = (pages.FAILED, why) if why else (pages.DONE, "")
         told = bool(why or entry.failures)
         entry.log = [one_line(line, 200) for line in last_lines(log, LOG_LINES)] if told else []
         self._write()

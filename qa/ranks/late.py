@@ -55,7 +55,7 @@ def cases(quick: bool) -> list[Planted]:
 
 def measure(options: Options) -> list[Table]:
     """All cases; --quick: two, and two without a slow rank."""
-    seconds = options.seconds(20, 10, least=3)
+    seconds = options.seconds(20, 10, least=1.5)
     table, right, chosen = Table(TITLE, COLUMNS), 0, options.cases(cases(options.quick))
     for case in chosen:
         row, named = _row(case, seconds)

@@ -76,7 +76,7 @@ class Turns:
         self.engine, self.plain = Spent(), Spent()
         self._bare, self._left = bare, chunks
         self._after_step = loop._after_step
-        self._began = time.monotonic()
+        self._began, self._settled_s = time.monotonic(), SETTLED_S if chunks > 1 else 0.0
         self._before: Spent | None = None
         self._steps = 0
         loop._after_step = self._stepped  # type: ignore[method-assign]
@@ -89,7 +89,7 @@ class Turns:
         self._after_step(action)
         self._steps += 1
         if self._before is None:
-            settled = torch.tensor([time.monotonic() - self._began >= SETTLED_S])
+            settled = torch.tensor([time.monotonic() - self._began >= self._settled_s])
             if self._steps % CHUNK == 0:
                 dist.all_reduce(settled, dist.ReduceOp.MIN)
                 if settled:
