@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +10,6 @@ import torch
 from benchmarks.engine import ONLY_STEPS, engine
 
 from ndd_engine.diagnose.finding import Finding
-from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.gpu import Gpu
-from ndd_engine.measure import clock as phase
-from ndd_engine.measure.clock import DevicePhaseClock
 from ndd_engine.predict.memory import Fit
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir
@@ -26,7 +19,6 @@ from qa.faults.on_gpu import GPU_CASES
 from qa.faults.plants import write_module
 from qa.gpu import capped, claims, faults, first, first_scripts, memory, overhead, runs
 from qa.gpu.figures import FAIL, PASS, UNCLEAR, Figure, Task, read
-from qa.gpu.machine import facts as facts_of
 
 
 @pytest.fixture
@@ -51,42 +43,6 @@ def test_a_median_below_the_target_fails_only_with_its_interval(
     median: float, interval: tuple[float, float] | None, verdict: str
 ) -> None:
     assert overhead.judged(median, interval)[0] == verdict
-
-
-class Events:
-    """Creates events of a GPU that does nothing, and counts those that were recorded."""
-
-    recorded = 0
-
-    def __call__(self) -> Events:
-        return self
-
-    def record(self, _stream: object) -> None:
-        self.recorded += 1
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, _other: Events) -> float:
-        return 1.0
-
-
-def test_the_two_sides_of_device_timing_differ() -> None:
-    """A ratio of two equal sides would reach its target without having measured anything."""
-    now, events = itertools.count(1, 10**9), Events()  # a second for each reading of the clock
-    clock = DevicePhaseClock(events, lambda: next(now))
-
-    def counted(on: bool) -> int:
-        overhead.time_device(clock, on)
-        before = events.recorded
-        for _ in range(8):
-            clock.enter(phase.FORWARD)
-            clock.end_step()
-        return events.recorded - before
-
-    assert counted(True) > 8
-    counted(False)  # the step that had been chosen
-    assert counted(False) == 0
 
 
 def test_a_prediction_that_is_silently_too_low_fails(given: Task) -> None:
@@ -121,17 +77,6 @@ def test_the_proposal_is_the_largest_batch_within_the_limit(cap: int, micro: int
             return Fit(10 * micro, 10 * micro <= cap)
 
     assert capped.proposal(Linear(), cap, 100_000) == micro  # type: ignore[arg-type]
-
-
-def test_the_facts_name_the_gpu_and_not_the_host(given: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, total, version = "NVIDIA A10", 24 << 30, "13.0"
-    gpu = Gpu(0, 0, "GPU-1", name, total, (8, 6), "580.1", version, version, processes=(), free_bytes=20 << 30)
-    machine = replace(detect("cpu"), gpus=(gpu,), chosen=gpu, device="cuda:0")
-    monkeypatch.setattr("ndd_engine.hardware.detect.detect", lambda *_: machine)
-    facts = dict(facts_of(given))
-    assert facts["GPU"] == name and facts["other processes on the GPU"] == "0"
-    assert "24.0" in facts["GPU memory"] and "580.1" in facts["driver"]
-    assert not [value for value in facts.values() if socket.gethostname() in value.split()]
 
 
 def test_the_decisive_claims_and_severe_faults_run_and_the_others_are_left_to_only() -> None:
