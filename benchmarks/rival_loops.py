@@ -150,13 +150,9 @@ class InOrder(EpochBatches):
 
 
 class Rival:
-    """Base class of the other loops: a copy of the model, the same optimizer and the same loader.
-
-    extra: a variant of another rival.
-    """
+    """Base class of the other loops: a copy of the model, the same optimizer and the same loader."""
 
     name: str
-    extra = False
 
     def __init__(self, config: Config, workload: Workload, device: torch.device) -> None:
         self.config, self.device = config, device

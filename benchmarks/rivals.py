@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 import math
 from dataclasses import dataclass
-from types import ModuleType
+from importlib.util import find_spec
 
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
@@ -53,7 +53,7 @@ _FP32, _BF16 = "precision.amp=off", "precision.amp=bf16"
 class Case:
     """name: in addition to the workload's. sets: the guide's settings, scaled to a fraction of a second per step.
 
-    overhead: a short step, for which the barebones Trainer and the engine's own fetch are measured too.
+    overhead: a short step, for which the engine's own fetch is measured too.
     """
 
     workload: str
@@ -103,31 +103,18 @@ def measure(options: Options) -> Table:
 def _makers(table: Table) -> list[type[Rival]]:
     """The installed rivals, the bare loop first."""
     found: list[type[Rival]] = [Bare]
-    for name, classes in (
-        ("rival_lightning", ("Lightning", "Barebones")),
-        ("rival_accelerate", ("Accelerated",)),
-    ):
-        module = _imported(name)
-        if module is None:
-            package = name.partition("_")[2]
+    for package, name in (("lightning", "Lightning"), ("accelerate", "Accelerated")):
+        if find_spec(package) is None:
             table.note(
                 f"{package} is not installed and was skipped: install it with `make bench` or "
                 "pip install -e '.[bench]'"
             )
             continue
-        made = [vars(module)[each] for each in classes]
-        found += made
-        table.note(f"{made[0].name} {module.VERSION}: {module.SETTINGS}")
+        module = importlib.import_module(f"{__package__}.rival_{package}")
+        made: type[Rival] = vars(module)[name]
+        found.append(made)
+        table.note(f"{made.name} {module.VERSION}: {module.SETTINGS}")
     return found
-
-
-def _imported(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(f"{__package__}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name in ("lightning", "accelerate"):
-            return None
-        raise
 
 
 def _case(table: Table, case: Case, makers: list[type[Rival]], options: Options) -> None:
@@ -138,8 +125,7 @@ def _case(table: Table, case: Case, makers: list[type[Rival]], options: Options)
         seed(config.run.seed)
         workload = prepare(config)
         side = EngineSide(subject)
-        extras = case.overhead and not options.quick
-        rivals = [maker(config, workload, device) for maker in makers if extras or not maker.extra]
+        rivals = [maker(config, workload, device) for maker in makers]
         # Created before anything trains, so that all start with the same weights and random state.
         losses: dict[str, list[float]] = {}
         for each in (side, *rivals):
@@ -149,11 +135,11 @@ def _case(table: Table, case: Case, makers: list[type[Rival]], options: Options)
         for rival in rivals:
             target = BARE_TARGET if isinstance(rival, Bare) else AHEAD
             blocks.compare(rival, target, parity(losses[side.name], losses[rival.name]))
-        if extras:
+        if case.overhead and not options.quick:
             with engine(case.workload, sets) as own:
                 blocks = Blocks(table, f"{name}, engine's own fetch", EngineSide(own), options)
                 for rival in rivals:
-                    if not isinstance(rival, Bare) and not rival.extra:
+                    if not isinstance(rival, Bare):
                         blocks.compare(rival, AHEAD, "")
 
 
