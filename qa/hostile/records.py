@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 import shutil
@@ -36,11 +35,10 @@ from ndd_engine.train.preflight import check_resume
 from ndd_engine.trial.compare import compare
 from qa.hostile import _real_logs
 from qa.hostile._ended import clean, said
-from qa.hostile._values import NASTY, NONSENSE, VALUES
+from qa.hostile._values import NONSENSE, damaged
 from qa.hostile.attempts import Attempt, Kind
 
 _SIZES = ((80, 24), (40, 12), (160, 50), (120, 30))
-_PLACE = "\ue000"  # stands for a value that is put in as text
 
 
 @dataclass(frozen=True)
@@ -57,39 +55,13 @@ def _log(run: RunDir) -> _Log:
     return _Log(run, lines, tuple(map(json.loads, lines)))
 
 
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to every value of a line, short lists and tables as a whole and in parts."""
-    if path:
-        yield path
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _paths(item, (*path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value[:6]):
-            yield from _paths(item, (*path, index))
-
-
 def _edited(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
-    """One value of one line of a random type is replaced, removed, or gets another name."""
+    """One value of one line of a random type is damaged."""
     kind = rng.choice(sorted({body["type"] for body in log.bodies}))
     index = rng.choice([place for place, body in enumerate(log.bodies) if body["type"] == kind])
-    body = copy.deepcopy(log.bodies[index])
-    path = rng.choice(list(_paths(body)))
-    holder = body
-    for part in path[:-1]:
-        holder = holder[part]
-    what, new = rng.choice("rrrrrrrrrdn"), rng.choice(VALUES)
-    if what == "r":
-        holder[path[-1]] = _PLACE
-    else:
-        value = holder.pop(path[-1])
-        new = "removed" if what == "d" else "renamed"
-        if what == "n" and isinstance(holder, dict):
-            holder[NASTY] = value
-    line = json.dumps(body, separators=(",", ":")).replace(json.dumps(_PLACE), new).encode()
     lines = list(log.lines)
-    lines[index] = line
-    return f"{log.run.name}: line {index} ({kind}) {'.'.join(map(str, path))} = {new[:40]}", lines
+    done, lines[index] = damaged(rng, log.bodies[index])
+    return f"{log.run.name}: line {index} ({kind}) {done}", lines
 
 
 def _flipped(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
