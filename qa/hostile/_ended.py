@@ -34,9 +34,10 @@ class Said:
 
 def said(*arguments: str) -> Said:
     """A command in this process."""
-    # As a terminal's: what cannot be encoded is an error on standard output, and escaped on standard error.
-    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
-    errors = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True)
+    # As `main` sets them up: what cannot be encoded is escaped.
+    out, errors = (
+        io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True) for _ in range(2)
+    )
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         status = status_of(list(arguments))
     return Said(status, *(stream.buffer.getvalue().decode() for stream in (out, errors)))  # type: ignore[attr-defined]
