@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from benchmarks.engine import Json, Trained, trained
+from benchmarks.engine import Json as Json
+from benchmarks.engine import Trained as Trained
+from benchmarks.engine import trained
 
 # Every step's loss is written, each in a window of its own.
 EVERY_STEP = ("log.every_steps=1", "log.window_s=0")
