@@ -124,9 +124,7 @@ class Search:
             say(f"best: {name}")
             try:
                 candidate = self._candidate(merged(best.settings, step.sets))
-                found = compared(
-                    best.rate, candidate.rate, options.repeats(3, 2), options.seconds(8.0, 2.0)
-                )
+                found = compared(best.rate, candidate.rate, options.repeats(3, 2), options.seconds(8.0, 2.0))
             except ChildError as error:
                 self.steps.add(name, "failed")
                 self.steps.note(f"{name}: {error}")
@@ -241,9 +239,8 @@ class Loading:
 
     def rate(self) -> float:
         """Items per second of one block."""
-        begin, fetched = time.perf_counter(), 0
-        for _ in self._batches:
-            fetched += 1
+        begin = time.perf_counter()
+        for fetched, _ in enumerate(self._batches, start=1):
             if (taken := time.perf_counter() - begin) >= self._block_s:
                 return fetched * self._items / taken
         raise RuntimeError("the data ended")

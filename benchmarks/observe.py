@@ -150,7 +150,9 @@ def _off(windows: list[dict[str, Any]]) -> int:
     )
 
 
-def _observed(options: Options, step_ms: float, *words: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _observed(
+    options: Options, step_ms: float, *words: object
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What the loop prints with these arguments, and the windows of the observer. Raises RuntimeError without any."""
     with tempfile.TemporaryDirectory(prefix="ndd-observe-") as folder:
         more = {FOLDER: folder, "PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1"}

@@ -1,8 +1,8 @@
 """An ordinary training loop for `benchmarks.observe`, in a process that the observer entered.
 
-`python observed_loop.py MILLISECONDS WARM_S steps ROUNDS SECONDS` prints one JSON object: what single steps take that are
-observed in each way, and what the observer does besides, in so many seconds of the usual observation.
-`python observed_loop.py MILLISECONDS WARM_S ends SECONDS` trains for so long, observed, and prints when each step ended.
+`python observed_loop.py MILLISECONDS WARM_S steps ROUNDS SECONDS` prints one JSON object: what single steps take that
+are observed in each way, and what the observer does besides, in so many seconds of the usual observation.
+`python observed_loop.py MILLISECONDS WARM_S ends SECONDS` trains for so long, observed, and prints when each step ends.
 WARM_S: seconds of observed training before, in which the observer learns what the steps call, and how often to time
 their phases.
 """
@@ -85,7 +85,12 @@ def sized(step_s: float) -> Loop:
 
 def main() -> None:
     """Measure, and print."""
-    step_s, warm_s, what, count = float(sys.argv[1]) / 1e3, float(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+    step_s, warm_s, what, count = (
+        float(sys.argv[1]) / 1e3,
+        float(sys.argv[2]),
+        sys.argv[3],
+        float(sys.argv[4]),
+    )
     torch.set_num_threads(1)
     loop = sized(step_s)
     observer: Any = sys.modules["_ndd_watch.install"].observer

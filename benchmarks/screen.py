@@ -148,9 +148,7 @@ def _cpu_share(block: Stretch) -> float:
     return block.cpu_s / (block.end - block.begin)
 
 
-def _watch(
-    result: Path, words: list[str], limit_s: float
-) -> tuple[list[Chunk], list[tuple[float, float]]]:
+def _watch(result: Path, words: list[str], limit_s: float) -> tuple[list[Chunk], list[tuple[float, float]]]:
     """Read the terminal to its end: the chunks, and (unix seconds, cores used by others) every second."""
     chunks: list[Chunk] = []
     load: list[tuple[float, float]] = []

@@ -1,6 +1,7 @@
 """The program in the terminal of the screen benchmark: the console with a screen that can be switched off.
 
-`python -m benchmarks.stage RUNS RESULT BLOCKS BLOCK_S WARM_STEPS SETTLE_S [key=value ...]` trains in the console like `ndd-console train`.
+`python -m benchmarks.stage RUNS RESULT BLOCKS BLOCK_S WARM_STEPS SETTLE_S [key=value ...]` trains in the console like
+`ndd-console train`.
 A thread switches the refresh timer of the live screen off and on, block by block, and writes the times to RESULT. The
 engine trains throughout; its own record shows what it did in each block.
 """

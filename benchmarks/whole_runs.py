@@ -114,7 +114,14 @@ def _run(folder: Path, work: Work, side: str) -> Measured:
             command = [*console.split(), *command]
         elif side == "traceml run":
             tool = str(Path(work.python).with_name("traceml"))
-            command = [tool, "run", _LOOP, *"--logs-dir logs --run-name it --args".split(), *given, "traceml"]
+            command = [
+                tool,
+                "run",
+                _LOOP,
+                *["--logs-dir", "logs", "--run-name", "it", "--args"],
+                *given,
+                "traceml",
+            ]
         watch = LoadWatch()
         begin = time.perf_counter()
         _execute(Path(place), command)

@@ -12,7 +12,6 @@ from benchmarks.common import Environment, Table, add_output, report, say, write
 
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.hardware.detect import detect
-
 from qa.trials.nulls import table
 
 from . import matrix, null

@@ -42,7 +42,9 @@ def case_table(outcomes: Sequence[Outcome]) -> Table:
         )  # fmt: skip
         for measured in (outcome.tried, outcome.cured):
             if measured is not None and measured.ratio is None:
-                table.note(f"{outcome.case.name}: {' '.join(measured.sets)}: {measured.verdict}: {measured.text}")
+                table.note(
+                    f"{outcome.case.name}: {' '.join(measured.sets)}: {measured.verdict}: {measured.text}"
+                )
         if outcome.exceeded:
             table.note(f"{outcome.case.name}: the gain exceeds the ceiling")
         for cause in outcome.charges:

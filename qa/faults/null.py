@@ -10,7 +10,7 @@ from qa.trials.nulls import Null
 
 from .cases import PLAIN
 from .faulty import ANTISPOOF, CHARTEXT, FINETUNE, NDD, SUMMARISE
-from .suite import TrialFailed, trial
+from .suite import TrialError, trial
 
 TITLE = "A/A trials: false gains and losses"
 BUDGET_S = 16.0
@@ -36,8 +36,6 @@ def _one(number: int, budget_s: float, both: bool) -> Null:
     restarts = not both or number // len(SIDES) % PAIRS_EVERY == 0
     try:
         event = trial(workload, (*PLAIN, *sets), CHANGE, budget_s, restarts=restarts)
-    except TrialFailed as error:
+    except TrialError as error:
         return Null(number, workload, f"failed: {error}", restarts=restarts)
-    return Null(
-        number, workload, event.verdict, event.ratio, event.low, event.high, event.seconds, restarts
-    )
+    return Null(number, workload, event.verdict, event.ratio, event.low, event.high, event.seconds, restarts)

@@ -1,4 +1,4 @@
-"""A run of a case, as a user has it: `ndd-console train --headless`, watched from outside and diagnosed as it trains."""
+"""A run of a case, as users have it: `ndd-console train --headless`, watched from outside, diagnosed as it trains."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BLOCK_S = 6.0
 ABBA_BLOCKS = 3
 
 
-class CaseFailed(Exception):
+class CaseError(Exception):
     """A run failed; the message says where its output is."""
 
 
@@ -56,7 +56,7 @@ class Found:
 def observed(case: Case, folder: Path, neighbours: Sequence[int], alone: bool) -> Found:
     """Train the case, diagnose it, and end it. alone: whether to stop its neighbours for some time, too.
 
-    Raises CaseFailed.
+    Raises CaseError.
     """
     command = [sys.executable, "-m", "ndd_console", "--runs", "runs", "train", "--headless", "--run", NAME]
     command += ["--workload", case.workload_name]
@@ -77,7 +77,7 @@ def observed(case: Case, folder: Path, neighbours: Sequence[int], alone: bool) -
     end = watched.reader.snapshot()
     if end.status == "failed" or not found.findings:
         lines = log.read_text("utf-8", "replace").strip().splitlines() or ["no output"]
-        raise CaseFailed(f"the run ended with status {process.returncode}: {lines[-1][:200]}; see {log}")
+        raise CaseError(f"the run ended with status {process.returncode}: {lines[-1][:200]}; see {log}")
     return found
 
 

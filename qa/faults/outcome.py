@@ -41,7 +41,9 @@ class Measured:
     def of_estimate(cls, alone: Estimate | None) -> Self:
         """The speed without neighbours over that beside them; None if the run was too slow to measure that."""
         if alone is None:
-            return cls((), "not measured", None, None, None, 0.0, "too slow between two stops of its neighbours")
+            return cls(
+                (), "not measured", None, None, None, 0.0, "too slow between two stops of its neighbours"
+            )
         return cls((), "measured", alone.ratio, alone.low, alone.high)
 
     @property

@@ -292,4 +292,10 @@ def heavy(settings: Any) -> dict[str, Any]:
     def forward(model: nn.Module, batch: Any) -> Any:
         return model(batch[0].view(len(batch[0]), -1, WIDTH).mean(dim=1))
 
-    return {"model": Net(), "train_data": Items(8 * ITEMS, torch.tensor), "loss": loss, "forward": forward, "collate": collate}
+    return {
+        "model": Net(),
+        "train_data": Items(8 * ITEMS, torch.tensor),
+        "loss": loss,
+        "forward": forward,
+        "collate": collate,
+    }

@@ -29,9 +29,7 @@ def measure(options: Options) -> list[Table]:
         folder = Path(options.keep or temporary)
         folder.mkdir(parents=True, exist_ok=True)
         count = options.real or options.repeats(4, 4, 1)
-        found = nulls.run(
-            folder / "nulls.jsonl", count, True, lambda number: _trial(folder, number, options)
-        )
+        found = nulls.run(folder / "nulls.jsonl", count, True, lambda number: _trial(folder, number, options))
         return nulls.tables(found, f"{TITLE} ({BUDGET_S:g} s each)")
 
 

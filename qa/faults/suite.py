@@ -18,7 +18,7 @@ from ndd_engine.trial.trial import run_trial
 from qa.kept import append, read_lines
 
 from .cases import Case
-from .observed import CaseFailed, observed
+from .observed import CaseError, observed
 from .outcome import Measured, Outcome, same_change
 from .plants import neighbours, write_module
 
@@ -30,7 +30,7 @@ PATIENCE_S = 240.0
 NO_FINDING = ("healthy", "too-short")
 
 
-class TrialFailed(Exception):
+class TrialError(Exception):
     """A trial could not begin."""
 
 
@@ -81,7 +81,7 @@ class Suite:
         try:
             with neighbours(case.busy, case.asleep) as pids:
                 outcome = self._carry_out(case, folder, pids)
-        except CaseFailed as error:
+        except CaseError as error:
             outcome = Outcome(case, error=str(error))
         return replace(outcome, seconds=round(time.monotonic() - begin, 1))
 
@@ -120,7 +120,7 @@ class Suite:
             return Measured.of_trial(
                 trial(case.workload_name, case.all_sets(folder), sets, seconds, cause=cause)
             )
-        except TrialFailed as error:
+        except TrialError as error:
             # The diagnosis remains valid.
             return Measured(sets, "not measured", None, None, None, 0.0, str(error))
 
@@ -134,7 +134,7 @@ def trial(
     cause: str | None = None,
     restarts: bool = False,
 ) -> TrialEvent:
-    """A trial as `ndd-console try` makes it; stopped if it hangs. Raises TrialFailed."""
+    """A trial as `ndd-console try` makes it; stopped if it hangs. Raises TrialError."""
     request = TrialRequest(
         Base(workload, None, workload, tuple(sets)), tuple(change), budget_s, cause, restarts
     )
@@ -145,7 +145,7 @@ def trial(
     try:
         return run_trial(request, lambda _: None, stop)
     except NddError as error:
-        raise TrialFailed(str(error)) from None
+        raise TrialError(str(error)) from None
     finally:
         timer.cancel()
 

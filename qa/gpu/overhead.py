@@ -75,9 +75,7 @@ def time_device(clock: DevicePhaseClock, on: bool) -> None:
     clock._device.due = 0 if on else NEVER
 
 
-def compare(
-    given: Task, name: str, baseline: Callable[[], float], side: Callable[[], float]
-) -> Compared:
+def compare(given: Task, name: str, baseline: Callable[[], float], side: Callable[[], float]) -> Compared:
     """One ratio of rates with its interval against the target."""
     found = compared(baseline, side, int(given.of(16, 6, 2)), given.of(20.0, 5.0, 2.0))
     put_ratio(given, name, found.values, found.note)

@@ -98,14 +98,28 @@ def parts() -> tuple[Part, ...]:
 
     return (
         Part(MACHINE, "machine", "machine", 90, 30),
-        first("plain", "first plain", 120, 60, "Whether a run works at all: clocks, memory, settings, findings."),
-        first("graph", "first graph", 120, 50, "Whether a CUDA graph trains like eager steps; speed and memory."),
+        first(
+            "plain", "first plain", 120, 60, "Whether a run works at all: clocks, memory, settings, findings."
+        ),
+        first(
+            "graph", "first graph", 120, 50, "Whether a CUDA graph trains like eager steps; speed and memory."
+        ),
         first("fallback", "first fallback", 90, 40, "What happens to a step that cannot be captured."),
-        first("script", "first_scripts script", 150, 80, "Whether the phases of an observed script are timed."),
-        first("trial", "first_scripts trial", 120, 70, "Whether a trial of a script times more than launches."),
-        first("captures", "tests/gpu/test_capture_gpu.py", 150, 45, "Permissions of CUPTI, fields of a capture."),
-        first("memory", "tests/gpu/test_memory_gpu.py", 150, 45, "Whether predicted memory is reserved memory."),
-        first("hardware", "tests/gpu/test_hardware_gpu.py", 60, 30, "Whether NVML, nvidia-smi and torch agree."),
+        first(
+            "script", "first_scripts script", 150, 80, "Whether the phases of an observed script are timed."
+        ),
+        first(
+            "trial", "first_scripts trial", 120, 70, "Whether a trial of a script times more than launches."
+        ),
+        first(
+            "captures", "tests/gpu/test_capture_gpu.py", 150, 45, "Permissions of CUPTI, fields of a capture."
+        ),
+        first(
+            "memory", "tests/gpu/test_memory_gpu.py", 150, 45, "Whether predicted memory is reserved memory."
+        ),
+        first(
+            "hardware", "tests/gpu/test_hardware_gpu.py", 60, 30, "Whether NVML, nvidia-smi and torch agree."
+        ),
         first("load", "first load", 60, 30, "Which clocks and power limits are normal under load."),
         first("overlap", "first overlap", 90, 40, "Whether a loader is blamed while the GPU is busy."),
         first("tf32", "first tf32", 60, 30, "Which products use TF32, and whether all switches can be read."),

@@ -36,7 +36,7 @@ from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
 from qa.ranks.launch import launch
 
-from .figures import FAIL, Task, one_line, task
+from .figures import FAIL, one_line, task
 from .overhead import TARGET, put_ratio
 
 MODULE = "qa.gpu.ranks"
@@ -169,9 +169,7 @@ def cost(device: torch.device, strategy: str, pairs: str) -> dict[str, Any]:
         rate(which, WARM_UP)
     steps = torch.tensor([max(round(rate(bare, WARM_UP) * 0.5), 5)])
     dist.broadcast(steps, 0)
-    ratios = paired(
-        partial(rate, bare, int(steps)), partial(rate, marked, int(steps)), int(pairs), math.inf
-    )
+    ratios = paired(partial(rate, bare, int(steps)), partial(rate, marked, int(steps)), int(pairs), math.inf)
     rates = sorted(ratio.rates[0] for ratio in ratios)
     return {"ratios": [ratio.value for ratio in ratios], "step_ms": 1e3 / rates[len(rates) // 2]}
 

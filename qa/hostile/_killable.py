@@ -139,7 +139,13 @@ def answer(order: dict[str, Any], folder: Path) -> dict[str, Any]:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
     output = path.read_text(errors="replace")
-    return {"status": status, "output": output, "left": left_over(inherited, PATIENCE_S), "counts": found, "seconds": seconds}
+    return {
+        "status": status,
+        "output": output,
+        "left": left_over(inherited, PATIENCE_S),
+        "counts": found,
+        "seconds": seconds,
+    }
 
 
 def worker_of(child: int) -> int:

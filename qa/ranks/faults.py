@@ -85,7 +85,9 @@ def measure(options: Options) -> Table:
 
 
 @contextmanager
-def training(folder: Path, *words: str, within_s: float = 1.0, **more: int) -> Iterator[tuple[RanksJob, float]]:
+def training(
+    folder: Path, *words: str, within_s: float = 1.0, **more: int
+) -> Iterator[tuple[RanksJob, float]]:
     """A run that trains, at a random moment within so many seconds; and that moment (Unix time)."""
     with RanksJob(folder, *QUIET, *words, **more) as job:
         job.trains()

@@ -29,7 +29,9 @@ from .foreground import allow_background, in_background, terminal_mode
 _WAIT_S = 0.2
 # A terminal may send bytes that are not UTF-8: those of another encoding, or a part of a character. Textual's driver
 # would end the app.
-vars(linux_driver)["getincrementaldecoder"] = lambda encoding: partial(getincrementaldecoder(encoding), "replace")
+vars(linux_driver)["getincrementaldecoder"] = lambda encoding: partial(
+    getincrementaldecoder(encoding), "replace"
+)
 
 
 class Patched(Widget):
