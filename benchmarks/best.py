@@ -95,7 +95,12 @@ class Search:
 
     def __init__(self, guide: Guide, options: Options, result: Table, steps: Table, cache: str) -> None:
         self.guide, self.options, self.result, self.steps = guide, options, result, steps
-        self._scaled = (*guide.scaled, *ONLY_STEPS, f"run.device={options.device}")
+        self._scaled = (
+            *guide.scaled,
+            *options.small(guide.workload),
+            *ONLY_STEPS,
+            f"run.device={options.device}",
+        )
         self._environment = {**SHARED_ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": cache}
         self._open: list[Candidate] = []
 

@@ -27,6 +27,7 @@ FOREIGN_LIMIT = 0.10
 # With fewer undisturbed pairs than this, all are used: a rough result is better than none.
 FEWEST_PAIRS = 5
 SMOKE_S = 0.6
+SMALL = ("workload.samples=2000", "workload.hidden=[16]", "batch.micro=64", "run.threads=1")
 RESULTS = Path(__file__).parent / "results"
 _RESAMPLES = 4000
 T = TypeVar("T")
@@ -70,6 +71,10 @@ class Options:
     def cases(self, cases: Iterable[T]) -> list[T]:
         """The cases to measure: all, or the first."""
         return list(itertools.islice(cases, 1 if self.smoke else None))
+
+    def small(self, workload: str) -> tuple[str, ...]:
+        """With smoke, settings of the first workload that leave little to do."""
+        return SMALL if self.smoke and workload == "eeg" else ()
 
     def repeats(self, full: int, quick: int, least: int = 1) -> int:
         """How often to measure. least: below which there is no result."""

@@ -134,7 +134,8 @@ def _by_seed(case: Case, amp: str, steps: int, seeds: range, options: Options) -
     """The metrics of each seed, or the error."""
     say(f"quality: {case.workload}, {'fp32' if amp == 'off' else amp}")
     sets = (
-        *_ONLY_THE_END, *case.sets, f"precision.amp={amp}", f"run.max_steps={steps}", f"run.device={options.device}",
+        *_ONLY_THE_END, *case.sets, *options.small(case.workload),
+        f"precision.amp={amp}", f"run.max_steps={steps}", f"run.device={options.device}",
         # The guides' fp32 is without TF32; models this small are no faster with more threads.
         "precision.tf32=false", "run.threads=1",
     )  # fmt: skip

@@ -42,7 +42,7 @@ def measure(options: Options) -> list[Table]:
         "expected",
     )
     table = Table(TITLE, columns)
-    rounds, budget_s = options.repeats(3, 1), options.seconds(60.0, 20.0, least=0.5)
+    rounds, budget_s = options.repeats(3, 1), options.seconds(60.0, 20.0, least=2.0)
     for workload, sets, change in options.cases(case for case in CASES if options.wants(case[0])):
         ways: tuple[list[Estimate], list[Estimate]] = ([], [])
         for turn in range(rounds):

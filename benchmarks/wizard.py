@@ -87,9 +87,8 @@ def measure(options: Options) -> list[Table]:
 
 def answers_of(workload: str, options: Options) -> Answers:
     """The wizard's defaults, for a size suitable for few cores."""
-    return Answers(
-        workload=workload, sets=tuple(item.format(device=options.device) for item in SETS[workload])
-    )
+    sets = (*SETS[workload], *options.small(workload))
+    return Answers(workload=workload, sets=tuple(item.format(device=options.device) for item in sets))
 
 
 def _outcome(workload: str, options: Options) -> Outcome:
