@@ -47,6 +47,9 @@ from ndd_engine.wizard.proposals import Measured
 from qa.hostile import _strange as strange
 from qa.hostile.attempts import Attempt, Kind
 
+# Until a program counts as hanging.
+END_S = 180.0
+
 Draw = Callable[[int, int], list[Row]]
 
 
@@ -160,7 +163,8 @@ def in_terminal(seed: int, folder: Path) -> None:
             terminal.pump(0.05)
         if terminal.process.isalive():
             terminal.process.kill(signal.SIGTERM)
-        assert terminal.wait() in (0, 143)
+        # On a busy machine, the wizard's import of torch holds up the end for as long as it takes.
+        assert terminal.wait(END_S) in (0, 143)
         assert terminal.echoes(), "the terminal is raw"
         assert b"Traceback" not in terminal.raw and b"screen failed" not in terminal.raw, terminal.raw[-1500:]
 
