@@ -83,7 +83,7 @@ class WidgetPainter(Widget):
     shown: Sequence[Row] = ()
 
     def compose(self) -> ComposeResult:
-        self.above, self.below = ([Label(markup=False) for _ in range(count)] for count in (3, 2))
+        self.above, self.below = ([Label(markup=False) for _ in range(count)] for count in (8, 6))
         self.table: DataTable[Text] = DataTable(show_header=False, show_cursor=False, cell_padding=0)
         self.trend = Sparkline([])
         yield from (*self.above, self.table, self.trend, *self.below)
