@@ -2,8 +2,8 @@
 
 Each setting is tried on top of the settings kept so far, in a few pairs of blocks; it is kept if the median of its
 ratios is above 1.03. The kept settings are then measured vs. the original ones in new pairs, as the selecting pairs
-overestimate the gain. Every candidate is a real run of the engine in a child process (see subject); compiling and
-warm-up are not part of the ratios, and are reported with the number of steps after which they break even.
+overestimate the gain. Every candidate is a real run of the engine in a child process; compiling and warm-up are not
+part of the ratios, and are reported with the number of steps after which they break even.
 
 Ratios are of items per second, so that different batches are comparable. Losses are those of the first steps.
 """
@@ -11,15 +11,20 @@ Ratios are of items per second, so that different batches are comparable. Losses
 from __future__ import annotations
 
 import math
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count, islice
 
-from ndd_engine.child import ChildError
+from ndd_engine.child import ChildError, spec_of
+from ndd_engine.train.loop import Loop
+from ndd_engine.trial.process import SHARED_ENVIRONMENT, SideProcess
+from ndd_engine.trial.side import not_in_effect
+from ndd_engine.wizard.verify import PATIENCE_S
 
 from .common import (
+    Compared,
     Options,
     Table,
     Target,
@@ -27,15 +32,15 @@ from .common import (
     as_ms,
     as_ratio,
     as_seconds,
-    paired,
+    compared,
+    ignore,
     say,
     statistics_cells,
-    undisturbed,
 )
-from .engine import ONLY_STEPS
+from .engine import ONLY_STEPS, engine
 from .guides import OTHER_BATCH, Guide, Settings, Step, as_sets, guides, merged
 from .parity import WHY, parity
-from .subject import Subject, compiler_cache
+from .sides import step_s
 
 TITLE = (
     "best: the engine's best settings / the guide's original settings (items per second, neighbouring blocks)"
@@ -53,63 +58,50 @@ KEPT_FROM = 1.03
 LOSSES = 5
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How long to measure. search_s: limit for trying the settings of one workload."""
-
-    block_s: float
-    trial_pairs: int
-    trial_s: float
-    search_s: float
-    pairs: int
-    limit_s: float
-
-
 @dataclass
 class Candidate:
-    """A run with its settings. steps: per block."""
+    """A run with its settings."""
 
     settings: dict[str, str]
-    subject: Subject
-    steps: int
+    side: SideProcess
+    block_s: float
+
+    @property
+    def items(self) -> int:
+        """Of an optimizer step."""
+        return self.side.facts.items_per_step
 
     def rate(self) -> float:
         """Items per second of one block."""
-        return self.steps * self.subject.ready.items / self.subject.train(self.steps)
-
-    @property
-    def losses(self) -> tuple[float, ...]:
-        return self.subject.ready.losses
+        return self.items / step_s(self.side, self.block_s)
 
 
 def measure(options: Options) -> list[Table]:
     """The results, and the search for them."""
     result, steps = Table(TITLE, COLUMNS), Table(STEPS_TITLE, STEP_COLUMNS)
-    effort = Effort(
-        block_s=options.seconds(0.6, 0.25), trial_pairs=options.repeats(3, 2), trial_s=options.seconds(8.0, 2.0),
-        search_s=options.seconds(60.0, 4.0), pairs=options.repeats(10, 2), limit_s=options.seconds(25.0, 3.0),
-    )  # fmt: skip
-    if options.pairs is not None:
-        effort = replace(effort, pairs=options.pairs, limit_s=math.inf, search_s=math.inf)
     steps.note(WHY)
     if options.quick:
         steps.note("--quick tries all settings at once, without compiling and different batches")
+    wanted = (guide for guide in guides(options.device) if options.wants(guide.workload))
     with tempfile.TemporaryDirectory(prefix="ndd-bench-compiled-") as cache:
-        compiler_cache(cache)
-        wanted = (guide for guide in guides(options.device) if options.wants(guide.workload))
         for guide in options.cases(wanted):
             say(f"best: {guide.workload}")
-            Search(guide, options, effort, result, steps).carry_out()
+            Search(guide, options, result, steps, cache).carry_out()
     return [result, steps]
 
 
 class Search:
-    """The search over the settings of one guide."""
+    """The search over the settings of one guide. cache: a folder for compiled code, cold at first."""
 
-    def __init__(self, guide: Guide, options: Options, effort: Effort, result: Table, steps: Table) -> None:
-        self.guide, self.options, self.effort = guide, options, effort
-        self.result, self.steps = result, steps
-        self._scaled = (*guide.scaled, *ONLY_STEPS, f"run.device={options.device}")
+    def __init__(self, guide: Guide, options: Options, result: Table, steps: Table, cache: str) -> None:
+        self.guide, self.options, self.result, self.steps = guide, options, result, steps
+        self._scaled = (
+            *guide.scaled,
+            *options.small(guide.workload),
+            *ONLY_STEPS,
+            f"run.device={options.device}",
+        )
+        self._environment = {**SHARED_ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": cache}
         self._open: list[Candidate] = []
 
     def carry_out(self) -> None:
@@ -122,11 +114,13 @@ class Search:
             self.result.add(self.guide.workload, "failed")
             self.result.note(f"{self.guide.workload}: {error}")
         finally:
-            self._close_all()
+            for candidate in self._open:
+                candidate.side.close()
 
     def _search(self, before: Candidate) -> tuple[Candidate, list[Step]]:
         best, kept = before, list[Step]()
-        deadline = time.perf_counter() + self.effort.search_s
+        options, limit_s = self.options, self.options.seconds(60.0, 4.0)
+        deadline = math.inf if options.pairs else time.perf_counter() + limit_s
         for step in self._wanted():
             name = f"{self.guide.workload}: {step.name}"
             if time.perf_counter() > deadline:
@@ -135,24 +129,20 @@ class Search:
             say(f"best: {name}")
             try:
                 candidate = self._candidate(merged(best.settings, step.sets))
-                tried: list[float] = []
-                found = paired(
-                    best.rate, _kept_in(tried, candidate.rate), self.effort.trial_pairs, self.effort.trial_s
-                )
+                found = compared(best.rate, candidate.rate, options.repeats(3, 2), options.seconds(8.0, 2.0))
             except ChildError as error:
                 self.steps.add(name, "failed")
                 self.steps.note(f"{name}: {error}")
                 continue
-            ratios = [ratio.value for ratio in found]
-            keep = statistics.median(ratios) > KEPT_FROM
-            self._row(name, step, before, best, candidate, statistics.median(tried), ratios, keep)
+            keep = found.median > KEPT_FROM
+            self._row(name, step, before, best, candidate, found, keep)
+            loser = best if keep else candidate
             if keep:
                 kept.append(step)
-                best, old = candidate, best
-                if old is not before:
-                    self._close(old)
-            else:
-                self._close(candidate)
+                best = candidate
+            if loser is not before:
+                self._open.remove(loser)
+                loser.side.close()
         return best, kept
 
     def _wanted(self) -> list[Step]:
@@ -168,93 +158,60 @@ class Search:
         return [Step("all at once", combined, numbers)]
 
     def _row(
-        self,
-        name: str,
-        step: Step,
-        before: Candidate,
-        best: Candidate,
-        candidate: Candidate,
-        rate: float,
-        ratios: list[float],
+        self, name: str, step: Step, before: Candidate, best: Candidate, candidate: Candidate, found: Compared,
         keep: bool,
-    ) -> None:
-        ready = candidate.subject.ready
+    ) -> None:  # fmt: skip
+        facts, rate = candidate.side.facts, found.subject
         compiling, break_even = "", ""
-        if ready.compile_s is not None and best.subject.ready.compile_s is None:
-            compiling = as_seconds(ready.compile_s)
-            saved = ready.items / rate * (statistics.median(ratios) - 1)
-            break_even = as_count(math.ceil(ready.compile_s / saved)) if saved > 0 else "never"
+        if facts.compile_s is not None and best.side.facts.compile_s is None:
+            compiling = as_seconds(facts.compile_s)
+            saved = candidate.items / rate * (found.median - 1)
+            break_even = as_count(math.ceil(facts.compile_s / saved)) if saved > 0 else "never"
         self.steps.add(
-            name, as_ms(ready.items / rate * 1e3), as_count(rate), str(len(ratios)),
-            *(as_ratio(value) for value in (min(ratios), statistics.median(ratios), max(ratios))),
-            "yes" if keep else "no", self._same(before, candidate), step.numbers, compiling, break_even,
+            name, as_ms(candidate.items / rate * 1e3), as_count(rate), str(len(found.values)),
+            *(as_ratio(value) for value in (min(found.values), found.median, max(found.values))),
+            "yes" if keep else "no", _same(before, candidate), step.numbers, compiling, break_even,
         )  # fmt: skip
-        for text in ready.not_in_effect:
+        for text in not_in_effect(facts.settings):
             self.steps.note(f"{name}: {text}")
-
-    def _same(self, before: Candidate, after: Candidate) -> str:
-        if before.subject.ready.items != after.subject.ready.items:
-            return "not comparable"
-        return parity(before.losses, after.losses)
 
     def _conclude(self, before: Candidate, best: Candidate, kept: list[Step]) -> None:
         guide, name = self.guide, self.guide.workload
         self._note_settings(before, best, kept)
         if not kept:
-            items = before.subject.ready.items
-            self.result.add(name, as_ms(items / before.rate() * 1e3), "no setting made it faster")
+            self.result.add(name, as_ms(before.items / before.rate() * 1e3), "no setting made it faster")
             return
         say(f"best: {name}: before and after")
-        taken: dict[str, list[float]] = {"before": [], "after": []}
-        values = self._ratios(
-            name, _kept_in(taken["before"], before.rate), _kept_in(taken["after"], best.rate)
-        )
-        old, new = (statistics.median(taken[side]) for side in ("before", "after"))
-        ready, after = before.subject.ready, best.subject.ready
-        figures = (
-            as_ms(ready.items / old * 1e3), as_ms(after.items / new * 1e3), as_count(old), as_count(new),
-            *statistics_cells(values, as_ratio),
-        )  # fmt: skip
+        found = self._compared(name, before, best)
         for index, (says, ratio) in enumerate(guide.claims):
-            cells = Target(ratio, at_least=True).cells(statistics.median(values), lambda value: f"{value:g}x")
-            same = self._same(before, best)
-            row = (name, *figures, says, cells[1], same) if index == 0 else _further(name, says, cells[1])
-            self.result.add(*row)
+            verdict = Target(ratio, at_least=True).cells(found.median, as_ratio)[1]
+            figures = _figures(found, before, best) if index == 0 else ("",) * 9
+            self.result.add(name, *figures, says, verdict, _same(before, best) if index == 0 else "")
         if guide.loads:
-            self._loading(before, best, (old, new))
+            self._loading(before, best, found)
 
-    def _loading(self, before: Candidate, best: Candidate, training: tuple[float, float]) -> None:
-        """Data loading alone: batches are fetched and discarded. training: items per second of whole steps."""
+    def _compared(self, name: str, before: Candidate | Loading, best: Candidate | Loading) -> Compared:
+        pairs = self.options.pairs or self.options.repeats(10, 2)
+        limit_s = math.inf if self.options.pairs else self.options.seconds(25.0, 3.0)
+        found = compared(before.rate, best.rate, pairs, limit_s)
+        self.result.note(f"{name}: {found.note}" if found.note else "")
+        return found
 
-        def rate(candidate: Candidate) -> float:
-            return candidate.steps * candidate.subject.ready.items / candidate.subject.fetch(candidate.steps)
-
+    def _loading(self, before: Candidate, best: Candidate, training: Compared) -> None:
+        """Data loading alone: batches are fetched and discarded."""
         name = f"{self.guide.workload}: data loading alone"
-        taken: dict[str, list[float]] = {"before": [], "after": []}
-        # Without training, optimised loading is so fast that a block needs more batches.
-        quick = Candidate(best.settings, best.subject, best.steps * 8)
-        values = self._ratios(
-            name,
-            _kept_in(taken["before"], lambda: rate(before)),
-            _kept_in(taken["after"], lambda: rate(quick)),
-        )
-        old, new = (statistics.median(taken[side]) for side in ("before", "after"))
-        ready, after = before.subject.ready, best.subject.ready
-        self.result.add(
-            name, as_ms(ready.items / old * 1e3), as_ms(after.items / new * 1e3), as_count(old), as_count(new),
-            *statistics_cells(values, as_ratio),
-        )  # fmt: skip
-        self.result.note(f"{name}: {training[0] / old:.0%} of a step before, {training[1] / new:.0%} after")
-
-    def _ratios(self, name: str, old: Callable[[], float], new: Callable[[], float]) -> list[float]:
-        values, note = undisturbed(paired(old, new, self.effort.pairs, self.effort.limit_s))
-        if note:
-            self.result.note(f"{name}: {note}")
-        return values
+        sets = [[*self._scaled, *as_sets(one.settings)] for one in (before, best)]
+        with engine(self.guide.workload, sets[0]) as old, engine(self.guide.workload, sets[1]) as new:
+            block_s = self.options.seconds(0.6, 0.25, least=0.05)
+            loading = [Loading(one.loop, block_s) for one in (old, new)]
+            found = self._compared(name, *loading)
+        self.result.add(name, *_figures(found, before, best))
+        shares = [training.baseline / found.baseline, training.subject / found.subject]
+        self.result.note(f"{name}: {shares[0]:.0%} of a step before, {shares[1]:.0%} after")
 
     def _note_settings(self, before: Candidate, best: Candidate, kept: list[Step]) -> None:
         name, note = self.guide.workload, self.result.note
-        note(f"{name}, common: {' '.join(self.guide.scaled)}; {before.subject.ready.threads} threads")
+        note(f"{name}, common: {' '.join(self.guide.scaled)}; {before.side.facts.threads} threads")
         note(f"{name}, before: {_words(before.settings)}")
         changed = {key: value for key, value in best.settings.items() if before.settings.get(key) != value}
         note(f"{name}, after: {_words(changed) or 'nothing'}")
@@ -264,36 +221,47 @@ class Search:
         if not self.options.device.startswith("cuda") and self.guide.needs_gpu:
             note(f"{name}: not measurable without a CUDA GPU: {self.guide.needs_gpu}")
 
-    # Runs.
-
     def _candidate(self, settings: dict[str, str]) -> Candidate:
-        losses = 3 if self.options.quick else LOSSES
-        subject = Subject(self.guide.workload, [*self._scaled, *as_sets(settings)], losses)
-        steps = max(round(self.effort.block_s / subject.ready.step_s), 2)
-        candidate = Candidate(settings, subject, steps)
+        """A run that has trained its first steps. Raises ChildError."""
+        spec = spec_of(None, self.guide.workload, [*self._scaled, *as_sets(settings)])
+        side = SideProcess(spec, environment=self._environment)
+        candidate = Candidate(settings, side, self.options.seconds(0.6, 0.25, least=0.05))
         self._open.append(candidate)
+        side.prepare(PATIENCE_S, ignore)
+        side.train(LOSSES, PATIENCE_S, ignore, lead=0)
+        side.learn(ignore)
         return candidate
 
-    def _close(self, candidate: Candidate) -> None:
-        self._open.remove(candidate)
-        candidate.subject.close()
 
-    def _close_all(self) -> None:
-        for candidate in list(self._open):
-            self._close(candidate)
+class Loading:
+    """Fetches batches of a run without training on them."""
+
+    def __init__(self, loop: Loop, block_s: float) -> None:
+        self._block_s, self._items = block_s, loop.config.batch.items
+        self._batches = (batch for epoch in count(1) for batch in loop.batches.epoch(epoch))
+        for _ in islice(self._batches, 1 + loop.config.loader.workers * (loop.config.loader.prefetch or 2)):
+            pass  # workers have caught up
+
+    def rate(self) -> float:
+        """Items per second of one block."""
+        begin = time.perf_counter()
+        for fetched, _ in enumerate(self._batches, start=1):
+            if (taken := time.perf_counter() - begin) >= self._block_s:
+                return fetched * self._items / taken
+        raise RuntimeError("the data ended")
 
 
-def _kept_in(values: list[float], measured: Callable[[], float]) -> Callable[[], float]:
-    def block() -> float:
-        values.append(measured())
-        return values[-1]
+def _figures(found: Compared, before: Candidate, best: Candidate) -> tuple[str, ...]:
+    """Milliseconds and items per second of both, and the statistics of their ratio."""
+    sides = ((before.items, found.baseline), (best.items, found.subject))
+    times = (as_ms(items / rate * 1e3) for items, rate in sides)
+    return (*times, *(as_count(rate) for _, rate in sides), *statistics_cells(found.values, as_ratio))
 
-    return block
 
-
-def _further(name: str, says: str, verdict: str) -> tuple[str, ...]:
-    """A row for a further claim about the same figures."""
-    return (name, *("",) * (COLUMNS.index("guide's claim") - 1), says, verdict)
+def _same(before: Candidate, after: Candidate) -> str:
+    if before.items != after.items:
+        return "not comparable"
+    return parity(*(one.side.facts.losses[:LOSSES] for one in (before, after)))
 
 
 def _words(settings: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import platform
 import random
@@ -26,6 +27,7 @@ FOREIGN_LIMIT = 0.10
 # With fewer undisturbed pairs than this, all are used: a rough result is better than none.
 FEWEST_PAIRS = 5
 SMOKE_S = 0.6
+SMALL = ("workload.samples=2000", "workload.hidden=[16]", "batch.micro=64", "run.threads=1")
 RESULTS = Path(__file__).parent / "results"
 _RESAMPLES = 4000
 T = TypeVar("T")
@@ -69,6 +71,10 @@ class Options:
     def cases(self, cases: Iterable[T]) -> list[T]:
         """The cases to measure: all, or the first."""
         return list(itertools.islice(cases, 1 if self.smoke else None))
+
+    def small(self, workload: str) -> tuple[str, ...]:
+        """With smoke, settings of the first workload that leave little to do."""
+        return SMALL if self.smoke and workload == "eeg" else ()
 
     def repeats(self, full: int, quick: int, least: int = 1) -> int:
         """How often to measure. least: below which there is no result."""
@@ -118,19 +124,15 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True)
-class Block:
-    """One block of one side. rate: work per second. foreign: cores used by other processes."""
-
-    rate: float
-    foreign: float
-
-
-@dataclass(frozen=True)
 class Ratio:
-    """Subject over baseline of two neighbouring blocks, and the larger foreign load of the two."""
+    """Subject over baseline of two neighbouring blocks. foreign: the larger of cores used by other processes.
+
+    rates: work per second of baseline and subject.
+    """
 
     value: float
     foreign: float
+    rates: tuple[float, float] = (math.nan, math.nan)
 
 
 def paired(
@@ -145,10 +147,9 @@ def paired(
     """
     watch = LoadWatch()
 
-    def block(measure: Callable[[], float]) -> Block:
+    def block(measure: Callable[[], float]) -> tuple[float, float]:
         watch.restart()
-        rate = measure()
-        return Block(rate, watch.foreign())
+        return measure(), watch.foreign()
 
     ratios: list[Ratio] = []
     deadline = time.perf_counter() + limit_s
@@ -157,8 +158,8 @@ def paired(
             break
         order = (baseline, subject) if index % 2 == 0 else (subject, baseline)
         first, second = block(order[0]), block(order[1])
-        a, b = (first, second) if index % 2 == 0 else (second, first)
-        ratios.append(Ratio(b.rate / a.rate, max(first.foreign, second.foreign)))
+        a, b = (first[0], second[0]) if index % 2 == 0 else (second[0], first[0])
+        ratios.append(Ratio(b / a, max(first[1], second[1]), (a, b)))
     return ratios
 
 
@@ -177,6 +178,29 @@ def undisturbed(ratios: Sequence[Ratio]) -> tuple[list[float], str]:
             f"{left_out} of {len(ratios)} pairs excluded: other processes used over {FOREIGN_LIMIT:.0%} of a core",
         )
     return kept, ""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The ratios of undisturbed pairs, a note on excluded ones, and the median rates of both sides."""
+
+    values: list[float]
+    note: str
+    baseline: float
+    subject: float
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+
+def compared(
+    baseline: Callable[[], float], subject: Callable[[], float], pairs: int, limit_s: float
+) -> Compared:
+    """Measure in pairs, see `paired`, and keep those that nothing disturbed."""
+    ratios = paired(baseline, subject, pairs, limit_s)
+    rates = (statistics.median(ratio.rates[side] for ratio in ratios) for side in (0, 1))
+    return Compared(*undisturbed(ratios), *rates)
 
 
 # The machine and its other load.
@@ -310,6 +334,10 @@ class Table:
         """One row; missing cells at its end are empty."""
         self.rows.append(cells + ("",) * (len(self.columns) - len(cells)))
 
+    def target(self, name: str, value: float, limit: float, shown: Callable[[float], str]) -> None:
+        """A row of a table with the columns TARGETS: a figure that may be as large as its limit."""
+        self.add(name, shown(value), f"≤ {shown(limit)}", "reached" if value <= limit else "NOT REACHED")
+
     def note(self, text: str) -> None:
         """A line below the table; empty text is left out."""
         if text and text not in self.notes:
@@ -333,6 +361,7 @@ class Table:
         return out + [f"* {note}" for note in self.notes]
 
 
+TARGETS: Cells = ("figure", "found", "target", "")
 STATISTICS: Cells = ("n", "min", "median", "max", "95 % CI of the median", "target", "by the median")
 
 

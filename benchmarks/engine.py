@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ndd_engine.config import read
-from ndd_engine.record.events import Event, WindowEvent, parse
+from ndd_engine.record.events import EndEvent, Event, WindowEvent, parse
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.prepare import Prepared, prepare_run
 from ndd_engine.train.run import Run, RunRequest
 
+Json = dict[str, Any]
 # A step takes 1-3 ms on one core, mostly in the interpreter, so overhead is most visible here.
 TINY_WORKLOAD = "chartext"
 TINY = ("workload.size=tiny", "batch.micro=4", "batch.sequence=16", "run.threads=1")
@@ -61,52 +65,6 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-class StepTimer:
-    """Times a block of steps, and records losses on demand. calls: of `tick` and `note` per step."""
-
-    def __init__(self, device: torch.device, calls: int = 1) -> None:
-        self._device, self._per_step = device, calls
-        self._calls = 0
-        self._first = self._last = -1
-        self._begin: float | None = None
-        self._end: float | None = None
-        self._noted: list[torch.Tensor] | None = None
-
-    def expect(self, warm_up: int, steps: int, note: bool = False) -> int:
-        """Prepare for a block; returns its number of steps, including the one whose start ends the timed ones."""
-        self._calls = 0
-        self._first, self._last = warm_up * self._per_step, (warm_up + steps) * self._per_step
-        self._begin = self._end = None
-        self._noted = [] if note else None
-        return warm_up + steps + 1
-
-    def tick(self) -> None:
-        """Call this at the start of each (part of a) step."""
-        if self._calls == self._first:
-            self._begin = now(self._device)
-        elif self._calls == self._last:
-            self._end = now(self._device)
-        self._calls += 1
-
-    def note(self, loss: torch.Tensor | None) -> None:
-        """Record a loss, if losses are wanted."""
-        if self._noted is not None and loss is not None:
-            self._noted.append(loss.detach().clone())
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the timed steps. Raises RuntimeError if the loop ended before them."""
-        if self._begin is None or self._end is None:
-            raise RuntimeError(f"the block ended after {self._calls} forward passes, before its last step")
-        return self._end - self._begin
-
-    @property
-    def losses(self) -> list[float]:
-        """The recorded ones, averaged per step."""
-        noted, width = [float(loss) for loss in self._noted or ()], self._per_step
-        return [sum(noted[at : at + width]) / width for at in range(0, len(noted), width)]
-
-
 @contextmanager
 def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
     """A run of this workload on this thread; everything it writes is removed afterwards."""
@@ -131,3 +89,41 @@ def read_events(events: Path) -> Iterator[tuple[float, Event]]:
     """(unix seconds, event) pairs of a record."""
     with events.open("rb") as file:
         yield from filter(None, map(parse, file))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that has ended, and the events of its record."""
+
+    end: EndEvent
+    events: list[Json]
+    directory: RunDir
+
+    def of(self, kind: str) -> list[Json]:
+        """The events of a type, in order."""
+        return [event for event in self.events if event["type"] == kind]
+
+    @property
+    def settings(self) -> dict[str, Json]:
+        """The newest event of each setting."""
+        return {event["name"]: event for event in self.of("setting")}
+
+    @property
+    def warnings(self) -> list[str]:
+        """The texts of its warnings."""
+        return [event["text"] for event in self.of("mark") if event["kind"] == "warning"]
+
+
+def trained(workload: str, sets: Sequence[str], folder: Path) -> Trained:
+    """Train in this process, in a run of its own in `folder`."""
+    run = Run.open(RunRequest(read(sets=sets, workload=workload), folder))
+    try:
+        end = run.execute()
+    finally:
+        run.close()
+    return Trained(end, events_of(run.directory), run.directory)
+
+
+def events_of(directory: RunDir) -> list[Json]:
+    """The events of a record."""
+    return [json.loads(line) for line in directory.events.read_text(encoding="utf-8").splitlines()]

@@ -28,7 +28,6 @@ TITLE = "keys: key press to repaint while training, ms"
 TARGET = Target(50)
 _RUN = "keyboard"
 _SETTINGS = (*TINY, *ONLY_STEPS, "run.device=cpu")
-_WARM_UP_STEPS = 1000
 _HELP, _LOG, _PAUSING = b"keys and glossary", b"log of the run", b"pausing after"
 _NAME = _RUN.encode()
 ESCAPE, ESCAPE_SEQUENCE = b"\x1b", b"\x1b[27u"
@@ -106,8 +105,8 @@ def measure(options: Options) -> Table:
     ):
         reader = _reader(terminal, Path(folder) / _RUN)
         typist = Typist(terminal, reader)
-        typist.wait_status("training", _WARM_UP_STEPS, 60.0)
-        terminal.drain(2.0)
+        typist.wait_status("training", options.repeats(1000, 1000, 50), 60.0)
+        terminal.drain(options.seconds(2.0, 2.0, least=0.2))
         for _ in range(rounds):
             for row, key, expected in _PAGES:
                 typist.press(row, key, expected)
@@ -125,8 +124,10 @@ def measure(options: Options) -> Table:
         terminal.press(b"s")
         if terminal.wait_end(20.0) is None:
             table.note("the console did not exit within 20 s of q, s")
-    counted = [ms for row, times in typist.times.items() if row not in ("", _LONE) for ms in times]
-    _add(table, "all", counted, True)
+    counted = {row: times for row, times in typist.times.items() if row not in ("", _LONE)}
+    _add(table, "all", [ms for times in counted.values() for ms in times], True)
+    opening = [ms for row, times in counted.items() if "opens" in row for ms in times]
+    _add(table, "a page opens", opening, True)
     for row, times in sorted(typist.times.items()):
         if row:
             _add(table, row, times, False)

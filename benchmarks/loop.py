@@ -7,8 +7,8 @@ steps (about a second) alternate in the order A B B A; the steps per second of n
   writing events.jsonl, the sampler thread at 1 Hz (first sample after 0.25 s), polling the control every step. The
   block is timed from outside, so the one-time work of Loop.run (restoring the epoch's order, the last window, reading
   the last losses) counts against the engine. Only evaluation and checkpoints are off.
-- The bare block is the usual hand-written loop: DataLoader with shuffle, zero_grad, forward, loss, backward, clip if
-  configured, step, loss.item() every 10 steps. The sampler is stopped and the recorder idle while it runs. It profits
+- The bare block is the usual hand-written loop: DataLoader, forward, loss, backward, clip if configured, step,
+  zero_grad, loss.item() every 10 steps. The sampler is stopped and the recorder idle while it runs. It profits
   from the engine's gc.freeze(), which also counts against the engine.
 - glibc may return freed memory to the system and request it again within a step, depending on the heap layout. Up to
   a thousand page faults per step on either side then shift a ratio by several percent for the life of the process.
@@ -19,13 +19,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from itertools import chain, islice, repeat
-from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
-from torch import Tensor
-from torch.utils.data import DataLoader
 
 from ndd_engine.config import Config
 from ndd_engine.train.prepare import seed
@@ -37,12 +32,12 @@ from .common import (
     Table,
     Target,
     as_ratio,
-    paired,
+    compared,
     say,
     statistics_cells,
-    undisturbed,
 )
 from .engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine, now
+from .rival_loops import Bare
 
 TITLE = "loop: engine headless / bare loop (steps per second, neighbouring blocks)"
 TARGET = Target(0.99, at_least=True)
@@ -55,57 +50,6 @@ CASES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("chartext mini", "chartext", _MINI),
     ("chartext, default size for this machine", "chartext", ()),
 )
-
-
-def _text_loss(output: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(output.flatten(0, 1), target.flatten())
-
-
-_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"chartext": _text_loss, "eeg": F.mse_loss}
-
-
-class BareLoop:
-    """The same training without the engine. `train` continues where it stopped."""
-
-    def __init__(self, config: Config, device: torch.device) -> None:
-        settings = config.optimizer
-        if settings.name != "adamw" or config.batch.accumulation != 1 or config.schedule.kind != "constant":
-            raise ValueError("the bare loop supports AdamW at a constant rate without accumulation")
-        seed(config.run.seed)
-        workload = prepare(config)
-        self.device = device
-        self.model = workload.model.to(device).train()
-        self.loss = _LOSSES[config.workload.name]
-        self.max_norm = config.clip.max_norm
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=settings.lr,
-            betas=(settings.betas[0], settings.betas[1]),
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,  # the engine's default
-        )
-        loader: DataLoader[Any] = DataLoader(
-            workload.train_data, batch_size=config.batch.micro, shuffle=True, drop_last=True
-        )
-        self.batches = chain.from_iterable(repeat(loader))
-        self.done = 0
-        self.last_loss = float("nan")
-
-    def train(self, steps: int) -> None:
-        """Run that many steps."""
-        for x, y in islice(self.batches, steps):
-            if self.device.type != "cpu":
-                x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-            self.optimizer.zero_grad()
-            loss = self.loss(self.model(x), y)
-            loss.backward()  # type: ignore[no-untyped-call]
-            if self.max_norm > 0:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
-            self.optimizer.step()
-            self.done += 1
-            if self.done % 10 == 0:
-                self.last_loss = loss.item()
 
 
 def measure(options: Options) -> Table:
@@ -130,14 +74,13 @@ def measure(options: Options) -> Table:
 
 
 class Beside:
-    """The engine and the bare loop, both warm, in blocks of equally many steps. rates: those of the bare loop."""
+    """The engine and the bare loop, both warm, in blocks of equally many steps."""
 
     def __init__(self, subject: Engine, block_s: float) -> None:
         self.subject, self.device = subject, subject.prepared.device
-        self.rates: list[float] = []
-        self._bare = BareLoop(subject.prepared.config, self.device)
+        self._bare = bare_loop(subject.prepared.config, self.device)
         subject.prepared.sampler.stop()
-        self.steps = steps_of(block_s, lambda count: self._timed(self._bare.train, count))
+        self.steps = steps_of(block_s, lambda count: self._timed(self._bare.go_on, count))
         self._timed(subject.train, self.steps)  # the bare loop was warmed up by steps_of
 
     def _timed(self, train: Callable[[int], None], steps: int) -> float:
@@ -155,24 +98,24 @@ class Beside:
 
     def bare(self) -> float:
         """Steps per second of a block of the bare loop."""
-        self.rates.append(self._timed(self._bare.train, self.steps))
-        return self.rates[-1]
+        return self._timed(self._bare.go_on, self.steps)
 
-    @property
-    def step_ms(self) -> str:
-        """The median step of the bare loop."""
-        return f"{1e3 / sorted(self.rates)[len(self.rates) // 2]:.2f}"
+
+def bare_loop(config: Config, device: torch.device) -> Bare:
+    """The hand-written loop of a configuration, with a model and data of its own."""
+    seed(config.run.seed)
+    return Bare(config, prepare(config), device, witnessed=False)
 
 
 def _case(table: Table, name: str, subject: Engine, options: Options) -> None:
-    both = Beside(subject, options.seconds(1.0, 0.4))
-    pairs, limit_s = options.repeats(28, 4), options.seconds(80.0, 4.0)
-    values, note = undisturbed(paired(both.bare, both.engine, pairs, limit_s))
+    both = Beside(subject, options.seconds(1.0, 0.4, least=0.05))
+    pairs, limit_s = options.repeats(28, 4, least=2), options.seconds(80.0, 4.0)
+    found = compared(both.bare, both.engine, pairs, limit_s)
     size = subject.prepared.config.workload.size
     shown = f"{name} ({size})" if size is not None and size not in name else name
-    table.add(shown, both.step_ms, str(both.steps), *statistics_cells(values, as_ratio, TARGET))
-    if note:
-        table.note(f"{name}: {note}")
+    step_ms = f"{1e3 / found.baseline:.2f}"
+    table.add(shown, step_ms, str(both.steps), *statistics_cells(found.values, as_ratio, TARGET))
+    table.note(f"{name}: {found.note}" if found.note else "")
 
 
 def steps_of(block_s: float, rate: Callable[[int], float]) -> int:

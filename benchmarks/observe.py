@@ -36,6 +36,8 @@ COLUMNS = (
 CASES = ((1.0, 8000, 0.02), (5.0, 6000, 0.01), (44.0, 1000, 0.01))
 # Seconds of the usual observation, of which one step is profiled every 30 s.
 USUAL_S = 30.0
+# Seconds of observed training before.
+WARM_S = 2.0
 # Microseconds of processor time a step: on average, and of a step that is timed by phase.
 AVERAGE_US, FULL_US = 18.0, 30.0
 CLOSING = "observe: windows vs. a clock that the observer does not read, at the ends of the same steps"
@@ -50,10 +52,8 @@ def measure(options: Options) -> list[Table]:
     table = Table(TITLE, COLUMNS)
     for step_ms, rounds, limit in options.cases(CASES):
         say(f"observe: steps of {step_ms:g} ms")
-        body, _ = _observed(
-            str(step_ms), "steps", str(options.repeats(rounds, rounds // 20, rounds // 80)),
-            str(options.seconds(USUAL_S, USUAL_S)),
-        )  # fmt: skip
+        count = options.repeats(rounds, rounds // 20, 20)
+        body, _ = _observed(options, step_ms, "steps", count, options.seconds(USUAL_S, USUAL_S))
         table.add(*_row(body, limit))
     table.note("95 % intervals of medians")
     table.note("by phase: how often the observer times a step so; in full: a step timed by phase")
@@ -68,10 +68,10 @@ def measure(options: Options) -> list[Table]:
 def _closing(options: Options) -> Table:
     """Do windows add up to the time that another clock shows?"""
     table = Table(CLOSING, CLOSING_COLUMNS)
-    seconds = options.seconds(20.0, 5.0, least=5.0)
+    seconds = options.seconds(20.0, 5.0, least=1.0)
     for step_ms, *_ in options.cases(CASES):
         say(f"observe: windows of steps of {step_ms:g} ms")
-        body, windows = _observed(str(step_ms), "ends", str(seconds))
+        body, windows = _observed(options, step_ms, "ends", seconds)
         ends = {int(step): end for step, end in body["ends"].items()}
         known = [line for line in windows if line["step"] in ends]
         outside = ends[known[-1]["step"]] - ends[known[0]["step"]]
@@ -154,15 +154,19 @@ def _off(windows: list[dict[str, Any]]) -> int:
     )
 
 
-def _observed(*words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _observed(
+    options: Options, step_ms: float, *words: object
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What the loop prints with these arguments, and the windows of the observer. Raises RuntimeError without any."""
     with tempfile.TemporaryDirectory(prefix="ndd-observe-") as folder:
         more = {FOLDER: folder, "PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1"}
+        warm_s = options.seconds(WARM_S, WARM_S, least=0.5)
+        command = [sys.executable, _LOOP, step_ms, warm_s, *words]
+        if options.smoke:
+            more["NDD_WATCH_WINDOW_S"] = "0.1"
         records, lines = Records(Path(folder)), []
         with tempfile.TemporaryFile("w+") as out:
-            running = subprocess.Popen(
-                [sys.executable, str(_LOOP), *words], env={**os.environ, **more}, stdout=out
-            )
+            running = subprocess.Popen([*map(str, command)], env={**os.environ, **more}, stdout=out)
             while running.poll() is None:
                 time.sleep(POLL_S)
                 lines += records.new()

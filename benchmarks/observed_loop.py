@@ -1,8 +1,10 @@
 """An ordinary training loop for `benchmarks.observe`, in a process that the observer entered.
 
-`python observed_loop.py MILLISECONDS steps ROUNDS SECONDS` prints one JSON object: what single steps take that are
-observed in each way, and what the observer does besides, in so many seconds of the usual observation.
-`python observed_loop.py MILLISECONDS ends SECONDS` trains for so long, observed, and prints when each step ended.
+`python observed_loop.py MILLISECONDS WARM_S steps ROUNDS SECONDS` prints one JSON object: what single steps take that
+are observed in each way, and what the observer does besides, in so many seconds of the usual observation.
+`python observed_loop.py MILLISECONDS WARM_S ends SECONDS` trains for so long, observed, and prints when each step ends.
+WARM_S: seconds of observed training before, in which the observer learns what the steps call, and how often to time
+their phases.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from statistics import median
 from threading import get_ident
 from typing import Any
@@ -23,8 +26,6 @@ from torch.utils.data import DataLoader, TensorDataset
 # How a step is observed: not at all, without hooks; as a whole; by phase; and again not at all, which shows what such a
 # comparison resolves.
 KINDS = ("without", "untimed", "timed", "again")
-# Seconds of observed training before: the observer learns what the steps call, and how often to time their phases.
-WARM_S = 2.0
 
 
 def raw_s() -> float:
@@ -33,7 +34,9 @@ def raw_s() -> float:
 
 
 class Loop:
-    """The model and its loader. width: of the layers; batch: items of a step."""
+    """The model and its loader. width: of the layers; batch: items of a step; around: the context of each step."""
+
+    around: Any = nullcontext
 
     def __init__(self, width: int, batch: int) -> None:
         torch.manual_seed(0)
@@ -58,10 +61,11 @@ class Loop:
         begin = time.perf_counter()
         for _ in range(steps):
             x, y = next(self._batches)
-            self.optimizer.zero_grad()
-            self.loss = ((self.model(x) - y) ** 2).mean()
-            self.loss.backward()
-            self.optimizer.step()
+            with self.around(self.model):
+                self.optimizer.zero_grad()
+                self.loss = ((self.model(x) - y) ** 2).mean()
+                self.loss.backward()
+                self.optimizer.step()
         return (time.perf_counter() - begin) / steps
 
 
@@ -81,11 +85,16 @@ def sized(step_s: float) -> Loop:
 
 def main() -> None:
     """Measure, and print."""
-    step_s, what, count = float(sys.argv[1]) / 1e3, sys.argv[2], float(sys.argv[3])
+    step_s, warm_s, what, count = (
+        float(sys.argv[1]) / 1e3,
+        float(sys.argv[2]),
+        sys.argv[3],
+        float(sys.argv[4]),
+    )
     torch.set_num_threads(1)
     loop = sized(step_s)
     observer: Any = sys.modules["_ndd_watch.install"].observer
-    loop.train(round(WARM_S / step_s))
+    loop.train(round(warm_s / step_s))
     body: dict[str, Any] = {"step_s": loop.train(20)}
     if what == "ends":
         body["ends"] = _ends(loop, observer, count)
@@ -96,7 +105,7 @@ def main() -> None:
         body["steps"] = [_steps(loop, observer, hooks, every, generator) for _ in range(int(count))]
         body["step_s"] = median(each["without"][0] for each in body["steps"]) / 1e9
         hooks.put(True, True)
-        body["besides"] = _besides(loop, observer, float(sys.argv[4]))
+        body["besides"] = _besides(loop, observer, float(sys.argv[5]))
     print(json.dumps(body))
 
 

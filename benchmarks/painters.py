@@ -1,4 +1,4 @@
-"""What a refresh of the same 24 rows costs with the canvas, with Textual's line API, and with Textual's own widgets.
+"""What a refresh of the same 24 rows costs with the canvas, with Textual's line API, and with two kinds of widgets.
 
 `python -m benchmarks.painters NAME RESULT` is the program in the terminal: it shows the live screen of a simulated run,
 refreshes it, and writes the times of the refreshes and the CPU time of each to RESULT.
@@ -18,11 +18,12 @@ from typing import Any
 from qa.ranks.simulated import Planted, beside
 from rich.text import Text
 from textual.app import App, ComposeResult
+from textual.coordinate import Coordinate
 from textual.geometry import Region
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
-from textual.widgets import Static
+from textual.widgets import DataTable, Label, Sparkline, Static
 
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.style import PLAIN, Row
@@ -72,10 +73,46 @@ class StaticPainter(Widget):
                 widget.update(Text.assemble(*((text, PLAIN.styles[style]) for text, style in row)))
 
 
+class WidgetPainter(Widget):
+    """Stock widgets: labels above and below a table, whose changed cells are updated, and a sparkline."""
+
+    DEFAULT_CSS = """
+        WidgetPainter { width: 1fr; height: 1fr; } Label { height: 1; } DataTable { height: 1fr; }
+        Sparkline { height: 1; }
+    """
+    shown: Sequence[Row] = ()
+
+    def compose(self) -> ComposeResult:
+        self.above, self.below = ([Label(markup=False) for _ in range(count)] for count in (8, 6))
+        self.table: DataTable[Text] = DataTable(show_header=False, show_cursor=False, cell_padding=0)
+        self.trend = Sparkline([])
+        yield from (*self.above, self.table, self.trend, *self.below)
+
+    def on_mount(self) -> None:
+        self.table.add_column("", width=_SIZE[0])
+        self.table.add_rows([Text()] for _ in range(_SIZE[1] - len(self.above) - len(self.below) - 1))
+
+    def show(self, rows: list[Row]) -> None:
+        before, self.shown = self.shown, rows
+        changed = [y for y, row in enumerate(rows) if y >= len(before) or row != before[y]]
+        head, foot = len(self.above), len(rows) - len(self.below)
+        for y in changed:
+            text = Text.assemble(*((part, PLAIN.styles[style]) for part, style in rows[y]))
+            if y < head:
+                self.above[y].update(text)
+            elif y >= foot:
+                self.below[y - foot].update(text)
+            elif self.table.is_valid_row_index(y - head):
+                self.table.update_cell_at(Coordinate(y - head, 0), text)
+        # The row of the sparkline is one that the others use for text.
+        self.trend.data = [*(self.trend.data or []), float(len(changed))][-_SIZE[0] :]
+
+
 PAINTERS: dict[str, Callable[[], Any]] = {
     "canvas": Canvas,
     "line API": LinePainter,
     "one-row Statics": StaticPainter,
+    "DataTable, Labels, Sparkline": WidgetPainter,
 }
 
 
@@ -125,7 +162,7 @@ def measure(options: Options) -> Table:
     table = Table(TITLE, ("painter", *STATISTICS))
     for name in PAINTERS:
         say(f"painters: {name}")
-        sizes, cpu_ms = _watch(name, 20 if options.quick else 100)
+        sizes, cpu_ms = _watch(name, options.repeats(100, 20, 2))
         table.add(f"{name}: bytes", *statistics_cells(sizes, as_count))
         table.add(f"{name}: CPU ms", *statistics_cells(cpu_ms, as_ms))
     table.note("CPU: all threads, between two refreshes")

@@ -7,12 +7,10 @@ last STEPS as JSON. traceml: with the two lines that traceml's documentation ask
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,27 +28,15 @@ def main() -> None:
         return
     width, batch, warm, steps = map(int, words[:4])
     loop = Loop(width, batch)
-    step: Any = contextlib.nullcontext
     if words[4:] == ["traceml"]:
         import traceml_ai
 
         traceml_ai.init(mode="auto")
-        step = traceml_ai.trace_step
-    model, optimizer, done = loop.model, loop.optimizer, 0
-    begin = used = 0.0
-    while done < warm + steps:
-        for x, y in loop.loader:
-            with step(model):
-                optimizer.zero_grad()
-                loss = ((model(x) - y) ** 2).mean()
-                loss.backward()
-                optimizer.step()
-            done += 1
-            if done == warm:
-                begin, used = time.perf_counter(), time.process_time()
-            if done == warm + steps:
-                break
-    body = {"wall_s": time.perf_counter() - begin, "used_s": time.process_time() - used, "loss": loss.item()}
+        loop.around = traceml_ai.trace_step
+    loop.train(warm)
+    used = time.process_time()
+    wall_s = loop.train(steps) * steps
+    body = {"wall_s": wall_s, "used_s": time.process_time() - used, "loss": loop.loss.item()}
     Path(output).write_text(json.dumps(body))
 
 

@@ -15,13 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ndd_engine.config import read
 from ndd_engine.errors import NddError
-from ndd_engine.record.events import MarkEvent
-from ndd_engine.train.run import Run, RunRequest
 
 from .common import Options, Table, say
-from .engine import read_events
+from .engine import trained
 
 TITLE = "quality: metric in mixed precision - metric in fp32, vs. the spread over seeds"
 COLUMNS = (
@@ -137,7 +134,8 @@ def _by_seed(case: Case, amp: str, steps: int, seeds: range, options: Options) -
     """The metrics of each seed, or the error."""
     say(f"quality: {case.workload}, {'fp32' if amp == 'off' else amp}")
     sets = (
-        *_ONLY_THE_END, *case.sets, f"precision.amp={amp}", f"run.max_steps={steps}", f"run.device={options.device}",
+        *_ONLY_THE_END, *case.sets, *options.small(case.workload),
+        f"precision.amp={amp}", f"run.max_steps={steps}", f"run.device={options.device}",
         # The guides' fp32 is without TF32; models this small are no faster with more threads.
         "precision.tf32=false", "run.threads=1",
     )  # fmt: skip
@@ -150,17 +148,12 @@ def _by_seed(case: Case, amp: str, steps: int, seeds: range, options: Options) -
 def metrics_at_end(workload: str, sets: Sequence[str]) -> Metrics:
     """The metrics at the end of a run, the main one first. Raises NddError if the run failed."""
     with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
-        run = Run.open(RunRequest(read(sets=sets, workload=workload), Path(folder)))
-        try:
-            end = run.execute()
-        finally:
-            run.close()
-            # A run freezes its objects while it trains; many runs in one process would keep them all.
-            gc.unfreeze()
-        if end.status != "done":
-            raise NddError(end.reason)
-        marks = [event for _, event in read_events(run.directory.events) if isinstance(event, MarkEvent)]
-    done = [event for event in marks if event.kind == "evaluation"]
+        found = trained(workload, sets, Path(folder))
+    # A run freezes its objects while it trains; many runs in one process would keep them all.
+    gc.unfreeze()
+    if found.end.status != "done":
+        raise NddError(found.end.reason)
+    done = [event for event in found.of("mark") if event["kind"] == "evaluation"]
     if not done:
         raise NddError("the run ended without an evaluation")
-    return dict(done[-1].data["metrics"])
+    return dict(done[-1]["data"]["metrics"])

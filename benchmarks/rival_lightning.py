@@ -51,7 +51,6 @@ class Lightning(Rival):
     """One Trainer per block, with the same module, optimizer and loader."""
 
     name = "Lightning"
-    barebones = False
 
     def __init__(self, config: Config, workload: Workload, device: torch.device) -> None:
         super().__init__(config, workload, device)
@@ -65,10 +64,6 @@ class Lightning(Rival):
         """See Side."""
         config, device = self.config, self.device
         self.order.set(epoch)
-        off: dict[str, Any] = {"barebones": True}
-        if not self.barebones:
-            off = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False,
-                   "enable_model_summary": False, "num_sanity_val_steps": 0}  # fmt: skip
         trainer = Trainer(
             accelerator="cpu" if device.type == "cpu" else "gpu",
             devices=1 if device.type == "cpu" else [device.index or 0],
@@ -79,14 +74,10 @@ class Lightning(Rival):
             gradient_clip_val=config.clip.max_norm or None,
             accumulate_grad_batches=config.batch.accumulation,
             use_distributed_sampler=False,
-            **off,
+            logger=False,
+            enable_progress_bar=False,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
         )
         trainer.fit(self.module, self.loader)
-
-
-class Barebones(Lightning):
-    """Trainer(barebones=True): the documentation's mode for measuring the Trainer's own overhead."""
-
-    name = "Lightning barebones"
-    extra = True
-    barebones = True

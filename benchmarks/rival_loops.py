@@ -8,6 +8,7 @@ excludes one-time work of a loop (setup, first batch, teardown) and includes all
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain, islice, repeat
@@ -23,7 +24,7 @@ from ndd_engine.train.data.loader import to_device
 from ndd_engine.train.step.optim import make_optimizer
 from ndd_engine.workloads.base import Workload
 
-from .engine import Engine, StepTimer
+from .engine import Engine, now
 
 # Untimed steps at the start of every block: the first batch of an iteration, and other one-time work.
 WARM_UP = 2
@@ -31,23 +32,56 @@ WARM_UP = 2
 READ_EVERY = 10
 
 
-class Witness(StepTimer):
-    """Wraps `forward` and `loss` of a workload. accumulation: calls of forward per step."""
+class Witness:
+    """Wraps `forward` and `loss` of a workload: times a block of steps, and records losses on demand.
+
+    accumulation: calls of both per step.
+    """
 
     def __init__(self, workload: Workload, accumulation: int, device: torch.device) -> None:
-        super().__init__(device, accumulation)
         self._forward, self._loss = workload.forward, workload.loss
+        self._device, self._per_step = device, accumulation
+        self._calls = 0
+        self._first = self._last = -1
+        self._begin = self._end = math.nan
+        self._noted: list[Tensor] | None = None
+
+    def expect(self, warm_up: int, steps: int, note: bool = False) -> int:
+        """Prepare for a block; returns its number of steps, including the one whose start ends the timed ones."""
+        self._calls = 0
+        self._first, self._last = warm_up * self._per_step, (warm_up + steps) * self._per_step
+        self._begin = self._end = math.nan
+        self._noted = [] if note else None
+        return warm_up + steps + 1
 
     def forward(self, model: nn.Module, batch: Any) -> Any:
         """Call the workload's function."""
-        self.tick()
+        if self._calls == self._first:
+            self._begin = now(self._device)
+        elif self._calls == self._last:
+            self._end = now(self._device)
+        self._calls += 1
         return self._forward(model, batch)
 
     def loss(self, output: Any, batch: Any) -> Tensor:
         """Call the workload's function."""
         loss = self._loss(output, batch)
-        self.note(loss)
+        if self._noted is not None:
+            self._noted.append(loss.detach().clone())
         return loss
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the timed steps. Raises RuntimeError if the loop ended before them."""
+        if math.isnan(taken := self._end - self._begin):
+            raise RuntimeError(f"the block ended after {self._calls} forward passes, before its last step")
+        return taken
+
+    @property
+    def losses(self) -> list[float]:
+        """The recorded ones, averaged per step."""
+        noted, width = [float(loss) for loss in self._noted or ()], self._per_step
+        return [sum(noted[at : at + width]) / width for at in range(0, len(noted), width)]
 
 
 class Side(Protocol):
@@ -116,13 +150,9 @@ class InOrder(EpochBatches):
 
 
 class Rival:
-    """Base class of the other loops: a copy of the model, the same optimizer and the same loader.
-
-    extra: a variant of another rival.
-    """
+    """Base class of the other loops: a copy of the model, the same optimizer and the same loader."""
 
     name: str
-    extra = False
 
     def __init__(self, config: Config, workload: Workload, device: torch.device) -> None:
         self.config, self.device = config, device
@@ -149,18 +179,34 @@ class Bare(Rival):
 
     name = "bare loop"
 
+    def __init__(
+        self, config: Config, workload: Workload, device: torch.device, witnessed: bool = True
+    ) -> None:
+        """witnessed: whether the witness sees the steps of `train`."""
+        super().__init__(config, workload, device)
+        self._work = self.witness if witnessed else workload
+        self._begin(0)
+        self._done = 0
+
+    def _begin(self, epoch: int) -> None:
+        self.order.set(epoch)
+        self._batches = chain.from_iterable(repeat(self.loader))
+
     def train(self, epoch: int, steps: int) -> None:
         """See Side."""
+        self._begin(epoch)
+        self.go_on(steps)
+
+    def go_on(self, steps: int) -> None:
+        """Train that many steps with the next batches."""
         config, model, optimizer, device = self.config, self.model, self.optimizer, self.device
-        forward, loss_of = self.witness.forward, self.witness.loss
+        forward, loss_of, batches = self._work.forward, self._work.loss, self._batches
         accumulation, max_norm = config.batch.accumulation, config.clip.max_norm
         moves = device.type != "cpu"
         autocast = None
         if config.precision.amp == "bf16":
             autocast = torch.autocast(device.type, dtype=torch.bfloat16)
-        self.order.set(epoch)
-        batches = chain.from_iterable(repeat(self.loader))
-        for step in range(1, steps + 1):
+        for _ in range(steps):
             for _ in range(accumulation):
                 batch = next(batches)
                 if moves:
@@ -175,5 +221,6 @@ class Bare(Rival):
                 torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             optimizer.step()
             optimizer.zero_grad()
-            if step % READ_EVERY == 0:
+            self._done += 1
+            if self._done % READ_EVERY == 0:
                 self.last_loss = loss.item()

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import importlib
 import math
-from dataclasses import dataclass, replace
-from types import ModuleType
+from dataclasses import dataclass
+from importlib.util import find_spec
 
-from ndd_engine.config import Config
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
 
@@ -30,11 +29,9 @@ from .common import (
     Target,
     as_ms,
     as_ratio,
-    paired,
+    compared,
     say,
     statistics_cells,
-    summarise,
-    undisturbed,
 )
 from .engine import ONLY_STEPS, engine
 from .loop import keep_memory
@@ -56,7 +53,7 @@ _FP32, _BF16 = "precision.amp=off", "precision.amp=bf16"
 class Case:
     """name: in addition to the workload's. sets: the guide's settings, scaled to a fraction of a second per step.
 
-    overhead: a short step, for which the barebones Trainer and the engine's own fetch are measured too.
+    overhead: a short step, for which the engine's own fetch is measured too.
     """
 
     workload: str
@@ -82,27 +79,11 @@ CASES = (
 )
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How long to measure a ratio, and the number of losses to compare."""
-
-    block_s: float
-    pairs: int
-    limit_s: float
-    losses: int
-
-
 def measure(options: Options) -> Table:
     """All cases in one table."""
     table = Table(TITLE, COLUMNS)
     if not keep_memory():
         table.note("this allocator cannot be configured to keep memory: ratios of the larger steps are rough")
-    # The sampler samples after 0.25 s and then once per second: blocks of a second include its usual cost.
-    effort = Effort(
-        options.seconds(1.0, 0.25), options.repeats(8, 2), options.seconds(24.0, 3.0), options.repeats(8, 3)
-    )
-    if options.pairs is not None:
-        effort = replace(effort, pairs=options.pairs, limit_s=math.inf)
     makers = _makers(table)
     wanted = (
         case for case in CASES if not (case.only_full and options.quick) and options.wants(case.workload)
@@ -111,7 +92,7 @@ def measure(options: Options) -> Table:
         say(f"rivals: {case.workload}, {case.name}")
         table.note(f"{case.workload}, {case.name}: {' '.join(case.sets)} {' '.join(_SETTINGS[-3:])}")
         try:
-            _case(table, case, makers, options, effort)
+            _case(table, case, makers, options)
         except Exception as error:  # noqa: BLE001  continue with the other cases
             table.add(f"{case.workload}, {case.name}", "failed")
             first = (str(error).splitlines() or ["no message"])[0]
@@ -122,34 +103,21 @@ def measure(options: Options) -> Table:
 def _makers(table: Table) -> list[type[Rival]]:
     """The installed rivals, the bare loop first."""
     found: list[type[Rival]] = [Bare]
-    for name, classes in (
-        ("rival_lightning", ("Lightning", "Barebones")),
-        ("rival_accelerate", ("Accelerated",)),
-    ):
-        module = _imported(name)
-        if module is None:
-            package = name.partition("_")[2]
+    for package, name in (("lightning", "Lightning"), ("accelerate", "Accelerated")):
+        if find_spec(package) is None:
             table.note(
                 f"{package} is not installed and was skipped: install it with `make bench` or "
                 "pip install -e '.[bench]'"
             )
             continue
-        made = [vars(module)[each] for each in classes]
-        found += made
-        table.note(f"{made[0].name} {module.VERSION}: {module.SETTINGS}")
+        module = importlib.import_module(f"{__package__}.rival_{package}")
+        made: type[Rival] = vars(module)[name]
+        found.append(made)
+        table.note(f"{made.name} {module.VERSION}: {module.SETTINGS}")
     return found
 
 
-def _imported(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(f"{__package__}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name in ("lightning", "accelerate"):
-            return None
-        raise
-
-
-def _case(table: Table, case: Case, makers: list[type[Rival]], options: Options, effort: Effort) -> None:
+def _case(table: Table, case: Case, makers: list[type[Rival]], options: Options) -> None:
     sets = (*case.sets, *_SETTINGS, f"run.device={options.device}")
     name = f"{case.workload}, {case.name}"
     with engine(case.workload, (*sets, "loader.fetch=item")) as subject:
@@ -157,85 +125,58 @@ def _case(table: Table, case: Case, makers: list[type[Rival]], options: Options,
         seed(config.run.seed)
         workload = prepare(config)
         side = EngineSide(subject)
-        extras = case.overhead and not options.quick
-        rivals = [maker(config, workload, device) for maker in makers if extras or not maker.extra]
+        rivals = [maker(config, workload, device) for maker in makers]
         # Created before anything trains, so that all start with the same weights and random state.
-        sides: list[Side] = [side, *rivals]
-        losses = {each.name: _losses(each, config, effort) for each in sides}
-        blocks = Blocks(effort)
-        steps = blocks.steps(side)
+        losses: dict[str, list[float]] = {}
+        for each in (side, *rivals):
+            seed(config.run.seed)
+            losses[each.name] = first_losses(each, options.repeats(8, 3, least=2))
+        blocks = Blocks(table, name, side, options)
         for rival in rivals:
             target = BARE_TARGET if isinstance(rival, Bare) else AHEAD
-            same = parity(losses[side.name], losses[rival.name])
-            _row(table, name, blocks, steps, side, rival, target, same)
-        if extras:
+            blocks.compare(rival, target, parity(losses[side.name], losses[rival.name]))
+        if case.overhead and not options.quick:
             with engine(case.workload, sets) as own:
-                faster = EngineSide(own)
-                steps = blocks.steps(faster)
+                blocks = Blocks(table, f"{name}, engine's own fetch", EngineSide(own), options)
                 for rival in rivals:
-                    if not isinstance(rival, Bare) and not rival.extra:
-                        _row(table, f"{name}, engine's own fetch", blocks, steps, faster, rival, AHEAD, "")
-
-
-def _losses(side: Side, config: Config, effort: Effort) -> list[float]:
-    seed(config.run.seed)
-    return first_losses(side, effort.losses)
+                    if not isinstance(rival, Bare):
+                        blocks.compare(rival, AHEAD, "")
 
 
 class Blocks:
-    """Measures pairs of sides on the same steps of the same epochs; epochs only increase."""
+    """Compares the engine with rivals on the same steps of the same epochs, which only increase."""
 
-    def __init__(self, effort: Effort) -> None:
-        self.effort = effort
+    def __init__(self, table: Table, name: str, side: Side, options: Options) -> None:
+        """Measures how many steps a block has; also warms up."""
+        self._table, self._name, self._side, self._options = table, name, side, options
         self._epoch = 1
+        # The sampler samples after 0.25 s and then once per second: blocks of a second include its usual cost.
+        block_s = options.seconds(1.0, 0.25, least=0.05)
+        self._steps = 1
+        once = 1 / max(self._rate(side) for _ in range(2))
+        self._steps = max(round(block_s / 4 / once), 1)
+        self._steps = max(round(block_s * max(self._rate(side) for _ in range(2))), 2)
 
-    def steps(self, side: Side) -> int:
-        """The number of steps of a block of this side; also warms up."""
-        once = min(self._one(side, 1) for _ in range(2))
-        count = max(round(self.effort.block_s / 4 / once), 1)
-        return max(round(self.effort.block_s / min(self._one(side, count) for _ in range(2))), 2)
+    def _rate(self, side: Side, later: int = 0) -> float:
+        return self._steps / seconds(side, self._epoch + later, self._steps)
 
-    def warm_up(self, side: Side, steps: int) -> None:
-        """Run an untimed block."""
-        seconds(side, self._epoch, steps)
+    def compare(self, rival: Side, target: Target, same: str) -> None:
+        """A row for a rival. same: how its first losses compare."""
+        self._rate(rival)  # warms up
+        options, side, blocks = self._options, self._side, {rival.name: 0, self._side.name: 0}
 
-    def _one(self, side: Side, steps: int) -> float:
-        return seconds(side, self._epoch, steps) / steps
+        def block(each: Side) -> float:
+            blocks[each.name] += 1
+            return self._rate(each, blocks[each.name] - 1)
 
-    def ratios(self, baseline: Side, subject: Side, steps: int) -> tuple[list[float], str, dict[str, float]]:
-        """(subject over baseline of each pair, a note on excluded pairs, median seconds of a step by side)."""
-        taken: dict[str, list[float]] = {baseline.name: [], subject.name: []}
-        begin = self._epoch
-
-        def block(side: Side) -> float:
-            done = taken[side.name]
-            spent = seconds(side, begin + len(done), steps) / steps
-            done.append(spent)
-            return 1 / spent
-
-        found = paired(
-            lambda: block(baseline), lambda: block(subject), self.effort.pairs, self.effort.limit_s
-        )
-        self._epoch += len(found)
-        values, note = undisturbed(found)
-        return values, note, {name: summarise(each).median for name, each in taken.items()}
-
-
-def _row(
-    table: Table,
-    name: str,
-    blocks: Blocks,
-    steps: int,
-    side: Side,
-    rival: Side,
-    target: Target,
-    same: str,
-) -> None:
-    blocks.warm_up(rival, steps)
-    values, note, step_s = blocks.ratios(rival, side, steps)
-    table.add(
-        name, rival.name, as_ms(step_s[side.name] * 1e3), as_ms(step_s[rival.name] * 1e3), str(steps),
-        *statistics_cells(values, as_ratio, target), same,
-    )  # fmt: skip
-    if note:
-        table.note(f"{name}, vs. {rival.name}: {note}")
+        pairs, limit_s = options.repeats(8, 2), options.seconds(24.0, 3.0)
+        if options.pairs is not None:
+            pairs, limit_s = options.pairs, math.inf
+        found = compared(lambda: block(rival), lambda: block(side), pairs, limit_s)
+        self._epoch += blocks[rival.name]
+        self._table.add(
+            self._name, rival.name, as_ms(1e3 / found.subject), as_ms(1e3 / found.baseline), str(self._steps),
+            *statistics_cells(found.values, as_ratio, target), same,
+        )  # fmt: skip
+        if found.note:
+            self._table.note(f"{self._name}, vs. {rival.name}: {found.note}")

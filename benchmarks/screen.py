@@ -74,7 +74,9 @@ def beside_a_run(options: Options) -> Table:
     say(f"screen: {2 * pairs + 1} blocks of {block_s} s")
     with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
         result = Path(folder) / "result.json"
-        chunks, load = _watch(Path(folder), result, 2 * pairs + 1, block_s, options.device)
+        warm = (options.repeats(1000, 1000, 50), options.seconds(3.0, 3.0, least=0.2))
+        words = (folder, result, 2 * pairs + 1, block_s, *warm, *_SETTINGS, f"run.device={options.device}")
+        chunks, load = _watch(result, [*map(str, words)], 150 + 2 * pairs * block_s * 2)
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         windows = read_windows(Path(folder) / RUN / "events.jsonl")
     spans = [(t - window.wall_ns * 1e-9, t, window) for t, window in windows]
@@ -146,25 +148,12 @@ def _cpu_share(block: Stretch) -> float:
     return block.cpu_s / (block.end - block.begin)
 
 
-def _watch(
-    folder: Path, result: Path, blocks: int, block_s: float, device: str
-) -> tuple[list[Chunk], list[tuple[float, float]]]:
+def _watch(result: Path, words: list[str], limit_s: float) -> tuple[list[Chunk], list[tuple[float, float]]]:
     """Read the terminal to its end: the chunks, and (unix seconds, cores used by others) every second."""
-    argv = [
-        sys.executable,
-        "-m",
-        "benchmarks.stage",
-        str(folder),
-        str(result),
-        str(blocks),
-        str(block_s),
-        *_SETTINGS,
-        f"run.device={device}",
-    ]
     chunks: list[Chunk] = []
     load: list[tuple[float, float]] = []
-    deadline = time.monotonic() + 150 + blocks * block_s * 2
-    with Terminal(argv) as terminal:
+    deadline = time.monotonic() + limit_s
+    with Terminal([sys.executable, "-m", "benchmarks.stage", *words]) as terminal:
         watch = LoadWatch()
         due = time.monotonic() + 1
         while not terminal.ended and time.monotonic() < deadline:

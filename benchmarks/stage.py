@@ -1,6 +1,7 @@
 """The program in the terminal of the screen benchmark: the console with a screen that can be switched off.
 
-`python -m benchmarks.stage RUNS RESULT BLOCKS BLOCK_S [key=value ...]` trains in the console like `ndd-console train`.
+`python -m benchmarks.stage RUNS RESULT BLOCKS BLOCK_S WARM_STEPS SETTLE_S [key=value ...]` trains in the console like
+`ndd-console train`.
 A thread switches the refresh timer of the live screen off and on, block by block, and writes the times to RESULT. The
 engine trains throughout; its own record shows what it did in each block.
 """
@@ -27,8 +28,6 @@ from ndd_engine.train.run import RunRequest
 from .engine import TINY_WORKLOAD
 
 RUN = "stage"
-WARM_UP_STEPS = 1000
-SETTLE_S = 3.0
 _PATIENCE_S = 120.0
 
 
@@ -54,27 +53,28 @@ class SwitchedScreen(LiveScreen):
 
 def main() -> int:
     """Returns the exit status of the console."""
-    root, result, blocks, block_s, *sets = sys.argv[1:]
+    root, result, *figures = sys.argv[1:7]
+    sets = sys.argv[7:]
     # The app looks up its live screen by this name.
     vars(app_module)["LiveScreen"] = SwitchedScreen
     draft = read(sets=sets, workload=TINY_WORKLOAD, overrides={"run": {"name": RUN}})
     request = RunRequest(draft, Path(root))
-    switch = threading.Thread(target=_direct, args=(Path(result), int(blocks), float(block_s)), daemon=True)
+    switch = threading.Thread(target=_direct, args=(Path(result), *map(float, figures)), daemon=True)
     switch.start()
     return Console(Leash(None), request.root, False).train(request, ())  # one rank
 
 
-def _direct(result: Path, blocks: int, block_s: float) -> None:
+def _direct(result: Path, blocks: float, block_s: float, warm_steps: float, settle_s: float) -> None:
     """Switch off, on, off, …, off; then end the run and close the screen."""
     deadline = time.monotonic() + _PATIENCE_S
-    while (screen := SwitchedScreen.shown) is None or screen.source.snapshot().step < WARM_UP_STEPS:
+    while (screen := SwitchedScreen.shown) is None or screen.source.snapshot().step < warm_steps:
         if time.monotonic() > deadline:
             os._exit(1)  # nothing trains; without a result the benchmark prints the screen
         time.sleep(0.2)
-    time.sleep(SETTLE_S)
+    time.sleep(settle_s)
     app = screen.app
     stretches: list[dict[str, Any]] = []
-    for index in range(blocks):
+    for index in range(int(blocks)):
         on = index % 2 == 1
         app.call_from_thread(screen.timer.resume if on else screen.timer.pause)
         begin, cpu = time.time(), _outside_the_engine_s()

@@ -1,7 +1,6 @@
 """Startup times: the command, the home screen, and the record of a very long run.
 
-- `--help` and `--version` as whole processes, alternating with an empty interpreter, and whether they import torch
-  (from -X importtime).
+- `--help` and `--version` as whole processes, alternating with an empty interpreter.
 - The home screen in a real pseudo-terminal: from the spawn until its title appears, then until runs and workloads are
   listed. torch is imported in the background after the first paint; `q` is pressed during that import.
 - A record of over a million windows, written by the real Recorder with its fold events: opened by the reader
@@ -11,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -20,14 +18,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ndd_engine.record.events import EndEvent, RunEvent, SampleEvent, WindowEvent
+from tests.trial.written_runs import STEPS, run_event, sample, window
+
+from ndd_engine.record.events import EndEvent
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.recorder import Recorder
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import duration, size
 
 from .common import STATISTICS, Options, Table, Target, as_seconds, say, statistics_cells
-from .engine import ONLY_STEPS, TINY, TINY_WORKLOAD, engine
 from .terminal import Terminal
 
 TITLE = "start: seconds to start"
@@ -40,6 +39,7 @@ _CONSOLE = [sys.executable, "-m", "ndd_console"]
 _RUN = "million"
 # Put this many events, then wait for the recorder, as its queue is not measured.
 _BATCH = 5_000
+STEPS_PER_EPOCH = 1_000
 
 
 def measure(options: Options) -> Table:
@@ -64,21 +64,12 @@ def _commands(table: Table, times: int) -> None:
     for name, values in taken.items():
         target = COMMAND_TARGET if "ndd-console" in name else None
         table.add(f"{name}, whole process", *statistics_cells(values, as_seconds, target))
-    for name, argv in commands.items():
-        if "ndd-console" in name:
-            table.note(f"{name}: torch imported: {'yes' if _imports_torch(argv) else 'no'}")
 
 
 def _whole(argv: Sequence[str]) -> float:
     begin = time.perf_counter()
     subprocess.run(argv, check=True, capture_output=True)
     return time.perf_counter() - begin
-
-
-def _imports_torch(argv: Sequence[str]) -> bool:
-    asked = [argv[0], "-X", "importtime", *argv[1:]]
-    output = subprocess.run(asked, check=True, capture_output=True, text=True).stderr
-    return any(line.rpartition("|")[2].strip().partition(".")[0] == "torch" for line in output.splitlines())
 
 
 def _home(table: Table, times: int) -> None:
@@ -151,37 +142,22 @@ def _attach_screen(argv: Sequence[str]) -> float:
 
 
 def _write(run: RunDir, windows: int) -> int:
-    """Write the record of a run with that many windows; returns its last step.
-
-    The first events come from a real run; its window is repeated with different figures.
-    """
-    first, window, sample = _real_events()
+    """Write the record of a run with that many windows; returns its last step."""
+    usage, first = sample(1 << 30), window(STEPS, 1.0, 4.0)
     recorder = Recorder(run.events)
     recorder.start()
-    recorder.put(replace(first, name=_RUN, total_steps=windows * window.steps))
+    recorder.put(run_event(name=_RUN, total_steps=windows * STEPS, steps_per_epoch=STEPS_PER_EPOCH))
     step = 0
     for index in range(windows):
-        step += window.steps
+        step += STEPS
         loss = 1 + 3 / (1 + index * 1e-4)
-        epoch, epoch_step = divmod(step, first.steps_per_epoch)
-        recorder.put(
-            replace(window, step=step, epoch=epoch, epoch_step=epoch_step, loss=loss, last_loss=(step, loss))
-        )
+        epoch, epoch_step = divmod(step, STEPS_PER_EPOCH)
+        place = {"step": step, "epoch": epoch, "epoch_step": epoch_step}
+        recorder.put(replace(first, **place, loss=loss, last_loss=(step, loss)))
         if index % 60 == 0:
-            recorder.put(sample)
+            recorder.put(usage)
         if index % _BATCH == 0:
             recorder.flush(60.0)
     recorder.put(EndEvent("done", f"all {step} steps are done", step, 0))
     recorder.close(60.0)
     return step
-
-
-def _real_events() -> tuple[RunEvent, WindowEvent, SampleEvent]:
-    settings = (*TINY, *ONLY_STEPS, "log.window_s=0.2", "run.device=cpu")
-    with engine(TINY_WORKLOAD, settings) as subject:
-        subject.train(500)
-        sample = subject.prepared.sampler.read_once()
-        window = subject.windows()[0][1]
-        with subject.run.directory.events.open("rb") as file:
-            body = next(json.loads(line) for line in file if b'"type":"run"' in line[:40])
-    return RunEvent.from_dict(body), window, sample

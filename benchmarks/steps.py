@@ -20,12 +20,11 @@ from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.rows import proposals
 from ndd_engine.wizard.session import ProposalSet, to_verify
 from ndd_engine.wizard.space import Model
-from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of
+from ndd_engine.wizard.verify import side_of
 
-from .common import Options, Table, as_percent, as_seconds, ignore, quantile, say
+from .common import Options, Table, as_percent, as_seconds, quantile, say
+from .sides import BLOCK_S, step_s, warm_up
 from .wizard import SETS, answers_of, silent
-
-BLOCK_S = 1.5
 
 
 @dataclass
@@ -92,7 +91,7 @@ def _rows(answers: Answers, options: Options) -> list[Row]:
         chosen = options.cases(to_verify(ProposalSet(situation, found, every), answers))
         rows: list[Row] = []
         for model, group in groupby(sorted(chosen, key=lambda one: str(one.model)), lambda one: one.model):
-            rows += _model(planner, situation, answers, model, list(group), options.repeats(5, 2))
+            rows += _model(planner, situation, answers, model, list(group), options)
     return rows
 
 
@@ -102,32 +101,26 @@ def _model(
     answers: Answers,
     model: Model,
     group: Sequence[Proposal],
-    rounds: int,
+    options: Options,
 ) -> list[Row]:
-    rows = [Row(one) for one in group]
+    rows, block_s = [Row(one) for one in group], options.seconds(BLOCK_S, BLOCK_S, least=0.1)
     sides: list[SideProcess] = []
     try:
         for one in group:
             side = side_of(answers, one)
             sides.append(side)
-            side.prepare(PATIENCE_S, ignore)
-            side.train(WARM_UP, PATIENCE_S, ignore, lead=0, until_s=BLOCK_S, least=2)  # warms up
-        before = [_block(side) for side in sides]
-        for _ in range(rounds):
+            warm_up(side, block_s)
+        before = [step_s(side, block_s) for side in sides]
+        for _ in range(options.repeats(5, 2)):
             probed = proposals(situation, answers, planner.probe_one(situation, model))
-            step_s = {one.key: one.step_s for one in probed}
-            after = [_block(side) for side in sides]
+            predicted = {one.key: one.step_s for one in probed}
+            after = [step_s(side, block_s) for side in sides]
             for row, first, last in zip(rows, before, after, strict=True):
-                predicted = step_s[row.proposal.key]
-                assert predicted is not None  # proposals without a prediction are not chosen
-                row.rounds.append((predicted, first, last))
+                own = predicted[row.proposal.key]
+                assert own is not None  # proposals without a prediction are not chosen
+                row.rounds.append((own, first, last))
             before = after
     finally:
         for side in sides:
             side.close()
     return rows
-
-
-def _block(side: SideProcess) -> float:
-    seconds, steps = side.train(1 << 40, PATIENCE_S, ignore, until_s=BLOCK_S, least=2)
-    return seconds / steps

@@ -22,7 +22,7 @@ from .common import LoadWatch, Options, Ratio, Table, say, summarise, undisturbe
 
 TITLE = "observe: steps of whole runs / those of the bare script, processes of their own"
 COLUMNS = (
-    "step", "run", "launches", "time a step", "95 % CI", "processor time a step", "whole command", "steps seen",
+    "step", "run", "launches", "time a step", "95 % CI", "processor time a step", "whole command",
 )  # fmt: skip
 STEPS_MS = (1.0, 5.0, 44.0)
 SIDES = ("bare", "bare again", "ndd-console run", "traceml run")
@@ -45,12 +45,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one run: seconds of a step by the clock and of the processor, of the whole command; steps that were seen."""
+    """Of one run: seconds of a step by the clock and of the processor, of the whole command."""
 
     wall_s: float
     used_s: float
     command_s: float
-    seen: int | None
     loss: float
     foreign: float
 
@@ -70,7 +69,7 @@ def measure(options: Options) -> Table:
                 if len({one.loss for one in found.values()}) > 1:
                     raise RuntimeError(f"the runs trained to different losses: {found}")
                 rounds.append(found)
-            _rows(table, work, rounds)
+            _rows(table, rounds)
     table.note(f"script's Python: {options.traceml}; {_version(options.traceml)}")
     table.note(
         f"each run trains {WARM_S:g} s before its steps are measured; whole command: more than the bare one"
@@ -78,7 +77,7 @@ def measure(options: Options) -> Table:
     return table
 
 
-def _rows(table: Table, work: Work, rounds: list[dict[str, Measured]]) -> None:
+def _rows(table: Table, rounds: list[dict[str, Measured]]) -> None:
     for side in SIDES[1:]:
         pairs = [(found["bare"], found[side]) for found in rounds]
         ratios = [Ratio(b.wall_s / a.wall_s, max(a.foreign, b.foreign)) for a, b in pairs]
@@ -87,13 +86,11 @@ def _rows(table: Table, work: Work, rounds: list[dict[str, Measured]]) -> None:
         low, high = found.interval or (math.nan, math.nan)
         used = median(b.used_s - a.used_s for a, b in pairs)
         more = median(b.command_s - a.command_s for a, b in pairs)
-        seen = {b.seen for _, b in pairs}
         table.add(
             f"{median(a.wall_s for a, _ in pairs) * 1e3:.2f} ms", side, f"{len(values)} of {len(rounds)}",
             f"{(found.median - 1) * 100:+.2f} %",
             f"{(low - 1) * 100:+.2f} to {(high - 1) * 100:+.2f} %" if found.interval else "n/a",
             f"{used * 1e6:+.1f} us", f"{more:+.1f} s",
-            "" if seen == {None} else f"{min(one or 0 for one in seen):,} of {work.warm + work.steps:,}",
         )  # fmt: skip
         table.note(note)
 
@@ -113,28 +110,15 @@ def _run(folder: Path, work: Work, side: str) -> Measured:
         given = [str(output), *(str(value) for value in (work.width, work.batch, work.warm, work.steps))]
         command = [work.python, _LOOP, *given]
         if side == "ndd-console run":
-            command = [
-                sys.executable,
-                "-m",
-                "ndd_console",
-                "run",
-                "--headless",
-                "--run",
-                "it",
-                "--",
-                *command,
-            ]
+            console = f"{sys.executable} -m ndd_console run --headless --run it --"
+            command = [*console.split(), *command]
         elif side == "traceml run":
             tool = str(Path(work.python).with_name("traceml"))
             command = [
                 tool,
                 "run",
                 _LOOP,
-                "--logs-dir",
-                "logs",
-                "--run-name",
-                "it",
-                "--args",
+                *["--logs-dir", "logs", "--run-name", "it", "--args"],
                 *given,
                 "traceml",
             ]
@@ -144,10 +128,8 @@ def _run(folder: Path, work: Work, side: str) -> Measured:
         command_s = time.perf_counter() - begin
         foreign = watch.foreign()
         body = json.loads(output.read_text())
-        seen = _SEEN[side](Path(place)) if side in _SEEN else None
-    return Measured(
-        body["wall_s"] / work.steps, body["used_s"] / work.steps, command_s, seen, body["loss"], foreign
-    )
+    wall_s, used_s = (body[name] / work.steps for name in ("wall_s", "used_s"))
+    return Measured(wall_s, used_s, command_s, body["loss"], foreign)
 
 
 def _execute(folder: Path, command: list[str]) -> None:
@@ -157,19 +139,6 @@ def _execute(folder: Path, command: list[str]) -> None:
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{command[:3]} ended with status {done.returncode}: {done.stderr[-2000:]}")
-
-
-def _seen_by_us(folder: Path) -> int:
-    lines = (folder / "runs" / "it" / "events.jsonl").read_text("utf-8").splitlines()
-    return sum(event.get("steps", 0) for event in map(json.loads, lines) if event.get("type") == "window")
-
-
-def _seen_by_traceml(folder: Path) -> int:
-    summary = json.loads((folder / "logs" / "it" / "final_summary.json").read_text("utf-8"))
-    return int(summary["step_time"]["metadata"]["training_total_steps"])
-
-
-_SEEN = {"ndd-console run": _seen_by_us, "traceml run": _seen_by_traceml}
 
 
 def _version(python: str) -> str:

@@ -18,15 +18,15 @@ from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.session import ProposalSet, best_measured, propose, to_verify
-from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of, verify
+from ndd_engine.wizard.verify import side_of, verify
 
-from .common import Options, Table, as_percent, as_seconds, ignore, quantile, say
+from .common import Options, Table, as_percent, as_seconds, quantile, say
+from .sides import step_s, warm_up
 
 GRID = 20
 GRID_S = 120.0
 VERIFY_S = BUDGET_S
 # For comparing the choice with the best of the grid.
-BLOCK_S = 1.5
 ABBA_BLOCKS = 6
 # Sizes suitable for few cores.
 SETS: dict[str, tuple[str, ...]] = {
@@ -87,9 +87,8 @@ def measure(options: Options) -> list[Table]:
 
 def answers_of(workload: str, options: Options) -> Answers:
     """The wizard's defaults, for a size suitable for few cores."""
-    return Answers(
-        workload=workload, sets=tuple(item.format(device=options.device) for item in SETS[workload])
-    )
+    sets = (*SETS[workload], *options.small(workload))
+    return Answers(workload=workload, sets=tuple(item.format(device=options.device) for item in sets))
 
 
 def _outcome(workload: str, options: Options) -> Outcome:
@@ -163,12 +162,10 @@ def _paired(answers: Answers, other: Proposal, mine: Proposal) -> Estimate | Non
     sides = [side_of(answers, one) for one in (other, mine)]
     try:
         for side in sides:
-            side.prepare(PATIENCE_S, ignore)
-            side.train(WARM_UP, PATIENCE_S, ignore, lead=0, until_s=BLOCK_S, least=2)
+            warm_up(side)
 
         def rate(index: int) -> float:
-            seconds, steps = sides[index].train(1 << 40, PATIENCE_S, ignore, until_s=BLOCK_S, least=2)
-            return steps * (other, mine)[index].batch.items / seconds
+            return (other, mine)[index].batch.items / step_s(sides[index])
 
         return estimate([abba_log_ratio(rate(0), rate(1), rate(1), rate(0)) for _ in range(ABBA_BLOCKS)])
     finally:

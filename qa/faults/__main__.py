@@ -12,6 +12,7 @@ from benchmarks.common import Environment, Table, add_output, report, say, write
 
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.hardware.detect import detect
+from qa.trials.nulls import table
 
 from . import matrix, null
 from .cases import OWN, chosen
@@ -72,12 +73,13 @@ def main() -> int:
     found: list[Table]
     keep = given.keep.absolute()
     if given.null is not None:
-        found = [null.table(null.run(keep, given.null, given.resume, given.budget or null.BUDGET_S))]
+        nulls = null.run(keep, given.null, given.resume, given.budget or null.BUDGET_S)
+        found = [table(nulls, null.TITLE)]
     else:
         suite = Suite(keep, not given.no_trials, given.budget or FIX_S)
         if given.tables:
             names = {case.name for case in cases}
-            outcomes = [outcome for outcome in suite.kept() if outcome.case in names]
+            outcomes = [outcome for outcome in suite.kept() if outcome.case.name in names]
         else:
             outcomes = suite.run(cases, given.resume)
         found = matrix.tables(outcomes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .cases import CORES, OWN, Case
 from .faulty import ANTISPOOF, CHARTEXT, FINETUNE, NDD, SUMMARISE
 
@@ -10,12 +12,9 @@ LOADERS = ("few-workers", "data-wait", "item-collate", "on-the-fly", "slow-stora
 
 
 def _innocent(
-    name: str, workload: str, looks: str, sets: tuple[str, ...], suspects: tuple[str, ...], *,
-    factory: str = "", asleep: int = 0, seconds: float = 8.0,
-) -> Case:  # fmt: skip
-    return Case(
-        "innocent", name, "", workload, looks, sets, (), factory, suspects, asleep=asleep, seconds=seconds
-    )
+    name: str, workload: str, looks: str, sets: tuple[str, ...], suspects: tuple[str, ...], **more: Any
+) -> Case:
+    return Case("innocent", name, "", workload, looks, sets, suspects=suspects, **more)
 
 
 INNOCENTS: list[Case] = [

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.trial.paired import Estimate
 
 from .cases import Case, only_last
+from .catalogue import all_cases
 
 # A fault with a lower cost than NEGLIGIBLE need not be reported; one with a higher cost than FELT needs a cure.
 NEGLIGIBLE = 1.05
@@ -27,12 +31,20 @@ class Measured:
     text: str = ""
 
     @classmethod
-    def of_trial(cls, event: dict[str, Any]) -> Self:
-        """From the fields of a trial event."""
+    def of_trial(cls, event: TrialEvent) -> Self:
+        """The result of a trial."""
         return cls(
-            tuple(event["sets"]), event["verdict"], event["ratio"], event["low"], event["high"],
-            event["seconds"], event["text"],
-        )  # fmt: skip
+            tuple(event.sets), event.verdict, event.ratio, event.low, event.high, event.seconds, event.text
+        )
+
+    @classmethod
+    def of_estimate(cls, alone: Estimate | None) -> Self:
+        """The speed without neighbours over that beside them; None if the run was too slow to measure that."""
+        if alone is None:
+            return cls(
+                (), "not measured", None, None, None, 0.0, "too slow between two stops of its neighbours"
+            )
+        return cls((), "measured", alone.ratio, alone.low, alone.high)
 
     @property
     def gains(self) -> bool:
@@ -46,50 +58,39 @@ class Outcome:
 
     fix: the settings that the verdict proposes; tried: a trial of them. outside: whether its first proposal is not a
     setting, but a code change or stopping other processes. cured: a trial that removes the fault, which measures its
-    cost. error: why the case failed. foreign: cores used by other processes, without planted ones.
+    cost. foreign: cores used by other processes, without planted ones. error: why the case failed.
     """
 
-    case: str
-    kind: str
-    fault: str
-    severity: str
-    workload: str
-    truth: str
+    case: Case
     named: str = ""
-    title: str = ""
-    confidence: str = ""
     found: tuple[tuple[str, float | None], ...] = ()
-    suspects: tuple[str, ...] = ()
     fix: tuple[str, ...] = ()
     outside: bool = False
     tried: Measured | None = None
     cured: Measured | None = None
-    speed: bool = True
     foreign: float = 0.0
     seconds: float = 0.0
     error: str = ""
 
-    @classmethod
-    def of(cls, case: Case, **more: Any) -> Self:
-        """With the fields of the case."""
-        return cls(
-            case.name, case.kind, case.fault, case.severity, case.workload, case.truth,
-            suspects=case.suspects, speed=case.proved, **more,
-        )  # fmt: skip
-
     def to_json(self) -> str:
         """One line."""
-        return json.dumps(asdict(self))
+        return json.dumps({**asdict(self), "case": self.case.name})
 
     @classmethod
     def from_json(cls, line: str) -> Self:
         """The reverse of to_json. Raises ValueError, TypeError or KeyError for other lines."""
         body = json.loads(line)
+        case = {case.name: case for case in all_cases(gpu=True)}[body["case"]]
         for key in ("tried", "cured"):
             if body[key] is not None:
                 body[key] = Measured(**{**body[key], "sets": tuple(body[key]["sets"])})
-        body["found"] = tuple((cause, ceiling) for cause, ceiling in body["found"])
-        return cls(**{**body, "suspects": tuple(body["suspects"]), "fix": tuple(body["fix"])})
+        found = tuple((cause, ceiling) for cause, ceiling in body["found"])
+        return cls(**{**body, "case": case, "found": found, "fix": tuple(body["fix"])})
+
+    @property
+    def planted(self) -> bool:
+        """Whether there is a fault."""
+        return self.case.kind == "fault"
 
     @property
     def ceiling(self) -> float | None:
@@ -109,21 +110,21 @@ class Outcome:
         """
         if self.error:
             return False
-        if self.kind == "fault":
+        if self.planted:
             small = self.named == "healthy" and self.cost is not None and self.cost < NEGLIGIBLE
-            return self.named == self.truth or small
+            return self.named == self.case.truth or small
         return not self.charges
 
     @property
     def charges(self) -> tuple[str, ...]:
         """False positives in a run without a planted fault: suspects reported with a significant ceiling, and a verdict
         that no trial confirms."""
-        if self.kind == "fault" or self.error:
+        if self.planted or self.error:
             return ()
         false = [
             cause
             for cause, ceiling in self.found
-            if cause in self.suspects and (ceiling is None or ceiling >= NEGLIGIBLE)
+            if cause in self.case.suspects and (ceiling is None or ceiling >= NEGLIGIBLE)
         ]
         proved = self.tried is not None and self.tried.gains
         if self.named != "healthy" and self.named not in false and not proved:
@@ -133,14 +134,14 @@ class Outcome:
     @property
     def owes_a_cure(self) -> bool:
         """Whether the fault costs so much that the proposed fix has to gain."""
-        return self.kind == "fault" and self.speed and self.cost is not None and self.cost > FELT
+        return self.planted and self.case.proved and self.cost is not None and self.cost > FELT
 
     @property
     def cures(self) -> bool:
         """Whether the proposed fix gains. If the first proposal is not a setting, the case's own cure counts, provided
         that the true cause was named."""
         proofs = [self.tried]
-        if (self.outside or not self.fix) and self.named == self.truth:
+        if (self.outside or not self.fix) and self.named == self.case.truth:
             proofs.append(self.cured)
         return any(proof is not None and proof.gains for proof in proofs)
 
@@ -148,7 +149,7 @@ class Outcome:
     def exceeded(self) -> bool:
         """Whether a measured gain, including its interval, is larger than the ceiling of the finding."""
         pairs = [(self.tried, self.ceiling)]
-        pairs += [(self.cured, ceiling) for cause, ceiling in self.found if cause == self.truth]
+        pairs += [(self.cured, ceiling) for cause, ceiling in self.found if cause == self.case.truth]
         return any(
             measured is not None
             and measured.low is not None
@@ -166,38 +167,3 @@ def same_change(one: Sequence[str], other: Sequence[str]) -> bool:
 def _values(sets: Sequence[str]) -> dict[str, str]:
     pairs = (item.partition("=") for item in only_last(sets))
     return {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
-
-
-@dataclass
-class Counts:
-    """How often the outcomes met each target."""
-
-    outcomes: Sequence[Outcome]
-    faults: list[Outcome] = field(init=False)
-    clean: list[Outcome] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.faults = [outcome for outcome in self.outcomes if outcome.kind == "fault"]
-        self.clean = [outcome for outcome in self.outcomes if outcome.kind != "fault"]
-
-    @property
-    def first(self) -> tuple[int, int]:
-        """(planted faults whose true cause comes first, total)."""
-        return sum(outcome.right for outcome in self.faults), len(self.faults)
-
-    @property
-    def accusations(self) -> tuple[int, int]:
-        """(runs without a fault in which one is reported, total)."""
-        return sum(bool(outcome.charges) for outcome in self.clean), len(self.clean)
-
-    @property
-    def cured(self) -> tuple[int, int]:
-        """(faults with a cost over 10 % whose fix gains, total)."""
-        owing = [outcome for outcome in self.faults if outcome.owes_a_cure]
-        return sum(outcome.cures for outcome in owing), len(owing)
-
-    @property
-    def exceeded(self) -> tuple[int, int]:
-        """(cases with a gain above the ceiling, total of cases with a trial)."""
-        tried = [outcome for outcome in self.outcomes if outcome.tried or outcome.cured]
-        return sum(outcome.exceeded for outcome in tried), len(tried)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,6 +52,21 @@ def in_memory(items: int = ITEMS) -> TensorDataset:
     return TensorDataset(*tensors(items))
 
 
+class Items(Dataset[Any]):
+    """So many items, each made by a function of its number. endless: numbers go on in later epochs."""
+
+    def __init__(self, count: int, make: Callable[[int], Any], endless: bool = False) -> None:
+        self.count, self.make, self.endless = count, make, endless
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.count and not self.endless:
+            raise IndexError(index)
+        return self.make(index)
+
+
 # A plain net.
 
 
@@ -61,22 +78,11 @@ def plain(settings: Any) -> dict[str, Any]:
 # Slow storage: each item has a latency, as from a network disk.
 
 
-class Files(Dataset[tuple[Tensor, Tensor]]):
-    """Items that take `latency_s` each to arrive, without using the CPU."""
-
-    def __init__(self, items: int, latency_s: float) -> None:
-        self.x, self.y = tensors(items)
-        self.latency_s = latency_s
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        if self.latency_s:
-            time.sleep(self.latency_s)
-        return self.x[index], self.y[index]
+def arrive(x: Tensor, y: Tensor, latency_s: float, index: int) -> tuple[Tensor, Tensor]:
+    """An item that takes so long to arrive, without using the CPU."""
+    if latency_s:
+        time.sleep(latency_s)
+    return x[index], y[index]
 
 
 def storage(settings: Any) -> dict[str, Any]:
@@ -87,32 +93,25 @@ def storage(settings: Any) -> dict[str, Any]:
     def forward(model: nn.Module, batch: Any) -> Any:
         return model(batch[0].repeat_interleave(rows, dim=0)).view(len(batch[0]), rows, 1).mean(dim=1)
 
-    return {
-        "model": Net(), "train_data": Files(items, latency / 1e3), "eval_data": Files(64, 0.0), "loss": loss,
-        "forward": forward,
-    }  # fmt: skip
+    train, held = (
+        Items(count, partial(arrive, *tensors(count), seconds))
+        for count, seconds in ((items, latency / 1e3), (64, 0.0))
+    )
+    return {"model": Net(), "train_data": train, "eval_data": held, "loss": loss, "forward": forward}
 
 
 # Items that are cheap to compute, and large to send between processes.
 
 
-class Crops(Dataset[tuple[Tensor, Tensor]]):
-    """Images (3, pixels, pixels), cropped at different positions every epoch, and a target (1,)."""
+MARGIN = 8
 
-    MARGIN = 8
 
-    def __init__(self, items: int, pixels: int) -> None:
-        self.items, self.pixels = items, pixels
-        self.images = torch.randn(256, 3, pixels + self.MARGIN, pixels + self.MARGIN)
-
-    def __len__(self) -> int:
-        return self.items
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        epoch, item = divmod(index, self.items)
-        x, y = 7919 * (item + 31 * epoch) % self.MARGIN, 104_729 * (item + 17 * epoch) % self.MARGIN
-        image = self.images[item % len(self.images)]
-        return image[:, x : x + self.pixels, y : y + self.pixels], image[0, 0, :1]
+def crop(images: Tensor, items: int, pixels: int, index: int) -> tuple[Tensor, Tensor]:
+    """An image (3, pixels, pixels), cropped at different positions every epoch, and a target (1,)."""
+    epoch, item = divmod(index, items)
+    x, y = 7919 * (item + 31 * epoch) % MARGIN, 104_729 * (item + 17 * epoch) % MARGIN
+    image = images[item % len(images)]
+    return image[:, x : x + pixels, y : y + pixels], image[0, 0, :1]
 
 
 def crops(settings: Any) -> dict[str, Any]:
@@ -121,10 +120,11 @@ def crops(settings: Any) -> dict[str, Any]:
     def forward(model: nn.Module, batch: Any) -> Any:
         return model(nn.functional.adaptive_avg_pool2d(batch[0].mean(dim=1), 16).flatten(1))
 
-    return {
-        "model": Net(settings.option("width", 64)), "train_data": Crops(8 * ITEMS, settings.option("pixels", 32)),
-        "loss": loss, "forward": forward, "epochs_differ": True,
-    }  # fmt: skip
+    count, pixels = 8 * ITEMS, settings.option("pixels", 32)
+    images = torch.randn(256, 3, pixels + MARGIN, pixels + MARGIN)
+    data = Items(count, partial(crop, images, count, pixels), endless=True)
+    model = Net(settings.option("width", 64))
+    return {"model": model, "train_data": data, "loss": loss, "forward": forward, "epochs_differ": True}
 
 
 # Short-lived Python objects.
@@ -231,20 +231,9 @@ def scales(settings: Any) -> dict[str, Any]:
 # Dynamic shapes.
 
 
-class Lengths(Dataset[Tensor]):
-    """Sequences (length, WIDTH) of `kinds` different lengths up to 64."""
-
-    def __init__(self, items: int, kinds: int) -> None:
-        self.items, self.kinds = items, kinds
-        self.x = torch.randn(64, WIDTH)
-
-    def __len__(self) -> int:
-        return self.items
-
-    def __getitem__(self, index: int) -> Tensor:
-        if not 0 <= index < self.items:
-            raise IndexError(index)
-        return self.x[: 64 - 4 * (index % self.kinds)]
+def shorter(x: Tensor, kinds: int, index: int) -> Tensor:
+    """A sequence of one of so many different lengths."""
+    return x[: len(x) - 4 * (index % kinds)]
 
 
 def longest(items: list[Tensor]) -> Tensor:
@@ -258,7 +247,7 @@ def lengths(settings: Any) -> dict[str, Any]:
     def error(output: Tensor, batch: Tensor) -> Tensor:
         return (output.squeeze(2) - batch.mean(dim=2)).square().mean()
 
-    data = Lengths(ITEMS, settings.option("kinds", 1))
+    data = Items(ITEMS, partial(shorter, torch.randn(64, WIDTH), settings.option("kinds", 1)))
     return {"model": Net(), "train_data": data, "loss": error, "collate": longest, "forward": model_of}
 
 
@@ -291,18 +280,6 @@ def reading(settings: Any) -> dict[str, Any]:
     return {"model": Net(1024), "train_data": in_memory(8 * ITEMS), "loss": loss, "forward": forward}
 
 
-class Numbers(Dataset[Tensor]):
-    """Only the numbers of items: the batches exist already."""
-
-    def __len__(self) -> int:
-        return 8 * ITEMS
-
-    def __getitem__(self, index: int) -> Tensor:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return torch.tensor(index)
-
-
 def heavy(settings: Any) -> dict[str, Any]:
     """Options: megabytes of a batch of 256 items, which costs nothing to make and little to compute."""
     columns = max(settings.option("megabytes", 1) * MEGABYTE // 4 // 256 // WIDTH, 1) * WIDTH
@@ -315,4 +292,10 @@ def heavy(settings: Any) -> dict[str, Any]:
     def forward(model: nn.Module, batch: Any) -> Any:
         return model(batch[0].view(len(batch[0]), -1, WIDTH).mean(dim=1))
 
-    return {"model": Net(), "train_data": Numbers(), "loss": loss, "forward": forward, "collate": collate}
+    return {
+        "model": Net(),
+        "train_data": Items(8 * ITEMS, torch.tensor),
+        "loss": loss,
+        "forward": forward,
+        "collate": collate,
+    }

@@ -20,7 +20,7 @@ from ndd_engine.predict.memory import MANY, Memory
 from ndd_engine.predict.probing import Prober
 from ndd_engine.predict.rules import Rules
 
-from .figures import FAIL, NO_GPU, PASS, SKIPPED, Task, task
+from .figures import FAIL, PASS, SKIPPED, Task, task
 from .memory import probed
 
 GIB = 1 << 30
@@ -41,13 +41,20 @@ class Result:
     runs: bool
     larger: int | None
 
+    @property
+    def why(self) -> str:
+        """Why it is no good proposal, "" if it is."""
+        if not self.runs:
+            return "out of memory"
+        return "" if self.larger is not None else f"{beyond(self.micro)} runs, too"
+
 
 def main() -> int:
     """Measure as many limits as the time allows."""
     given = task()
     amp = given.args[0]
     if not given.on_gpu:
-        given.skip("steps on the GPU under a limit", NO_GPU)
+        given.skip("steps on the GPU under a limit")
     free = int(torch.cuda.mem_get_info()[0] * USABLE) if given.on_gpu else 64 * GIB
     done: list[Result] = []
     for size, limits in settings(given, free):
@@ -68,18 +75,13 @@ def main() -> int:
             retries = memory.fit(micro, 2, cap).retries
             found = tried(prober, micro, cap, given.on_gpu)
             done.append(found)
-            verdict = PASS if found.runs and found.larger is not None else FAIL
-            why = "" if found.runs else "out of memory"
-            if found.runs and found.larger is None:
-                why = f"{max(round(micro * BEYOND), micro + STEP)} runs, too"
             shown = f"micro-batch {micro}" + (f", {retries} retries predicted" if retries else "")
-            given.put(name, shown, "runs, and is ≥ 90 % of the largest", verdict, why)
-    short, low = (
-        sum(not found.runs for found in done),
-        sum(found.runs and found.larger is None for found in done),
-    )
-    given.put(f"out of memory, of {len(done)}", str(short), "0", _verdict(done, short))
-    given.put(f"below 90 % of the largest that runs, of {len(done)}", str(low), "0", _verdict(done, low))
+            given.check(name, shown, "runs, and is ≥ 90 % of the largest", not found.why, found.why)
+    short = sum(not found.runs for found in done)
+    low = sum(bool(found.why) for found in done) - short
+    for what, bad in (("out of memory", short), ("below 90 % of the largest that runs", low)):
+        verdict = SKIPPED if not done else FAIL if bad else PASS
+        given.put(f"{what}, of {len(done)}", str(bad), "0", verdict)
     return 0
 
 
@@ -120,8 +122,13 @@ def proposal(memory: Memory, cap: int, items: int) -> int | None:
 def tried(prober: Prober, micro: int, cap: int, on_gpu: bool) -> Result:
     """Train the proposal, and a larger batch, under the limit."""
     runs = fits(prober, micro, cap, on_gpu)
-    larger = max(round(micro * BEYOND), micro + STEP)
+    larger = beyond(micro)
     return Result(micro, runs, None if runs and fits(prober, larger, cap, on_gpu) else larger)
+
+
+def beyond(micro: int) -> int:
+    """A batch that has to fail if this one is the right proposal."""
+    return max(round(micro * BEYOND), micro + STEP)
 
 
 def fits(prober: Prober, micro: int, cap: int, on_gpu: bool) -> bool:
@@ -150,10 +157,6 @@ def limited(cap: int) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-
-
-def _verdict(done: list[Result], bad: int) -> str:
-    return SKIPPED if not done else FAIL if bad else PASS
 
 
 if __name__ == "__main__":

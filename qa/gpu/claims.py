@@ -9,10 +9,10 @@ from itertools import chain, zip_longest
 
 from ndd_engine.hardware.detect import detect
 from ndd_engine.trial.candidates import Place
-from ndd_engine.trial.claims import ClaimResult, conditions, measurements, run_claims
+from ndd_engine.trial.claims import ClaimsState, conditions, measurements, run_claims
 from ndd_engine.trial.claims_table import Claim, claims
 
-from .figures import SKIPPED, Task, one_line, task
+from .figures import one_line, task
 
 # Seconds of one measurement, which include its set-up, and of what is around it.
 LEAST_S, MOST_S, START_S = 20.0, 60.0, 3.0
@@ -47,27 +47,20 @@ def main() -> int:
     timer = threading.Timer(max(given.left_s - 3, 1), stop.set)
     timer.daemon = True
     timer.start()
-    results = run_claims(chosen, budget_s, stop=stop, machine=machine, tell=Progress(given).look)
-    done = {result.claim.id for result in results}
+    done: set[str] = set()
+
+    def look(state: ClaimsState) -> None:
+        """Record each claim as soon as it is measured."""
+        for result in state.results[len(done) :]:
+            done.add(result.claim.id)
+            text = one_line("; ".join(conditions(result)), 600)
+            given.put(name_of(result.claim), "", "", result.verdict, text)
+
+    run_claims(chosen, budget_s, stop=stop, machine=machine, tell=look)
     for claim in chosen:
         if claim.id not in done:
-            given.put(name_of(claim), verdict=SKIPPED, why="no time left")
+            given.skip(name_of(claim), "no time left")
     return 0
-
-
-class Progress:
-    """Records each claim as soon as it is measured."""
-
-    def __init__(self, given: Task) -> None:
-        self._given, self._done = given, 0
-
-    def look(self, state: object) -> None:
-        """Called with every progress of the claims (trial.claims.ClaimsState)."""
-        results: tuple[ClaimResult, ...] = state.results  # type: ignore[attr-defined]
-        for result in results[self._done :]:
-            text = one_line("; ".join(conditions(result)), 600)
-            self._given.put(name_of(result.claim), "", "", result.verdict, text)
-        self._done = len(results)
 
 
 def in_turn(every: Sequence[Claim]) -> list[Claim]:

@@ -13,9 +13,9 @@ from qa.faults.cases import SEVERITIES, Case, chosen
 from qa.faults.catalogue import all_cases
 from qa.faults.on_gpu import GPU_CASES
 from qa.faults.outcome import Outcome
-from qa.faults.suite import Suite
+from qa.faults.suite import Suite, described
 
-from .figures import FAIL, INFO, NO_GPU, PASS, Task, one_line, task
+from .figures import FAIL, INFO, PASS, Task, one_line, task
 
 # Seconds of a trial of the fix, what a case takes without and with it, and of imports before the first.
 TRIAL_S = 12.0
@@ -42,7 +42,7 @@ def main() -> int:
     trials = given.effort == "full"
     if not given.on_gpu:
         for case in cases:
-            given.skip(case.name, NO_GPU)
+            given.skip(case.name)
         cases = chosen(all_cases(), ["fault-user-code-high-own"], []) if severe else []
     counts = [0, 0]
     with tempfile.TemporaryDirectory(prefix="ndd-gpu-faults-") as folder:
@@ -66,13 +66,9 @@ def put(given: Task, case: Case, outcome: Outcome) -> None:
     if outcome.error:
         given.put(case.name, "not measured", case.truth, FAIL, one_line(outcome.error))
         return
-    found = outcome.named + ("" if outcome.ceiling is None else f" (at most {outcome.ceiling:.2f}x)")
-    for name, measured in (("fix", outcome.tried), ("without the fault", outcome.cured)):
-        if measured is not None and measured.ratio is not None:
-            found += f", {name} {measured.ratio:.2f}x"
     why = "" if outcome.right or outcome.cured else "its cost was not measured"
     verdict = INFO if not given.on_gpu else PASS if outcome.right else FAIL
-    given.put(case.name, found, case.truth, verdict, why)
+    given.put(case.name, described(outcome), case.truth, verdict, why)
     if outcome.owes_a_cure and not outcome.cures:
         given.put(
             f"{case.name}: the fix", " ".join(outcome.fix) or "no setting", "gains", INFO, "no measured gain"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Self
 
 import psutil
+
+from qa.console import console
+from qa.kept import read_lines
 
 EFFORTS = ("full", "quick", "smoke")
 PASS, FAIL, SKIPPED, INFO, FACT, UNCLEAR = "pass", "fail", "skipped", "info", "fact", "inconclusive"
@@ -74,9 +78,22 @@ class Task:
         """Record a figure that reaches its target or not."""
         self.put(name, value, target, PASS if reached else FAIL, why)
 
-    def skip(self, name: str, why: str) -> None:
+    def skip(self, name: str, why: str = NO_GPU) -> None:
         """Record a figure that is not measured."""
         self.put(name, verdict=SKIPPED, why=why)
+
+    def check_gpu(self, name: str, value: str, target: str, reached: bool, why: str = "") -> None:
+        """The same as `check`, of a figure that says nothing without a GPU."""
+        if self.on_gpu:
+            self.check(name, value, target, reached, why)
+        else:
+            self.skip(name)
+
+    def console(self, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of ndd-console, which may not take all the time of the part; all it says goes into the log."""
+        done = console(folder, *words, limit_s=max(self.left_s * 0.8, 5.0))
+        print(done.stdout + done.stderr, flush=True)
+        return done
 
 
 def task(argv: Sequence[str] | None = None) -> Task:
@@ -93,6 +110,12 @@ def task(argv: Sequence[str] | None = None) -> Task:
     return Task(given.out, given.device, given.effort, deadline, tuple(given.args))
 
 
+def last(done: subprocess.CompletedProcess[str]) -> str:
+    """The last lines of the output of a command."""
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return one_line(" / ".join(lines[-6:])) if lines else "no output"
+
+
 def append(path: Path, figure: Figure) -> None:
     """Add a line, complete or not at all."""
     line = json.dumps(asdict(figure)) + "\n"
@@ -105,17 +128,7 @@ def append(path: Path, figure: Figure) -> None:
 
 def read(path: Path) -> list[Figure]:
     """All figures so far; torn and strange lines are ignored."""
-    found = []
-    try:
-        lines = path.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            found.append(Figure.from_json(line))
-        except (ValueError, TypeError):
-            continue
-    return found
+    return read_lines(path, Figure.from_json)
 
 
 def one_line(text: object, most: int = 300) -> str:

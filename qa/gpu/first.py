@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +20,9 @@ from ndd_engine.record.reader import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.settings import rounds_to_tf32
 from ndd_engine.train.step.precision import set_tf32
+from qa.console import sets_of
 
-from .figures import NO_GPU, Task, one_line, task
-from .processes import console, last
+from .figures import Task, last, one_line, task
 from .runs import EXACT, Json, Trained, difference, losses, train
 
 MIB = 1 << 20
@@ -35,67 +34,16 @@ KNOWN = 0.5
 DEVICE_OVER_WALL = 1.1
 # Of a step in which the GPU waits for data, while a slow loader is hidden behind its work.
 HIDDEN = 0.1
+COUNTERS = (
+    "util_percent", "sm_clock_mhz", "sm_clock_max_mhz", "power_w", "power_limit_w", "temperature_c", "throttle",
+    "processes",
+)  # fmt: skip
 # Causes that blame the loader.
 LOADER = ("data-wait", "on-the-fly", "item-collate", "few-workers", "slow-storage")
 
-# The loss waits for the GPU, so its step cannot be captured; dropout draws from the random state of the GPU. With
-# `event` it waits in a way that only the capture itself refuses: an event that was recorded in it.
-FALLBACK = """
-    import torch
-    from torch import nn
-    from torch.utils.data import TensorDataset
-
-    def factory(settings):
-        x = torch.rand(2000, 64)
-        model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 1))
-        by_event = settings.option("event", 0)
-
-        def loss(out, batch):
-            value = (out - batch[1]).square().mean()
-            if by_event and out.is_cuda:
-                event = torch.cuda.Event()
-                event.record()
-                event.synchronize()
-            elif not by_event:
-                value = value * (1.0 if value.item() < 1e9 else 0.5)
-            return value
-
-        return {"model": model, "train_data": TensorDataset(x, x.sum(dim=1, keepdim=True)), "loss": loss}
-"""
-
-# Each item takes half a millisecond of the processor: a batch of 64 takes 32 ms.
-SLOW = """
-    import time
-    import torch
-    from torch import nn
-    from torch.utils.data import Dataset
-
-    class Slow(Dataset):
-        def __len__(self):
-            return 100000
-
-        def __getitem__(self, index):
-            begin = time.perf_counter()
-            while time.perf_counter() - begin < 0.0005:
-                pass
-            return torch.full((64,), float(index % 7))
-
-    class Net(nn.Module):
-        def __init__(self, width, rows):
-            super().__init__()
-            self.rows = rows
-            self.first, self.middle, self.last = nn.Linear(64, width), nn.Linear(width, width), nn.Linear(width, 1)
-
-        def forward(self, batch):
-            x = self.first(batch).repeat(self.rows, 1)
-            for _ in range(12):
-                x = torch.relu(self.middle(x))
-            return self.last(x)
-
-    def factory(settings):
-        model = Net(settings.option("width", 64), settings.option("rows", 1))
-        return {"model": model, "train_data": Slow(), "loss": lambda out, batch: out.square().mean()}
-"""
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+FALLBACK = "gpu_models:fallback"
+OWN = (f'workload.path=["{SCRIPTS}"]', "run.epochs=1")
 
 
 def main() -> int:
@@ -112,22 +60,17 @@ def plain(given: Task, folder: Path) -> None:
         name = f"{size}, precision.amp={amp}"
         sets = (f"workload.size={size}", f"precision.amp={amp}", "log.window_s=0.3")
         if not given.on_gpu and amp == "fp16":
-            given.skip(name, NO_GPU)
+            given.skip(name)
             continue
         if given.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         found = train(folder / size, "chartext", sets, given.device, int(given.of(150, 150, 8)))
         ended(given, name, found)
-        reserved = [event["peak_reserved_bytes"] for event in found.of("memory")][-1:]
         clocks(given, name, found)
-        if not given.on_gpu:
-            given.skip(f"{name}: reserved memory", NO_GPU)
-        elif reserved:
-            own = torch.cuda.max_memory_reserved()
-            text = f"{reserved[0] / MIB:,.0f} MiB"
-            given.check(
-                f"{name}: reserved memory", text, f"{own / MIB:,.0f} MiB by torch", reserved[0] == own
-            )
+        reserved = ([event["peak_reserved_bytes"] for event in found.of("memory")] or [None])[-1] or 0
+        own = torch.cuda.max_memory_reserved() if given.on_gpu else 0
+        shown, target = f"{reserved / MIB:,.0f} MiB", f"{own / MIB:,.0f} MiB by torch"
+        given.check_gpu(f"{name}: reserved memory", shown, target, reserved == own)
         named(given, name, found.directory)
 
 
@@ -147,45 +90,36 @@ def graph(given: Task, folder: Path) -> None:
     shown = f"{largest:.1e} over {count} of {steps} steps"
     reached = largest <= SAME_LOSS and count >= KNOWN * steps
     given.check("largest relative difference of a loss", shown, f"≤ {SAME_LOSS:g}", reached)
-    if not given.on_gpu:
-        given.skip("the graph is in effect", NO_GPU)
-        return
     setting = found[1].settings["speed.cuda_graph"]
-    given.check("the graph is in effect", setting["verified"], "captured", setting["in_effect"] is True)
+    given.check_gpu("the graph is in effect", setting["verified"], "captured", setting["in_effect"] is True)
+    if not given.on_gpu:
+        return
     large = ("workload.size=guide", "batch.micro=64", "speed.cuda_graph=true")
     ended(given, "a large model", train(folder / "large", "chartext", large, given.device, 30))
 
 
 def fallback(given: Task, folder: Path) -> None:
     """A step that waits for the GPU, and one that only the capture itself refuses."""
-    module(folder, "fallback_model", FALLBACK)
-    base = (f'workload.path=["{folder}"]', "run.epochs=1", "batch.micro=16", "speed.cuda_graph=true")
-    found = train(folder / "item", "fallback_model:factory", base, given.device, int(given.of(40, 40, 8)))
+    base = (*OWN, "batch.micro=16", "speed.cuda_graph=true")
+    found = train(folder / "item", FALLBACK, base, given.device, int(given.of(40, 40, 8)))
     ended(given, "a step that calls .item()", found, in_effect=False)
     verified = found.settings["speed.cuda_graph"]["verified"]
+    told = "waits for the GPU" in verified and "gpu_models.py" in verified
+    target = "waits for the GPU (gpu_models.py:…)"
+    given.check_gpu("the reason names the line", one_line(verified), target, told)
+    names = ("a capture that fails ends the run with its cause", "a new process goes on after it")
     if not given.on_gpu:
-        given.skip("the reason names the line", NO_GPU)
-        given.skip("a capture that fails ends the run with its cause", NO_GPU)
-        given.skip("a new process goes on after it", NO_GPU)
+        for name in names:
+            given.skip(name)
         return
-    named = "waits for the GPU" in verified and "fallback_model.py" in verified
-    given.check(
-        "the reason names the line", one_line(verified), "waits for the GPU (fallback_model.py:…)", named
-    )
     sets = (*base, "workload.options.event=1")
-    end = train(folder / "event", "fallback_model:factory", sets, given.device, 40).end
+    end = train(folder / "event", FALLBACK, sets, given.device, 40).end
     told = end.status == "failed" and "the CUDA graph cannot be captured" in end.reason
-    name = "a capture that fails ends the run with its cause"
-    given.check(name, one_line(f"{end.status}: {end.reason}"), "failed, with the cause", told)
-    options = (word for one in (*sets, "run.max_steps=40") for word in ("--set", one))
-    command = (
-        "--runs", str(folder / "again"), "train", "--headless", "--workload", "fallback_model:factory", *options,
-    )  # fmt: skip
-    done = console(given, folder / "console", *command)
+    given.check(names[0], one_line(f"{end.status}: {end.reason}"), "failed, with the cause", told)
+    words = ("train", "--headless", "--workload", FALLBACK, *sets_of(*sets, "run.max_steps=40"))
+    done = given.console(folder / "console", "--runs", str(folder / "again"), *words)
     again = done.returncode == 0 and "restarting: ndd-console train --resume" in done.stderr
-    given.check(
-        "a new process goes on after it", last(done), "exit status 0 after a restart without a graph", again
-    )
+    given.check(names[1], last(done), "exit status 0 after a restart without a graph", again)
 
 
 def load(given: Task, folder: Path) -> None:
@@ -205,41 +139,26 @@ def load(given: Task, folder: Path) -> None:
         gpu = sampler.read_once().gpu
         if gpu is not None:
             gpus.append(gpu)
-            keys = (
-                "util_percent",
-                "sm_clock_mhz",
-                "sm_clock_max_mhz",
-                "power_w",
-                "power_limit_w",
-                "temperature_c",
-            )
-            shown = ", ".join(f"{key} {gpu.get(key)}" for key in (*keys, "throttle", "processes"))
+            shown = ", ".join(f"{key} {gpu.get(key)}" for key in COUNTERS)
             given.put(f"second {second + 1}", shown)
-    if given.on_gpu:
-        errors = f"{sampler.errors} {sampler.last_error or ''} {sampler.reasons or ''}"
-        given.check("errors while sampling", one_line(errors), "0", not sampler.errors and bool(gpus))
-        busiest = max((gpu["util_percent"] or 0 for gpu in gpus), default=0)
-        given.check("utilisation under load", f"{busiest} %", "≥ 90 %", busiest >= 90)
-    else:
-        given.skip("counters under load", NO_GPU)
+    errors = f"{sampler.errors} {sampler.last_error or ''} {sampler.reasons or ''}"
+    given.check_gpu("errors while sampling", one_line(errors), "0", not sampler.errors and bool(gpus))
+    busiest = max((gpu["util_percent"] or 0 for gpu in gpus), default=0)
+    given.check_gpu("utilisation under load", f"{busiest} %", "≥ 90 %", busiest >= 90)
     sampler.stop()
 
 
 def overlap(given: Task, folder: Path) -> None:
     """Slow items, while each step takes the GPU longer than the items take the host."""
-    module(folder, "slow_model", SLOW)
     width, rows = int(given.of(8192, 8192, 64)), int(given.of(32, 32, 1))
     sets = (
-        f'workload.path=["{folder}"]', "run.epochs=1", "batch.micro=64", "precision.amp=off", "precision.tf32=false",
-        "log.window_s=0.3", f"workload.options.width={width}", f"workload.options.rows={rows}",
+        *OWN, "batch.micro=64", "precision.amp=off", "precision.tf32=false", "log.window_s=0.3",
+        f"workload.options.width={width}", f"workload.options.rows={rows}",
     )  # fmt: skip
-    found = train(folder / "run", "slow_model:factory", sets, given.device, int(given.of(40, 40, 8)))
+    found = train(folder / "run", "gpu_models:slow", sets, given.device, int(given.of(40, 40, 8)))
     ended(given, "slow items", found)
     clocks(given, "slow items", found)
     findings = named(given, "slow items", found.directory)
-    if not given.on_gpu:
-        given.skip("the loader is not blamed", NO_GPU)
-        return
     verdict_on_loader(given, typical(found.of("window")), findings)
 
 
@@ -251,7 +170,7 @@ def verdict_on_loader(given: Task, window: Json | None, findings: tuple[Finding,
         f"the GPU waits {share * 100:.1f} % of a step; {', '.join(loader) or 'no finding about the loader'}"
     )
     reached = share <= HIDDEN and not loader
-    given.check("the loader is not blamed", shown, f"≤ {HIDDEN * 100:.0f} %, none", reached)
+    given.check_gpu("the loader is not blamed", shown, f"≤ {HIDDEN * 100:.0f} %, none", reached)
 
 
 def tf32(given: Task, folder: Path) -> None:
@@ -273,7 +192,7 @@ def tf32(given: Task, folder: Path) -> None:
             found = rounds_to_tf32(torch.device(given.device))
             given.check(f"TF32 {word}: as settings read it", str(found), str(on), found == on)
         else:
-            given.skip(f"TF32 {word}: products", NO_GPU)
+            given.skip(f"TF32 {word}: products")
         for name, read in READERS.items():
             try:
                 text, why = str(read()), ""
@@ -295,11 +214,6 @@ READERS: dict[str, Callable[[], object]] = {
 CHECKS = {
     "plain": plain, "graph": graph, "fallback": fallback, "load": load, "overlap": overlap, "tf32": tf32,
 }  # fmt: skip
-
-
-def module(folder: Path, name: str, text: str) -> None:
-    """Write a module of an own model."""
-    (folder / f"{name}.py").write_text(textwrap.dedent(text), "utf-8")
 
 
 def ended(given: Task, name: str, found: Trained, in_effect: bool = True) -> None:
@@ -339,16 +253,14 @@ def clocks(given: Task, name: str, found: Trained) -> None:
     """The phases of a step, and whether the device clock agrees with the host's."""
     window = typical(found.of("window"))
     phases(given, name, window)
-    if not given.on_gpu:
-        given.skip(f"{name}: device clock", NO_GPU)
-    elif window is None or not window["device_steps"]:
-        given.check(f"{name}: device clock", "no window has device times", "device times", False)
+    if window is None or not window["device_steps"]:
+        given.check_gpu(f"{name}: device clock", "no window has device times", "device times", False)
     else:
         whole = [key for key in window["phases"] if "/" not in key]  # the others are parts of these
         total, wall = sum(device_ns(window, key) for key in whole), window["wall_ns"] / window["steps"]
         shown = f"{total / 1e6:.2f} ms on the device, {wall / 1e6:.2f} ms by the host"
         reached = 0 < total <= DEVICE_OVER_WALL * wall and device_ns(window, "backward") > 0
-        given.check(f"{name}: device clock", shown, f"≤ {DEVICE_OVER_WALL:g} x", reached)
+        given.check_gpu(f"{name}: device clock", shown, f"≤ {DEVICE_OVER_WALL:g} x", reached)
 
 
 def named(given: Task, name: str, directory: RunDir) -> tuple[Finding, ...]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .figures import FACT, NO_GPU, Task, one_line, task
+from .figures import FACT, Task, one_line, task
 
 
 def main() -> int:
@@ -22,7 +22,7 @@ def main() -> int:
     if given.on_gpu:
         computes(given)
     else:
-        given.skip("a matrix product on the GPU", NO_GPU)
+        given.skip("a matrix product on the GPU")
     return 0
 
 

@@ -55,33 +55,25 @@ def unmet(python: str, limit_s: float = LIMIT_S) -> str:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False,
             env=environment(),
         )  # fmt: skip
-        printed, status = done.stdout, done.returncode
+        printed, how = done.stdout, f"ended with status {done.returncode}"
     except OSError as error:
         return f"{python} cannot be started: {error.strerror}"
     except subprocess.TimeoutExpired as error:
-        printed, status = (error.stdout or b"").decode("utf-8", "replace"), None
+        printed, how = (error.stdout or b"").decode("utf-8", "replace"), f"did not end within {limit_s:.0f} s"
     # Modules print what they like; these lines are ours.
-    ours = [line.removeprefix("ndd: ") for line in printed.splitlines() if line.startswith("ndd: ")]
-    begun = [line.removeprefix("import ") for line in ours if line.startswith("import ")]
-    failed = dict(line.split(" ", 2)[1:] for line in ours if line.startswith("failed "))
-    if "imported" not in ours:
-        how = f"did not end within {limit_s:.0f} s" if status is None else f"ended with status {status}"
+    ours = [line.split(" ", 3)[1:] for line in printed.splitlines() if line.startswith("ndd: ")]
+    begun = [words[1] for words in ours if words[0] == "import"]
+    failed = {words[1]: words[2] for words in ours if words[0] == "failed"}
+    # A warm-up that fails is for the part "machine" to report.
+    if ["imported"] not in ours:
         if not begun:
             return f"Python {how} before it imported anything"
         failed[begun[-1]] = f"Python {how}"
-    # A warm-up that fails is for the part "machine" to report.
-    if not failed:
-        return ""
-    absent = [
-        NEEDED[name]
-        for name, why in failed.items()
-        if why == f"ModuleNotFoundError: No module named {name!r}"
-    ]
-    broken = [
-        f"{name} cannot be imported ({why})" for name, why in failed.items() if NEEDED[name] not in absent
-    ]
-    listed = [f"not installed: {', '.join(absent)}"] if absent else []
-    return "; ".join([*listed, *broken])
+    missing = [name for name, why in failed.items() if why.endswith(f"No module named {name!r}")]
+    listed = [f"{name} cannot be imported ({why})" for name, why in failed.items() if name not in missing]
+    if missing:
+        listed.insert(0, f"not installed: {', '.join(NEEDED[name] for name in missing)}")
+    return "; ".join(listed)
 
 
 def say(text: str) -> None:

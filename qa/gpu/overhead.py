@@ -6,17 +6,17 @@ The device clock is switched between blocks: off, no step carries events. On the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from benchmarks.common import as_ratio, paired, say, summarise, undisturbed
+from benchmarks.common import Compared, as_ratio, compared, say, summarise
 from benchmarks.engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine
 from benchmarks.loop import Beside, keep_memory
 
 from ndd_engine.measure.clock import DevicePhaseClock
 from ndd_watch.device import NEVER
 
-from .figures import FAIL, NO_GPU, PASS, UNCLEAR, Task, one_line, task
+from .figures import FAIL, PASS, UNCLEAR, Task, one_line, task
 
 TARGET = 0.99
 # (name, workload, settings); --quick runs the first two.
@@ -49,26 +49,25 @@ def main() -> int:
 def measure(given: Task, name: str, subject: Engine) -> None:
     """Three comparisons of one case: both engines with the bare loop, and with each other."""
     clock, both = subject.prepared.clock, Beside(subject, given.of(0.6, 0.25, 0.05))
+    device_clock = clock if isinstance(clock, DevicePhaseClock) else None
 
     def with_engine(timing: bool) -> float:
-        if isinstance(clock, DevicePhaseClock):
-            time_device(clock, timing)
+        if device_clock is not None:
+            time_device(device_clock, timing)
         return both.engine()
 
     on, off = partial(with_engine, True), partial(with_engine, False)
-    pairs, limit_s = int(given.of(16, 6, 2)), given.of(20.0, 5.0, 2.0)
-    has_clock = isinstance(clock, DevicePhaseClock)
-    first = "engine with device timing / bare loop" if has_clock else "engine / bare loop"
-    compare(given, f"{name}: {first}", both.bare, on, pairs, limit_s)
-    given.put(f"{name}: step of the bare loop", f"{both.step_ms} ms")
+    first = "engine with device timing / bare loop" if device_clock else "engine / bare loop"
+    found = compare(given, f"{name}: {first}", both.bare, on)
+    given.put(f"{name}: step of the bare loop", f"{1e3 / found.baseline:.2f} ms")
     for what, baseline, side in (
         ("engine without device timing / bare loop", both.bare, off),
         ("device timing on / off", off, on),
     ):
-        if has_clock:
-            compare(given, f"{name}: {what}", baseline, side, pairs, limit_s)
+        if device_clock is not None:
+            compare(given, f"{name}: {what}", baseline, side)
         else:
-            given.skip(f"{name}: {what}", NO_GPU)
+            given.skip(f"{name}: {what}")
 
 
 def time_device(clock: DevicePhaseClock, on: bool) -> None:
@@ -76,16 +75,15 @@ def time_device(clock: DevicePhaseClock, on: bool) -> None:
     clock._device.due = 0 if on else NEVER
 
 
-def compare(
-    given: Task,
-    name: str,
-    baseline: Callable[[], float],
-    side: Callable[[], float],
-    pairs: int,
-    limit_s: float,
-) -> None:
+def compare(given: Task, name: str, baseline: Callable[[], float], side: Callable[[], float]) -> Compared:
     """One ratio of rates with its interval against the target."""
-    values, note = undisturbed(paired(baseline, side, pairs, limit_s))
+    found = compared(baseline, side, int(given.of(16, 6, 2)), given.of(20.0, 5.0, 2.0))
+    put_ratio(given, name, found.values, found.note)
+    return found
+
+
+def put_ratio(given: Task, name: str, values: Sequence[float], note: str) -> None:
+    """The median of ratios against the target."""
     found = summarise(values)
     text = as_ratio(found.median)
     if found.interval is not None:

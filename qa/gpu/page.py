@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,10 +10,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from .figures import FACT, FAIL, INFO, PASS, SKIPPED, UNCLEAR, Figure
-from .parts import Part
+from ndd_engine.files import replacing
 
-WAITING, RUNNING, DONE, LEFT_OUT = "waiting", "running", "done", "not run"
+from .figures import FACT, FAIL, INFO, PASS, SKIPPED, UNCLEAR, Figure
+from .parts import ABOUT, Part
+
+WAITING, RUNNING, DONE, LEFT_OUT, FAILED = "waiting", "running", "done", "not run", "failed"
 # Verdicts of figures that count, in the order of the summary; the others are of claims.
 _COUNTED = (PASS, FAIL, UNCLEAR, SKIPPED)
 # Lines of a log in the Markdown file.
@@ -37,6 +37,11 @@ class Entry:
     log: list[str] = field(default_factory=list)
 
     @property
+    def shown(self) -> list[Figure]:
+        """The figures that are not facts of the machine."""
+        return [figure for figure in self.figures if figure.verdict != FACT]
+
+    @property
     def failures(self) -> list[Figure]:
         """The figures that miss their target."""
         return [figure for figure in self.figures if figure.verdict == FAIL]
@@ -53,7 +58,7 @@ class Page:
     entries: list[Entry]
     effort: str
     limit_s: float
-    state: str = "running"
+    state: str = RUNNING
     seconds: float = 0.0
     setup: str = ""
     command: str = "make gpu"
@@ -61,30 +66,28 @@ class Page:
     def write(self, path: Path) -> None:
         """Write both files, each whole or not at all. path: of the Markdown file. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(json_of(path), json.dumps(self.body(), indent=1, ensure_ascii=False))
-        _replace(path, "\n".join(self.lines()))
+        texts = {
+            json_of(path): json.dumps(self.body(), indent=1, ensure_ascii=False),
+            path: "\n".join(self.lines()),
+        }
+        for place, text in texts.items():
+            with replacing(place) as file:
+                file.write(f"{text}\n".encode())
 
     def body(self) -> dict[str, Any]:
         """The document of JSON."""
+        kept = ("state", "why", "log")
         return {
-            "command": self.command,
-            "state": self.state,
-            "effort": self.effort,
+            **{name: getattr(self, name) for name in ("command", "state", "effort", "setup", "counts")},
             "budget_s": self.limit_s,
             "seconds": round(self.seconds, 1),
-            "setup": self.setup,
-            "counts": self.counts,
             "machine": {fact.name: fact.value for fact in self.facts},
             "parts": [
                 {
-                    "section": entry.part.section,
-                    "name": entry.part.name,
-                    "decides": entry.part.decides,
-                    "state": entry.state,
-                    "why": entry.why,
+                    **{name: getattr(entry.part, name) for name in ("section", "name", "decides")},
+                    **{name: getattr(entry, name) for name in kept},
                     "seconds": round(entry.seconds, 1),
-                    "figures": [asdict(figure) for figure in entry.figures if figure.verdict != FACT],
-                    "log": entry.log,
+                    "figures": [asdict(figure) for figure in entry.shown],
                 }
                 for entry in self.entries
             ],
@@ -104,7 +107,7 @@ class Page:
     @property
     def failed(self) -> list[Entry]:
         """Parts that did not run to their end."""
-        return [entry for entry in self.entries if entry.state == "failed"]
+        return [entry for entry in self.entries if entry.state == FAILED]
 
     def summary(self) -> str:
         """One line."""
@@ -115,47 +118,33 @@ class Page:
     def lines(self) -> Iterator[str]:
         """The file, line by line."""
         name = next((fact.value for fact in self.facts if fact.name == "GPU"), "")
-        yield f"# ndd-console on {'the CPU' if self.effort == 'smoke' else name or 'a GPU'}"
-        yield ""
-        yield f"`{self.command}`, {self.summary()}."
+        yield from (f"# ndd-console on {'the CPU' if self.effort == 'smoke' else name or 'a GPU'}", "")
+        yield from (f"`{self.command}`, {self.summary()}.", "")
         if self.effort == "smoke":
-            yield ""
             yield "**Smallest sizes on the CPU: this shows that the command works, and measures nothing.**"
-        yield ""
+            yield ""
         yield from _table(("", ""), [(fact.name, fact.value) for fact in self.facts])
         if self.setup:
-            yield f"Set-up: {_cell(self.setup)}."
-            yield ""
+            yield from (f"Set-up: {_cell(self.setup)}.", "")
         yield from self._problems()
         for section, group in groupby(self.entries, key=lambda entry: entry.part.section):
             yield from _section(section, list(group))
 
     def _problems(self) -> Iterator[str]:
-        rows = [
-            (f"{entry.part.section}: {entry.part.name}", entry.state, entry.why)
-            for entry in self.entries
-            if entry.why
-        ]
-        rows += [
-            (
-                f"{entry.part.section}: {figure.name}",
-                FAIL,
-                f"{figure.value} (target {figure.target}) {figure.why}",
-            )
-            for entry in self.entries
-            for figure in entry.failures
-        ]
-        if not rows:
-            return
-        yield "## Failed or not run"
-        yield ""
-        yield from _table(("what", "", "why"), rows)
+        rows = []
+        for entry in self.entries:
+            part = entry.part
+            rows += [(f"{part.section}: {part.name}", entry.state, entry.why)] if entry.why else []
+        for entry in self.entries:
+            for figure in entry.failures:
+                why = f"{figure.value} (target {figure.target}) {figure.why}"
+                rows.append((f"{entry.part.section}: {figure.name}", FAIL, why))
+        if rows:
+            yield from ("## Failed or not run", "", *_table(("what", "", "why"), rows))
         for entry in self.failed:
             if entry.log:
-                yield f"The last lines of {entry.part.section}, {entry.part.name}:"
-                yield ""
-                yield from (f"    {line}" for line in entry.log[-_LOG_LINES:])
-                yield ""
+                yield from (f"The last lines of {entry.part.section}, {entry.part.name}:", "")
+                yield from (*(f"    {line}" for line in entry.log[-_LOG_LINES:]), "")
 
 
 def json_of(path: Path) -> Path:
@@ -163,53 +152,32 @@ def json_of(path: Path) -> Path:
     return path.with_name(f"{path.name.removesuffix('.md')}.json")
 
 
-def _replace(path: Path, text: str) -> None:
-    number, name = tempfile.mkstemp(prefix=".gpu-", dir=path.parent)
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 def _section(title: str, entries: Sequence[Entry]) -> Iterator[str]:
     rows = []
-    several = len(entries) > 1
     for entry in entries:
-        shown = [figure for figure in entry.figures if figure.verdict != FACT]
-        rows += [
-            (
-                f"{entry.part.name}: {figure.name}" if several else figure.name,
-                figure.value, figure.target, "" if figure.verdict == INFO else figure.verdict, figure.why,
-            )
-            for figure in shown
-        ]  # fmt: skip
-        if not shown and entry.state in (WAITING, LEFT_OUT, "failed"):
+        prefix = f"{entry.part.name}: " if len(entries) > 1 else ""
+        for figure in entry.shown:
+            verdict = "" if figure.verdict == INFO else figure.verdict
+            rows.append((f"{prefix}{figure.name}", figure.value, figure.target, verdict, figure.why))
+        if not entry.shown and entry.state in (WAITING, LEFT_OUT, FAILED):
             rows.append((entry.part.name, "", "", entry.state, entry.why))
     if not rows:
         return
-    yield f"## {title}"
-    yield ""
-    if entries[0].part.about:
-        yield entries[0].part.about
-        yield ""
-    decides = [f"- {entry.part.name}: {entry.part.decides}" for entry in entries if entry.part.decides]
-    yield from [*decides, ""] if decides else []
+    yield from (f"## {title}", "")
+    if title in ABOUT:
+        yield from (ABOUT[title], "")
+    if decides := [f"- {entry.part.name}: {entry.part.decides}" for entry in entries if entry.part.decides]:
+        yield from (*decides, "")
     yield from _table(("figure", "found", "target", "result", "note"), rows)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    if not rows:
-        return
+    """A table without empty columns, "" after it; nothing without rows."""
     used = [place for place in range(len(columns)) if place < 2 or any(row[place] for row in rows)]
-    yield "| " + " | ".join(columns[place] for place in used) + " |"
-    yield "| " + " | ".join("---" for _ in used) + " |"
-    for row in rows:
-        yield "| " + " | ".join(_cell(row[place]) for place in used) + " |"
-    yield ""
+    for cells in (columns, ["---"] * len(columns), *rows) if rows else ():
+        yield "| " + " | ".join(_cell(cells[place]) for place in used) + " |"
+    if rows:
+        yield ""
 
 
 def _cell(text: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.common import as_ratio, say, summarise
+from benchmarks.common import paired, say
 from torch import Tensor, nn
 
 from ndd_engine.config import read
@@ -35,8 +36,8 @@ from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
 from qa.ranks.launch import launch
 
-from .figures import FAIL, Task, one_line, task
-from .overhead import TARGET, judged
+from .figures import FAIL, one_line, task
+from .overhead import TARGET, put_ratio
 
 MODULE = "qa.gpu.ranks"
 RANKS = 2
@@ -60,19 +61,8 @@ def main() -> int:
         except RuntimeError as error:
             given.put(name, "not measured", f"≥ {TARGET}", FAIL, one_line(error))
             continue
-        _report(given, name, found)
+        put_ratio(given, name, found["ratios"], f"step {found['step_ms']:.2f} ms")
     return 0
-
-
-def _report(given: Task, name: str, found: dict[str, Any]) -> None:
-    ratios = summarise(found["ratios"])
-    text = as_ratio(ratios.median)
-    if ratios.interval is not None:
-        text += f" (95 % CI {as_ratio(ratios.interval[0])} to {as_ratio(ratios.interval[1])})"
-    verdict, why = judged(ratios.median, ratios.interval)
-    given.put(
-        name, text, f"≥ {TARGET}", verdict, "; ".join(filter(None, (why, f"step {found['step_ms']:.2f} ms")))
-    )
 
 
 def launched(kind: str, device: str, *words: object, limit_s: float = 150.0) -> dict[str, Any]:
@@ -179,15 +169,9 @@ def cost(device: torch.device, strategy: str, pairs: str) -> dict[str, Any]:
         rate(which, WARM_UP)
     steps = torch.tensor([max(round(rate(bare, WARM_UP) * 0.5), 5)])
     dist.broadcast(steps, 0)
-    ratios: list[float] = []
-    rates: list[float] = []
-    for index in range(int(pairs)):
-        order = (bare, marked) if index % 2 == 0 else (marked, bare)
-        found = [rate(which, int(steps)) for which in order]
-        plain, with_marks = found if index % 2 == 0 else found[::-1]
-        ratios.append(with_marks / plain)
-        rates.append(plain)
-    return {"ratios": ratios, "step_ms": 1e3 / sorted(rates)[len(rates) // 2]}
+    ratios = paired(partial(rate, bare, int(steps)), partial(rate, marked, int(steps)), int(pairs), math.inf)
+    rates = sorted(ratio.rates[0] for ratio in ratios)
+    return {"ratios": [ratio.value for ratio in ratios], "step_ms": 1e3 / rates[len(rates) // 2]}
 
 
 def exchange(device: torch.device, strategy: str) -> dict[str, Any]:

@@ -42,8 +42,7 @@ def carry_out(
 
     look: called a few times a second. stopped: whether the user wants to stop, which ends the process.
     """
-    begin = time.monotonic()
-    before = _descendants()
+    begin, before = time.monotonic(), _descendants()
     try:
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -54,21 +53,18 @@ def carry_out(
         return f"could not be started: {error.strerror or error}"
     why = ""
     try:
-        while process.poll() is None:
+        while process.poll() is None and not why:
             look()
             if stopped():
                 why = "interrupted"
             elif time.monotonic() - begin > limit_s:
                 why = f"time limit of {limit_s:.0f} s"
-            if why:
-                why += _end(process)
-                break
             time.sleep(POLL_S)
     finally:
-        _clean_up(process, before)
+        killed = _end(process, before)
         look()
     if why:
-        return why
+        return why if killed else f"{why}; the process cannot be killed (it hangs in the driver)"
     return ended(process.returncode, log)
 
 
@@ -98,43 +94,26 @@ def last_lines(log: Path, count: int = _LOG_LINES) -> list[str]:
     return lines[-count:]
 
 
-def _end(process: subprocess.Popen[bytes]) -> str:
-    """Ask the process to end, then kill it and its descendants. Returns a note if that was not possible."""
-    left = _descendants(process.pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGINT)
-    ended = _waited(process, GRACE_S)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    _kill(left)
-    ended = ended or _waited(process, REAP_S)
-    return "" if ended else "; the process cannot be killed (it hangs in the driver)"
+def _end(process: subprocess.Popen[bytes], before: set[psutil.Process]) -> bool:
+    """Ask the process to end, then kill it and all that it leaves behind; whether it has ended.
 
-
-def _waited(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-        return True
-    return False
-
-
-def _clean_up(process: subprocess.Popen[bytes], before: set[psutil.Process]) -> None:
-    """Kill what the process leaves behind, and reap it. before: our descendants before it was started."""
+    before: our descendants before it was started.
+    """
+    family = _descendants()
     if process.poll() is None:
-        _end(process)
-    left = _descendants() - before
-    _kill(left)
-    psutil.wait_procs(left, timeout=REAP_S)
-
-
-def _kill(processes: set[psutil.Process]) -> None:
-    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    left = (family | _descendants()) - before
+    for each in left:
         with contextlib.suppress(psutil.Error):
-            process.kill()
+            each.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(REAP_S)
+    psutil.wait_procs(left, timeout=REAP_S)
+    return process.poll() is not None
 
 
-def _descendants(pid: int | None = None) -> set[psutil.Process]:
-    """Of a process, or of this one."""
-    with contextlib.suppress(psutil.Error):
-        return set(psutil.Process(pid).children(recursive=True))
-    return set()
+def _descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))

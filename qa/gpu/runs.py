@@ -2,60 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ndd_engine.config import read
-from ndd_engine.record.events import EndEvent
-from ndd_engine.record.rundir import RunDir
-from ndd_engine.train.run import Run, RunRequest
+from benchmarks.engine import Json as Json
+from benchmarks.engine import Trained as Trained
+from benchmarks.engine import trained
 
-Json = dict[str, Any]
 # Every step's loss is written, each in a window of its own.
 EVERY_STEP = ("log.every_steps=1", "log.window_s=0")
 # Where losses are compared: TF32 and mixed precision round differently in a graph and in eager steps.
 EXACT = (*EVERY_STEP, "workload.size=small", "precision.amp=off", "precision.tf32=false")
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A run that has ended, and the events of its record."""
-
-    end: EndEvent
-    events: list[Json]
-    directory: RunDir
-
-    def of(self, kind: str) -> list[Json]:
-        """The events of a type, in order."""
-        return [event for event in self.events if event["type"] == kind]
-
-    @property
-    def settings(self) -> dict[str, Json]:
-        """The newest event of each setting."""
-        return {event["name"]: event for event in self.of("setting")}
-
-    @property
-    def warnings(self) -> list[str]:
-        """The texts of its warnings."""
-        return [event["text"] for event in self.of("mark") if event["kind"] == "warning"]
-
-
 def train(folder: Path, workload: str, sets: Iterable[str], device: str, steps: int) -> Trained:
     """Train in this process, in a run of its own in `folder`."""
     base = (f"run.device={device}", "evaluate.batches=4", "checkpoint.every_minutes=0")
-    draft = read(None, [*base, *sets], workload, {"run": {"max_steps": steps, "name": "gpu"}})
-    run = Run.open(RunRequest(draft, folder))
-    end = run.execute()
-    run.close()
-    return Trained(end, events_of(run.directory), run.directory)
-
-
-def events_of(directory: RunDir) -> list[Json]:
-    """The events of a record."""
-    return [json.loads(line) for line in directory.events.read_text(encoding="utf-8").splitlines()]
+    return trained(workload, [*base, *sets, f"run.max_steps={steps}", "run.name=gpu"], folder)
 
 
 def losses(events: Iterable[Json]) -> dict[int, float]:

@@ -112,11 +112,11 @@ class Session:
         begin = time.monotonic()
         why = carry_out(command, log, limit_s, ROOT, variables, look, lambda: bool(self.stopped))
         entry.seconds = time.monotonic() - begin
-        if entry.part.module == "pytest" and why.startswith("exit status 1:"):
+        if entry.part.tests and why.startswith("exit status 1:"):
             why = ""  # some tests failed, and are figures
         if not why and not entry.figures:
             why = "no figures"
-        entry.state, entry.why = ("failed", why) if why else (pages.DONE, "")
+        entry.state, entry.why = (pages.FAILED, why) if why else (pages.DONE, "")
         told = bool(why or entry.failures)
         entry.log = [one_line(line, 200) for line in last_lines(log, LOG_LINES)] if told else []
         self._write()

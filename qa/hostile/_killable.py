@@ -30,6 +30,8 @@ from typing import Any
 
 import psutil
 
+from qa.hostile._ended import left_over
+
 CALLS = {
     "write": os, "pwrite": os, "fsync": os, "replace": os, "unlink": os, "mkdir": os, "open": os, "ftruncate": os,
     "close": os, "flock": fcntl,
@@ -137,7 +139,13 @@ def answer(order: dict[str, Any], folder: Path) -> dict[str, Any]:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
     output = path.read_text(errors="replace")
-    return {"status": status, "output": output, "left": left_over(), "counts": found, "seconds": seconds}
+    return {
+        "status": status,
+        "output": output,
+        "left": left_over(inherited, PATIENCE_S),
+        "counts": found,
+        "seconds": seconds,
+    }
 
 
 def worker_of(child: int) -> int:
@@ -167,21 +175,12 @@ def waited(child: int, limit_s: float) -> int:
         time.sleep(0.003)
 
 
-def left_over() -> list[str]:
-    """What the run started and left behind: as subreaper, this process inherits it. Ends what remains."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        living = psutil.Process().children(recursive=True)
-        if not living:
-            return []
-        time.sleep(0.02)
-    found = [" ".join(process.cmdline()) for process in living]
-    for process in living:
-        process.kill()
-    return found
+def inherited() -> list[psutil.Process]:
+    """What the run started and left behind: as subreaper, this process inherits it."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return psutil.Process().children(recursive=True)
 
 
 def main() -> None:

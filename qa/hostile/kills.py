@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import random
@@ -15,15 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from tests.states import equal
 
-from ndd_console.__main__ import status_of
-from ndd_engine.errors import RunLockedError
 from ndd_engine.record.events import WindowEvent, parse
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.train.checkpoint import CheckpointStore
+from qa.hostile._ended import said, set_options, state_of
 from qa.hostile.attempts import Attempt, Kind
 
 # With dropout and accumulation, so that the random state and the position in the data count.
@@ -70,7 +67,7 @@ class Runs:
         found = self.order(self.new("whole"))
         assert found["status"] == 0, found["output"]
         whole = RunDir(self.root / "whole")
-        self.losses, self.state = losses(whole), final_state(whole)
+        self.losses, self.state = losses(whole), state_of(whole)
         whole.path.rename(self.folder / "whole")
         # The later ones import nothing.
         self.counts, self.seconds = found["counts"], min(found["seconds"], 1.5)
@@ -93,8 +90,7 @@ class Runs:
     def new(self, name: str, *more: str) -> list[str]:
         """The command line of a new run."""
         sets = (*SETS, f"workload.data={self.folder / 'text.txt'}", *more)
-        options = [part for each in sets for part in ("--set", each)]
-        return ["train", "--headless", "--run", name, *options]
+        return ["train", "--headless", "--run", name, *set_options(sets)]
 
     def end(self) -> None:
         """Stop the process."""
@@ -118,53 +114,26 @@ def losses(run: RunDir) -> dict[int, float]:
     return found
 
 
-def final_state(run: RunDir) -> dict[str, Any]:
-    """What the last checkpoint contains of training."""
-    state = torch.load(CheckpointStore(run.checkpoints, 9).all()[-1].path, weights_only=True)
-    return {key: state[key] for key in ("step", "model", "optimizer", "scaler", "random")}
-
-
-def command(*arguments: str) -> tuple[int, str]:
-    """Exit status and standard output of a command line, in this process."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        status = status_of(list(arguments))
-    return status, out.getvalue()
-
-
 def check_killed(runs: Runs, run: RunDir, statuses: tuple[str, ...]) -> bool:
     """What has to be true of a run after its process ended. Returns whether it can be resumed."""
     if not run.path.exists():
         return False
     assert run.live_owner() is None, "its lock is held"
-    with contextlib.closing(Lock(run)):
-        pass
+    lock = RunLock(run)
+    lock.acquire(0.0)  # raises if it is held
+    lock.release()
     if not run.exists:
         return False
     reader = RunReader(run)
     reader.poll()
     assert reader.snapshot().status in statuses, reader.snapshot().status
-    status, listed = command("--runs", str(runs.root), "runs", "--json")
-    row = next(row for row in json.loads(listed)["runs"] if row["name"] == run.name)
-    assert status == 0 and row["status"] in statuses and not row["live"], row
+    listed = said("--runs", str(runs.root), "runs", "--json")
+    row = next(row for row in json.loads(listed.output)["runs"] if row["name"] == run.name)
+    assert listed.status == 0 and row["status"] in statuses and not row["live"], row
     store = CheckpointStore(run.checkpoints, 9)
     for saved in store.all():
         assert store.load(saved)["step"] == saved.step
     return bool(store.all())
-
-
-class Lock:
-    """The lock of a run, to see that it is free."""
-
-    def __init__(self, run: RunDir) -> None:
-        self._lock = RunLock(run)
-        try:
-            self._lock.acquire(0.0)
-        except RunLockedError as error:
-            raise AssertionError(str(error)) from None
-
-    def close(self) -> None:
-        self._lock.release()
 
 
 def check_resumed(runs: Runs, run: RunDir, resumable: bool, **more: Any) -> None:
@@ -181,7 +150,7 @@ def check_resumed(runs: Runs, run: RunDir, resumable: bool, **more: Any) -> None
     else:
         assert found["status"] == 0, found["output"]
     assert losses(run) == runs.losses, "the losses differ from those of the undisturbed run"
-    assert equal(final_state(run), runs.state), "the state differs from that of the undisturbed run"
+    assert equal(state_of(run), runs.state), "the state differs from that of the undisturbed run"
     assert not list(run.checkpoints.glob("*.tmp")), "temporary files remain"
     runs.resumed += found["status"] == 0
 

@@ -12,14 +12,12 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
-
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
+from qa.hostile._ended import left_over, processes
 from qa.hostile._limited import Case, cases, descriptors
 from qa.hostile.attempts import Attempt, Kind
 
@@ -125,7 +123,7 @@ def _check(case: Case, folder: Path, root: Path) -> None:
     except subprocess.TimeoutExpired:
         raise AssertionError(f"it did not end within {LIMIT_S:.0f} s: {tail(output)}") from None
     finally:
-        left = left_over(process.pid)
+        left = left_over(lambda: processes(lambda one: os.getsid(one.pid) == process.pid), 15)
         for handle in keep:
             os.close(handle)
     reader.join(10)
@@ -173,30 +171,6 @@ def full_pipe(keep: list[int]) -> int:
 def tail(output: list[bytes]) -> str:
     """The end of the output."""
     return b"".join(output).decode(errors="replace")[-1500:]
-
-
-def left_over(session: int) -> list[str]:
-    """The processes of a session that stay, after some seconds in which they may end; ends them."""
-    deadline = time.monotonic() + 15
-    while True:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if (
-                    process.pid != os.getpid()
-                    and os.getsid(process.pid) == session
-                    and process.status() != "zombie"
-                ):
-                    found.append(process)
-            except (psutil.Error, ProcessLookupError):
-                continue
-        if not found or time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
-    names = [f"{process.pid} {process.name()}" for process in found]
-    for process in found:
-        process.kill()
-    return names
 
 
 def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import random
 import socket
@@ -11,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from ndd_engine.record.channel import ACTIONS, MAX_LINE, ControlServer, send
 from ndd_engine.record.events import TrialEvent, WindowEvent
@@ -19,11 +17,10 @@ from ndd_engine.record.log import EventLog
 from ndd_engine.record.recorder import Recorder
 from ndd_engine.train.control import Control
 from ndd_engine.trial.side import SideFacts
-from qa.hostile._values import NASTY, NONSENSE, VALUES
+from qa.hostile._values import NASTY, NONSENSE, PLACE, VALUES, damaged, line
 from qa.hostile.attempts import Attempt, Kind
 
 PING_S = 1.0
-_PLACE = "\ue000"  # stands for a value that is put in as text
 _SIDE = SideFacts(
     "cpu", "CPU", 1, 16, 100, 1.0, None, 0.1, 2, 0.01, 1600.0, 10**9, None, [1.0, 0.5]
 ).to_dict()
@@ -117,34 +114,19 @@ def _sent(data: bytes) -> Message:
 
 
 def _json(body: object, place: str = "null") -> bytes:
-    return json.dumps(body).replace(json.dumps(_PLACE), place).encode() + b"\n"
+    return line(body, place) + b"\n"
 
 
 def _trial(rng: random.Random) -> tuple[str, Message]:
-    """A trial event with one value replaced or removed."""
-    body: dict[str, Any] = json.loads(_TRIAL.to_json(time.time()))
-    holder: Any = body
-    path = []
-    while True:
-        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-        path.append(rng.choice(keys))
-        if not isinstance(holder[path[-1]], (dict, list)) or not holder[path[-1]] or rng.random() < 0.3:
-            break
-        holder = holder[path[-1]]
-    new = rng.choice(VALUES)
-    if rng.random() < 0.1:
-        holder.pop(path[-1])
-        new = "removed"
-    else:
-        holder[path[-1]] = _PLACE
-    name = f"trial with {'.'.join(map(str, path))} = {new[:40]}"
-    return name, _sent(_json({"action": "record", "event": copy.deepcopy(body)}, new))
+    """A trial event with one damaged value."""
+    done, event = damaged(rng, json.loads(_TRIAL.to_json(time.time())))
+    return f"trial with {done}", _sent(b'{"action":"record","event":' + event + b"}\n")
 
 
 def _request(rng: random.Random) -> tuple[str, Message]:
     """A request with an action, a holder or an event of any type."""
     key, new = rng.choice(("action", "holder", "event", NASTY)), rng.choice(VALUES)
-    body = {"action": rng.choice((*ACTIONS, "record")), key: _PLACE}
+    body = {"action": rng.choice((*ACTIONS, "record")), key: PLACE}
     return f"{key!r} = {new[:40]}", _sent(_json(body, new))
 
 

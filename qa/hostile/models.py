@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
+from tests.states import equal
 
-from ndd_console.__main__ import status_of
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.train.checkpoint import CheckpointStore
+from qa.hostile._ended import Said, left_over, processes, said, set_options, state_of
 from qa.hostile._faults import FAULTS, IN_PROCESSES
 from qa.hostile._faulty_code import CODE, START, Fault
 from qa.hostile.attempts import Attempt, Kind
@@ -31,14 +31,6 @@ STEPS, HALF = 6, 3
 # A process of its own: every this many attempts, after the first.
 EVERY, FIRST = 6, 23
 PROBES = ("BASELINE_NS", "SLOW_NS")
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    status: int
-    output: str
 
 
 def make(rng: random.Random, folder: Path) -> Iterator[Attempt]:
@@ -94,7 +86,7 @@ class Try:
         """Train in a process of its own, which must leave no other process behind."""
         self._check(self._there)
 
-    def _check(self, run: Callable[..., Ended]) -> None:
+    def _check(self, run: Callable[..., Said]) -> None:
         self.folder.mkdir(parents=True)
         source = START + CODE.get(self.fault.part, "") + self.fault.source
         if "def factory" not in self.fault.source and "factory =" not in self.fault.source:
@@ -112,7 +104,9 @@ class Try:
             assert rest.status == 0, f"cannot resume: {rest.output[-2000:]}"
             self._judge("half", rest)
             if self.fault.repeats:
-                _same(_state(self._directory("whole")), _state(self._directory("half")), "")
+                one, other = (state_of(self._directory(run)) for run in ("whole", "half"))
+                assert one["step"] == other["step"] == STEPS
+                assert equal(one, other), "the state differs after a resume"
         else:
             assert self.fault.words is not None, f"should train: {whole.output[-2000:]}"
             assert re.search(self.fault.words, whole.output), (
@@ -122,13 +116,10 @@ class Try:
     def _directory(self, run: str) -> RunDir:
         return RunDir(self.folder / "runs" / run)
 
-    def _judge(self, run: str, ended: Ended) -> None:
+    def _judge(self, run: str, ended: Said) -> None:
         output = ended.output
-        assert ended.status in (0, 1, 2, 3), f"status {ended.status}: {output[-2000:]}"
-        assert "Traceback" not in output, output[-4000:]
-        lines = output.splitlines()
-        assert all(line.isprintable() for line in lines), [line for line in lines if not line.isprintable()]
-        assert all(len(line) < 1300 for line in lines), max(map(len, lines))
+        ended.check(0, 1, 2, 3)
+        assert all(len(line) < 1300 for line in output.splitlines())
         assert len(output) < 8000, f"{len(output)} characters"
         directory = self._directory(run)
         if not directory.path.exists():
@@ -152,19 +143,18 @@ class Try:
                 "checkpoint.every_steps=1", "evaluate.every_epochs=0", "evaluate.at_end=false", "batch.sequence=4",
             ]  # fmt: skip
         which = ["--resume", run] if resume else ["--run", run, "--workload", f"{self.name}:factory"]
-        options = [part for each in sets for part in ("--set", each)]
-        return ["--runs", str(self.folder / "runs"), "train", "--headless", *which, *options]
+        return ["--runs", str(self.folder / "runs"), "train", "--headless", *which, *set_options(sets)]
 
-    def _here(self, run: str, *more: str, resume: bool = False) -> Ended:
+    def _here(self, run: str, *more: str, resume: bool = False) -> Said:
         sys.modules.pop(self.name, None)  # as in a new process
-        with (self.folder / "output").open("w+", encoding="utf-8", errors="backslashreplace") as file:
-            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-                status = status_of(self._command(run, *more, resume=resume))
-            file.seek(0)
-            return Ended(status, file.read())
+        ended = said(*self._command(run, *more, resume=resume))
+        return Said(ended.status, ended.output + ended.errors)
 
-    def _there(self, run: str, *more: str, resume: bool = False) -> Ended:
+    def _there(self, run: str, *more: str, resume: bool = False) -> Said:
         marker = f"{self.name}-{run}"
+
+        def marked(one: psutil.Process) -> bool:
+            return bool(one.environ().get("NDD_HOSTILE") == marker)
 
         def limit() -> None:
             for kind, most in self.fault.limits:
@@ -181,7 +171,7 @@ class Try:
                     _stop(process, self.folder / "runs" / run / "events.jsonl", self.fault.stop_when)
                 status = process.wait(90)
             finally:
-                left = _marked(marker)
+                left = left_over(lambda: processes(marked), 10)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             file.seek(0)
@@ -191,7 +181,7 @@ class Try:
         if self.fault.stop_when is not None and status in (130, 143):
             status = 1
         assert not left, f"left behind: {left}; {output[-1500:]}"
-        return Ended(status, output)
+        return Said(status, output)
 
 
 def _stop(process: subprocess.Popen[bytes], events: Path, words: str) -> None:
@@ -204,23 +194,6 @@ def _stop(process: subprocess.Popen[bytes], events: Path, words: str) -> None:
             process.send_signal(signal.SIGINT)
             return
         time.sleep(0.01)
-
-
-def _marked(marker: str) -> list[str]:
-    """Processes that still carry the marker some seconds after the end."""
-    deadline = time.monotonic() + 10
-    while True:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if (
-                    process.status() != psutil.STATUS_ZOMBIE
-                    and process.environ().get("NDD_HOSTILE") == marker
-                ):
-                    found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.1)
 
 
 @contextlib.contextmanager
@@ -246,37 +219,6 @@ def _restored() -> Iterator[None]:
         torch.set_num_threads(threads)
         sys.path[:] = path
         gc.unfreeze()
-
-
-def _state(directory: RunDir) -> dict[str, Any]:
-    """The training state of the last step's checkpoint."""
-    path = next(directory.checkpoints.glob(f"step-{STEPS:08d}*.pt"))
-    state = torch.load(path, weights_only=True)
-    return {key: state[key] for key in ("step", "model", "optimizer", "scaler", "random")}
-
-
-def _same(one: Any, other: Any, path: str) -> None:
-    """Assert that two states are equal bit for bit."""
-    assert type(one) is type(other), path
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for key in one:
-            _same(one[key], other[key], f"{path}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), path
-        for index, values in enumerate(zip(one, other, strict=True)):
-            _same(*values, f"{path}[{index}]")
-    elif isinstance(one, torch.Tensor):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype), path
-        assert _bits(one) == _bits(other), f"{path} differs after a resume"
-    else:
-        assert one == other or one != one, f"{path}: {one!r:.100} and {other!r:.100}"
-
-
-def _bits(tensor: torch.Tensor) -> list[int]:
-    dense = tensor.to_dense() if tensor.is_sparse else tensor
-    found: list[int] = dense.contiguous().view(-1).view(torch.uint8).tolist()
-    return found
 
 
 KIND = Kind(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 import shutil
@@ -11,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
-from ndd_console.cli import cli
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.output.progress import RunProgress
 from ndd_console.render import html, text
@@ -38,11 +34,11 @@ from ndd_engine.text import printable
 from ndd_engine.train.preflight import check_resume
 from ndd_engine.trial.compare import compare
 from qa.hostile import _real_logs
-from qa.hostile._values import NASTY, NONSENSE, VALUES
+from qa.hostile._ended import clean, said
+from qa.hostile._values import NONSENSE, damaged
 from qa.hostile.attempts import Attempt, Kind
 
 _SIZES = ((80, 24), (40, 12), (160, 50), (120, 30))
-_PLACE = "\ue000"  # stands for a value that is put in as text
 
 
 @dataclass(frozen=True)
@@ -59,39 +55,13 @@ def _log(run: RunDir) -> _Log:
     return _Log(run, lines, tuple(map(json.loads, lines)))
 
 
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to every value of a line, short lists and tables as a whole and in parts."""
-    if path:
-        yield path
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _paths(item, (*path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value[:6]):
-            yield from _paths(item, (*path, index))
-
-
 def _edited(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
-    """One value of one line of a random type is replaced, removed, or gets another name."""
+    """One value of one line of a random type is damaged."""
     kind = rng.choice(sorted({body["type"] for body in log.bodies}))
     index = rng.choice([place for place, body in enumerate(log.bodies) if body["type"] == kind])
-    body = copy.deepcopy(log.bodies[index])
-    path = rng.choice(list(_paths(body)))
-    holder = body
-    for part in path[:-1]:
-        holder = holder[part]
-    what, new = rng.choice("rrrrrrrrrdn"), rng.choice(VALUES)
-    if what == "r":
-        holder[path[-1]] = _PLACE
-    else:
-        value = holder.pop(path[-1])
-        new = "removed" if what == "d" else "renamed"
-        if what == "n" and isinstance(holder, dict):
-            holder[NASTY] = value
-    line = json.dumps(body, separators=(",", ":")).replace(json.dumps(_PLACE), new).encode()
     lines = list(log.lines)
-    lines[index] = line
-    return f"{log.run.name}: line {index} ({kind}) {'.'.join(map(str, path))} = {new[:40]}", lines
+    done, lines[index] = damaged(rng, log.bodies[index])
+    return f"{log.run.name}: line {index} ({kind}) {done}", lines
 
 
 def _flipped(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
@@ -181,7 +151,7 @@ def _checked(
         if index % 8 == 1:
             _page(bad)
         if index % 30 == 2:
-            _plain(text.page_text(page(load(bad))))
+            clean(text.page_text(page(load(bad))))
         if index % 4 == 3:
             _compared(bad, log)
         if index % 4 == 2:
@@ -190,11 +160,6 @@ def _checked(
             _commands(bad)
 
     return check
-
-
-def _plain(output: str) -> None:
-    """No line may control the terminal."""
-    assert all(line.isprintable() for line in output.split("\n")), "unprintable characters"
 
 
 def _followed(run: RunDir) -> Snapshot:
@@ -208,7 +173,7 @@ def _followed(run: RunDir) -> Snapshot:
     said += map(printable, summary(snapshot, snapshot.end, str(run.path)))
     json.dumps(finite(figures(snapshot)), allow_nan=False)
     assert snapshot.final, "attach --headless waits for ever"
-    _plain("\n".join(said))
+    clean("\n".join(said))
     return snapshot
 
 
@@ -224,7 +189,7 @@ def _shown(snapshot: Snapshot, size: tuple[int, int]) -> None:
     for row in rows[:height]:
         assert width_of(row) == width
     for row in (fit(row, width) for row in rows):
-        assert all(span.isprintable() for span, _ in row), "unprintable characters"
+        clean("".join(span for span, _ in row))
 
 
 def _listed(bad: RunDir, log: _Log) -> None:
@@ -246,7 +211,7 @@ def _page(run: RunDir) -> None:
 
 def _compared(bad: RunDir, log: _Log) -> None:
     try:
-        _plain("\n".join(lines(two_compared(compare(bad, log.run)))))
+        clean("\n".join(lines(two_compared(compare(bad, log.run)))))
         json.dumps(finite(compare(log.run, bad).to_dict()), allow_nan=False)
     except UsageError:
         pass  # says why
@@ -270,10 +235,7 @@ _COMMANDS: tuple[tuple[str, ...], ...] = (
 
 def _commands(run: RunDir) -> None:
     for arguments in _COMMANDS:
-        result = CliRunner().invoke(cli, ["--runs", str(run.path.parent), *arguments], standalone_mode=False)
-        if result.exception is not None and not isinstance(result.exception, NddError):
-            raise result.exception
-        _plain(result.output)
+        said("--runs", str(run.path.parent), *arguments).check(0, 1, 2)
 
 
 KIND = Kind(

@@ -11,13 +11,12 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import chain, repeat
 from pathlib import Path
 
 from tests.trial.written_runs import evaluation, steady, window, windows, write_run
 from tests.ui.fakes import trial_event
 
-from ndd_console.__main__ import status_of
 from ndd_console.cli.printing import say, show
 from ndd_console.jobs.log_tail import LogTail
 from ndd_console.words.blocks import Table
@@ -27,39 +26,20 @@ from ndd_engine.record.events import MarkEvent, SettingEvent, StageEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.wizard.writing import difference, into
 from qa.hostile import _strange as strange
+from qa.hostile._ended import clean, said
 from qa.hostile.attempts import Attempt, Kind
 
 
 def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
-    outputs = (*RECORDED, *ARGUMENTS, *FILES)
-    for number in count():
-        # Every output with every text before anything is repeated.
-        output = outputs[number % len(outputs)]
-        found = strange.TEXTS[number // len(outputs)] if number // len(outputs) < len(strange.TEXTS) else ""
-        found = found or strange.text(rng)
-        place = folder / f"{number}"
-        yield Attempt(f"{output.__name__}: {found[:60]!a}", partial(output, found, place))
+    # Every output with every text before anything is repeated.
+    texts = (text or strange.text(rng) for text in chain(strange.TEXTS, repeat("")))
+    for number, (text, name) in enumerate((text, name) for text in texts for name in OUTPUTS):
+        yield Attempt(f"{name}: {text[:60]!a}", partial(OUTPUTS[name], text, folder / f"{number}"))
 
 
-def clean(text: str) -> None:
-    """No character that a terminal would obey."""
-    for line in text.split("\n"):
-        bad = [char for char in line if not char.isprintable()]
-        assert not bad, f"{bad[:5]!r} in {line[:200]!r}"
-
-
-def told(*arguments: str, status: tuple[int, ...]) -> str:
-    """The output of a command, checked."""
-    out, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    errors.reconfigure(errors="backslashreplace")
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        found = status_of(list(arguments))
-    texts = [stream.buffer.getvalue().decode() for stream in (out, errors)]  # type: ignore[attr-defined]
-    assert found in status, f"status {found}: {''.join(texts)[:500]}"
-    assert "Traceback" not in texts[1], texts[1][-1500:]
-    for text in texts:
-        clean(text)
-    return texts[0]
+def told(*arguments: str, status: tuple[int, ...]) -> None:
+    """A command whose output is clean."""
+    said(*arguments).check(*status)
 
 
 # A record from another machine.
@@ -92,34 +72,28 @@ def record(text: str, folder: Path, name: str = "foreign") -> RunDir:
     )  # fmt: skip
 
 
-def list_of_runs(text: str, folder: Path) -> None:
-    record(text, folder)
-    told("--runs", str(folder), "runs", status=(0,))
-    told("--runs", str(folder), "runs", "--json", status=(0,))
+# Commands that show it, with the statuses that are right.
+COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "list of runs": (("runs",), ("runs", "--json")),
+    "home without a terminal": ((),),
+    "attached": (("attach", "foreign", "--headless"),),
+    "text report": (("report", "foreign", "--text"), ("report", "foreign", "--json")),
+    "page": (("report", "foreign"),),
+    "compared": (("compare", "foreign", "other"), ("compare", "foreign", "other", "--json")),
+}
 
 
-def home_without_a_terminal(text: str, folder: Path) -> None:
-    record(text, folder)
-    told("--runs", str(folder), status=(0,))
-
-
-def attached(text: str, folder: Path) -> None:
-    record(text, folder)
-    told("--runs", str(folder), "attach", "foreign", "--headless", status=(0,))
-
-
-def text_report(text: str, folder: Path) -> None:
-    record(text, folder)
-    told("--runs", str(folder), "report", "foreign", "--text", status=(0,))
-    told("--runs", str(folder), "report", "foreign", "--json", status=(0,))
-
-
-def page(text: str, folder: Path) -> None:
+def shown(commands: tuple[tuple[str, ...], ...], text: str, folder: Path) -> None:
+    """What these commands show of records with the text."""
     run = record(text, folder)
-    told("--runs", str(folder), "report", "foreign", status=(0,))
-    written = (run.path / "report.html").read_text("utf-8")
-    clean(written)
-    Tags().feed(written)
+    record(text, folder, "other")
+    for words in commands:
+        told("--runs", str(folder), *words, status=(0, 2) if "compare" in words else (0,))
+    page = run.path / "report.html"
+    if page.exists():
+        written = page.read_text("utf-8")
+        clean(written)
+        Tags().feed(written)
 
 
 class Tags(html.parser.HTMLParser):
@@ -128,13 +102,6 @@ class Tags(html.parser.HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag != "script"
         assert not any(name.startswith("on") for name, _ in attrs)
-
-
-def compared(text: str, folder: Path) -> None:
-    record(text, folder)
-    record(text, folder, "other")
-    told("--runs", str(folder), "compare", "foreign", "other", status=(0, 2))
-    told("--runs", str(folder), "compare", "foreign", "other", "--json", status=(0, 2))
 
 
 # Arguments.
@@ -243,16 +210,21 @@ def printed(text: str, folder: Path) -> None:
 
 
 Output = Callable[[str, Path], None]
-RECORDED: tuple[Output, ...] = (list_of_runs, home_without_a_terminal, attached, text_report, page, compared)
-ARGUMENTS: tuple[Output, ...] = (
-    wrong_set, wrong_workload, wrong_command, wrong_run, wrong_run_name, wrong_gpu, wrong_file, wrong_toml,
-)  # fmt: skip
-FILES: tuple[Output, ...] = (written_toml, log_page, printed)
+OUTPUTS: dict[str, Output] = {
+    **{name: partial(shown, commands) for name, commands in COMMANDS.items()},
+    **{
+        output.__name__: output
+        for output in (
+            wrong_set, wrong_workload, wrong_command, wrong_run, wrong_run_name, wrong_gpu, wrong_file, wrong_toml,
+            written_toml, log_page, printed,
+        )
+    },
+}  # fmt: skip
 
 KIND = Kind(
     name="foreign texts in every output",
     holds="no control character arrives, HTML is escaped, TOML reads back, the exit status is right, no traceback",
-    full=len(strange.TEXTS) * (len(RECORDED) + len(ARGUMENTS) + len(FILES)),
-    short=len(RECORDED) + len(ARGUMENTS) + len(FILES),
+    full=len(strange.TEXTS) * len(OUTPUTS),
+    short=len(OUTPUTS),
     attempts=attempts,
 )

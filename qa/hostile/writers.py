@@ -41,8 +41,8 @@ def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
                 text = f"{rng.getrandbits(64)}\n" * rng.choice((1, 1, 3000))
                 number += 1
                 yield Attempt(
-                    f"{writer.__name__} onto {place.__name__}",
-                    partial(check, place, writer, text, folder / f"{number}"),
+                    f"{writer.__name__} onto {place}",
+                    partial(check, PLACES[place], writer, text, folder / f"{number}"),
                 )
 
 
@@ -126,71 +126,56 @@ class Fifo(Place):
 # What a path can be.
 
 
-def nothing(folder: Path) -> Place:
-    return Place(folder / "new.txt")
+def old(path: Path) -> Path:
+    """A file that is there before, with permissions of its own."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(BEFORE)
+    path.chmod(0o640)
+    return path
 
 
-def file(folder: Path) -> Place:
-    (folder / "old.txt").write_text(BEFORE)
-    (folder / "old.txt").chmod(0o640)
-    return Place(folder / "old.txt")
+def linked(path: Path, target: str) -> Path:
+    """A link to a path beside it."""
+    path.symlink_to(target)
+    return path
+
+
+def folder_at(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def node(path: Path, kind: int, major: int, minor: int) -> Path:
+    """A device. Raises PermissionError, also where the file system does not allow devices."""
+    os.mknod(path, 0o666 | kind, os.makedev(major, minor))
+    if kind == stat.S_IFCHR:
+        path.open("wb").close()
+    return path
+
+
+def fifo_at(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
 
 
 def link(folder: Path) -> Place:
-    (folder / "far").mkdir()
-    (folder / "far" / "old.txt").write_text(BEFORE)
-    (folder / "link.txt").symlink_to("far/old.txt")
-    return Place(folder / "link.txt", reads=folder / "far" / "old.txt")
+    target = old(folder / "far" / "old.txt")
+    return Place(linked(folder / "link.txt", "far/old.txt"), reads=target)
 
 
 def chain_of_links(folder: Path) -> Place:
-    found = link(folder)
-    (folder / "first.txt").symlink_to(found.path)
-    return Place(folder / "first.txt", reads=found.target)
-
-
-def dangling_link(folder: Path) -> Place:
-    (folder / "link.txt").symlink_to(folder / "later.txt")
-    return Place(folder / "link.txt", reads=folder / "later.txt")
-
-
-def link_to_nowhere(folder: Path) -> Place:
-    (folder / "link.txt").symlink_to(folder / "missing" / "later.txt")
-    return Place(folder / "link.txt", refused=True)
+    place = link(folder)
+    return Place(linked(folder / "first.txt", place.path.name), reads=place.target)
 
 
 def loop_of_links(folder: Path) -> Place:
-    (folder / "a.txt").symlink_to(folder / "b.txt")
-    (folder / "b.txt").symlink_to(folder / "a.txt")
-    return Place(folder / "a.txt", refused=True)
-
-
-def directory(folder: Path) -> Place:
-    (folder / "sub").mkdir()
-    return Place(folder / "sub", refused=True)
+    linked(folder / "b.txt", "a.txt")
+    return Place(linked(folder / "a.txt", "b.txt"), refused=True)
 
 
 def link_to_directory(folder: Path) -> Place:
-    (folder / "sub").mkdir()
-    (folder / "link").symlink_to(folder / "sub")
-    return Place(folder / "link", refused=True)
-
-
-def missing_folder(folder: Path) -> Place:
-    return Place(folder / "no" / "a.txt", refused=True)
-
-
-def file_as_folder(folder: Path) -> Place:
-    (folder / "old.txt").write_text(BEFORE)
-    return Place(folder / "old.txt" / "a.txt", refused=True)
-
-
-def long_name(folder: Path) -> Place:
-    return Place(folder / ("x" * 300), refused=True)
-
-
-def longest_name(folder: Path) -> Place:
-    return Place(folder / ("x" * 255))
+    folder_at(folder / "sub")
+    return Place(linked(folder / "link", "sub"), refused=True)
 
 
 def unix_socket(folder: Path) -> Place:
@@ -202,47 +187,40 @@ def unix_socket(folder: Path) -> Place:
     return Place(folder / "s", refused=True)
 
 
-def null_device(folder: Path) -> Place:
-    """A private copy of /dev/null."""
-    os.mknod(folder / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    Path(folder / "null").open("wb").close()  # some file systems do not allow devices
-    return Place(folder / "null")
-
-
 def link_to_null_device(folder: Path) -> Place:
-    null_device(folder)
-    (folder / "link").symlink_to(folder / "null")
-    return Place(folder / "link")
-
-
-def full_device(folder: Path) -> Place:
-    os.mknod(folder / "full", 0o666 | stat.S_IFCHR, os.makedev(1, 7))
-    Path(folder / "full").open("wb").close()
-    return Place(folder / "full", refused=True)
-
-
-def block_device(folder: Path) -> Place:
-    """The node of a device that does not exist."""
-    os.mknod(folder / "disk", 0o666 | stat.S_IFBLK, os.makedev(250, 250))
-    return Place(folder / "disk", refused=True)
-
-
-def fifo(folder: Path) -> Place:
-    os.mkfifo(folder / "pipe")
-    return Fifo(folder / "pipe")
+    node(folder / "null", stat.S_IFCHR, 1, 3)
+    return Place(linked(folder / "link", "null"))
 
 
 def link_to_fifo(folder: Path) -> Place:
-    os.mkfifo(folder / "pipe")
-    (folder / "link").symlink_to(folder / "pipe")
-    return Fifo(folder / "link")
+    fifo_at(folder / "pipe")
+    return Fifo(linked(folder / "link", "pipe"))
 
 
-PLACES = (
-    nothing, file, link, chain_of_links, dangling_link, link_to_nowhere, loop_of_links, directory, link_to_directory,
-    missing_folder, file_as_folder, long_name, longest_name, unix_socket, null_device, link_to_null_device,
-    full_device, block_device, fifo, link_to_fifo,
-)  # fmt: skip
+PLACES: dict[str, Callable[[Path], Place]] = {
+    "nothing": lambda folder: Place(folder / "new.txt"),
+    "a file": lambda folder: Place(old(folder / "old.txt")),
+    "a link": link,
+    "a chain of links": chain_of_links,
+    "a dangling link": lambda folder: Place(linked(folder / "link.txt", "a.txt"), reads=folder / "a.txt"),
+    "a link to nowhere": lambda folder: Place(linked(folder / "link.txt", "missing/a.txt"), refused=True),
+    "a loop of links": loop_of_links,
+    "a directory": lambda folder: Place(folder_at(folder / "sub"), refused=True),
+    "a link to a directory": link_to_directory,
+    "a missing folder": lambda folder: Place(folder / "no" / "a.txt", refused=True),
+    "a file as a folder": lambda folder: Place(old(folder / "old.txt") / "a.txt", refused=True),
+    "a name that is too long": lambda folder: Place(folder / ("x" * 300), refused=True),
+    "the longest name": lambda folder: Place(folder / ("x" * 255)),
+    "a socket": unix_socket,
+    "the null device": lambda folder: Place(node(folder / "null", stat.S_IFCHR, 1, 3)),
+    "a link to the null device": link_to_null_device,
+    "a full device": lambda folder: Place(node(folder / "full", stat.S_IFCHR, 1, 7), refused=True),
+    "a block device that does not exist": lambda folder: Place(
+        node(folder / "disk", stat.S_IFBLK, 250, 250), refused=True
+    ),
+    "a FIFO": lambda folder: Fifo(fifo_at(folder / "pipe")),
+    "a link to a FIFO": link_to_fifo,
+}
 
 
 # The writers.

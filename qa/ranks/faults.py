@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -83,6 +84,17 @@ def measure(options: Options) -> Table:
     return table
 
 
+@contextmanager
+def training(
+    folder: Path, *words: str, within_s: float = 1.0, **more: int
+) -> Iterator[tuple[RanksJob, float]]:
+    """A run that trains, at a random moment within so many seconds; and that moment (Unix time)."""
+    with RanksJob(folder, *QUIET, *words, **more) as job:
+        job.trains()
+        time.sleep(random.uniform(0.0, within_s))
+        yield job, time.time()
+
+
 def requests(folder: Path, options: Options) -> Iterator[Found]:
     """Requests to one run, which goes on: on all ranks after the same step."""
     kinds = {"checkpoint": "checkpoint", "evaluate": "evaluation", "pause": "pause", "resume": "resume"}
@@ -142,17 +154,13 @@ def stops(folder: Path, options: Options) -> Iterator[Found]:
     for name, (stop, status) in STOP_WAYS.items():
         found = Found(f"{name}: same step, status {status}", 1.0)
         for index in range(options.repeats(*STOPS)):
-            with RanksJob(folder / f"{name} {index}", *QUIET) as job:
-                job.trains()
-                time.sleep(random.uniform(0.1, 1.0))
-                t = time.time()
+            with training(folder / f"{name} {index}") as (job, t):
                 stop(job)
                 rc = job.wait()
                 steps = [job.end(rank).get("step") for rank in (0, 1)]
                 alike = steps[0] == steps[1] or name == "SIGINT twice"
-                found.note(
-                    "" if alike and rc == status else f"steps {steps}, status {rc}", job.end()["t"] - t
-                )
+                wrong = "" if alike and rc == status else f"steps {steps}, status {rc}"
+                found.note(wrong, job.end()["t"] - t)
         yield found
 
 
@@ -190,11 +198,8 @@ def launcher(folder: Path, options: Options) -> Iterator[Found]:
     """kill -9 of the launcher: no rank is left."""
     found = Found("launcher killed: no rank left", 5.0)
     for index in range(options.repeats(*RUNS)):
-        with RanksJob(folder / str(index), *QUIET) as job:
-            job.trains()
-            time.sleep(random.uniform(0.0, 1.0))
+        with training(folder / str(index)) as (job, t):
             ranks = [psutil.Process(job.pid(rank)) for rank in (0, 1)]
-            t = time.time()
             os.kill(job.launcher(), signal.SIGKILL)
             _, alive = psutil.wait_procs(ranks, timeout=20)
             seconds = time.time() - t
@@ -226,10 +231,7 @@ def hangs(folder: Path, options: Options) -> Iterator[Found]:
         found = Found(f"{title}: named", HANG_S + 5)
         for index in range(options.repeats(*HANGS)):
             rank = 1 - index % 2
-            with RanksJob(folder / f"{kind} {index}", *QUIET, "--set", f"parallel.hang_s={HANG_S}") as job:
-                job.trains()
-                time.sleep(random.uniform(0.0, 1.0))
-                t = time.time()
+            with training(folder / f"{kind} {index}", "--set", f"parallel.hang_s={HANG_S}") as (job, t):
                 job.plant(rank, kind)
                 try:
                     said = str(job.until(lambda: _hang(job), HANG_S + 20))
@@ -259,10 +261,8 @@ def leaves(folder: Path, options: Options) -> Iterator[Found]:
     for name, (act, status) in LEAVE_WAYS.items():
         found = Found(f"4 ranks, {name}: status {status}, all left", 5.0)
         for index in range(options.repeats(*LEAVES)):
-            with RanksJob(
-                folder / f"{name} {index}", *QUIET, ranks=4, steps=60 if act is None else 10**6
-            ) as job:
-                job.trains()
+            steps = 60 if act is None else 10**6
+            with training(folder / f"{name} {index}", within_s=0, ranks=4, steps=steps) as (job, _):
                 pids = [job.pid(rank) for rank in range(4)]
                 if act is not None:
                     act(job)

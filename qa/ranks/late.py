@@ -6,9 +6,6 @@ exchange and skew is also compared with the wall clock.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +16,11 @@ from benchmarks.engine import read_events
 from ndd_engine.record.events import PHASES, RanksEvent
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.rundir import RunDir
+from qa.console import output, sets_of
 
 TITLE = "ranks_late: one of two ranks is slow (about 75 ms a step)"
 COLUMNS = ("case", "named", "later", "at most", "code", "phases and waiting / wall", "")
 FOLDER = Path(__file__).parents[1] / "scripts"
-TIMEOUT_S = 180
 STRATEGIES = ("ddp", "fsdp2")
 
 
@@ -58,7 +55,7 @@ def cases(quick: bool) -> list[Planted]:
 
 def measure(options: Options) -> list[Table]:
     """All cases; --quick: two, and two without a slow rank."""
-    seconds = options.seconds(20, 10, least=3)
+    seconds = options.seconds(20, 10, least=1.5)
     table, right, chosen = Table(TITLE, COLUMNS), 0, options.cases(cases(options.quick))
     for case in chosen:
         row, named = _row(case, seconds)
@@ -104,16 +101,8 @@ def _train(case: Planted, folder: Path, seconds: float) -> RunDir:
         f"parallel.strategy={case.strategy}", f"run.max_steps={seconds * 12:.0f}",
     )  # fmt: skip
     planted = {"LATE_RANK": str(case.rank), "LATE_PHASE": case.phase, "LATE_MS": f"{case.ms:g}"}
-    command = [
-        sys.executable, "-m", "ndd_console", "--runs", str(folder), "train", "--headless", "--ranks", "2",
-        "--workload", "late_rank:factory", *(word for item in sets for word in ("--set", item)),
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=FOLDER, env={**os.environ, **planted}, capture_output=True, text=True, timeout=TIMEOUT_S,
-        check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"{case.name}: {done.stderr.strip().splitlines()[-1]}")
+    words = ("train", "--headless", "--ranks", "2", "--workload", "late_rank:factory", *sets_of(*sets))
+    output(FOLDER, "--runs", str(folder), *words, **planted)
     return RunDir(folder / "it")
 
 

@@ -57,7 +57,7 @@ def measure(options: Options) -> Table:
         bodies = []
         for start in range(options.repeats(8, 2)):
             say(f"ranks_loop: {name}, start {start + 1}")
-            bodies.append(_run((*sets, *common), options.repeats(chunks, chunks // 10)))
+            bodies.append(_run((*sets, *common), options.repeats(chunks, chunks // 10, 1)))
         each = {key: [body[key] for body in bodies] for key in bodies[0]}
         step = f"{1e3 * median(each['step_s']):.2f}"
         table.add(name, step, *statistics_cells(each["speed"], as_ratio, TARGET))

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.common import Options, Table, quantile, say
+from benchmarks.common import TARGETS, Options, Table, as_percent, quantile, say
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -97,13 +97,11 @@ def measure(options: Options) -> list[Table]:
 
 
 def _targets(cases: list[Case]) -> Table:
-    table = Table("targets", ("figure", "found", "target", ""))
+    table = Table("targets", TARGETS)
     for kind in dict.fromkeys(one.strategy.partition(",")[0] for one in cases):
-        errors = sorted(abs(one.error) for one in cases if one.strategy.startswith(kind))
+        errors = [abs(one.error) for one in cases if one.strategy.startswith(kind)]
         for name, share in (("median", 0.5), ("largest", 1.0)):
-            found = quantile(errors, share)
-            verdict = "reached" if found <= 0.005 else "NOT REACHED"
-            table.add(f"{kind}: {name} error", f"{found:.3%}", "≤ 0.500%", verdict)
+            table.target(f"{kind}: {name} error", quantile(errors, share), 0.005, as_percent)
     return table
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from benchmarks.engine import TINY_WORKLOAD, Engine
-from benchmarks.loop import BareLoop, keep_memory
+from benchmarks.loop import bare_loop, keep_memory
+from benchmarks.rival_loops import Bare
 from torch.nn.parallel import DistributedDataParallel
 
 from ndd_engine.config import read
@@ -71,11 +72,11 @@ class Done(Exception):  # noqa: N818  no error
 class Turns:
     """Trains chunks of both loops in turns, from inside the engine's loop. chunks: of each."""
 
-    def __init__(self, loop: RankLoop, bare: BareLoop, chunks: int) -> None:
+    def __init__(self, loop: RankLoop, bare: Bare, chunks: int) -> None:
         self.engine, self.plain = Spent(), Spent()
         self._bare, self._left = bare, chunks
         self._after_step = loop._after_step
-        self._began = time.monotonic()
+        self._began, self._settled_s = time.monotonic(), SETTLED_S if chunks > 1 else 0.0
         self._before: Spent | None = None
         self._steps = 0
         loop._after_step = self._stepped  # type: ignore[method-assign]
@@ -88,7 +89,7 @@ class Turns:
         self._after_step(action)
         self._steps += 1
         if self._before is None:
-            settled = torch.tensor([time.monotonic() - self._began >= SETTLED_S])
+            settled = torch.tensor([time.monotonic() - self._began >= self._settled_s])
             if self._steps % CHUNK == 0:
                 dist.all_reduce(settled, dist.ReduceOp.MIN)
                 if settled:
@@ -102,7 +103,7 @@ class Turns:
             raise Done
         self._left -= 1
         before = Spent.now()
-        self._bare.train(CHUNK)
+        self._bare.go_on(CHUNK)
         after = self._before = Spent.now()
         self.plain.add(before, after)
 
@@ -121,10 +122,10 @@ def main() -> None:
     # Before either model is there: what glibc maps for one only would have other addresses.
     keep_memory()
     subject = Engine(run, prepare_run(run))
-    bare = BareLoop(subject.prepared.config, torch.device("cpu"))
+    bare = bare_loop(subject.prepared.config, torch.device("cpu"))
     # Gradients are views of the buckets, as in the engine.
     bare.model = DistributedDataParallel(bare.model, gradient_as_bucket_view=True)
-    bare.train(2 * CHUNK)
+    bare.go_on(2 * CHUNK)
     loop = subject.loop
     assert isinstance(loop, RankLoop)
     turns = Turns(loop, bare, int(chunks))

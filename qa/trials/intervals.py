@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 
 from benchmarks.common import Options, Table, as_percent, say
 
-from ndd_engine.trial.verdict import judged
-from qa.faults.null import Null, binomial_interval, run
+from qa.faults.null import run
 
+from . import nulls
 from .simulated import MODELS, Course, ladder, rates, simulate
 
 TITLE = "intervals: how often the 95 % interval of a trial contains the truth (simulated, 60 s)"
@@ -27,7 +25,6 @@ COLUMNS = (
     "noise (sd of a pair of processes, of a block)",
     "trials",
     "contains truth",
-    "earlier design",
     "A/A called",
     "A/A inconclusive",
     "5 % called",
@@ -73,11 +70,9 @@ def _simulated(
         say(f"intervals: {name}, {course.start_s:g} s per start")
         null = rates(simulate(noise, 1.0, count, course, earlier=earlier, switched=switched))
         gain = rates(simulate(noise, GAIN, count, course, seed=14, earlier=earlier, switched=switched))
-        old = rates(simulate(noise, 1.0, count, course, old=True))
         covered = (null["covered"] + gain["covered"]) / 2
         shares = (
             covered,
-            old["covered"],
             null["faster"] + null["slower"],
             null["inconclusive"],
             gain["faster"],
@@ -87,7 +82,6 @@ def _simulated(
         table.add(name, f"{2 * count:,}", *map(as_percent, shares), *cells)
     starts = "preparing the process" if switched else "starting a pair of processes"
     table.note(f"{starts} takes {course.start_s:g} s; half of the trials have a gain of 5 %")
-    table.note("earlier design: blocks of a single pair of processes, taken as independent (up to 0.5)")
     if earlier:
         table.note(f"the difference between processes is known from {earlier} earlier trials and the default")
     return table
@@ -110,59 +104,5 @@ def _tuning(models: Sequence[str], count: int) -> Table:
 def _real(count: int, keep: str) -> list[Table]:
     with ExitStack() as stack:
         folder = Path(keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="ndd-intervals-")))
-        nulls = run(folder, count, bool(keep), DEFAULT_BUDGET_S, both=True)
-    ways = (("one process", False), ("pairs of processes", True))
-    return [
-        real_table([null for null in nulls if null.restarts is restarts], name) for name, restarts in ways
-    ]
-
-
-def real_table(nulls: Sequence[Null], way: str) -> Table:
-    """Verdicts and coverage of real A/A trials, by workload and in total. way: how they were measured."""
-    columns = (
-        "workload", "trials", "contains 1", "faster", "slower", "no difference", "inconclusive", "other",
-        "half-width", "seconds",
-    )  # fmt: skip
-    table = Table(f"real A/A trials at {DEFAULT_BUDGET_S:g} s: {way}", columns)
-    for workload in (*dict.fromkeys(null.workload for null in nulls), None):
-        table.add(workload or "all", *_counts([null for null in nulls if workload in (None, null.workload)]))
-    spans = _spans(nulls)
-    undecided = sum(null.verdict == "inconclusive" for null in nulls)
-    inside = sum(low <= 1 <= high for low, high in spans)
-    table.note(_rate("intervals that contain 1", inside, len(spans), 0.93, at_least=True))
-    table.note(_rate("inconclusive", undecided, len(nulls), 0.30, at_least=False))
-    odd = [
-        null for null in nulls
-        if null.ratio is not None and null.low is not None and null.high is not None
-        and null.verdict != judged(null.ratio, null.low, null.high)
-    ]  # fmt: skip
-    table.note(f"{len(odd)} verdicts do not follow from their interval" if odd else "")
-    return table
-
-
-def _spans(nulls: Sequence[Null]) -> list[tuple[float, float]]:
-    return [(null.low, null.high) for null in nulls if null.low is not None and null.high is not None]
-
-
-def _counts(nulls: Sequence[Null]) -> list[str]:
-    calls = Counter(null.verdict for null in nulls)
-    known = [calls[name] for name in ("faster", "slower", "no difference", "inconclusive")]
-    spans = _spans(nulls)
-    inside = sum(low <= 1 <= high for low, high in spans)
-    width = as_percent(median((high - low) / 2 for low, high in spans)) if spans else "n/a"
-    seconds = f"{median(null.seconds for null in nulls):.0f}" if nulls else "n/a"
-    counts = [str(count) for count in (*known, len(nulls) - sum(known))]
-    return [str(len(nulls)), f"{inside} of {len(spans)}", *counts, width, seconds]
-
-
-def _rate(what: str, hits: int, count: int, target: float, at_least: bool) -> str:
-    if not count:
-        return ""
-    low, high = binomial_interval(hits, count)
-    share = hits / count
-    reached = share >= target if at_least else share <= target
-    words = "at least" if at_least else "at most"
-    return (
-        f"{what}: {hits} of {count} ({share:.1%}; exact binomial 95 % CI {low:.1%} … {high:.1%}); target: {words} "
-        f"{target:.0%}: {'reached' if reached else 'not reached'}"
-    )
+        found = run(folder, count, bool(keep), DEFAULT_BUDGET_S, both=True)
+    return nulls.tables(found, f"real A/A trials at {DEFAULT_BUDGET_S:g} s")

@@ -20,10 +20,10 @@ from ndd_engine.trial.blocks import (
     plan_pairs,
 )
 from ndd_engine.trial.confirm import over
-from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
+from ndd_engine.trial.paired import Estimate, abba_log_ratio
 from ndd_engine.trial.replicates import ENOUGH, Replicates, Usual, pooled
 from ndd_engine.trial.toggles import OneProcess
-from ndd_engine.trial.verdict import FLOOR, Call, judged
+from ndd_engine.trial.verdict import Call, judged
 
 # Rates of a segment in the order of an ABBA block (0: baseline) and of its reverse.
 ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
@@ -179,25 +179,6 @@ def switched_trial(machine: Machine, course: Course) -> Outcome:
     return Outcome(verdict or blocks.last(), _covers(found, machine), found, spent)
 
 
-def old_trial(machine: Machine, course: Course) -> Outcome:
-    """A trial of the earlier design: blocks of a single pair of processes, taken as independent."""
-    spent, abba_s = course.start_s, BLOCKS * OVERHEAD * SHORT_S
-    machine.start()
-    values: list[float] = []
-    while spent + 0.9 * abba_s <= course.budget_s or len(values) < 3:
-        values.append(machine.block(ORDERS[0], SHORT_S))
-        spent += abba_s
-        strict, usual = estimate(values, 0.995), estimate(values)
-        if len(values) < 3 or strict is None or usual is None:
-            continue
-        beyond = strict.low > 1 + FLOOR or strict.high < 1 / (1 + FLOOR)
-        if beyond or (usual.low > 1 / (1 + FLOOR) and usual.high < 1 + FLOOR):
-            break
-    found = estimate(values)
-    assert found is not None
-    return Outcome(judged(found.ratio, found.low, found.high), _covers(found, machine), found, spent)
-
-
 def _covers(found: Estimate, machine: Machine) -> bool:
     return found.low <= math.exp(machine.gain) <= found.high
 
@@ -224,19 +205,17 @@ def simulate(
     count: int,
     course: Course | None = None,
     seed: int = 13,
-    old: bool = False,
     earlier: int = 0,
     switched: bool = False,
 ) -> list[Outcome]:
-    """`count` independent trials, of the earlier design (old) or in one process (switched).
+    """`count` independent trials, in pairs of processes or in one process (switched).
 
     earlier: trials with cheap starts from which a machine knows its processes.
     """
     source = random.Random(seed)
     course = course or Course()
-    if old or switched:
-        one = old_trial if old else switched_trial
-        return [one(Machine(noise, gain, source), course) for _ in range(count)]
+    if switched:
+        return [switched_trial(Machine(noise, gain, source), course) for _ in range(count)]
 
     def usual() -> Usual | None:
         known = (trial(Machine(noise, 1.0, source), Course(start_s=3.0)).between for _ in range(earlier))

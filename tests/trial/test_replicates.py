@@ -36,10 +36,6 @@ def test_intervals_contain_the_truth_as_often_as_they_promise(name: str) -> None
     assert found["faster"] + found["slower"] <= 0.06
 
 
-def test_the_earlier_design_missed_the_truth() -> None:
-    assert rates(simulate(MODELS["processes 1 %, blocks 1 %"], 1.0, 200, old=True))["covered"] < 0.7
-
-
 @pytest.mark.parametrize("gain", [1.05, 1 / 1.05])
 def test_five_percent_are_found_and_nothing_is_settled(gain: float) -> None:
     noise, course = MODELS["processes 1 %, blocks 1 %"], Course(start_s=4.0)

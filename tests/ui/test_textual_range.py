@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import inspect
 import re
 from importlib.metadata import version
@@ -52,6 +53,17 @@ def test_the_versions_that_are_tested_and_pinned_are_in_the_range() -> None:
     low, high = tested[1].split()
     assert all(one in supported() for one in (low, high, pinned[1], version("textual")))
     assert f">={low.removesuffix('.0')}" in str(supported())
+
+
+def test_bytes_that_are_not_utf8_do_not_end_the_thread_that_reads_keys() -> None:
+    """Textual's driver decodes with this name, and by itself raises for a terminal of another encoding."""
+    assert "getincrementaldecoder" in LinuxDriver.run_input_thread.__code__.co_names
+    importlib.import_module("ndd_console.widgets.textual_private")
+    decode = LinuxDriver.run_input_thread.__globals__["getincrementaldecoder"]("utf-8")().decode
+    assert (
+        decode(b"caf\xe9 ", final=False) + decode(b"\xc3", final=True)
+        == "caf\N{REPLACEMENT CHARACTER} \N{REPLACEMENT CHARACTER}"
+    )
 
 
 THEIRS = (App, Screen, Compositor, Widget, textual.timer.Timer, LinuxDriver)

@@ -9,12 +9,15 @@ import asyncio
 import os
 import signal
 import traceback
+from codecs import getincrementaldecoder
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from textual._compositor import ChopsUpdate, Compositor, CompositorUpdate
 from textual.app import App
+from textual.drivers import linux_driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter
 from textual.screen import Screen
@@ -24,6 +27,11 @@ from textual.widget import Widget
 from .foreground import allow_background, in_background, terminal_mode
 
 _WAIT_S = 0.2
+# A terminal may send bytes that are not UTF-8: those of another encoding, or a part of a character. Textual's driver
+# would end the app.
+vars(linux_driver)["getincrementaldecoder"] = lambda encoding: partial(
+    getincrementaldecoder(encoding), "replace"
+)
 
 
 class Patched(Widget):

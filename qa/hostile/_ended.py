@@ -1,0 +1,88 @@
+"""What commands say, and what runs leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from ndd_console.__main__ import status_of
+from ndd_engine.record.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended: its exit status, and what it printed."""
+
+    status: int
+    output: str
+    errors: str = ""
+
+    def check(self, *statuses: int) -> None:
+        """It ended with one of these, without a traceback or anything that steers a terminal."""
+        everything = self.output + self.errors
+        assert self.status in statuses, f"status {self.status}: {everything[-2000:]}"
+        assert "Traceback" not in everything, everything[-4000:]
+        clean(self.output)
+        clean(self.errors)
+
+
+def said(*arguments: str) -> Said:
+    """A command in this process."""
+    # As `main` sets them up: what cannot be encoded is escaped.
+    out, errors = (
+        io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True) for _ in range(2)
+    )
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        status = status_of(list(arguments))
+    return Said(status, *(stream.buffer.getvalue().decode() for stream in (out, errors)))  # type: ignore[attr-defined]
+
+
+def clean(text: str) -> None:
+    """No character that a terminal would obey."""
+    for line in text.split("\n"):
+        bad = [char for char in line if not char.isprintable()]
+        assert not bad, f"{bad[:5]!r} in {line[:200]!r}"
+
+
+def set_options(sets: Iterator[str] | tuple[str, ...] | list[str]) -> list[str]:
+    """The options of a command for these settings."""
+    return [part for each in sets for part in ("--set", each)]
+
+
+def state_of(run: RunDir) -> dict[str, Any]:
+    """What the last checkpoint contains of training."""
+    import torch
+
+    from ndd_engine.train.checkpoint import CheckpointStore
+
+    state = torch.load(CheckpointStore(run.checkpoints, 9).all()[-1].path, weights_only=True)
+    return {key: state[key] for key in ("step", "model", "optimizer", "scaler", "random")}
+
+
+def processes(belongs: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """Those that belong to what was started, and live."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if process.status() != psutil.STATUS_ZOMBIE and belongs(process):
+                found.append(process)
+    return found
+
+
+def left_over(living: Callable[[], list[psutil.Process]], seconds: float) -> list[str]:
+    """The processes that stay, after some seconds in which they may end; ends them."""
+    deadline = time.monotonic() + seconds
+    while (found := living()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    names = []
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            names.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
+            process.kill()
+    return names
