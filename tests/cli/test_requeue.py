@@ -24,7 +24,7 @@ from .program import run, start
 
 pytestmark = pytest.mark.timeout(170)
 TINY = (
-    "--set", "workload.name=ndd", "--set", "workload.samples=400", "--set", "workload.channels=2",
+    "--set", "workload.name=eeg", "--set", "workload.samples=400", "--set", "workload.channels=2",
     "--set", "workload.hidden=[8]", "--set", "batch.sequence=8", "--set", "batch.micro=16", "--set", "run.threads=1",
     "--set", "log.every_steps=1", "--set", "log.window_s=0", "--set", "run.epochs=100000",
 )  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path
 
 def request(root: Path, *sets: str, name: str | None = "job") -> RunRequest:
     named = () if name is None else (f"run.name={name}",)
-    return RunRequest(read(None, ("workload.name=ndd", "run.max_steps=5", *named, *sets)), root)
+    return RunRequest(read(None, ("workload.name=eeg", "run.max_steps=5", *named, *sets)), root)
 
 
 def test_what_is_no_run_is_left_alone(tmp_path: Path) -> None:

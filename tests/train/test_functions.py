@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from train_help import EVERY_STEP, Result, Trainer
 
-from ndd_engine.config import Draft, read
 from ndd_engine.diagnose import diagnose
 from ndd_engine.measure import functions
 from ndd_engine.record.events import FunctionsEvent
@@ -242,15 +241,3 @@ def test_only_so_many_phase_changes_are_looked_at() -> None:
     ((*_, calls, _, _, caller, phase),) = found["functions"]
     assert (calls, caller, phase) == (MOST_PHASES + 20, "", "forward")
     assert profiler.end()["ns"] == 0
-
-
-def test_the_old_key_is_read_as_the_new_one(tmp_path: Path) -> None:
-    def every_s(draft: Draft) -> float:
-        value: float = draft.resolve().log.profile_every_s
-        return value
-
-    path = tmp_path / "old.toml"
-    path.write_text('[workload]\nname = "eeg"\n\n[log]\nstacks_hz = 0.0\n')
-    assert every_s(read(path)) == 0
-    assert every_s(read(path, ["log.stacks_hz=5"])) == 0
-    assert every_s(read(None, ["log.stacks_hz=5"], "eeg")) == 30.0

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 import click
 
-from ndd_engine.renamed import OLD_WORKLOADS
-
 from .completion import sets, workload_names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -41,13 +39,8 @@ side_effects_option = click.option(
 )  # fmt: skip
 
 
-def _todays_name(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    """The workload, by its name of today."""
-    return OLD_WORKLOADS.get(value, value) if value is not None else None
-
-
 workload_option = click.option(
-    "--workload", metavar="NAME", shell_complete=workload_names, callback=_todays_name,
+    "--workload", metavar="NAME", shell_complete=workload_names,
     help="Workload (default: chartext), or your own as package.module:factory.",
 )  # fmt: skip
 json_option = flag("--json", "as_json", help="Print one JSON document.")
