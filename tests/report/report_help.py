@@ -244,6 +244,6 @@ def _trials() -> list[TrialEvent]:
             "no difference",
             in_effect=True,
         ),
-        trial("speed.deterministic=true", "loss", (0.83, 0.8, 0.87), "slower by 17 %", in_effect=True),
+        trial("speed.deterministic=true", "slower", (0.83, 0.8, 0.87), "slower by 17 %", in_effect=True),
         trial("batch.micro=1024", "out of memory", None, "out of GPU memory in a test step"),
     ]
