@@ -63,7 +63,7 @@ def test_stopping_a_trial_and_losing_the_terminal_in_one(tmp_path: Path) -> None
         resumes(tmp_path, processes)
         terminal.press("t")
         terminal.until("earlier trials")
-        assert "batch.micro=4   stopped" in terminal.text
+        assert "batch.micro=4" in terminal.text and "stopped" in terminal.text
         terminal.press("\x1b")
         terminal.until("● training")
         processes = begin(terminal, tmp_path)
