@@ -78,13 +78,14 @@ def test_a_gpu_at_its_power_limit_is_not_throttled() -> None:
     assert "throttling" not in gpu(gpu=limited).causes()
     found = gpu(gpu={**limited, "throttle": ["hw thermal", "power cap"]}).named("throttling")
     assert "hw thermal" in found.title and "power cap" not in found.title
-    assert any("699 W of a limit of 700 W" in item.text for item in found.evidence)
+    assert any("699 W" in item.text and "700 W" in item.text for item in found.evidence)
 
 
 def test_a_clock_well_below_that_of_the_first_minutes_is_throttling() -> None:
     fast = SampleEvent({**NVML, "sm_clock_mhz": 1900}, {})
     later = gpu(gpu={**NVML, "throttle": ["power cap"], "sm_clock_mhz": 1300}, after={0: [fast] * 20})
-    assert "1300 MHz instead of 1900 MHz earlier in this run" in later.named("throttling").title
+    title = later.named("throttling").title
+    assert "1300 MHz" in title and "1900 MHz" in title
     slow = SampleEvent({**NVML, "sm_clock_mhz": 1310}, {})
     assert "throttling" not in replace(later, after={0: [slow] * 20}).causes()
 

@@ -80,7 +80,7 @@ def test_a_new_state_says_nothing_it_does_not_know() -> None:
     assert (snapshot.run, snapshot.loss, snapshot.eta_s, snapshot.steps_per_s, snapshot.step_ns) == (
         None,
     ) * 5
-    assert (snapshot.idle.share, snapshot.idle.reason) == (None, "nothing measured yet")
+    assert snapshot.idle.share is None and snapshot.idle.reason
     assert snapshot.progress == 0
     assert not snapshot.final
 
@@ -200,8 +200,8 @@ def test_every_end_is_final(name: str) -> None:
 
 
 def test_the_stage_is_shown_until_the_first_step() -> None:
-    state = folded(StageEvent("prepare", "reading the text"))
-    assert state.snapshot().stage == "reading the text"
+    state = folded(StageEvent("prepare", "reading"))
+    assert state.snapshot().stage == "reading"
     state.fold(2.0, window(1))
     assert state.snapshot().stage == ""
 
@@ -235,14 +235,14 @@ def test_the_newest_of_each_setting_is_kept_in_the_order_they_first_came() -> No
         run_event(),
         setting("loader.workers", None, verified="the workers start with the first batch"),
         setting("precision.amp"),
-        setting("loader.workers", verified="4 processes answered"),
+        setting("loader.workers", verified="4 answered"),
     )
     found = state.snapshot().settings
     assert [(item.name, item.in_effect) for item in found] == [
         ("loader.workers", True),
         ("precision.amp", True),
     ]
-    assert found[0].verified == "4 processes answered"
+    assert found[0].verified == "4 answered"
     assert state.snapshot().warnings == 0
     # A resumed run applies and verifies its own.
     state.fold(9.0, StageEvent("resume", "importing torch"))
@@ -258,7 +258,7 @@ def test_a_setting_that_is_not_in_effect_is_one_warning() -> None:
     assert snapshot.warnings == 1
     (warning,) = [item.mark for item in snapshot.marks]
     assert (warning.kind, warning.step) == ("warning", 7)
-    assert warning.text == "loader.pin_memory: requested true, not in effect: no CUDA GPU"
+    assert "loader.pin_memory" in warning.text and "no CUDA GPU" in warning.text
     # It came to work, and failed again: that is news.
     folded(setting("loader.pin_memory", True), lost, state=state)
     assert state.snapshot().warnings == 2
