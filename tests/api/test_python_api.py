@@ -247,14 +247,6 @@ def test_a_record_gives_events_configuration_and_checkpoints(trained: Result) ->
     assert open_run(trained.path).path == open_run(runs=trained.path.parent).path == trained.path
 
 
-def test_lines_that_are_not_events_are_skipped(trained: Result, tmp_path: Path) -> None:
-    copy = tmp_path / "torn"
-    copy.mkdir()
-    lines = (trained.path / "events.jsonl").read_bytes()
-    (copy / "events.jsonl").write_bytes(lines + b'not JSON\n{"type":"new"}\n{"type":"mark","t":')
-    assert len(list(open_run(copy))) == len(list(trained.record))
-
-
 @pytest.mark.long
 def test_a_live_run_is_followed(tmp_path: Path) -> None:
     opened = threading.Event()

@@ -30,7 +30,6 @@ from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.diagnose.healthy import healthy
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.events import Event, FindingEvent, KernelsEvent
-from ndd_engine.record.fold import from_event, to_event
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 
@@ -307,13 +306,3 @@ def test_lines_of_a_headless_run_agree(run: Planted) -> None:
         waits = re.search(r"data_wait ([0-9]+) %", shares)
         if found is not None and waits is not None:
             assert found[1] == waits[1]
-
-
-@settings(deadline=None, max_examples=20)
-@given(planted())
-def test_a_stored_state_shows_the_same_figures(run: Planted) -> None:
-    state = run.state()
-    again = from_event(to_event(state)).snapshot()
-    assert [item.to_dict() for item in diagnose(again)] == [
-        item.to_dict() for item in diagnose(state.snapshot())
-    ]

@@ -251,19 +251,6 @@ def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:
     assert state.snapshot() == live
 
 
-def test_a_file_size_limit_is_reported_as_one(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    with recording(path) as recorder:
-        recorder.put(window(1))
-        recorder.flush()
-        good = path.read_bytes()
-        with file_limit(len(good) + 30):
-            recorder.put(window(2))
-            recorder.flush()
-            assert os.strerror(errno.EFBIG) in warnings(recorder)[0]
-            assert path.read_bytes() == good
-
-
 def test_a_folder_that_is_moved_away_is_reported_and_nothing_is_lost_if_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
