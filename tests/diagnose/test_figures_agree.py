@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from planted_runs import NVML, Planted, alone, cores, data, evaluated, files, saved, work
 
 from ndd_console.render import html, text
-from ndd_console.render.rows import block_rows
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.screens.trial import proposed_changes
@@ -23,7 +22,7 @@ from ndd_console.view.blocks import idle_heading
 from ndd_console.view.findings import finding_rows
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.trial import TrialState, entries
-from ndd_console.words.diagnosis import DiagnosisResult, diagnosis_blocks
+from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.finding import event_line
 from ndd_console.words.run import progress_line, summary
 from ndd_engine.diagnose import Finding, diagnose
@@ -222,28 +221,6 @@ def assert_tried(found: tuple[Finding, ...], width: int) -> None:
         assert bound == pytest.approx(found[0].ceiling, rel=0.03)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)
-@given(planted(), st.sampled_from(SIZES))
-def test_the_page_of_the_diagnosis_agrees_with_itself(run: Planted, size: tuple[int, int]) -> None:
-    snapshot = run.snapshot()
-    found = diagnose(snapshot)
-    lines = shown(block_rows(diagnosis_blocks(snapshot, DiagnosisResult(found), "one", True), size[0]))
-    for item in found:
-        if item.ceiling is None:
-            continue
-        whole = " ".join(lines)
-        assert f"{item.share * 100:.0f} % of the" in " ".join(whole.split()) or item.share is None
-    for line in lines:
-        if "at most" in line and line.startswith("── "):
-            assert_ceiling(line)
-    # A sentence never tells to stop a process that is not the user's.
-    stoppable = set(snapshot.cores.stoppable) if snapshot.cores is not None else set()
-    for item in found:
-        for change in item.changes:
-            for pid in re.findall(r"pid (\d+)", change.text):
-                assert int(pid) in stoppable
-
-
 # A report takes half a second: a failing example is shown as it is.
 @settings(
     suppress_health_check=[HealthCheck.too_slow],
@@ -300,9 +277,3 @@ def test_lines_of_a_headless_run_agree(run: Planted) -> None:
     shares = next(part for part in lines if part.startswith("recent steps by phase"))
     assert sum(percents(shares)) <= 1.02
     assert "/" not in shares
-    # A wait that is a finding has the same share here.
-    for item in diagnose(snapshot):
-        found = re.match(r"input-bound: ([0-9]+) % of each step is spent waiting", item.title)
-        waits = re.search(r"data_wait ([0-9]+) %", shares)
-        if found is not None and waits is not None:
-            assert found[1] == waits[1]

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from ndd_console.cli import gpu as command
 from ndd_console.render.text import lines
-from ndd_console.words.blocks import Facts, Text
+from ndd_console.words.blocks import Facts
 from ndd_console.words.machine import machine_blocks
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.nvml import Nvml
@@ -24,12 +24,6 @@ def test_json_is_one_document() -> None:
     body = json.loads(result.stdout)
     assert result.exit_code == 0 and body["device"] and body["host"]["usable_cpus"] > 0
     assert set(body) == {"device", "chosen", "gpus", "host", "reasons", "problems"}
-
-
-def test_text_names_the_device_and_the_cores() -> None:
-    result = CliRunner().invoke(command.gpu)
-    assert result.exit_code == 0
-    assert "device" in result.stdout and "usable" in result.stdout
 
 
 @pytest.mark.long
@@ -61,14 +55,6 @@ def test_gpu_is_described_with_its_reasons(fakes: Any) -> None:
     assert machine.gpus[1].reasons["index"] in dict(odd_facts.rows)["device"]
     text = "\n".join(lines(machine_blocks(machine)))
     assert "\x1b" not in text and "\\x1b[31m" in text
-
-
-def test_torch_without_cuda_is_warned_about(fakes: Any) -> None:
-    gpu = fakes.gpu("NVIDIA L4", "GPU-b", 23034 << 20, capability=(8, 9))
-    machine = detect("auto", nvml=Nvml(fakes.nvml(gpu)), torch=fakes.torch(cuda=None), environ={})
-    *_, host, warning = machine_blocks(machine)
-    assert isinstance(host, Facts) and dict(host.rows)["device"].startswith("cpu")
-    assert isinstance(warning, Text) and (warning.tone, warning.text) == ("warn", machine.problems[0])
 
 
 def test_gpu_ask_torch(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:

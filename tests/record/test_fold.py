@@ -18,7 +18,6 @@ from record_help import (
     status,
     through_json,
     window,
-    work,
 )
 
 from ndd_engine.record.events import Event, FoldEvent, StageEvent
@@ -112,11 +111,6 @@ def test_only_the_newest_windows_count_for_the_rates() -> None:
     assert folded(run_event(), *slow, *fast).snapshot().steps_per_s == pytest.approx(10)
 
 
-def test_nothing_is_left_after_the_last_step() -> None:
-    snapshot = folded(run_event(), window(1000), end("done", 1000)).snapshot()
-    assert (snapshot.eta_s, snapshot.progress) == (0, 1)
-
-
 def test_a_resumed_run_forgets_what_it_will_do_again() -> None:
     first = [run_event(), *(window(step, 10, 10**9, loss=float(step)) for step in range(10, 310, 10))]
     first += [
@@ -135,6 +129,7 @@ def test_a_resumed_run_forgets_what_it_will_do_again() -> None:
     assert snapshot.loss_trend[-1] == (200, 200.0)
     assert max(x for x, _ in snapshot.rate_trend) == 200
     assert [evaluation.step for evaluation in snapshot.evaluations] == [100]
+    assert snapshot.best is not None and snapshot.best.step == 100
     # The figures of the process that died do not apply to this one.
     assert (snapshot.step_ns, snapshot.eta_s, snapshot.phases) == (None, None, ())
     assert (snapshot.end, snapshot.reason, snapshot.status) == (None, "", "preparing")
@@ -144,19 +139,6 @@ def test_a_resumed_run_forgets_what_it_will_do_again() -> None:
     assert again.loss_trend[-1] == (215, 7.0)
     # Time spent is spent.
     assert again.elapsed_s == pytest.approx(30.1)
-
-
-def test_the_best_evaluation_is_of_steps_that_still_count() -> None:
-    state = folded(
-        run_event(),
-        mark("evaluation", 100, metrics={"loss": 0.5}, better="lower"),
-        mark("evaluation", 200, metrics={"loss": 0.7}, better="lower"),
-        mark("evaluation", 300, metrics={"loss": 0.1}, better="lower"),
-        run_event(resumed_step=250),
-    )
-    best = state.snapshot().best
-    assert best is not None
-    assert best.step == 100
 
 
 @pytest.mark.parametrize(("better", "step"), [("lower", 20), ("higher", 10)])
@@ -191,12 +173,6 @@ def test_statuses_follow_the_run() -> None:
     snapshot = state.snapshot()
     assert snapshot.final
     assert (snapshot.reason, snapshot.stage) == ("because", "")
-
-
-@pytest.mark.parametrize("name", ["done", "stopped", "failed", "interrupted", "terminated"])
-def test_every_end_is_final(name: str) -> None:
-    snapshot = folded(run_event(), window(3), end(name, 3)).snapshot()
-    assert (snapshot.status, snapshot.final, snapshot.step) == (name, True, 3)
 
 
 def test_the_stage_is_shown_until_the_first_step() -> None:
@@ -268,10 +244,3 @@ def test_micro_steps_are_those_that_were_done() -> None:
     assert folded(run_event(), window(4, 4)).snapshot().micro_steps == 1
     assert folded(run_event(), window(4, 4, micro_steps=64)).snapshot().micro_steps == 16
     assert folded(run_event()).snapshot().micro_steps is None
-
-
-def test_the_rate_of_the_work_follows_the_measured_step() -> None:
-    snapshot = folded(run_event(), work(), window(10, 10, 10**9)).snapshot()
-    assert snapshot.throughput.flops_per_s == pytest.approx(1e10)
-    assert snapshot.throughput.mfu == pytest.approx(1e-4)
-    assert folded(run_event(), window(10)).snapshot().throughput.flops_per_s is None

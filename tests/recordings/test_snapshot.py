@@ -31,17 +31,6 @@ REFERENCE = {
 }
 
 
-@pytest.mark.parametrize("name", REFERENCE)
-@pytest.mark.parametrize("descending", [False, True])
-def test_every_decision_of_a_real_recording_is_replayed(gpu_data: Path, name: str, descending: bool) -> None:
-    file = read_snapshot(gpu_data / "snapshots" / name)
-    (device,) = file.devices
-    segments, allocations, peak = REFERENCE[name]
-    assert len(device.segments) == segments
-    found = replay(start_of(device), device.entries, Rules.of_snapshot(file.settings), descending)
-    assert (found.decisions, found.wrong, found.peak) == (allocations, 0, peak)
-
-
 @pytest.mark.parametrize("name", [name for name in REFERENCE if "frames" not in name])
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_a_real_history_that_begins_warm_is_rebuilt(gpu_data: Path, name: str, share: float) -> None:
@@ -125,15 +114,6 @@ def test_an_out_of_memory_error_names_what_was_live(tmp_path: Path) -> None:
     assert failure.moment.owners[0].place in {f"train.py:{line} step" for line in range(3)}
     assert failure.moment.requested_bytes == 96 * MIB
     assert not failure.fragmented
-
-
-def test_several_streams_have_pools_of_their_own(tmp_path: Path) -> None:
-    history = History()
-    history.free(history.alloc(30 * MIB, stream=0))
-    history.alloc(30 * MIB, stream=5)
-    (device,) = examine(written(tmp_path, history)).devices
-    assert device.streams == 2 and device.wrong_decisions == 0
-    assert device.peak.reserved_bytes == 60 * MIB
 
 
 def test_private_pools_are_named_and_not_replayed(tmp_path: Path) -> None:
