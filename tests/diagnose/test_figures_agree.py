@@ -18,7 +18,6 @@ from ndd_console.render import html, text
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.screens.trial import proposed_changes
-from ndd_console.view.blocks import idle_heading
 from ndd_console.view.findings import finding_rows
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.trial import TrialState, entries
@@ -26,8 +25,6 @@ from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.finding import event_line
 from ndd_console.words.run import progress_line, summary
 from ndd_engine.diagnose import Finding, diagnose
-from ndd_engine.diagnose.healthy import healthy
-from ndd_engine.diagnose.view import View
 from ndd_engine.record.events import Event, FindingEvent, KernelsEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
@@ -180,24 +177,6 @@ def phase_rows(lines: list[str], decimals: int) -> Iterator[tuple[str, float, fl
 
 def number(shown: str) -> float:
     return float(shown.replace(",", ""))
-
-
-@settings(deadline=None, max_examples=100)
-@given(planted())
-def test_what_the_model_takes_agrees_with_the_idle_time(run: Planted) -> None:
-    snapshot = run.snapshot()
-    title = healthy(View(snapshot)).title
-    found = re.fullmatch(
-        r"no bottleneck found: the model takes ([0-9.]+) % of the time(?: \(([0-9.]+) % idle within it\))?"
-        r"(?:, evaluations and checkpoints ([0-9.]+) %)?", title
-    )  # fmt: skip
-    assert found is not None, title
-    model, inside, aside = (float(value or 0) for value in found.groups())
-    idle = re.search(r"idle [<>]?([0-9]+) %", idle_heading(snapshot, 40))
-    assert idle is not None
-    # All of the time, and what is rounded.
-    assert model - inside + float(idle[1]) <= 101.6, (title, idle[0])
-    assert model + aside <= 101.6, title
 
 
 def assert_tried(found: tuple[Finding, ...], width: int) -> None:

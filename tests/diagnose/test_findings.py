@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cases import HAZARDS, NEIGHBOUR, PAIRS
 from pairs import Pair
-from planted_runs import HEALTHY, Planted, alone, cores, data, evaluated, files, healthy, seen
+from planted_runs import Planted, alone, cores, evaluated, files, healthy, seen
 
 from ndd_engine.config import read
 from ndd_engine.diagnose import CAUSES, Finding, diagnose
@@ -67,12 +67,6 @@ def test_what_ends_the_run_comes_before_what_slows_it(pair: Pair) -> None:
     found = slow.found()
     assert found[0].cause == pair.cause
     assert len(found) > 1
-
-
-def test_the_ceiling_of_a_wait_is_what_is_left_without_it() -> None:
-    found = Planted(phases=healthy(data_wait=20.0), wobble=0.0).verdict()
-    step = sum(HEALTHY.values()) - HEALTHY["data_wait"] + 20.0
-    assert found.ceiling == pytest.approx(step / (step - 20.0), rel=1e-6)
 
 
 def test_the_ceiling_of_threads_is_no_less_than_what_was_measured() -> None:
@@ -370,7 +364,3 @@ def test_a_run_without_a_gpu_is_not_told_to_use_one() -> None:
         for item in pair.guilty.found():
             for change in item.changes:
                 assert pair.guilty.device is not None or "loader.placement=device" not in change.sets
-
-
-def test_a_healthy_loader_is_left_alone() -> None:
-    assert Planted(loader=data(), host=cores(1.9, 1.9)).causes() == ["healthy"]

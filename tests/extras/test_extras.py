@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -91,15 +89,3 @@ def test_wandb_and_mlflow_are_the_packages_that_the_loggers_use() -> None:
 
     config = read(None, ("log.wandb=offline", "log.mlflow=mlflow.db", "log.tensorboard=true")).resolve()
     assert list(loggers.missing(config)) == []
-
-
-@pytest.mark.long
-def test_mkdocs_builds_the_documentation(tmp_path: Path) -> None:
-    need("mkdocs")
-    need("mkdocs-material")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
-        cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site" / "weights.html").exists() and (tmp_path / "site" / "loggers.html").exists()

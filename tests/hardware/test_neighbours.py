@@ -17,7 +17,7 @@ import pytest
 from ndd_engine.hardware.cgroup import read_limits
 from ndd_engine.hardware.counters import LinuxCounters
 from ndd_engine.hardware.host import detect_host
-from ndd_engine.hardware.neighbours import EVERY, MOST, Neighbours, ancestors
+from ndd_engine.hardware.neighbours import MOST, Neighbours, ancestors
 
 ALL = frozenset(range(4096))
 # Seconds for a busy process to get a core on a machine that runs other tests.
@@ -132,29 +132,6 @@ def test_the_three_busiest_on_our_cores_with_names_that_cannot_steer_a_terminal(
     found = neighbours.read(2.0)
     assert found is not None
     assert [(item["pid"], item["name"]) for item in found] == [(12, "\\x1b[31mred"), (14, "d"), (11, "a) (b")]
-
-
-def test_it_looks_seldom_and_only_when_others_are_busy(tree: Callable[[dict[str, str]], Path]) -> None:
-    root = tree(process(11, 0))
-    neighbours = Neighbours(root, ALL)
-    looks: list[int] = []
-    plain = neighbours._processes
-    neighbours._processes = lambda: looks.append(1) or plain()  # type: ignore[method-assign, func-returns-value]
-    for others in (None, 0.0, 0.2):
-        assert neighbours.read(others) is None
-    assert not looks
-    neighbours.read(0.9)
-    time.sleep(0.25)
-    assert neighbours.read(0.9) == []  # searched, and found none
-    neighbours._next = 0.0  # as if looking were free
-    for _ in range(EVERY - 2):
-        neighbours.read(0.9)
-    assert len(looks) == 2
-    neighbours.read(0.9)
-    assert len(looks) == 3
-    time.sleep(0.25)
-    neighbours.read(0.0)
-    assert neighbours.read(0.0) is None  # they went quiet
 
 
 def counters(root: Path) -> LinuxCounters:

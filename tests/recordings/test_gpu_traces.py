@@ -167,41 +167,26 @@ def test_each_gpu_of_a_process_has_its_own_time(tmp_path: Path) -> None:
     assert [(device.index, device.time.busy_ns) for device in use.devices] == [(0, 10_000), (1, 50_000)]
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "is empty"),
-        (b"{", "is damaged or is no JSON"),
-        (b"[" * 100_000, "is damaged or is no JSON"),
-        (b'{"a": 1}', "no list of traceEvents"),
-        (b"[]", "contains no operators"),
-        (
-            b'[1, null, {"ph": "X"}, {"ph": "X", "cat": "kernel", "name": 3, "ts": "x", "dur": 1}]',
-            "contains no operators",
-        ),
-        (b"\x1f\x8b\x08\x00broken", "cannot be read"),
-        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "cannot be read"),
-        (b'{"traceEvents": [' + b"9" * 5000 + b"]}", "is damaged or is no JSON"),
-    ],
-    ids=[
-        "empty",
-        "half an object",
-        "deeply nested",
-        "no events",
-        "an empty list",
-        "no operators",
-        "damaged gzip",
-        "half of a gzip file",
-        "a number of 5,000 digits",
-    ],
-)
-def test_a_damaged_trace_is_one_error_that_names_it(tmp_path: Path, content: bytes, said: str) -> None:
+DAMAGED = {
+    "empty": b"",
+    "half an object": b"{",
+    "deeply nested": b"[" * 100_000,
+    "no events": b'{"a": 1}',
+    "an empty list": b"[]",
+    "no operators": b'[1, null, {"ph": "X"}, {"ph": "X", "cat": "kernel", "name": 3, "ts": "x", "dur": 1}]',
+    "damaged gzip": b"\x1f\x8b\x08\x00broken",
+    "half of a gzip file": gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
+    "a number of 5,000 digits": b'{"traceEvents": [' + b"9" * 5000 + b"]}",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_trace_is_one_error_that_names_it(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad\x1b.json"
     path.write_bytes(content)
     with pytest.raises(UsageError) as caught:
         examine(path)
-    assert said in str(caught.value)
-    assert "bad\\x1b.json" in str(caught.value)
+    assert "bad\\x1b.json" in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
 def test_damaged_events_are_counted_and_skipped(tmp_path: Path) -> None:
