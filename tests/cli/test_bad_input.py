@@ -51,11 +51,12 @@ def test_check_reports_mistakes_in_the_file_and_in_the_factory_at_once(tmp_path:
     sets = ("--set", "batch.micro=0", "--set", "optimizer.lr=fast")
     done = call("check", "--workload", "half_a_workload:factory", *sets, "--json", folder=tmp_path)
     problems = json.loads(done.stdout)["problems"]
-    assert {problem["key"] for problem in problems} >= {"batch.micro", "optimizer.lr", "run.epochs"}
-    assert any("train_data" in problem["key"] + problem["message"] for problem in problems)
+    assert {problem["key"] for problem in problems} >= {"batch.micro", "optimizer.lr", "train_data"}
 
 
-@pytest.mark.parametrize("command", ["train", "check", "try", "tune", "wizard"])
+@pytest.mark.parametrize(
+    "command", ["train", "check", "try", "tune", pytest.param("wizard", marks=pytest.mark.long)]
+)
 def test_a_gpu_that_does_not_exist_is_a_configuration_error(tmp_path: Path, command: str) -> None:
     assert "cuda:63" in refused(command, "--set", "run.device=cuda:63", folder=tmp_path)
 
@@ -80,7 +81,7 @@ COMMAND_LINES = {
     "train --resume-or-start --from-step 3": "--resume-or-start",
     "attach nope": "nope",
     "attach fifo --headless": "events.jsonl",
-    "report two": "two",
+    "report three": "three",
     "report fifo": "events.jsonl",
     "report one -o no/such/folder/page.html": "no/such/folder/page.html",
     "report one -o .": "-o",
@@ -126,7 +127,6 @@ COMMAND_LINES = {
     "wizard /dev/zero": "/dev/zero",
     "wizard --budget nan": "--budget",
     "wizard --reserve-memory inf": "--reserve-memory",
-    "wizard --set workload.data=gone.txt": "gone.txt",
     "wizard gone.toml": "gone.toml",
     "wizard --workload nope": "workload.name",
     "trace .": "no trace",

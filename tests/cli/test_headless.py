@@ -32,7 +32,10 @@ from .program import ENDLESS, call, capture_fails, environment, run, start
 pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
 
 F_SETPIPE_SZ = 1031
-EEG = ("--workload", "eeg", "--set", "workload.samples=4000", "--set", "run.threads=1")
+EEG = (
+    "--workload", "eeg", "--set", "workload.samples=4000", "--set", "workload.channels=2", "--set", "batch.micro=16",
+    "--set", "run.threads=1", "--set", "evaluate.every_epochs=0", "--set", "checkpoint.every_epochs=0",
+)  # fmt: skip
 
 
 def wait_for(folder: Path, text: str, seconds: float = 150) -> None:

@@ -45,6 +45,9 @@ def test_no_driver_here_gives_the_cpu_and_the_reason(monkeypatch: pytest.MonkeyP
     assert (machine.device, machine.chosen, machine.gpus) == ("cpu", None, ())
     assert "nvmlInit failed" in machine.reasons["device"]
 
+    without_gpu = look(fakes.nvml())
+    assert without_gpu.device == "cpu" and "no GPU" in without_gpu.reasons["device"]
+
     class NVMLError_LibraryNotFound(Exception):  # noqa: N801, N818 - pynvml's own name
         pass
 
@@ -54,8 +57,6 @@ def test_no_driver_here_gives_the_cpu_and_the_reason(monkeypatch: pytest.MonkeyP
     library = fakes.nvml()
     monkeypatch.setattr(type(library), "nvmlInit", lambda self: missing())
     assert "not found" in look(library).reasons["device"]
-    without_gpu = look(fakes.nvml())
-    assert without_gpu.device == "cpu" and "no GPU" in without_gpu.reasons["device"]
 
 
 def test_torch_order_is_matched_by_uuid(pair: Any, fakes: Any) -> None:

@@ -226,6 +226,7 @@ def test_the_peak_is_predicted_for_the_longest_items() -> None:
     assert family.trace(32).peak(HOST_GRANULE) >= 0.99 * ordinary.peak(HOST_GRANULE)
 
 
+@pytest.mark.long
 def test_a_step_leaves_the_optimizer_state_allocated() -> None:
     probe = prober("eeg", "workload.hidden=[64]")
     moments = 2 * sum(parameter.nbytes for parameter in probe.workload.model.parameters())
@@ -335,6 +336,7 @@ def test_the_optimizer_implementation_is_that_of_the_run() -> None:
     assert labels("optimizer.implementation=foreach").total() > labels().total()
 
 
+@pytest.mark.long
 def test_an_lstm_is_one_call() -> None:
     config, found = made("eeg", "workload.size=lstm", "batch.sequence=96")
     labels = traced(config, found, 2)[0].labels

@@ -37,7 +37,7 @@ def test_an_edited_file_keeps_its_comments_and_its_order() -> None:
     )
     assert tomli.loads(text)["batch"] == {"micro": 48, "accumulation": 2}
     assert tomli.loads(text)["precision"] == {"amp": "bf16"}
-    kept = [line for line in THEIRS.splitlines() if "micro" not in line]
+    kept = [line for line in THEIRS.splitlines() if line and "micro" not in line]
     assert [line for line in text.splitlines() if line in kept] == kept
     (changed,) = [line for line in text.splitlines() if line.startswith("micro")]
     assert changed.endswith("# fits | why")
