@@ -123,7 +123,7 @@ def test_a_configuration_file_finds_the_module_beside_it(tmp_path: Path) -> None
     write(tmp_path / "project", "module_beside")
     file = tmp_path / "project" / "run.toml"
     file.write_text('[workload]\nname = "module_beside:factory"\n[run]\nmax_steps = 3\n')
-    unused = refused("train", "project/run.toml", "--set", "workload.options.unknown=3", folder=tmp_path)
+    unused = refused("check", "project/run.toml", "--set", "workload.options.unknown=3", folder=tmp_path)
     assert "workload.options.unknown" in unused
     done = run("train", "project/run.toml", *QUICK, folder=tmp_path)
     assert done.returncode == 0 and "project/module_beside.py:" in done.stderr, done.stderr
