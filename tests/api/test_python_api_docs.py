@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import ndd_engine
-
 PAGE = Path(__file__).parents[2] / "docs" / "python-api.md"
 
 
@@ -29,14 +27,3 @@ def test_the_examples_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("done\n100\n") and "batch.micor" in done.stdout
     assert (tmp_path / "runs" / "first" / "events.jsonl").is_file()
-
-
-def test_the_page_names_what_is_public() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    imported = {
-        name
-        for line in re.findall(r"^from ndd_engine import (.*)$", text, re.MULTILINE)
-        for name in line.split(", ")
-    }
-    assert imported <= set(ndd_engine.__all__)
-    assert {"run_training", "open_run", "run_trial", "predict_memory", "find_bottlenecks"} <= imported

@@ -1,12 +1,15 @@
-"""The program as a process of its own, without a terminal."""
+"""The program without a terminal: as a process of its own, or in this process."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 from importlib.resources import files
 from pathlib import Path
 
+from ndd_console.__main__ import status_of
 from tests import forked
 
 # A tiny step and no end in sight.
@@ -30,6 +33,24 @@ def run(*arguments: str, folder: Path, timeout: float = 90, **extra: str) -> sub
         env=environment(**extra),
         stdin=subprocess.DEVNULL,
     )
+
+
+def call(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The same in this process, for what starts no process and no training."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = status_of(["--runs", str(folder / "runs"), *arguments])
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+
+def refused(*arguments: str, folder: Path) -> str:
+    """The error of a mistake: exit status 2 without a traceback or output, and nothing is written."""
+    before = sorted(folder.rglob("*"))
+    done = call(*arguments, folder=folder)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts) == before
+    return done.stderr
 
 
 def start(*arguments: str, folder: Path, group: bool = False) -> subprocess.Popen[str]:

@@ -6,43 +6,34 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ndd_engine.api.requeue import resume_or_start
-from ndd_engine.config import read
+from ndd_engine.config import read, to_toml
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent, WindowEvent, parse
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.train.request import RunRequest
+from tests.trial.written_runs import steady, windows, write_run
+from tests.waiting import until
 
-from ..terminal.screen import START_S, Terminal
-from .program import run, start
+from .program import call, run, start
 
 pytestmark = pytest.mark.timeout(170)
 TINY = (
-    "--set", "workload.name=ndd", "--set", "workload.samples=400", "--set", "workload.channels=2",
-    "--set", "workload.hidden=[8]", "--set", "batch.sequence=8", "--set", "batch.micro=16", "--set", "run.threads=1",
-    "--set", "log.every_steps=1", "--set", "log.window_s=0", "--set", "run.epochs=100000",
+    "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
+    "batch.micro=16", "run.threads=1", "log.every_steps=1", "log.window_s=0", "checkpoint.every_steps=200",
+    "evaluate.every_epochs=0", "run.epochs=100000",
 )  # fmt: skip
 
 
-def command(steps: int, *more: str, name: str = "job") -> tuple[str, ...]:
+def command(steps: int, *sets: str) -> tuple[str, ...]:
     """The command of a job script."""
-    return (
-        "train",
-        "--headless",
-        "--run",
-        name,
-        "--resume-or-start",
-        "--max-steps",
-        str(steps),
-        *TINY,
-        *more,
-    )
+    options = (word for each in (*TINY, *sets) for word in ("--set", each))
+    return "train", "--headless", "--run", "job", "--resume-or-start", "--max-steps", str(steps), *options
 
 
 def losses(directory: RunDir) -> dict[int, float]:
@@ -60,80 +51,79 @@ def resumed_at(directory: RunDir) -> list[int | None]:
     return [event.resumed_step for event in found if isinstance(event, RunEvent)]
 
 
-def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.02)
-
-
-def end(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
+def ended(process: subprocess.Popen[str], condition: Callable[[], bool], number: int) -> int:
+    """The exit status of a job that gets a signal once it is so far."""
+    until(condition)
     process.send_signal(number)
-    _, text = process.communicate(timeout=60)
-    return process.returncode, text
+    process.communicate(timeout=60)
+    return process.returncode
 
 
-@pytest.mark.slow
-def test_preempted_twice_it_equals_a_run_without_interruption(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_one_command_starts_resumes_and_ends_a_job_that_is_preempted_twice(tmp_path: Path) -> None:
     """SIGTERM, as SLURM sends it, then SIGKILL; the same command each time."""
-    job, whole = RunDir(tmp_path / "runs" / "job"), RunDir(tmp_path / "runs" / "whole")
-    saved = ("--set", "checkpoint.every_steps=200", "--set", "evaluate.every_epochs=0")
-    steps = 3000
-    process = start(*command(steps, *saved), folder=tmp_path)
-    until(process, lambda: job.events.exists() and len(losses(job)) > 120)
-    status, text = end(process, signal.SIGTERM)
-    assert status == 143 and "run job does not exist: it starts" in text
+    job, steps = RunDir(tmp_path / "runs" / "job"), 1500
+    process = start(*command(steps), folder=tmp_path)
+    ended(process, lambda: job.events.exists() and len(losses(job)) > 120, signal.SIGTERM)
     stopped = max(losses(job))
+    assert process.returncode == 143
     assert (job.checkpoints / f"step-{stopped:08d}.pt").exists()  # written after the signal
-    process = start(*command(steps, *saved), folder=tmp_path)
-    until(process, lambda: max(losses(job)) > stopped + 120)
-    status, text = end(process, signal.SIGKILL)
-    assert "run job resumes from its latest checkpoint\n" in text
-    last = run(*command(steps, *saved), folder=tmp_path)
+    ended(start(*command(steps), folder=tmp_path), lambda: max(losses(job)) > stopped + 120, signal.SIGKILL)
+    last = run(*command(steps), folder=tmp_path)
     assert last.returncode == 0, last.stderr
-    started = resumed_at(job)
-    assert started[:2] == [None, stopped] and started[2] is not None and started[2] > stopped
-    assert run(*command(steps, *saved, name="whole"), folder=tmp_path).returncode == 0
-    assert losses(job) == losses(whole) and len(losses(job)) == steps
+    first, second, third = resumed_at(job)
+    assert (first, second) == (None, stopped) and third is not None and third >= stopped
+    assert sorted(losses(job)) == list(range(1, steps + 1))
     before = job.events.read_bytes()
-    again = run(*command(steps, *saved), folder=tmp_path)
-    assert (
-        again.returncode == 0 and "run job has finished at step 3,000: there is nothing to do" in again.stderr
-    )
-    assert again.stdout == "" and job.events.read_bytes() == before
-    longer = run(*command(steps + 5, *saved), folder=tmp_path)
-    assert longer.returncode == 0 and "run.max_steps 3000 -> 3005" in longer.stderr
-    assert max(losses(job)) == steps + 5
+    again = call(*command(steps), folder=tmp_path)
+    assert (again.returncode, again.stdout, job.events.read_bytes()) == (0, "", before)
+    assert "1,500" in again.stderr
+    changed = call(*command(steps + 5, "run.seed=5"), folder=tmp_path)
+    assert changed.returncode == 2 and "run.seed" in changed.stderr
 
 
 @pytest.mark.long
 @pytest.mark.promise
 def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
-    job = RunDir(tmp_path / "runs" / "job")
-    process = start(*command(100_000, "--set", "checkpoint.every_epochs=0"), folder=tmp_path)
-    until(process, lambda: job.events.exists() and len(losses(job)) > 5)
-    end(process, signal.SIGKILL)
+    job = write_run(tmp_path / "runs" / "job", windows(steady(9, 0.1)))
+    died = job.events.read_bytes().splitlines(keepends=True)[:-1]
+    job.events.write_bytes(b"".join(died))
+    job.config.write_text("")
     again = run(*command(8), folder=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "before its first checkpoint: it starts again" in again.stderr
     assert resumed_at(job) == [None] and max(losses(job)) == 8
     kept = RunDir(job.path / "attempt-1")
-    assert len(losses(kept)) > 5 and kept.config.exists()
-    assert [each["name"] for each in json.loads(run("runs", "--json", folder=tmp_path).stdout)["runs"]] == [
-        "job"
-    ]
+    assert kept.events.read_bytes() == b"".join(died) and kept.config.exists()
+    (row,) = json.loads(call("runs", "--json", folder=tmp_path).stdout)["runs"]
+    assert row["name"] == "job"
+
+
+@pytest.mark.long
+def test_a_name_that_is_taken_and_a_run_that_has_finished_are_left_as_they_are(tmp_path: Path) -> None:
+    short = ("--set", "workload.size=tiny", "--set", "evaluate.at_end=false")
+    assert run("train", "--run", "one", "--max-steps", "3", *short, folder=tmp_path).returncode == 0
+    before = (tmp_path / "runs" / "one" / "events.jsonl").read_bytes()
+    for named, arguments in (
+        ("--resume one", ("--run", "one", *short)),
+        ("3 steps", ("--resume", "one")),
+        ("run.seed", ("--resume", "one", "--set", "run.seed=5", "--max-steps", "9")),
+    ):
+        done = call("train", *arguments, folder=tmp_path)
+        assert done.returncode == 2 and named in done.stderr
+    assert (tmp_path / "runs" / "one" / "events.jsonl").read_bytes() == before
 
 
 def request(root: Path, *sets: str, name: str | None = "job") -> RunRequest:
     named = () if name is None else (f"run.name={name}",)
-    return RunRequest(read(None, ("workload.name=ndd", "run.max_steps=5", *named, *sets)), root)
+    return RunRequest(read(None, ("workload.name=eeg", "run.max_steps=5", *named, *sets)), root)
 
 
 def test_what_is_no_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "thesis.txt").write_text("mine")
-    with pytest.raises(UsageError, match="exists and is not a run"):
+    with pytest.raises(UsageError, match="not a run"):
         resume_or_start(request(tmp_path))
-    with pytest.raises(UsageError, match="add --run NAME"):
+    with pytest.raises(UsageError, match="--run NAME"):
         resume_or_start(request(tmp_path, name=None))
     with pytest.raises(UsageError, match=r"run\.name"):
         resume_or_start(request(tmp_path, name="../job"))
@@ -145,6 +135,19 @@ def test_a_folder_that_was_just_made_is_taken_over(tmp_path: Path) -> None:
     (tmp_path / "job" / "lock").touch()
     decision = resume_or_start(request(tmp_path))
     assert decision.request is not None and decision.request.restart == RunDir(tmp_path / "job")
+
+
+def test_size_auto_stays_what_it_was(tmp_path: Path) -> None:
+    job = write_run(tmp_path / "job", windows(steady(9, 0.1)))
+    job.checkpoints.mkdir()
+    (job.checkpoints / "step-00000090.json").touch()
+    job.config.write_text(to_toml(read(None, ("run.max_steps=100", "run.name=job")).resolve("mini")))
+    again = RunRequest(read(None, ("workload.size=auto", "run.max_steps=200", "run.name=job")), tmp_path)
+    decision = resume_or_start(again)
+    assert decision.request is not None and decision.request.resume == job
+    config = decision.request.draft.resolve()
+    assert (config.workload.size, config.run.max_steps) == ("mini", 200)
+    assert config == read(job.config, ("run.max_steps=200",)).resolve()
 
 
 def test_whoever_loses_the_race_for_a_new_folder_leaves_it_to_the_other(
@@ -162,59 +165,7 @@ def test_whoever_loses_the_race_for_a_new_folder_leaves_it_to_the_other(
         return made
 
     monkeypatch.setattr(run_module, "new_run_dir", taken)
-    with pytest.raises(UsageError, match="is being written by process"):
+    with pytest.raises(UsageError, match=str(os.getpid())):
         run_module.Run.open(request(tmp_path))
     assert os.path.samestat(os.fstat(held[0]._handle or -1), (tmp_path / "job" / "lock").stat())
     held[0].release()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("option", [("--resume", "job"), ("--resume", "job", "--from-step", "3")])
-def test_it_excludes_resume(tmp_path: Path, option: tuple[str, ...]) -> None:
-    done = run("train", "--headless", "--resume-or-start", *option, folder=tmp_path)
-    assert done.returncode == 2 and "--resume-or-start excludes --resume and --from-step" in done.stderr
-
-
-@pytest.mark.long
-def test_a_change_that_a_resume_does_not_allow_is_refused(tmp_path: Path) -> None:
-    assert run(*command(4), folder=tmp_path).returncode == 0
-    done = run(*command(9, "--set", "run.seed=4"), folder=tmp_path)
-    assert done.returncode == 2 and "run.seed was 1337, now 4" in done.stderr
-
-
-@pytest.mark.slow
-def test_size_auto_stays_what_it_was(tmp_path: Path) -> None:
-    arguments = (
-        "train",
-        "--headless",
-        "--run",
-        "job",
-        "--resume-or-start",
-        "--set",
-        "checkpoint.every_steps=1",
-    )
-    quick = ("--set", "workload.size=auto", "--set", "batch.micro=2", "--set", "evaluate.at_end=false")
-    first = run(*arguments, *quick, "--max-steps", "2", folder=tmp_path)
-    assert first.returncode == 0, first.stderr
-    second = run(*arguments, *quick, "--max-steps", "3", folder=tmp_path)
-    assert second.returncode == 0, second.stderr
-    assert (
-        "run job resumes from its latest checkpoint, with a changed configuration: run.max_steps 2 -> 3\n"
-        in second.stderr
-    )
-
-
-@pytest.mark.slow
-def test_it_works_with_the_screen(tmp_path: Path) -> None:
-    """Stopped with ^C on the screen, then resumed by the same command, and finished without a screen."""
-    job = RunDir(tmp_path / "job")
-    arguments = [part for part in command(100_000) if part != "--headless"]
-    before = 0
-    for _ in range(2):
-        with Terminal(*arguments, runs=tmp_path) as terminal:
-            terminal.until("● training", START_S)
-            terminal.until(lambda _, before=before: max(losses(job), default=0) > before + 5)
-            terminal.press("\x03")
-            assert terminal.wait() == 130
-        before = max(losses(job))
-    assert resumed_at(job)[0] is None and resumed_at(job)[1]

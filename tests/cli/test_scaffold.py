@@ -1,4 +1,4 @@
-"""A user's own model from the command line: the example, the README's, resume, workers, and what goes wrong."""
+"""A user's own model from the command line: the example, where its module is found, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ndd_engine.record.rundir import all_runs
+from ndd_engine.config import read
 
-from ..terminal.screen import START_S, Terminal
-from .program import environment, run
+from .program import call, environment, refused, run
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
-README = Path(__file__).parents[2] / "README.md"
+pytestmark = pytest.mark.timeout(150)
 QUICK = ("--set", "run.threads=1", "--set", "log.every_steps=1", "--set", "log.window_s=0")
-OWN = ("--workload", "my_workload:factory", *QUICK)
 SMALL = """
 import torch
 from torch import nn
@@ -40,212 +36,142 @@ def factory(settings):
 """
 
 
-def write(folder: Path, source: str = SMALL) -> None:
-    (folder / "my_workload.py").write_text(source, "utf-8")
+def write(folder: Path, name: str, old: str = "", new: str = "") -> tuple[str, ...]:
+    """A workload in a module of this name, with a change: the options that name it."""
+    assert old in SMALL
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(SMALL.replace(old, new) if old else SMALL)
+    return ("--workload", f"{name}:factory", *QUICK)
 
 
-def events(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
+def line_of(path: Path, text: str) -> str:
+    """The place of a line in its file: "name.py:3"."""
+    return f"{path.name}:{path.read_text().splitlines().index(text) + 1}"
 
 
-def losses(found: list[dict[str, Any]]) -> dict[int, float]:
-    windows = [event for event in found if event["type"] == "window" and event["last_loss"]]
-    return {event["last_loss"][0]: event["last_loss"][1] for event in windows}
+# The example
 
 
+@pytest.mark.long
 def test_the_example_trains_with_the_command_that_is_printed(tmp_path: Path) -> None:
-    made = run("scaffold", folder=tmp_path)
-    assert made.returncode == 0 and "wrote my_workload.py" in made.stderr
-    program, *arguments = shlex.split(made.stdout)
-    assert program == "ndd-console"
+    (tmp_path / "a folder").mkdir()
+    made = call("scaffold", "a folder/net.py", folder=tmp_path)
     # The installed program: unlike python -m, it does not have the current folder on its path.
+    program = str(Path(sys.executable).with_name("ndd-console"))
+    command = made.stdout.strip().replace("ndd-console", shlex.quote(program))
     done = subprocess.run(
-        [str(Path(sys.executable).with_name(program)), *arguments, "--json", *QUICK],
+        ["sh", "-c", f"{command} --json {shlex.join(QUICK)}"],
         cwd=tmp_path, env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = events(done.stdout)
-    identity = next(event for event in found if event["type"] == "run")
-    assert identity["item"] == "wave" and identity["model"] == "convolutions of width 32"
-    assert sum(event["steps"] for event in found if event["type"] == "window") == 20
-    assert [entry.name for entry in all_runs(tmp_path / "runs")] == ["my_workload-001"]
-    table = run("runs", folder=tmp_path).stdout
-    assert "my_workload:factory" in table and "accuracy" in table
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    identity = next(event for event in events if event["type"] == "run")
+    assert (identity["workload"], identity["item"]) == ("net:factory", "wave")
+    assert sum(event["steps"] for event in events if event["type"] == "window") == 20
+    result = next(event for event in events if event.get("kind") == "evaluation")
+    assert 0 <= result["data"]["metrics"]["accuracy"] <= 1
 
 
-@pytest.mark.slow  # 15 s; the example trains in several others
-def test_the_example_learns_with_loader_workers(tmp_path: Path) -> None:
-    assert run("scaffold", "waves.py", folder=tmp_path).returncode == 0
-    done = run(
-        "train", "--json", "--workload", "waves:factory", "--max-steps", "60", *QUICK,
-        "--set", "loader.workers=2", "--set", "loader.eval_workers=1", "--set", "optimizer.lr=0.01",
-        "--set", "workload.options.noise=0.1", folder=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = events(done.stdout)
-    curve = losses(found)
-    assert curve[60] < 0.8 * curve[1]
-    result = next(event for event in found if event.get("kind") == "evaluation")
-    assert result["data"]["metrics"]["accuracy"] > 0.5  # by chance it would be a third
-
-
-def test_nothing_is_overwritten_unless_asked_to(tmp_path: Path) -> None:
-    write(tmp_path)
-    kept = run("scaffold", folder=tmp_path)
-    assert (
-        kept.returncode == 2 and "my_workload.py already exists" in kept.stderr and "--force" in kept.stderr
-    )
-    assert kept.stdout == "" and (tmp_path / "my_workload.py").read_text() == SMALL
-    assert run("scaffold", "--force", folder=tmp_path).returncode == 0
-    assert "class Waves" in (tmp_path / "my_workload.py").read_text()
-
-
-def test_the_example_in_a_folder(tmp_path: Path) -> None:
+def test_the_example_in_a_package_names_it_in_its_command_and_in_the_file(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
-    made = run("scaffold", "models/net.py", folder=tmp_path)
-    assert made.returncode == 0 and "--workload models.net:factory" in made.stdout
-    assert "--workload models.net:factory" in (tmp_path / "models" / "net.py").read_text()
-    checked = run("check", "--workload", "models.net:factory", "--set", "run.epochs=1", folder=tmp_path)
-    assert checked.returncode == 0 and "convolutions of width 32" in checked.stdout, checked.stderr
-    (tmp_path / "a folder").mkdir()
-    made = run("scaffold", str(tmp_path / "a folder" / "net.py"), folder=tmp_path / "models")
-    assert (
-        made.stdout
-        == f"cd '{tmp_path}/a folder' && ndd-console train --workload net:factory --max-steps 20\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("my-model.py", "letters, digits and _"),
-        ("class.py", "letters, digits and _"),
-        ("model", "must end in .py: model.py"),
-        ("random.py", "a standard library module"),
-        ("nowhere/net.py", "No such file or directory"),
-        (".", "is a folder"),
-    ],
-)
-def test_names_that_cannot_be_imported(tmp_path: Path, path: str, expected: str) -> None:
-    made = run("scaffold", path, folder=tmp_path)
-    assert made.returncode == 2 and expected in made.stderr
-    assert not list(tmp_path.iterdir())
+    made = call("scaffold", "models/net.py", folder=tmp_path)
+    assert "models.net:factory" in shlex.split(made.stdout)
+    assert "models.net:factory" in (tmp_path / "models" / "net.py").read_text()
 
 
 def test_the_file_that_the_example_shows_can_be_used(tmp_path: Path) -> None:
-    assert run("scaffold", folder=tmp_path).returncode == 0
+    assert call("scaffold", folder=tmp_path).returncode == 0
     lines = (tmp_path / "my_workload.py").read_text().splitlines()
     start, end = lines.index("    [workload]"), lines.index("    sequence = 128")
     (tmp_path / "my_workload.toml").write_text("\n".join(lines[start : end + 1]))
-    done = run("train", "my_workload.toml", "--json", "--max-steps", "2", *QUICK, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    identity = next(event for event in events(done.stdout) if event["type"] == "run")
-    assert identity["model"] == "convolutions of width 64" and identity["items_per_step"] == 64
+    config = read(tmp_path / "my_workload.toml", ("run.max_steps=2",)).resolve()
+    assert (config.workload.name, config.batch.micro) == ("my_workload:factory", 64)
+    assert config.workload.options["width"] == 64  # type: ignore[union-attr]
 
 
-def test_help_and_completion_know_it(tmp_path: Path) -> None:
-    assert "scaffold" in run("--help", folder=tmp_path).stdout
-    assert "--force" in run("scaffold", "--help", folder=tmp_path).stdout
-    assert "module:factory" in run("train", "--help", folder=tmp_path).stdout
-    done = run(
-        folder=tmp_path, _NDD_CONSOLE_COMPLETE="bash_complete", COMP_WORDS="ndd-console sca", COMP_CWORD="1"
-    )
-    assert "scaffold" in done.stdout
+def test_nothing_is_overwritten_unless_asked_to(tmp_path: Path) -> None:
+    write(tmp_path, "my_workload")
+    assert "--force" in refused("scaffold", folder=tmp_path)
+    assert call("scaffold", "--force", folder=tmp_path).returncode == 0
+    assert (tmp_path / "my_workload.py").read_text() != SMALL
 
 
+@pytest.mark.parametrize("path", ["my-model.py", "class.py", "model", "random.py", "nowhere/net.py", "."])
+def test_names_that_cannot_be_imported(tmp_path: Path, path: str) -> None:
+    assert path in refused("scaffold", path, folder=tmp_path)
+
+
+# Where a module is found
+
+
+@pytest.mark.long
 def test_a_resume_finds_its_module_from_elsewhere_and_a_moved_one_once_it_is_said_where(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path)
-    assert run("train", "--run", "half", "--max-steps", "4", *OWN, folder=tmp_path).returncode == 0
-    (tmp_path / "elsewhere").mkdir()
-    further = ("--runs", str(tmp_path / "runs"), "train", "--resume", "half", "--max-steps")
-    other = run(*further, "6", "--set", "workload.options.a=1", folder=tmp_path / "elsewhere")
-    assert other.returncode == 2 and "workload.options was {}" in other.stderr
-    assert run(*further, "6", folder=tmp_path / "elsewhere").returncode == 0
-    (tmp_path / "my_workload.py").rename(tmp_path / "elsewhere" / "my_workload.py")
-    further = ("train", "--resume", "half", "--max-steps", "8")
-    lost = run(*further, folder=tmp_path)
-    assert lost.returncode == 2 and "there is no module my_workload" in lost.stderr
-    assert run(*further, "--set", 'workload.path=["elsewhere"]', folder=tmp_path).returncode == 0
+    own, elsewhere = write(tmp_path, "moved_workload"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert run("train", "--run", "half", "--max-steps", "4", *own, folder=tmp_path).returncode == 0
+    resume = ("--runs", str(tmp_path / "runs"), "train", "--resume", "half", "--max-steps")
+    assert run(*resume, "6", folder=elsewhere).returncode == 0
+    (tmp_path / "moved_workload.py").rename(elsewhere / "moved_workload.py")
+    assert "moved_workload" in refused(*resume, "8", folder=tmp_path)
+    assert run(*resume, "8", "--set", 'workload.path=["elsewhere"]', folder=tmp_path).returncode == 0
 
 
+@pytest.mark.long
 def test_a_configuration_file_finds_the_module_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "project").mkdir()
-    write(tmp_path / "project")
-    (tmp_path / "project" / "run.toml").write_text(
-        '[workload]\nname = "my_workload:factory"\n[workload.options]\nunknown = 3\n[run]\nmax_steps = 3\n'
-    )
-    wrong = run("train", "project/run.toml", *QUICK, folder=tmp_path)
-    assert wrong.returncode == 2
-    assert "workload.options.unknown = 3: is not used by the factory" in wrong.stdout + wrong.stderr
+    write(tmp_path / "project", "module_beside")
     file = tmp_path / "project" / "run.toml"
-    file.write_text(file.read_text().replace("unknown = 3\n", ""))
+    file.write_text('[workload]\nname = "module_beside:factory"\n[run]\nmax_steps = 3\n')
+    unused = refused("check", "project/run.toml", "--set", "workload.options.unknown=3", folder=tmp_path)
+    assert "workload.options.unknown" in unused
     done = run("train", "project/run.toml", *QUICK, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "my_workload:factory is defined at project/my_workload.py:" in done.stderr
+    assert done.returncode == 0 and "project/module_beside.py:" in done.stderr, done.stderr
 
 
+# What goes wrong
+
+
+@pytest.mark.long
 @pytest.mark.promise
 def test_an_error_in_the_factory_is_one_line_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
-    write(tmp_path, SMALL.replace("    return dict(", "    settings.no_such_thing\n    return dict("))
-    line = 1 + (tmp_path / "my_workload.py").read_text().splitlines().index("    settings.no_such_thing")
-    done = run("train", "--max-steps", "3", *OWN, folder=tmp_path)
-    assert done.returncode == 2
+    call_of = "    return dict("
+    own = write(tmp_path, "failing_factory", call_of, f"    settings.no_such_thing\n{call_of}")
+    place = line_of(tmp_path / "failing_factory.py", "    settings.no_such_thing")
+    done = run("train", "--max-steps", "3", *own, folder=tmp_path)
     told = done.stdout + done.stderr
-    assert f"my_workload.py:{line}: the factory failed: AttributeError" in told and "Traceback" not in told
-    log = (tmp_path / "runs" / "my_workload-001" / "console.log").read_text()
+    assert done.returncode == 2 and place in told and "AttributeError" in told and "Traceback" not in told
+    log = (tmp_path / "runs" / "failing_factory-001" / "console.log").read_text()
     assert "Traceback" in log and "settings.no_such_thing" in log
-    checked = run("check", "--json", "--set", "run.epochs=1", *OWN, folder=tmp_path)
+    checked = call("check", "--json", "--set", "run.epochs=1", *own, folder=tmp_path)
     assert checked.returncode == 2 and "Traceback" not in checked.stderr
     (problem,) = json.loads(checked.stdout)["problems"]
-    assert problem["where"] == f"my_workload.py:{line}"
+    assert problem["where"] == place
 
 
+@pytest.mark.long
 @pytest.mark.promise
 def test_an_item_that_fails_in_a_worker_is_named_with_its_place(tmp_path: Path) -> None:
-    lost = (
-        "    def __getitem__(self, index):\n        if index == 33:\n            raise ValueError('lost')\n"
-    )
-    write(tmp_path, SMALL.replace("    def __getitem__(self, index):\n", lost))
-    line = 1 + (tmp_path / "my_workload.py").read_text().splitlines().index(
-        "            raise ValueError('lost')"
-    )
+    method = "    def __getitem__(self, index):\n"
+    fails = "        if index == 33:\n            raise ValueError('lost')\n"
+    own = write(tmp_path, "failing_item", method, method + fails)
     options = ("--set", "run.epochs=1", "--set", "loader.workers=1", "--set", "batch.micro=8")
-    done = run("train", *options, *OWN, folder=tmp_path)
+    done = run("train", *options, *own, folder=tmp_path)
     told = done.stdout + done.stderr
-    assert done.returncode == 1 and "Traceback (most" not in told
-    assert "ValueError at step" in told and "in data_wait" in told and f"my_workload.py:{line}" in told
+    assert done.returncode == 1 and "Traceback" not in told
+    place = line_of(tmp_path / "failing_item.py", "            raise ValueError('lost')")
+    assert "ValueError" in told and "data_wait" in told and place in told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_the_module_prints_does_not_get_between_the_data(tmp_path: Path) -> None:
-    write(tmp_path, SMALL.replace("    return dict(", "    print('from the factory')\n    return dict("))
-    done = run("train", "--json", "--max-steps", "3", *OWN, folder=tmp_path)
-    assert done.returncode == 0 and events(done.stdout)[-1]["type"] == "end"
-    assert "from the factory" in done.stderr
-    assert "from the factory" in (tmp_path / "runs" / "my_workload-001" / "console.log").read_text()
-    checked = run("check", "--json", "--set", "run.epochs=2", *OWN, folder=tmp_path)
+    call_of = "    return dict("
+    own = write(tmp_path, "printing_factory", call_of, f"    print('printed here')\n{call_of}")
+    done = run("train", "--json", "--max-steps", "3", *own, folder=tmp_path)
+    assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["type"] == "end"
+    log = (tmp_path / "runs" / "printing_factory-001" / "console.log").read_text()
+    assert "printed here" in done.stderr and "printed here" in log
+    checked = call("check", "--json", "--set", "run.epochs=2", *own, folder=tmp_path)
     report = json.loads(checked.stdout)
     assert (report["train_items"], report["eval_items"], report["parameters"]) == (72, 8, 20)
-    assert any("my_workload.py:" in note for note in report["notes"])
-
-
-def test_the_live_screen_shows_it_and_attach_reads_it(tmp_path: Path) -> None:
-    write(tmp_path)
-    endless = (
-        "--set",
-        "run.epochs=100000",
-        "--set",
-        f'workload.path=["{tmp_path}"]',
-        "--set",
-        "run.threads=1",
-    )
-    runs = tmp_path / "runs"
-    with Terminal("train", "--workload", "my_workload:factory", *endless, runs=runs) as terminal:
-        screen = terminal.until("● training", START_S)
-        assert "my_workload-001" in screen
-        terminal.press("\x03")
-        assert terminal.wait() == 130
-    attached = run("attach", "my_workload-001", folder=tmp_path)
-    assert attached.returncode == 130 and "interrupted" in attached.stdout
+    assert any("printing_factory.py:" in note for note in report["notes"])

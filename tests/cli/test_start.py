@@ -8,98 +8,73 @@ from pathlib import Path
 
 import pytest
 
-from .program import environment, run
+from .program import call, environment
 
 pytestmark = pytest.mark.long
 
 
-def imported(folder: Path, *arguments: str) -> set[str]:
-    code = (
-        "import sys; from ndd_console.__main__ import status_of; "
-        f"status = status_of({list(arguments)!r}); print(*sorted(sys.modules), sep='\\n', file=sys.stderr)"
+def executed(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=False
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return set(done.stderr.splitlines())
+
+
+# Without torch and Textual; `--help` and `--version` without pydantic, too.
+IMPORTS = """
+import sys
+from ndd_console.__main__ import status_of
+for line in ("--help", "--version", "train --help", "runs", "check nope.toml"):
+    status_of(line.split())
+    assert not {"torch", "textual"} & set(sys.modules), line
+    assert "pydantic" not in sys.modules or not line.startswith("--"), line
+assert "pydantic" in sys.modules
+"""
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["train", "--help"], ["runs"], ["check", "nope.toml"]]
-)
-def test_no_torch(tmp_path: Path, arguments: list[str]) -> None:
-    modules = imported(tmp_path, *arguments)
-    assert "ndd_console.cli" in modules
-    assert "torch" not in modules and "textual" not in modules
-    if arguments[0].startswith("--"):
-        assert "pydantic" not in modules
+def test_no_torch(tmp_path: Path) -> None:
+    done = executed(tmp_path, sys.executable, "-c", IMPORTS)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.promise
 def test_both_entry_points_and_completion(tmp_path: Path) -> None:
-    version = run("--version", folder=tmp_path)
-    script = subprocess.run(
-        [str(Path(sys.executable).with_name("ndd-console")), "--version"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert version.stdout == script.stdout
+    module = executed(tmp_path, sys.executable, "-m", "ndd_console", "--version")
+    script = executed(tmp_path, str(Path(sys.executable).with_name("ndd-console")), "--version")
+    assert (module.returncode, script.returncode) == (0, 0)
+    assert module.stdout == script.stdout != ""
     for shell in ("bash", "zsh", "fish"):
-        done = run("completion", shell, folder=tmp_path)
+        done = call("completion", shell, folder=tmp_path)
         assert done.returncode == 0 and "_NDD_CONSOLE_COMPLETE" in done.stdout
 
 
-def completed(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
-    """What bash is offered for the last of the words."""
-    return subprocess.run(
-        [sys.executable, "-m", "ndd_console"],
-        cwd=folder,
-        env=environment(
-            _NDD_CONSOLE_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1)
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_completion_offers_commands_and_runs(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "my-run").mkdir(parents=True)
-    (tmp_path / "runs" / "my-run" / "events.jsonl").touch()
-    for words, expected in (("ndd-console at", "attach"), ("ndd-console attach my", "my-run")):
-        assert expected in completed(tmp_path, words).stdout
+# Modules that Windows does not have fail on import, as they would there.
+WINDOWS = """
+import runpy, sys
+sys.platform = "win32"
+for name in ("fcntl", "termios", "pwd", "grp", "resource", "tty", "pty"):
+    sys.modules[name] = None
+for command in ("", "train", "--help"):
+    sys.argv = ["ndd-console", *command.split()]
+    try:
+        {start}
+        raise SystemExit("it goes on")
+    except SystemExit as exit:
+        assert exit.code == 2
+    assert not {{"torch", "click"}} & set(sys.modules)
+"""
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("command", ["", "train", "--help"])
-def test_on_windows_there_is_one_clear_message(tmp_path: Path, command: str) -> None:
-    # Modules that Windows does not have fail on import, as they would there.
-    code = (
-        "import sys, runpy\n"
-        "sys.platform = 'win32'\n"
-        "for name in ('fcntl', 'termios', 'pwd', 'grp', 'resource', 'tty', 'pty'): sys.modules[name] = None\n"
-        f"sys.argv = ['ndd-console', *{command.split()!r}]\n"
-        "try:\n"
-        "    {start}\n"
-        "finally:\n"
-        "    assert 'torch' not in sys.modules and 'click' not in sys.modules\n"
-    )
-    for start in (
+@pytest.mark.parametrize(
+    "start",
+    [
         "from ndd_console.__main__ import main; main()",
         "runpy.run_module('ndd_console', run_name='__main__', alter_sys=True)",
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", code.replace("{start}", start)],
-            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert done.returncode == 2, done.stderr
-        assert done.stdout == "" and len(done.stderr.splitlines()) == 1
-        assert "needs Linux or macOS" in done.stderr and "WSL2" in done.stderr
+    ],
+)
+def test_on_windows_there_is_one_clear_message(tmp_path: Path, start: str) -> None:
+    done = executed(tmp_path, sys.executable, "-c", WINDOWS.format(start=start))
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    (message,) = set(done.stderr.splitlines())
+    assert len(done.stderr.splitlines()) == 3 and "WSL2" in message

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ndd_engine.config import read, to_toml
-from ndd_engine.errors import ConfigError
+from ndd_engine.errors import ConfigError, Problem
 from ndd_engine.wizard.writing import into
 
 
@@ -16,10 +16,10 @@ def write(folder: Path, **files: str) -> None:
         (folder / f"{name}.toml").write_text(text)
 
 
-def mistakes(path: Path, *sets: str) -> list[str]:
+def mistakes(path: Path) -> tuple[Problem, ...]:
     with pytest.raises(ConfigError) as caught:
-        read(path, sets).resolve()
-    return [str(problem) for problem in caught.value.problems]
+        read(path).resolve()
+    return caught.value.problems
 
 
 def test_later_files_override_earlier_ones_key_by_key(tmp_path: Path) -> None:
@@ -78,47 +78,43 @@ def test_a_mistake_names_the_file_and_the_line_that_has_it(tmp_path: Path) -> No
         run='extends = "base.toml"\n[optimizer]\nlr = "much"\n',
     )
     base, run = tmp_path / "base.toml", tmp_path / "run.toml"
-    found = "\n".join(mistakes(run))
-    assert f"{base} line 3: batch.micro = 0" in found
-    assert f"{base} line 5: run.sead" in found
-    assert f"{run} line 3: optimizer.lr" in found
+    assert {problem.key: problem.where for problem in mistakes(run)} == {
+        "batch.micro": f"{base} line 3",
+        "run.sead": f"{base} line 5",
+        "optimizer.lr": f"{run} line 3",
+    }
     write(tmp_path, base="[batch]\nmicro = 8\nmicro = 9\n")
-    assert mistakes(run)[0].startswith(f"{base}: is not valid TOML")
+    assert mistakes(run)[0].where == str(base)
 
 
 def test_cycles_are_refused_with_the_chain(tmp_path: Path) -> None:
     write(tmp_path, a='extends = "b.toml"\n', b='\n# c\nextends = "c.toml"\n', c='extends = "./b.toml"\n')
     a, b, c = (tmp_path / f"{name}.toml" for name in "abc")
     (found,) = mistakes(a)
-    assert found == f'{c} line 1: extends = "./b.toml": the files extend each other: {a} -> {b} -> {c} -> {b}'
+    assert found.where == f"{c} line 1" and f"{a} -> {b} -> {c} -> {b}" in str(found)
     write(tmp_path, a='extends = "a.toml"\n')
-    assert f"{a} -> {a}" in mistakes(a)[0]
+    assert f"{a} -> {a}" in str(mistakes(a)[0])
 
 
 @pytest.mark.parametrize("value", ['["base.toml", "other.toml"]', "3", "true", '""'])
 def test_only_the_path_of_one_file_is_allowed(tmp_path: Path, value: str) -> None:
     write(tmp_path, base="", other="", run=f"# mine\nextends = {value}\n")
     (found,) = mistakes(tmp_path / "run.toml")
-    assert (
-        found.startswith(f"{tmp_path / 'run.toml'} line 2: extends = ")
-        and "the path of one TOML file" in found
-    )
+    assert (found.where, found.key) == (f"{tmp_path / 'run.toml'} line 2", "extends")
 
 
 def test_a_missing_base_names_both_files(tmp_path: Path) -> None:
     write(tmp_path, run='extends = "nowhere.toml"\n')
     (found,) = mistakes(tmp_path / "run.toml")
-    nowhere = tmp_path / "nowhere.toml"
-    assert found == (
-        f"{tmp_path / 'run.toml'} line 1: extends: {nowhere} cannot be read: No such file or directory"
-    )
+    assert found.where == f"{tmp_path / 'run.toml'} line 1"
+    assert str(tmp_path / "nowhere.toml") in str(found)
 
 
-def test_extends_in_a_section_or_misspelt_gets_a_suggestion(tmp_path: Path) -> None:
-    write(tmp_path, base="", run='[run]\nextends = "base.toml"\n')
-    assert "extends belongs above the first section" in mistakes(tmp_path / "run.toml")[0]
-    write(tmp_path, run='extend = "base.toml"\n')
-    assert "did you mean extends?" in mistakes(tmp_path / "run.toml")[0]
+@pytest.mark.parametrize("text", ['[run]\nextends = "base.toml"\n', 'extend = "base.toml"\n'])
+def test_extends_in_a_section_or_misspelt_gets_a_suggestion(tmp_path: Path, text: str) -> None:
+    write(tmp_path, base="", run=text)
+    (found, *_) = mistakes(tmp_path / "run.toml")
+    assert "extends" in f"{found.message} {found.suggestion}"
 
 
 def test_an_own_module_is_also_found_beside_the_base(tmp_path: Path) -> None:
@@ -132,8 +128,7 @@ def test_an_own_module_is_also_found_beside_the_base(tmp_path: Path) -> None:
 def test_values_written_into_a_file_keep_its_extends(tmp_path: Path) -> None:
     text = '# mine\nextends = "base.toml"  # shared\n\n[batch]\nmicro = 8\n'
     changed = into(text, {"batch.micro": 16, "optimizer.lr": 0.5}, {})
-    assert changed.startswith('# mine\nextends = "base.toml"  # shared\n')
+    assert changed.splitlines()[:2] == text.splitlines()[:2]
     write(tmp_path, base="[run]\nepochs = 2\n")
     config = read(tmp_path / "run.toml", text=changed).resolve()
     assert (config.batch.micro, config.optimizer.lr, config.run.epochs) == (16, 0.5, 2)
-    assert into('extends = "base.toml"\n', {"optimizer.lr": 0.5}, {}).startswith('extends = "base.toml"\n')

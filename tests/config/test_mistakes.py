@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,10 @@ def problems(path: Path | None = None, sets: tuple[str, ...] = ()) -> tuple[Prob
     return caught.value.problems
 
 
-def only(path: Path | None = None, sets: tuple[str, ...] = ()) -> str:
-    """The message of the only mistake."""
-    found = problems(path, sets)
-    assert len(found) == 1, [str(problem) for problem in found]
-    return str(found[0])
+def only(path: Path | None = None, sets: tuple[str, ...] = ()) -> Problem:
+    """The only mistake."""
+    (found,) = problems(path, sets)
+    return found
 
 
 @pytest.fixture
@@ -61,131 +62,121 @@ def test_all_mistakes_come_at_once_each_with_file_and_line(toml: Path) -> None:
         "batch.accumulation": "--set",
         "clip.norm": "--set",
     }
-    assert told["run.sead"].suggestion == "did you mean seed?"
-    assert told["clip.norm"].suggestion == "did you mean max_norm?"
+    assert "seed" in (told["run.sead"].suggestion or "")
+    assert "max_norm" in (told["clip.norm"].suggestion or "")
     assert (told["batch.micro"].found, told["batch.micro"].allowed) == ('"many"', "an integer")
-    assert told["run.epochs"].allowed == "≥ 1"
-    text = str(ConfigError(found))
-    assert len(text.splitlines()) == len(found)
-
-
-def test_a_mistake_names_file_line_key_found_and_allowed(toml: Path) -> None:
-    toml.write_text('[workload]\nsize = "tiny"\n[batch]\nmicro = 0\n')
-    assert only(toml) == f"{toml} line 4: batch.micro = 0: is out of range; allowed: ≥ 1"
+    assert (told["run.epochs"].found, told["run.epochs"].allowed) == ("0", "≥ 1")
+    lines = str(ConfigError(found)).splitlines()
+    assert len(lines) == len(found)
+    for problem, line in zip(found, lines, strict=True):
+        named = (problem.where, problem.key, problem.found, problem.allowed, problem.suggestion)
+        assert all(part in line for part in named if part)
 
 
 @pytest.mark.parametrize(
-    ("item", "parts"),
+    ("item", "key", "meant"),
     [
-        (
-            "batch.mikro=4",
-            [
-                "batch.mikro = 4",
-                "unknown key",
-                "did you mean micro?",
-                "accumulation, effective, micro, sequence",
-            ],
-        ),
-        ("bacth.micro=4", ["bacth", "unknown key", "did you mean batch?"]),
-        ("optimizer.warmup_steps=4", ["unknown key", "it is a key of [schedule]"]),
-        ("workload.nmae=4", ["unknown key", "did you mean name?"]),
-        ("workload.hidden=[3]", ["unknown key"]),  # a key of the other workload
-        ("optimizer.name=adamm", ['"adamm"', "is not a valid choice", "'adamw'"]),
-        ("run.device=gpu", ["is not a valid value", "auto, cpu, cuda or cuda:N"]),
-        ("run.name=../evil", ["is not a valid value", "letters, digits"]),
-        ("run.seed=-1", ["is out of range", "≥ 0"]),
-        ("run.seed=9223372036854775808", ["is not a 64-bit integer"]),
-        ("workload.dropout=1.0", ["is out of range", "< 1"]),
-        ("workload.size=huge", ['"huge"', "there is no such size", "tiny, mini, small, medium, guide, auto"]),
+        ("batch.mikro=4", "batch.mikro", "micro"),
+        ("bacth.micro=4", "bacth", "batch"),
+        ("workload.nmae=4", "workload.nmae", "name"),
+        ("optimizer.warmup_steps=4", "optimizer.warmup_steps", "[schedule]"),
+        ("workload.hidden=[3]", "workload.hidden", ""),  # a key of another workload
     ],
 )
-def test_what_is_wrong_and_what_would_be_right(item: str, parts: list[str]) -> None:
-    text = only(sets=(item,))
-    assert text.startswith("--set: ")
-    for part in parts:
-        assert part in text
+def test_an_unknown_key_suggests_another(item: str, key: str, meant: str) -> None:
+    found = only(sets=(item,))
+    assert (found.where, found.key) == ("--set", key)
+    assert meant in f"{found.message} {found.suggestion}"
 
 
 @pytest.mark.parametrize(
-    ("item", "expected"),
+    ("item", "allowed"),
     [
+        ("optimizer.name=adamm", "'adamw'"),
+        ("run.preset=quickest", "'balanced'"),
+        ("speed.compile=fast", "'max-autotune'"),
+        ("speed.attention=sdpa", "'flash'"),
+        ("optimizer.implementation=apex", "'foreach'"),
+        ("loader.placement=gpu", "'device'"),
+        ("run.device=gpu", "cuda:N"),
+        ("run.name=../evil", "letters, digits"),
+        ("workload.size=huge", "tiny, mini, small, medium, guide, auto"),
+        ("run.seed=-1", "≥ 0"),
+        ("workload.dropout=1.0", "< 1"),
+        ("run.epochs=" + "1" * 18, "≤ 1000000000"),
+        ("checkpoint.every_minutes=1e300", "≤ 1e+06"),
+        ("log.profile_every_s=1e-300", "0, or 1 to 86400"),
+        ("loader.timeout_s=1e300", "≤ 86400"),
+        ("log.headless_s=1e-300", "≥ 0.1"),
         ("batch.micro=1.5", "an integer"),
         ("batch.micro=true", "an integer"),
+        ("batch.micro={a=1}", "an integer"),
         ('optimizer.lr="0.1"', "a number"),
         ("loader.pin_memory=1", "true or false"),
         ("loader.pin_memory=yes", "true or false"),
         ("workload.data=3", "a string"),
         ("optimizer.betas=0.9", "a list"),
-        ("batch={}", None),
-        ("batch.micro={a=1}", "an integer"),
     ],
 )
-def test_wrong_types_name_the_type_that_is_wanted(item: str, expected: str | None) -> None:
-    text = only(sets=(item,))
-    if expected is None:
-        assert "section.key=value" in text
-    else:
-        assert f"has the wrong type; allowed: {expected}" in text
+def test_a_wrong_value_names_what_is_allowed(item: str, allowed: str) -> None:
+    found = only(sets=(item,))
+    assert found.key == item.partition("=")[0] and allowed in str(found)
 
 
-def test_a_section_given_as_a_value(toml: Path) -> None:
-    toml.write_text("batch = 3\n")
-    assert only(toml) == f"{toml} line 1: batch = 3: has the wrong type; allowed: a table of keys"
-
-
-def test_the_workload_given_as_a_value_is_one_message(toml: Path) -> None:
-    toml.write_text("workload = 3\n")
-    (problem,) = problems(toml)
-    assert problem.where == f"{toml} line 1"
-    assert problem.key == "workload"
+@pytest.mark.parametrize("section", ["batch", "workload"])
+def test_a_section_given_as_a_value(toml: Path, section: str) -> None:
+    toml.write_text(f"{section} = 3\n")
+    assert (only(toml).where, only(toml).key) == (f"{toml} line 1", section)
 
 
 @pytest.mark.parametrize(
-    ("sets", "part"),
+    ("sets", "named"),
     [
-        (("loader.prefetch=2",), "prefetch needs workers"),
-        (("loader.persistent=true",), "persistent needs workers"),
-        (("speed.cudnn_benchmark=true", "speed.deterministic=true"), "are mutually exclusive"),
-        (("workload.heads=5",), "width 32 is not divisible by heads 5"),
-        (
-            ("workload.tie_weights=true", "workload.objective=diffusion"),
-            "tie_weights requires objective autoregressive",
-        ),
-        (
-            ("workload.name=eeg", "workload.model=lstm", "workload.hidden=[3,4]"),
-            "exactly one hidden size, found [3, 4]",
-        ),
-        (("schedule.min_lr=0.9",), "schedule.min_lr 0.9 is greater than optimizer.lr"),
+        (("loader.prefetch=2",), "prefetch"),
+        (("loader.persistent=true",), "persistent"),
+        (("loader.eval_prefetch=2",), "loader.eval_workers"),
+        (("loader.eval_persistent=true",), "eval_persistent"),
+        (("loader.placement=device", "loader.workers=2"), "workers"),
+        (("speed.cudnn_benchmark=true", "speed.deterministic=true"), "deterministic"),
+        (("run.preset=reproducible", "speed.cudnn_benchmark=true"), "cudnn_benchmark"),
+        (("speed.cuda_graph=true", "speed.compile=reduce-overhead"), "cuda_graph"),
+        (("workload.heads=5",), "heads 5"),
+        (("workload.tie_weights=true", "workload.objective=diffusion"), "tie_weights"),
+        (("schedule.min_lr=0.9",), "schedule.min_lr 0.9"),
+        (("workload.name=eeg", "workload.model=lstm", "workload.hidden=[3,4]"), "[3, 4]"),
+        (("workload.name=antispoof", "workload.augment=true", "loader.cache=true"), "cache"),
+        (("batch.micro=12", "batch.effective=32"), "12, but batch.effective is 32"),
+        (("batch.micro=8", "batch.accumulation=3", "batch.effective=32"), "24, but batch.effective is 32"),
+        (("batch.micro=8", "batch.effective=32", "parallel.ranks=3"), "24, but batch.effective is 32"),
     ],
 )
-def test_impossible_combinations_say_which_two(sets: tuple[str, ...], part: str) -> None:
-    sets = sets if "workload.name=eeg" in sets else ("workload.size=tiny", *sets)
-    text = only(sets=sets)
-    assert part in text
-    assert "Value error" not in text
+def test_impossible_combinations_say_which(sets: tuple[str, ...], named: str) -> None:
+    sets = sets if sets[0].startswith("workload.name") else ("workload.size=tiny", *sets)
+    text = str(only(sets=sets))
+    assert named in text and "Value error" not in text
 
 
 def test_a_mistake_of_the_whole_is_placed_in_the_file_not_on_the_command_line(toml: Path) -> None:
     toml.write_text("[schedule]\nmin_lr = 0.9\n")
-    text = only(toml)
-    assert text.startswith(f"{toml}: schedule.min_lr 0.9 is greater than")
+    assert only(toml).where == str(toml)
 
 
 def test_an_unknown_workload_suggests_and_still_checks_the_rest(toml: Path) -> None:
     toml.write_text('[workload]\nname = "chartxt"\n[batch]\nmicro = 0\n')
     first, second = problems(toml)
-    assert str(first) == (
-        f'{toml} line 2: workload.name = "chartxt": there is no such workload; '
-        'allowed: antispoof, chartext, eeg, finetune, summarise, or "package.module:factory" for your own model; '
-        "did you mean chartext?"
-    )
+    assert (first.where, first.key, first.found) == (f"{toml} line 2", "workload.name", '"chartxt"')
+    assert "package.module:factory" in (first.allowed or "") and "chartext" in (first.suggestion or "")
     assert second.key == "batch.micro"
 
 
 def test_size_auto_is_refused_where_nothing_says_how_to_decide_it() -> None:
-    text = only(sets=("workload.name=eeg", "workload.size=auto"))
-    assert "there is no such size" in text
-    assert "guide, large, lstm, gru" in text
+    found = only(sets=("workload.name=eeg", "workload.size=auto"))
+    assert found.key == "workload.size" and (found.allowed or "").split(", ") == [
+        "guide",
+        "large",
+        "lstm",
+        "gru",
+    ]
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
@@ -193,42 +184,37 @@ def test_size_auto_is_refused_where_nothing_says_how_to_decide_it() -> None:
     "key", ["optimizer.lr", "optimizer.weight_decay", "clip.max_norm", "loader.timeout_s"]
 )
 def test_numbers_have_to_be_finite(key: str, value: str) -> None:
-    (problem,) = problems(sets=(f"{key}={value}",))
-    assert problem.key == key
+    assert only(sets=(f"{key}={value}",)).key == key
 
 
-@pytest.mark.parametrize("item", ["batch.micro", "=3", "micro=3", ".micro=3", "batch.=3", ""])
+@pytest.mark.parametrize("item", ["batch.micro", "=3", "micro=3", ".micro=3", "batch.=3", "", "batch={}"])
 def test_a_set_that_cannot_be_read_shows_how_it_is_written(item: str) -> None:
-    text = only(sets=(item,))
-    assert "cannot parse" in text
-    assert "section.key=value, such as batch.micro=64" in text
+    assert "section.key=value" in str(only(sets=(item,)))
 
 
 def test_a_key_as_value_and_as_section() -> None:
-    text = only(sets=("batch.micro=3", "batch.micro.x=4"))
-    assert "both as a value and as a section" in text
+    assert "batch.micro" in str(only(sets=("batch.micro=3", "batch.micro.x=4")))
 
 
-def test_a_syntax_error_names_file_line_and_column(toml: Path) -> None:
-    toml.write_text("[run]\nepochs = 3\nseed = = 4\n")
-    text = only(toml)
-    assert text.startswith(f"{toml}: is not valid TOML: ")
-    assert "line 3, column 8" in text
-
-
-def test_a_key_written_twice_is_a_syntax_error(toml: Path) -> None:
-    toml.write_text("[run]\nepochs = 3\nepochs = 4\n")
-    assert "is not valid TOML" in only(toml)
-
-
-def test_a_binary_file_is_not_toml(toml: Path) -> None:
-    toml.write_bytes(b"\x7fELF\x02\x01\xff\xfe\x00")
-    assert only(toml) == f"{toml}: is not UTF-8 text (byte 6); is this a TOML file?"
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"[run]\nepochs = 3\nseed = = 4\n", "line 3, column 8"),
+        (b"[run]\nepochs = 3\nepochs = 4\n", "TOML"),
+        (b"\x7fELF\x02\x01\xff\xfe\x00", "byte 6"),
+        (b"#" * 1_000_001, "1,000,000"),
+    ],
+    ids=["syntax", "a key twice", "binary", "long"],
+)
+def test_what_is_no_toml_file_is_one_mistake(toml: Path, content: bytes, named: str) -> None:
+    toml.write_bytes(content)
+    assert only(toml).where == str(toml) and named in only(toml).message
 
 
 def test_a_missing_file_and_a_folder_say_why(tmp_path: Path) -> None:
-    assert only(tmp_path / "none.toml") == f"{tmp_path}/none.toml: cannot be read: No such file or directory"
-    assert only(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    missing = only(tmp_path / "none.toml")
+    assert missing.where == str(tmp_path / "none.toml") and os.strerror(errno.ENOENT) in missing.message
+    assert os.strerror(errno.EISDIR) in only(tmp_path).message
 
 
 def test_foreign_text_cannot_steer_the_terminal(tmp_path: Path) -> None:
@@ -245,8 +231,7 @@ def test_foreign_text_cannot_steer_the_terminal(tmp_path: Path) -> None:
 
 
 def test_a_very_long_value_is_cut() -> None:
-    text = only(sets=(f"run.device={'x' * 5000}",))
-    assert len(text) < 300
+    assert len(str(only(sets=(f"run.device={'x' * 5000}",)))) < 300
 
 
 def test_a_problem_of_the_workload_gets_file_and_line(tmp_path: Path) -> None:
@@ -263,48 +248,26 @@ def test_a_problem_of_the_workload_gets_file_and_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "named"),
     [
-        ("9" * 5000, "an integer does not have 64 bits"),
-        ("0x" + "f" * 5000, "is not a 64-bit integer"),
-        ("[" * 50 + "]" * 50, "is nested deeper than 20 levels"),
-        ("{a=" * 450 + "1" + "}" * 450, "nested deeper than 20 levels"),
-        ('"\\u0000"', "contains a NUL character"),
-        ('"\udcff"', "contains bytes that are not UTF-8"),
+        ("9223372036854775808", "64"),
+        ("9" * 5000, "64"),
+        ("0x" + "f" * 5000, "64"),
+        ("[" * 50 + "]" * 50, "20 levels"),
+        ("{a=" * 450 + "1" + "}" * 450, "20 levels"),
+        ('"\\u0000"', "NUL"),
+        ('"\udcff"', "UTF-8"),
     ],
-    ids=["digits", "hexadecimal", "lists", "tables", "nul", "bytes"],
+    ids=["large", "digits", "hexadecimal", "lists", "tables", "nul", "bytes"],
 )
-def test_what_no_configuration_contains_is_one_short_error(value: str, message: str, toml: Path) -> None:
-    found = only(sets=(f"run.seed={value}",))
-    assert "run.seed" in found
-    assert message in found
-    assert len(found) < 200
-    if "bytes that" not in message:
+def test_what_no_configuration_contains_is_one_short_error(value: str, named: str, toml: Path) -> None:
+    found = str(only(sets=(f"run.seed={value}",)))
+    assert "run.seed" in found and named in found and len(found) < 200
+    if named != "UTF-8":
         toml.write_text(f"[run]\nseed = {value}\n")
-        assert message in only(toml)
-
-
-@pytest.mark.parametrize(
-    ("item", "allowed"),
-    [
-        ("run.epochs=" + "1" * 18, "≤ 1000000000"),
-        ("checkpoint.every_minutes=1e300", "≤ 1e+06"),
-        ("log.profile_every_s=1e-300", "0, or 1 to 86400"),
-        ("loader.timeout_s=1e300", "≤ 86400"),
-        ("log.headless_s=1e-300", "≥ 0.1"),
-    ],
-)
-def test_values_that_no_clock_or_counter_holds_are_out_of_range(item: str, allowed: str) -> None:
-    assert allowed in only(sets=(item,))
+        assert named in str(only(toml))
 
 
 def test_a_file_of_mistakes_is_not_printed_whole(toml: Path) -> None:
     toml.write_text("[run]\n" + "\n".join(f"k{index} = 1" for index in range(3000)))
-    found = problems(toml)
-    assert len(found) == 41
-    assert "more problems" in str(found[-1])
-
-
-def test_a_long_file_is_no_configuration(toml: Path) -> None:
-    toml.write_bytes(b"#" * 1_000_001)
-    assert "longer than 1,000,000 bytes" in only(toml)
+    assert len(problems(toml)) == 41

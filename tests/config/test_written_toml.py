@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,33 +94,13 @@ def test_the_other_workload_reads_back_equal(
     assert reread(config, tmp_path / "run.toml") == config
 
 
-def test_each_resolved_default_reads_back_equal(tmp_path: Path) -> None:
-    for workload, size in (("chartext", "tiny"), ("chartext", "guide"), ("eeg", "gru")):
-        config = read(None, [f"workload.size={size}"], workload).resolve()
-        assert reread(config, tmp_path / f"{size}.toml") == config
-
-
 def test_heading_reasons_and_unset_values_are_comments() -> None:
     config = read(None, ["workload.size=tiny", "run.max_steps=7"]).resolve()
-    text = to_toml(config, "First line.\n\nThird line.", {"batch.micro": "because it fits"})
+    text = to_toml(config, "First line.\n\nThird line.", {"batch.micro": "it fits"})
     assert text.startswith("# First line.\n")
     assert "# Third line." in text
-    assert "micro = 16 # because it fits" in text
-    assert "max_steps = 7 # stop after this many optimizer steps" in text
-    assert "# name is not set: run name" in text
-    assert "name" not in tomli.loads(text)["run"]
-
-
-def test_every_key_says_what_it_does() -> None:
-    bare = [
-        f"{section}.{key}"
-        for section, model in sections()
-        for key, info in model.model_fields.items()
-        if not info.description and key != "name"
-    ]
-    assert not bare
-    descriptions = [info.description for _, model in sections() for info in model.model_fields.values()]
-    assert all("\n" not in text for text in descriptions if text)
+    assert "# it fits" in text
+    assert tomli.loads(text)["batch"]["micro"] == 16 and "name" not in tomli.loads(text)["run"]
 
 
 def test_every_key_is_written_as_a_value_or_as_a_comment() -> None:
@@ -141,17 +119,3 @@ def test_a_configuration_is_frozen_and_refuses_unknown_keys() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config.batch.micro = 3
     assert all(issubclass(model, Section) for _, model in sections())
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("module", ["ndd_engine.config", "ndd_engine.record.reader", "ndd_engine.train.run"])
-def test_imports_without_torch_and_without_a_screen(module: str) -> None:
-    code = (
-        f"import sys, {module}\n"
-        "loaded = [name for name in ('torch', 'textual', 'numpy', 'pynvml') if name in sys.modules]\n"
-        "sys.exit(' '.join(loaded) or 0)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr

@@ -15,21 +15,16 @@ from hypothesis import strategies as st
 from planted_runs import NVML, Planted, alone, cores, data, evaluated, files, saved, work
 
 from ndd_console.render import html, text
-from ndd_console.render.rows import block_rows
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.screens.trial import TrialState, entries, proposed_changes
-from ndd_console.view.blocks import idle_heading
 from ndd_console.view.findings import finding_rows
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.words.diagnosis import DiagnosisResult, diagnosis_blocks
+from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.finding import event_line
 from ndd_console.words.run import progress_line, summary
 from ndd_engine.diagnose import Finding, diagnose
-from ndd_engine.diagnose.healthy import healthy
-from ndd_engine.diagnose.view import View
 from ndd_engine.record.events import Event, FindingEvent, KernelsEvent
-from ndd_engine.record.fold import from_event, to_event
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 
@@ -183,24 +178,6 @@ def number(shown: str) -> float:
     return float(shown.replace(",", ""))
 
 
-@settings(deadline=None, max_examples=100)
-@given(planted())
-def test_what_the_model_takes_agrees_with_the_idle_time(run: Planted) -> None:
-    snapshot = run.snapshot()
-    title = healthy(View(snapshot)).title
-    found = re.fullmatch(
-        r"no bottleneck found: the model takes ([0-9.]+) % of the time(?: \(([0-9.]+) % idle within it\))?"
-        r"(?:, evaluations and checkpoints ([0-9.]+) %)?", title
-    )  # fmt: skip
-    assert found is not None, title
-    model, inside, aside = (float(value or 0) for value in found.groups())
-    idle = re.search(r"idle [<>]?([0-9]+) %", idle_heading(snapshot, 40))
-    assert idle is not None
-    # All of the time, and what is rounded.
-    assert model - inside + float(idle[1]) <= 101.6, (title, idle[0])
-    assert model + aside <= 101.6, title
-
-
 def assert_tried(found: tuple[Finding, ...], width: int) -> None:
     """Key t measures what the sentence beside it says."""
     lines = shown(finding_rows(DiagnosisResult(found), width, 8, True))
@@ -220,28 +197,6 @@ def assert_tried(found: tuple[Finding, ...], width: int) -> None:
     if found[0].ceiling is not None:
         (bound,) = ceilings(screen[selected + 1])
         assert bound == pytest.approx(found[0].ceiling, rel=0.03)
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)
-@given(planted(), st.sampled_from(SIZES))
-def test_the_page_of_the_diagnosis_agrees_with_itself(run: Planted, size: tuple[int, int]) -> None:
-    snapshot = run.snapshot()
-    found = diagnose(snapshot)
-    lines = shown(block_rows(diagnosis_blocks(snapshot, DiagnosisResult(found), "one", True), size[0]))
-    for item in found:
-        if item.ceiling is None:
-            continue
-        whole = " ".join(lines)
-        assert f"{item.share * 100:.0f} % of the" in " ".join(whole.split()) or item.share is None
-    for line in lines:
-        if "at most" in line and line.startswith("── "):
-            assert_ceiling(line)
-    # A sentence never tells to stop a process that is not the user's.
-    stoppable = set(snapshot.cores.stoppable) if snapshot.cores is not None else set()
-    for item in found:
-        for change in item.changes:
-            for pid in re.findall(r"pid (\d+)", change.text):
-                assert int(pid) in stoppable
 
 
 # A report takes half a second: a failing example is shown as it is.
@@ -300,19 +255,3 @@ def test_lines_of_a_headless_run_agree(run: Planted) -> None:
     shares = next(part for part in lines if part.startswith("recent steps by phase"))
     assert sum(percents(shares)) <= 1.02
     assert "/" not in shares
-    # A wait that is a finding has the same share here.
-    for item in diagnose(snapshot):
-        found = re.match(r"input-bound: ([0-9]+) % of each step is spent waiting", item.title)
-        waits = re.search(r"data_wait ([0-9]+) %", shares)
-        if found is not None and waits is not None:
-            assert found[1] == waits[1]
-
-
-@settings(deadline=None, max_examples=20)
-@given(planted())
-def test_a_stored_state_shows_the_same_figures(run: Planted) -> None:
-    state = run.state()
-    again = from_event(to_event(state)).snapshot()
-    assert [item.to_dict() for item in diagnose(again)] == [
-        item.to_dict() for item in diagnose(state.snapshot())
-    ]

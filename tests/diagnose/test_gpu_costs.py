@@ -31,12 +31,6 @@ def test_a_phase_of_the_host_is_blamed_only_if_the_device_waits_for_it(phase: st
     assert cause not in waiting(phase, COMPUTES, sets=sets).causes()
 
 
-def test_a_loader_is_blamed_for_no_more_than_the_gap_that_the_device_sees() -> None:
-    found = waiting("data_wait", 6.0).named("data-wait")
-    step = sum(healthy(to_device=0.1, data_wait=WAITS).values())
-    assert found.ceiling == pytest.approx(step / (step - 6.0), rel=0.01)
-
-
 def test_workers_that_restart_cost_first_batches_and_what_the_device_sees_of_the_others() -> None:
     phases = {**healthy(to_device=0.1, data_wait=12.0), "data_wait/first_batch": 8.0}
     sets = ("precision.amp=bf16", "loader.workers=1", "loader.persistent=false")
@@ -51,16 +45,6 @@ def test_a_device_cost_is_never_more_than_the_host_measured() -> None:
                  sets=("precision.amp=bf16", "optimizer.implementation=foreach")).named("optimizer")  # fmt: skip
     step = sum(healthy(to_device=0.1, optimizer=4.0).values())
     assert found.ceiling == pytest.approx(step / (step - 4.1), rel=0.02)
-
-
-def test_a_script_whose_gpu_is_always_busy_spends_nothing_outside_the_model() -> None:
-    script = {"script": {"command": ["train.py"]}}
-    busy = waiting("other", COMPUTES)
-    event = busy.run_event()
-    observed = replace(busy, run={**busy.run, "config": {**event.config, **script}}, baseline=None)
-    assert "user-code" not in observed.causes()
-    starved = replace(observed, device={**GPU_STEP, "other": WAITS})
-    assert "user-code" in starved.causes()
 
 
 def test_without_a_device_clock_the_idle_time_bounds_what_a_phase_costs() -> None:
@@ -78,13 +62,14 @@ def test_a_gpu_at_its_power_limit_is_not_throttled() -> None:
     assert "throttling" not in gpu(gpu=limited).causes()
     found = gpu(gpu={**limited, "throttle": ["hw thermal", "power cap"]}).named("throttling")
     assert "hw thermal" in found.title and "power cap" not in found.title
-    assert any("699 W of a limit of 700 W" in item.text for item in found.evidence)
+    assert any("699 W" in item.text and "700 W" in item.text for item in found.evidence)
 
 
 def test_a_clock_well_below_that_of_the_first_minutes_is_throttling() -> None:
     fast = SampleEvent({**NVML, "sm_clock_mhz": 1900}, {})
     later = gpu(gpu={**NVML, "throttle": ["power cap"], "sm_clock_mhz": 1300}, after={0: [fast] * 20})
-    assert "1300 MHz instead of 1900 MHz earlier in this run" in later.named("throttling").title
+    title = later.named("throttling").title
+    assert "1300 MHz" in title and "1900 MHz" in title
     slow = SampleEvent({**NVML, "sm_clock_mhz": 1310}, {})
     assert "throttling" not in replace(later, after={0: [slow] * 20}).causes()
 

@@ -44,21 +44,23 @@ def test_a_slow_function_is_named_with_its_line_its_caller_and_its_share() -> No
     phases = {**HEALTHY, "other": 5.0}
     found = verdict(script(profiled(5.0), phases=phases))
     assert found.cause == "slow-function"
-    assert found.title == "train.py:12 in tokenize, called by collate, takes 20 % of each step"
+    assert all(part in found.title for part in ("train.py:12", "tokenize", "collate", "20 %"))
     assert found.ceiling == pytest.approx(1.25, abs=0.01)
 
 
-def test_a_step_that_the_profiler_made_much_slower_is_scaled() -> None:
-    phases = {**HEALTHY, "other": 5.0}
-    found = verdict(script(profiled(10.0, step_ms=50.0), phases=phases))
-    assert found.cause == "slow-function" and found.share == pytest.approx(0.2, abs=0.01)
-
-
-def test_a_function_is_scaled_by_its_phase_which_the_profiler_made_slower() -> None:
-    # The loop outside the model takes 5 ms, and 9 under the profiler.
-    phases = {**HEALTHY, "other": 5.0}
-    found = verdict(script(profiled(8.1, step_ms=29.0, other=9.0), phases=phases))
-    assert found.cause == "slow-function" and found.share == pytest.approx(0.18, abs=0.01)
+@pytest.mark.parametrize(
+    ("step", "share"),
+    [
+        (profiled(10.0, step_ms=50.0), 0.2),
+        # The loop outside the model takes 5 ms, and 9 under the profiler.
+        (profiled(8.1, step_ms=29.0, other=9.0), 0.18),
+    ],
+)
+def test_a_step_or_a_phase_that_the_profiler_made_slower_is_scaled(
+    step: FunctionsEvent, share: float
+) -> None:
+    found = verdict(script(step, phases={**HEALTHY, "other": 5.0}))
+    assert found.cause == "slow-function" and found.share == pytest.approx(share, abs=0.01)
 
 
 def test_waiting_for_data_names_the_function_once() -> None:
@@ -66,9 +68,7 @@ def test_waiting_for_data_names_the_function_once() -> None:
     config = {"loader": {"workers": 0}}
     found = diagnose(script(profiled(9.0), config, phases=phases).snapshot())
     assert [item.cause for item in found] == ["data-wait"]
-    assert any(
-        "train.py:12 in tokenize, called by collate" in (change.where or "") for change in found[0].changes
-    )
+    assert any((change.where or "").startswith("train.py:12 ") for change in found[0].changes)
 
 
 def test_time_outside_the_model_that_no_function_takes_is_named_by_stack_samples() -> None:
@@ -76,8 +76,8 @@ def test_time_outside_the_model_that_no_function_takes_is_named_by_stack_samples
     stacks = StacksEvent(9, 40, [["other", "/home/me/train.py", 30, "log_norms", 30, 1]])
     for step in (profiled(0.5), profiled(0.5, other=8.0)):
         found = verdict(script(step, phases=phases, stacks=stacks))
-        assert found.cause == "user-code" and "code outside the model" in found.title
-        assert found.changes[0].where == "train.py:30 in log_norms"
+        assert found.cause == "user-code"
+        assert (found.changes[0].where or "").split() == ["train.py:30", "in", "log_norms"]
 
 
 def test_a_slow_callback_of_an_own_workload_is_named_and_bounded_by_its_phase() -> None:
@@ -89,8 +89,8 @@ def test_a_slow_callback_of_an_own_workload_is_named_and_bounded_by_its_phase() 
     )
     run = Planted(workload="my.model:make", phases=healthy(log=8.0), functions=step)
     found = run.named("slow-function")
-    assert found.title == "model.py:40 in log_norms takes 27 % of each step"
-    assert found.changes[0].where == "model.py:40 in log_norms"
+    assert found.share == pytest.approx(0.27, abs=0.01)
+    assert (found.changes[0].where or "").split() == ["model.py:40", "in", "log_norms"]
     # A built-in workload has no code to change.
     assert "slow-function" not in Planted(phases=healthy(log=8.0), functions=step).causes()
     # On a GPU, the function costs only as much as the GPU waits for it.
@@ -124,8 +124,8 @@ def test_calls_that_wait_for_a_gpu_are_named() -> None:
     functions = FunctionsEvent(9, 20 * MS, [], [wait])
     device = {name: value for name, value in HEALTHY.items() if name in ("forward", "loss", "backward")}
     found = script(functions, phases={**HEALTHY, "other": 8.2}, device=device).named("sync")
-    assert found.title == "train.py:40 in main waits for the GPU in every step"
-    assert any(".item() is called 3 times" in item.text for item in found.evidence)
+    assert "train.py:40" in found.title
+    assert any(".item()" in item.text and "3 times" in item.text for item in found.evidence)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_waits_without_a_call_by_name_are_told_as_they_are_written(what: str, ca
     functions = FunctionsEvent(9, 20 * MS, [], [["/home/me/train.py", 40, "main", what, 1, 8 * MS]])
     phases = {**HEALTHY, "other": 8.2}
     found = script(functions, phases=phases, device=phases).named("sync")
-    assert any(f"{call} is called 1 time in a step" in item.text for item in found.evidence), found.evidence
+    assert any(call in item.text for item in found.evidence), found.evidence
     assert call in found.changes[0].text
 
 

@@ -22,6 +22,8 @@ from ndd_engine.script.records import Records
 from ndd_engine.train.run import Run, RunRequest
 from ndd_watch import CAPTURES, FOLDER, SITE
 
+WAITING = "waiting for data"
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
@@ -71,7 +73,7 @@ def test_busy_time_agrees_with_cuda_events(left: torch.Tensor) -> None:
     assert event.method == "kernels"
     assert event.launches >= 60
     assert event.busy_ns == pytest.approx(sum(spans[1:]), rel=0.1)
-    assert event.idle_ns["waiting for data"] == pytest.approx(3 * 50e6, rel=0.1)
+    assert event.idle_ns[WAITING] == pytest.approx(3 * 50e6, rel=0.1)
 
 
 def test_gaps_between_launches_and_after_a_synchronisation(left: torch.Tensor) -> None:

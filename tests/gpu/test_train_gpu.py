@@ -1,18 +1,16 @@
-"""Training on a GPU: the device clock against a reference, memory counters, precision, out of memory."""
+"""Training on a GPU: the device clock, precision, settings, out of memory. `make gpu` has further first checks."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 import torch
 from qa.gpu import runs
-from qa.gpu.runs import EVERY_STEP, EXACT, Trained, difference, losses
+from qa.gpu.runs import EVERY_STEP, Trained, difference, losses
 
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import DevicePhaseClock
-from ndd_engine.record.events import PHASES
 from ndd_engine.recordings.snapshot import examine
 
 pytestmark = [
@@ -58,32 +56,6 @@ def test_device_clock_agrees_with_a_synchronised_reference() -> None:
     assert row[phase.BACKWARD] == pytest.approx(middle.elapsed_time(end) * 1e6, rel=0.02)
 
 
-def test_a_run_is_timed_by_both_clocks(tmp_path: Path) -> None:
-    found = train(tmp_path, "workload.size=small")
-    assert found.end.status == "done"
-    (run,) = found.of("run")
-    assert run["device"].startswith("cuda") and run["gpu"]["name"]
-    windows = found.of("window")
-    for window in windows:
-        top = sum(item["host_ns"] for name, item in window["phases"].items() if name in PHASES)
-        assert top == window["wall_ns"]
-    timed = [window for window in windows if window["device_steps"]]
-    assert timed, "no window carries device time"
-    assert all(window["phases"]["backward"]["device_ns"] > 0 for window in timed)
-
-
-def test_memory_counters_equal_those_of_torch(tmp_path: Path) -> None:
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    found = train(tmp_path, "workload.size=medium", steps=30)
-    assert found.end.status == "done"
-    memory = found.of("memory")
-    assert memory[-1]["peak_reserved_bytes"] == torch.cuda.max_memory_reserved()
-    assert memory[-1]["growth_bytes"] > 0
-    total = torch.cuda.get_device_properties(0).total_memory
-    assert memory[-1]["total_bytes"] == pytest.approx(total, rel=0.02)
-
-
 @pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
 def test_each_precision_learns(tmp_path: Path, amp: str) -> None:
     found = train(tmp_path, "workload.size=small", f"precision.amp={amp}", "log.every_steps=1", steps=120)
@@ -104,25 +76,12 @@ def test_out_of_memory_names_what_filled_it_and_what_fits(tmp_path: Path) -> Non
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert end.status == "failed"
     # The test step before training needs as much as the first step.
-    assert re.search(r"out of memory on cuda:0 (in a test step|at step 1)", end.reason), end.reason
-    assert "--set batch.micro=512 --set batch.accumulation=2" in end.reason
-    assert "activations" in end.reason and "optimizer" in end.reason
+    for part in ("cuda:0", "batch.micro=512", "batch.accumulation=2", "activations", "optimizer", "owners"):
+        assert part in end.reason
     # The snapshot in the run's folder names the lines that hold the memory.
-    assert "largest owners: " in end.reason
     (snapshot,) = tmp_path.rglob("memory.pickle")
     device = examine(snapshot).devices[0]
     assert device.failures and device.failures[-1].moment.owners
-
-
-def test_a_cuda_graph_trains_like_eager_steps(tmp_path: Path) -> None:
-    plain = train(tmp_path / "plain", *EXACT, steps=30)
-    graph = train(tmp_path / "graph", *EXACT, "speed.cuda_graph=true", "loader.placement=device", steps=30)
-    assert graph.end.status == "done"
-    assert graph.settings["speed.cuda_graph"]["in_effect"] is True
-    largest, count = difference(losses(plain.events), losses(graph.events))
-    assert count >= 15
-    assert largest < 1e-3
-    assert any("forward/graph" in window["phases"] for window in graph.of("window"))
 
 
 def test_a_cuda_graph_in_bf16_with_clipping_accumulation_and_a_schedule(tmp_path: Path) -> None:
@@ -137,6 +96,7 @@ def test_a_cuda_graph_in_bf16_with_clipping_accumulation_and_a_schedule(tmp_path
     largest, count = difference(losses(plain.events), losses(graph.events))
     assert count >= 15
     assert largest < 0.05
+    assert any("forward/graph" in window["phases"] for window in graph.of("window"))
 
 
 @pytest.mark.parametrize(
@@ -159,15 +119,6 @@ def test_pinned_batches_of_workers_are_pinned(tmp_path: Path) -> None:
     found = train(tmp_path, *sets, steps=5).settings
     assert found["loader.pin_memory"]["in_effect"] is True
     assert found["loader.workers"]["in_effect"] is True
-
-
-@pytest.mark.parametrize("tf32", [True, False])
-def test_tf32_is_verified_by_its_rounding(tmp_path: Path, tf32: bool) -> None:
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("this GPU has no TF32")
-    sets = ("workload.size=tiny", "precision.amp=off", f"precision.tf32={str(tf32).lower()}")
-    found = train(tmp_path, *sets, steps=3)
-    assert found.settings["precision.tf32"]["applied"] == ("on" if tf32 else "off")
 
 
 def test_a_run_stays_below_the_published_peak(tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ def test_no_driver_here_gives_the_cpu_and_the_reason(monkeypatch: pytest.MonkeyP
     assert (machine.device, machine.chosen, machine.gpus) == ("cpu", None, ())
     assert "nvmlInit failed" in machine.reasons["device"]
 
+    without_gpu = look(fakes.nvml())
+    assert without_gpu.device == "cpu" and "no GPU" in without_gpu.reasons["device"]
+
     class NVMLError_LibraryNotFound(Exception):  # noqa: N801, N818 - pynvml's own name
         pass
 
@@ -53,12 +56,7 @@ def test_no_driver_here_gives_the_cpu_and_the_reason(monkeypatch: pytest.MonkeyP
 
     library = fakes.nvml()
     monkeypatch.setattr(type(library), "nvmlInit", lambda self: missing())
-    assert look(library).reasons["device"] == "no NVIDIA driver: NVML library not found"
-
-
-def test_driver_without_gpu(fakes: Any) -> None:
-    machine = look(fakes.nvml())
-    assert machine.device == "cpu" and "loaded but lists no GPU" in machine.reasons["device"]
+    assert "not found" in look(library).reasons["device"]
 
 
 def test_torch_order_is_matched_by_uuid(pair: Any, fakes: Any) -> None:
@@ -67,19 +65,16 @@ def test_torch_order_is_matched_by_uuid(pair: Any, fakes: Any) -> None:
     assert (machine.chosen.name, machine.chosen.nvml_index, machine.chosen.index) == ("NVIDIA H200", 1, 0)
     assert machine.gpus[0].index == 1 and machine.gpus[0].name == "NVIDIA L4"
     assert machine.chosen.profile is not None and machine.chosen.profile.slug == "h200-sxm"
-    assert (machine.chosen.driver, machine.chosen.cuda_driver, machine.chosen.cuda_torch) == (
-        "550.54.15",
-        "12.4",
-        "12.6",
-    )
+    chosen = machine.chosen
+    assert (chosen.driver, chosen.cuda_driver, chosen.cuda_torch) == ("550.54.15", "12.4", "12.6")
     assert look(fakes.nvml(*pair), "cuda:1", fakes.torch(pair[1], pair[0])).chosen == machine.gpus[0]
 
 
 def test_hidden_gpu_stays_listed(pair: Any, fakes: Any) -> None:
     machine = look(fakes.nvml(*pair), torch=fakes.torch(pair[0]), CUDA_VISIBLE_DEVICES=L4)
     assert machine.chosen is machine.gpus[0] and machine.gpus[1].index is None
-    assert "torch does not see it" in machine.gpus[1].reasons["index"]
-    with pytest.raises(MachineError, match=r"cuda:1 is not available.*cuda:0 NVIDIA L4"):
+    assert machine.gpus[1].reasons["index"]
+    with pytest.raises(MachineError, match=r"cuda:1 .*cuda:0"):
         look(fakes.nvml(*pair), "cuda:1", fakes.torch(pair[0]))
 
 
@@ -106,7 +101,7 @@ def test_visible_devices_without_torch(
     assert [gpu.index for gpu in machine.gpus] == indices
     if chosen is None:
         assert machine.device == "cpu" and "CUDA_VISIBLE_DEVICES" in machine.reasons["device"]
-        with pytest.raises(MachineError, match="cuda is not available"):
+        with pytest.raises(MachineError, match="cuda"):
             look(fakes.nvml(*pair), "cuda", **environ)
 
 
@@ -142,12 +137,11 @@ def test_mig_on_without_instance_cannot_be_used(fakes: Any) -> None:
 
 def test_torch_without_cuda_is_a_warning_where_a_gpu_is(pair: Any, fakes: Any) -> None:
     machine = look(fakes.nvml(pair[0]), torch=fakes.torch(cuda=None))
-    expected = "torch build has no CUDA (2.13.0+cpu) although NVML lists NVIDIA L4"
-    assert (
-        machine.device == "cpu" and machine.reasons["device"] == expected and machine.problems == (expected,)
-    )
+    (problem,) = machine.problems
+    assert machine.device == "cpu" and machine.reasons["device"] == problem
+    assert "2.13.0+cpu" in problem and "NVIDIA L4" in problem
     assert look(fakes.nvml(), torch=fakes.torch(cuda=None)).problems == ()
-    with pytest.raises(MachineError, match="although NVML lists NVIDIA L4"):
+    with pytest.raises(MachineError, match="NVIDIA L4"):
         look(fakes.nvml(pair[0]), "cuda", fakes.torch(cuda=None))
 
 
@@ -179,7 +173,7 @@ def test_free_memory_that_nvml_does_not_report_is_that_of_cuda(pair: Any, fakes:
     assert machine.free_bytes is None
     found = with_free_memory(machine, torch)
     assert found.free_bytes == 8 << 30 and found.chosen in found.gpus and found.chosen is not None
-    assert found.chosen.reasons["memory"] == "by CUDA; NVML does not report it"
+    assert "CUDA" in found.chosen.reasons["memory"]
 
     def fail(index: int) -> None:
         raise RuntimeError("CUDA error: operation not supported")

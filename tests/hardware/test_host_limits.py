@@ -51,7 +51,7 @@ def test_instructions_for_bf16(tree: Tree, line: str, units: tuple[str, ...]) ->
 
 def test_affinity(tree: Tree) -> None:
     host = detect_host(tree(machine()), affinity=2)
-    assert host.usable_cpus == 2 and host.reasons["usable_cpus"] == "2 of 64 cores: CPU affinity"
+    assert host.usable_cpus == 2 and "affinity" in host.reasons["usable_cpus"]
 
 
 def test_v2_takes_the_tightest_of_nested_groups(tree: Tree) -> None:
@@ -65,7 +65,7 @@ def test_v2_takes_the_tightest_of_nested_groups(tree: Tree) -> None:
         "sys/fs/cgroup/kube/pod/container/memory.max": f"{32 * GIB}\n",
     }
     host = detect_host(tree(files), affinity=64)
-    assert host.usable_cpus == 1.5 and host.reasons["usable_cpus"] == "cgroup quota 1.5 cores (of 64)"
+    assert host.usable_cpus == 1.5 and "quota 1.5" in host.reasons["usable_cpus"]
     assert host.memory_limit_bytes == 16 * GIB and "v2" in host.reasons["memory_limit_bytes"]
     assert usable_threads(host) == 1
 

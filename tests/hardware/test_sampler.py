@@ -124,15 +124,6 @@ def test_children_that_have_ended_were_part_of_the_run() -> None:
     assert percent * elapsed / 100 > 0.7 * spent
 
 
-def test_resident_memory_grows_with_what_is_allocated() -> None:
-    sampler = Sampler(None, ignore)
-    before = sampler.read_once().host["rss_bytes"]
-    held = bytearray(os.urandom(1 << 20) * 64)
-    after = sampler.read_once().host["rss_bytes"]
-    sampler.stop()
-    assert after - before > len(held) * 0.9
-
-
 @linux
 def test_available_memory_and_share_of_a_quota_are_the_groups(
     tree: Callable[[dict[str, str]], Path],
@@ -207,13 +198,6 @@ def test_a_run_in_a_container_is_not_its_own_neighbour(fakes: Any) -> None:
     fake.processes.append((os.getpid(), 1 << 30))
     gpu = sampler.read_once().gpu
     assert gpu is not None and gpu["processes"] == 1 and "processes" not in sampler.reasons
-
-
-def test_pcie_is_asked_at_every_fifth_sample_only(library: Any) -> None:
-    sampler = Sampler(h200(library), ignore, nvml=Nvml(library))
-    samples = [sampler.read_once().gpu for _ in range(6)]
-    assert library.calls.count("nvmlDeviceGetPcieThroughput") == 4
-    assert all(gpu is not None and gpu["pcie_rx_bytes_s"] is not None for gpu in samples)
 
 
 def test_hidden_process_memory_is_null_not_zero(library: Any) -> None:

@@ -49,9 +49,14 @@ def prober(workload: str, *sets: str) -> Prober:
     return Prober(*made(workload, *sets), CPU, lambda _: None)
 
 
+@pytest.fixture(scope="module")
+def chartext() -> Prober:
+    """Its steps are timed by a clock that tests set."""
+    return prober("chartext", "workload.size=tiny")
+
+
 @pytest.mark.long
-@pytest.mark.promise
-@pytest.mark.parametrize("amp", ["off", "bf16"])
+@pytest.mark.parametrize("amp", [pytest.param("off", marks=pytest.mark.promise), "bf16"])
 def test_two_small_steps_predict_a_larger_one(amp: str) -> None:
     probe = prober("chartext", "workload.size=tiny", f"precision.amp={amp}")
     family = fit(probe.trace(4), probe.trace(8), (4, 8))
@@ -96,9 +101,9 @@ def test_a_third_size_confirms_the_line_or_lowers_confidence() -> None:
     assert asked == [4, 8, 16] and family.at == (4, 8) and not family.nonlinear
     # A workspace that appears at 16 and stays: the line through 8 and 16 is wrong as well, and 32 shows it.
     family, asked = grows({4: 4, 8: 8, 16: 80, 32: 96})
-    assert asked == [4, 8, 16, 32] and "does not grow linearly" in family.nonlinear
-    assert not Memory(family, "gpu", 0, "test").reliable
-    assert "at 32 it takes 104 MB instead of 232 MB" in Memory(family, "gpu", 0, "test").why_not
+    assert asked == [4, 8, 16, 32] and family.nonlinear
+    memory = Memory(family, "gpu", 0, "test")
+    assert not memory.reliable and "104 MB" in memory.why_not and "232 MB" in memory.why_not
     # One that grows only from 8 on: 16 contradicts 4 and 8, 32 confirms 8 and 16.
     family, _ = grows({4: 8, 8: 8, 16: 16, 32: 32})
     assert family.at == (8, 16) and Memory(family, "gpu", 0, "test").reliable
@@ -221,6 +226,7 @@ def test_the_peak_is_predicted_for_the_longest_items() -> None:
     assert family.trace(32).peak(HOST_GRANULE) >= 0.99 * ordinary.peak(HOST_GRANULE)
 
 
+@pytest.mark.long
 def test_a_step_leaves_the_optimizer_state_allocated() -> None:
     probe = prober("eeg", "workload.hidden=[64]")
     moments = 2 * sum(parameter.nbytes for parameter in probe.workload.model.parameters())
@@ -251,13 +257,12 @@ def test_unreliable_configurations_have_a_caveat(sets: list[str], words: str) ->
 
 
 @pytest.mark.long
-def test_steps_are_timed_at_several_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = prober("chartext", "workload.size=tiny")
+def test_steps_are_timed_at_several_batch_sizes(monkeypatch: pytest.MonkeyPatch, chartext: Prober) -> None:
     clock = Clock(monkeypatch)
     clock.takes(Stepper, "forward_backward", lambda batch, _: 0.002 + 0.001 * batch[0].shape[0])
     clock.takes(Stepper, "update", lambda _: 0.003)
-    found = probe.time([2, 8, 32], 5.0, lambda _: True)
-    assert [point.micro for point in found.points] == [2, 8, 32]
+    found = chartext.time([2, 8, 32], 5.0, lambda _: True)
+    assert found is not None and [point.micro for point in found.points] == [2, 8, 32]
     assert [point.compute_s for point in found.points] == pytest.approx([0.004, 0.01, 0.034])
     assert found.update_s == pytest.approx(0.003)
     assert found.measured(8) and not found.measured(9)
@@ -265,11 +270,13 @@ def test_steps_are_timed_at_several_batch_sizes(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.long
-def test_sizes_that_do_not_fit_are_not_run() -> None:
-    probe = prober("chartext", "workload.size=tiny")
-    found = probe.time([2, 8, 32], 5.0, lambda micro: micro < 8)
+@pytest.mark.parametrize(("longest_s", "fits"), [(5.0, 7), (1e-9, 99)], ids=["does not fit", "is slow"])
+def test_timing_ends_at_a_size_that_does_not_fit_or_is_slow(
+    chartext: Prober, longest_s: float, fits: int
+) -> None:
+    found = chartext.time([2, 8, 32], longest_s, lambda micro: micro <= fits)
     assert found is not None and [point.micro for point in found.points] == [2]
-    assert probe.time([2, 8, 32], 5.0, lambda _: False) is None
+    assert chartext.time([2, 8, 32], 5.0, lambda _: False) is None
 
 
 @pytest.mark.long
@@ -285,12 +292,6 @@ def test_the_prediction_includes_heap_fragmentation() -> None:
     assert all(found.peak(micro) == plain[micro] + found.heap_bytes(micro) for micro in plain)
     assert found.peak(32) > plain[32] and found.peak(64) > plain[64]
     assert decoded(Memory, json.loads(json.dumps(asdict(found)))) == found
-
-
-@pytest.mark.long
-def test_a_slow_micro_batch_ends_the_timing() -> None:
-    found = prober("chartext", "workload.size=tiny").time([2, 8, 32], 1e-9, lambda _: True)
-    assert found is not None and [point.micro for point in found.points] == [2]
 
 
 # As on a GPU, with fake tensors.
@@ -335,6 +336,7 @@ def test_the_optimizer_implementation_is_that_of_the_run() -> None:
     assert labels("optimizer.implementation=foreach").total() > labels().total()
 
 
+@pytest.mark.long
 def test_an_lstm_is_one_call() -> None:
     config, found = made("eeg", "workload.size=lstm", "batch.sequence=96")
     labels = traced(config, found, 2)[0].labels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ def made(*sets: str) -> tuple[Config, Workload]:
     return config, prepare(config, lambda _: None)
 
 
+@cache
 def predicted(*sets: str, device: str = "cpu") -> Trace:
     """device: "cuda" leaves out the copies of gloo."""
     config, workload = made(*sets)
@@ -40,6 +42,7 @@ def predicted(*sets: str, device: str = "cpu") -> Trace:
         return Prober(config, workload, CPU, lambda _: None).trace(4)
 
 
+@pytest.mark.long
 def test_a_rank_of_ddp_needs_buckets_and_one_of_fsdp2_a_share() -> None:
     alone, ddp = predicted(), predicted("parallel.ranks=2")
     two, four = (predicted(f"parallel.ranks={count}", "parallel.strategy=fsdp2") for count in (2, 4))
@@ -52,6 +55,7 @@ def test_a_rank_of_ddp_needs_buckets_and_one_of_fsdp2_a_share() -> None:
     assert not dist.is_initialized()
 
 
+@pytest.mark.long
 def test_on_the_cpu_the_copies_of_gloo_are_part_of_an_exchange() -> None:
     gpu, host = (
         predicted("parallel.ranks=2", "parallel.strategy=fsdp2", device=kind) for kind in ("cuda", "cpu")
@@ -59,6 +63,7 @@ def test_on_the_cpu_the_copies_of_gloo_are_part_of_an_exchange() -> None:
     assert len(host.sizes()) > len(gpu.sizes())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compress", [pytest.param("off", marks=pytest.mark.slow), "fp16"])
 def test_the_stand_in_for_fake_tensors_allocates_what_ddp_does(compress: str) -> None:
     config, workload = made("parallel.ranks=2", f"parallel.compress={compress}", "parallel.bucket_mb=0.2")
@@ -77,6 +82,7 @@ def test_the_stand_in_for_fake_tensors_allocates_what_ddp_does(compress: str) ->
         assert second == pytest.approx(first, rel=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"])
 def test_a_gpu_that_is_not_here_is_traced_with_fake_tensors(strategy: str) -> None:
     config, workload = made("parallel.ranks=4", f"parallel.strategy={strategy}")

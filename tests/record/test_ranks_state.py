@@ -60,5 +60,5 @@ def test_the_longest_rank_is_named_only_if_it_is_the_same_mostly() -> None:
 )
 def test_a_damaged_event_is_refused(change: dict[str, object]) -> None:
     body = json.loads(Planted(2).events(1)[0].to_json(1.0))
-    with pytest.raises(ValueError, match="not a ranks event"):
+    with pytest.raises(ValueError, match="ranks"):
         RanksEvent.from_dict({**body, **change})

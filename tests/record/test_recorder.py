@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import threading
 import time
@@ -44,6 +46,21 @@ def file_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def written(path: Path) -> list[Event]:
+    """The events of a log, in which no line is torn."""
+    items = [parse(line) for line in path.read_bytes().splitlines()]
+    assert None not in items
+    return [item[1] for item in items if item]
+
+
+def steps(path: Path) -> list[int]:
+    return [event.step for event in written(path) if isinstance(event, WindowEvent)]
+
+
+def notes(path: Path) -> list[str]:
+    return [event.text for event in written(path) if isinstance(event, MarkEvent)]
+
+
 def warnings(recorder: Recorder) -> list[str]:
     return [item.mark.text for item in recorder.snapshot().marks if item.mark.kind == "warning"]
 
@@ -57,29 +74,11 @@ def test_events_are_folded_and_written_in_order(tmp_path: Path) -> None:
         recorder.put(end("done", 199))
         assert recorder.flush()
         live = recorder.snapshot()
-    steps = [
-        item[1].step
-        for item in map(parse, path.read_bytes().splitlines())
-        if item and isinstance(item[1], WindowEvent)
-    ]
-    assert steps == list(range(1, 200))
+    assert steps(path) == list(range(1, 200))
     assert (live.step, live.status, live.dropped_events) == (199, "done", 0)
     reader = RunReader(RunDir(tmp_path))
     reader.poll()
     assert reader.snapshot() == live
-
-
-def test_the_snapshot_is_the_same_object_while_nothing_changed(tmp_path: Path) -> None:
-    with recording(tmp_path / "events.jsonl") as recorder:
-        recorder.put(window(1))
-        recorder.flush()
-        first = recorder.snapshot()
-        assert recorder.snapshot() is first
-        recorder.put(window(2))
-        recorder.flush()
-        assert recorder.snapshot() is not first
-        assert recorder.snapshot() is recorder.snapshot()
-        assert first.step == 1
 
 
 def test_put_is_safe_from_many_threads(tmp_path: Path) -> None:
@@ -95,9 +94,7 @@ def test_put_is_safe_from_many_threads(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    lines = [parse(line) for line in path.read_bytes().splitlines()]
-    assert len(lines) == 1200
-    assert None not in lines
+    assert len(written(path)) == 1200
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
@@ -111,9 +108,8 @@ def test_on_a_full_disk_the_run_is_still_watched_and_warned_about_once() -> None
         snapshot = recorder.snapshot()
         assert (snapshot.step, snapshot.status) == (300, "done")
         assert snapshot.dropped_events == recorder.dropped == 302
-        assert warnings(recorder) == [
-            "the record cannot be written: No space left on device; training continues"
-        ]
+        (warning,) = warnings(recorder)
+        assert os.strerror(errno.ENOSPC) in warning
         assert recorder.errors == warnings(recorder)
 
 
@@ -140,14 +136,9 @@ def test_when_there_is_space_again_the_log_says_what_is_missing(tmp_path: Path) 
             time.sleep(0.05)
         dropped = recorder.dropped
         recorder.put(end("done", step))
-    events = [item[1] for item in map(parse, path.read_bytes().splitlines()) if item]
-    assert len(events) == len(path.read_bytes().splitlines())  # no line is torn
-    notes = [event.text for event in events if isinstance(event, MarkEvent)]
-    assert len(notes) == 1
-    assert notes[0].startswith(f"{dropped} events were not written: ")
-    assert events[-1] == end("done", step)
-    steps = [event.step for event in events if isinstance(event, WindowEvent)]
-    assert steps == [1, step - 1]
+    assert written(path)[-1] == end("done", step)
+    assert len(notes(path)) == 1 and notes(path)[0].startswith(f"{dropped} ")
+    assert steps(path) == [1, step - 1]
     assert dropped == step - 1 - 2
 
 
@@ -155,7 +146,7 @@ def test_a_listener_that_raises_costs_neither_the_record_nor_the_run(tmp_path: P
     path = tmp_path / "events.jsonl"
 
     def listener(_t: float, _event: Event) -> None:
-        raise RuntimeError("the printer is on fire")
+        raise RuntimeError("on fire")
 
     with recording(path, listener) as recorder:
         for step in range(1, 51):
@@ -163,7 +154,7 @@ def test_a_listener_that_raises_costs_neither_the_record_nor_the_run(tmp_path: P
         assert recorder.flush()
         assert recorder.snapshot().step == 50
         assert len(warnings(recorder)) == 1
-        assert "the printer is on fire" in warnings(recorder)[0]
+        assert "on fire" in warnings(recorder)[0]
         recorder.put(window(51))
         assert recorder.flush()
         assert recorder.snapshot().step == 51
@@ -191,7 +182,7 @@ def test_an_event_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
         assert recorder.flush()
         assert recorder.snapshot().step == 7
         assert len(warnings(recorder)) == 1
-    assert [item[1] for item in map(parse, path.read_bytes().splitlines()) if item] == [window(7)]
+    assert written(path) == [window(7)]
 
 
 def test_nothing_that_goes_wrong_reaches_the_side_that_trains(tmp_path: Path) -> None:
@@ -224,7 +215,7 @@ def test_a_log_goes_on_behind_a_torn_line(tmp_path: Path) -> None:
     path.write_bytes((window(1).to_json(1.0) + "\n").encode() + b'{"v":1,"type":"wind')
     with recording(path) as recorder:
         recorder.put(window(2))
-    assert [item[1] for item in map(parse, path.read_bytes().splitlines()) if item] == [window(1), window(2)]
+    assert written(path) == [window(1), window(2)]
 
 
 def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:
@@ -251,19 +242,6 @@ def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:
     assert state.snapshot() == live
 
 
-def test_a_file_size_limit_is_reported_as_one(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    with recording(path) as recorder:
-        recorder.put(window(1))
-        recorder.flush()
-        good = path.read_bytes()
-        with file_limit(len(good) + 30):
-            recorder.put(window(2))
-            recorder.flush()
-            assert warnings(recorder) == ["the record cannot be written: File too large; training continues"]
-            assert path.read_bytes() == good
-
-
 def test_a_folder_that_is_moved_away_is_reported_and_nothing_is_lost_if_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,17 +256,14 @@ def test_a_folder_that_is_moved_away_is_reported_and_nothing_is_lost_if_it_retur
         recorder.put(window(2))
         recorder.put(window(3))
         recorder.flush()
-        gone = f"the run folder {folder} was deleted or moved during training"
-        assert warnings(recorder) == [
-            f"{gone}; its record and its checkpoints are lost unless the folder returns"
-        ]
-        assert recorder.deleted() == recorder.trouble == gone
+        gone = recorder.deleted()
+        assert gone is not None and recorder.trouble == gone and str(folder) in gone
+        assert len(warnings(recorder)) == 1 and gone in warnings(recorder)[0]
         elsewhere.rename(folder)
         recorder.put(window(4))
         recorder.flush()
         assert recorder.deleted() is None and recorder.trouble is None
-    lines = [parse(line) for line in (folder / "events.jsonl").read_bytes().splitlines()]
-    assert [item[1] for item in lines if item] == [window(step) for step in range(1, 5)]
+    assert steps(folder / "events.jsonl") == [1, 2, 3, 4]
 
 
 @pytest.fixture
@@ -318,8 +293,7 @@ def test_a_file_system_that_hangs_delays_neither_the_state_nor_the_listener(
         assert recorder.settle()
         assert recorder.snapshot().step == 50 and len(heard) == 51
         assert not recorder.flush(0.1)
-        assert recorder.trouble == "the record cannot be written: the file system does not answer"
-        assert recorder.deleted() is None
+        assert recorder.trouble and recorder.deleted() is None
         recorder.put(window(51))
         assert recorder.settle() and recorder.snapshot().step == 51
         assert path.read_bytes() == b""
@@ -327,8 +301,7 @@ def test_a_file_system_that_hangs_delays_neither_the_state_nor_the_listener(
         while recorder.trouble:
             time.sleep(0.01)
         assert recorder.flush(60) and recorder.trouble is None and recorder.dropped == 0
-    lines = [parse(line) for line in path.read_bytes().splitlines()]
-    assert [item[1] for item in lines if item] == heard
+    assert written(path) == heard
 
 
 def test_what_waits_for_a_file_system_is_limited_and_the_rest_is_counted(
@@ -347,10 +320,8 @@ def test_what_waits_for_a_file_system_is_limited_and_the_rest_is_counted(
             time.sleep(0.01)
         assert recorder.flush(60)
         recorder.put(window(101))
-    events = [item[1] for item in map(parse, path.read_bytes().splitlines()) if item]
-    assert len(events) == 100 - dropped + 2
-    notes = [event.text for event in events if isinstance(event, MarkEvent)]
-    assert notes == [f"{dropped} events were not written: the file system does not answer"]
+    assert len(written(path)) == 100 - dropped + 2
+    assert len(notes(path)) == 1 and notes(path)[0].startswith(f"{dropped} ")
 
 
 def test_closing_gives_up_on_a_file_system_that_hangs(tmp_path: Path, hung: threading.Event) -> None:

@@ -35,7 +35,7 @@ def test_two_ranks_are_shown_paused_and_stopped_by_keys(tmp_path: Path) -> None:
         terminal.until("keep it running")
         terminal.press("s")
         assert terminal.wait() == 0
-        assert f"resume with: ndd-console train --resume {run.name}" in terminal.words
+        assert f"--resume {run.name}" in terminal.words
     assert not any(psutil.pid_exists(pid) for pid in ranks)
     assert list((run.path / "checkpoints").glob("step-*.json"))
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from train_help import EVERY_STEP, Result, Trainer
 
-from ndd_engine.config import Draft, read
 from ndd_engine.measure import functions
 from ndd_engine.record.events import FunctionsEvent
 from ndd_watch.profiler import ANOTHER, StepProfiler
@@ -202,15 +201,3 @@ def test_a_step_that_raises_leaves_no_profiler(slow: Any, trainer: Trainer, tmp_
     sets = ("workload.name=slow_data:factory", "batch.micro=4", "run.max_steps=9", "run.threads=1", *QUIET)
     result = trainer.train(*sets)
     assert result.end.status == "failed"
-
-
-def test_the_old_key_is_read_as_the_new_one(tmp_path: Path) -> None:
-    def every_s(draft: Draft) -> float:
-        value: float = draft.resolve().log.profile_every_s
-        return value
-
-    path = tmp_path / "old.toml"
-    path.write_text('[workload]\nname = "eeg"\n\n[log]\nstacks_hz = 0.0\n')
-    assert every_s(read(path)) == 0
-    assert every_s(read(path, ["log.stacks_hz=5"])) == 0
-    assert every_s(read(None, ["log.stacks_hz=5"], "eeg")) == 30.0

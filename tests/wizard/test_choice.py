@@ -65,38 +65,26 @@ def test_a_quiet_machine_leads_to_the_fastest() -> None:
     choice, found = measured(OTHER_BEST, 2, quiet)
     assert choice.best is not None and choice.best.batch.micro == 4
     assert choice.found is not None and choice.found.low > 1.9
-    assert choice.text.startswith("measured at 2.00x (95 % CI") and "the present configuration" in choice.text
-    assert comparison(choice.best, found).startswith("measured at 2.00x")
+    assert "2.00x" in choice.text and "2.00x" in comparison(choice.best, found)
     assert listed(found, Answers(), choice)[0].batch.micro == 4
 
 
-def test_the_present_configuration_stays_if_it_is_the_fastest() -> None:
-    choice, _ = measured(PRESENT_BEST, 2, quiet)
-    assert choice.best is not None and choice.best.present
-    assert "nothing changes" in choice.text
-
-
-def test_an_equal_proposal_is_not_worth_a_change() -> None:
-    choice, _ = measured({2: 0.1, 4: 0.1999, 8: 0.8}, 2, quiet)
+@pytest.mark.parametrize("step_s", [PRESENT_BEST, {2: 0.1, 4: 0.1999, 8: 0.8}], ids=["fastest", "equal"])
+def test_the_present_configuration_stays_unless_another_is_faster(step_s: dict[int, float]) -> None:
+    choice, _ = measured(step_s, 2, quiet)
     assert choice.best is not None and choice.best.present, choice.text
-    assert "the present configuration stays" in choice.text or "nothing changes" in choice.text
 
 
 @pytest.mark.parametrize("spread", [0.3, 0.7, 1.5])
 def test_a_noisy_machine_never_leads_to_a_slower_configuration(spread: float) -> None:
-    texts = []
+    undecided = 0
     for seed in range(200):
         choice, found = measured(PRESENT_BEST, 2, noisy(seed, spread))
         assert choice.best is None or choice.best.present, (seed, choice.text)
         if choice.best is None:
-            texts.append(choice.text)
-            assert listed(found, Answers(), choice)[0].present
-    assert texts
-    assert all(
-        "rounds differ by up to" in text and "raise --budget" in text
-        for text in texts
-        if "rounds of" not in text
-    )
+            undecided += 1
+            assert listed(found, Answers(), choice)[0].present and "--budget" in choice.text
+    assert undecided
 
 
 def test_a_noisy_machine_is_measured_for_longer_until_the_difference_is_clear() -> None:
@@ -122,18 +110,14 @@ def test_a_slow_first_round_leaves_time_to_compare() -> None:
 
 def test_the_end_of_the_budget_is_named() -> None:
     choice, _ = measured({2: 5.0, 4: 5.0, 8: 5.0}, 2, lambda _micro: 3.0)
-    assert choice.best is None
-    assert (
-        "rounds of the best proposal and the present configuration were measured; raise --budget"
-        in choice.text
-    )
+    assert choice.best is None and "--budget" in choice.text
 
 
 def test_a_present_configuration_that_fails_is_replaced() -> None:
     FakeSide.dies = 2
     choice, _ = measured(OTHER_BEST, 2, quiet)
     assert choice.best is not None and choice.best.batch.micro == 4
-    assert "the present configuration failed: out of memory" in choice.text
+    assert "out of memory" in choice.text
 
 
 def results(present_s: Sequence[float], other_s: Sequence[float], **changes: object) -> list[Proposal]:
@@ -151,10 +135,7 @@ def test_limits_that_exclude_the_present_configuration_allow_a_slower_one() -> N
     slower = tuple(value * 4 for value in four)
     choice = choose(results(four, slower, allowed=False), Answers())
     assert choice.best is not None and not choice.best.present
-    assert "0.50x" in choice.text and "outside the limits" in choice.text
-    assert comparison(choice.best, results(four, slower)).startswith(
-        "not shown to be faster: measured at 0.50x"
-    )
+    assert "0.50x" in choice.text and "0.50x" in comparison(choice.best, results(four, slower))
     wild = (0.1, 0.5, 0.05, 0.9)
     assert choose(results(four, wild, allowed=False), Answers()).best is None
 

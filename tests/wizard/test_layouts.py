@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+import tomli
 from situations import HOST, OPENED, situation
 
 from ndd_engine.child import Json
@@ -96,13 +97,9 @@ def test_each_gpu_gets_a_rank_with_the_whole_model_where_it_fits(count: int) -> 
     assert one.batch.items * count == 16  # the effective batch of the configuration is held
     assert one.free_bytes == (1000 - 10 * (count - 1)) * MIB  # of the fullest GPU
     text = written(answers, found.situation, one)
-    assert f"ranks = {count} # {count} x A" in text
-    assert 'strategy = "ddp" # a rank fits with the whole model: predicted' in text
-    assert f"{one.batch.micro} x {one.batch.accumulation} x {count} ranks = 16 windows per step" in text
-    assert "Not verified by a measurement." in text and "usable on each of" in text
-    assert any(
-        "without the time to exchange gradients, and not measured" in note for note in found.situation.notes
-    )
+    assert tomli.loads(text)["parallel"] == {"ranks": count, "strategy": "ddp"}
+    assert f"{one.batch.micro} x {one.batch.accumulation} x {count}" in text
+    assert found.situation.notes
     assert not to_verify(found, answers)  # a measurement has one rank
 
 
@@ -114,8 +111,8 @@ def test_a_model_that_does_not_fit_a_gpu_is_sharded(count: int) -> None:
     assert one.layout == Layout(count, "fsdp2") and one.fits
     assert all(not row.fits for row in found.rows if row.layout != one.layout)
     text = written(answers, found.situation, one)
-    assert 'strategy = "fsdp2" # with the whole model on each rank predicted 1.2 GB of' in text
-    assert "it does not fit, sharded" in text
+    assert tomli.loads(text)["parallel"]["strategy"] == "fsdp2"
+    assert "1.2 GB" in text  # what each rank needs with the whole model
     document = one.to_dict()
     assert (document["ranks"], document["strategy"]) == (count, "fsdp2")
     assert f"parallel.ranks={count}" in document["set"]
@@ -135,7 +132,7 @@ def test_ranks_are_as_many_as_the_effective_batch_is_divisible_by() -> None:
     sets = "batch.micro=6", "batch.accumulation=1"
     found, probed, answers = proposed(machine(*["A"] * 4), 100, *sets)
     assert found.situation.ranks == 3 and probed[-1] == Layout(3)
-    assert "3 of 4 ranks are proposed: the effective batch of 6 is divisible by 3" in found.situation.notes
+    assert any(note.startswith("3 of 4") for note in found.situation.notes)
     assert best(found, answers).batch.items == 2
 
 
@@ -165,7 +162,7 @@ def test_gpus_of_another_name_and_other_devices_are_left_out() -> None:
 
 
 def test_what_several_ranks_cannot_train_is_planned_for_one() -> None:
-    own = replace(ON_GPU, not_shared="the factory has its own step")
+    own = replace(ON_GPU, not_shared="own step")
     answers: Any = Answers(workload="chartext")
     found = ranks_to_propose(answers, situation(gpu=None).config, machine("A", "A"), None, own)
-    assert found.count == 1 and "the factory has its own step" in found.notes[0]
+    assert found.count == 1 and "own step" in found.notes[0]

@@ -21,7 +21,6 @@ from pydantic import ValidationError
 import ndd_profiles
 from ndd_engine.errors import ConfigError, Problem
 from ndd_engine.files import expanded
-from ndd_engine.renamed import with_todays_names
 from ndd_engine.text import printable
 
 from .extending import Written, chain
@@ -233,14 +232,14 @@ def read(
     problems: list[Problem] = []
     files = [Written("", "", {})] if path is None else chain(path, text)
     texts = {file.name: file.text for file in files if file.name}
-    layers = tuple((file.name, with_todays_names(file.table)) for file in files)
+    layers = tuple((file.name, file.table) for file in files)
     command_line: Table = {}
     problems.extend(problem for item in sets if (problem := put(command_line, item)) is not None)
     _merge(command_line, overrides or {})
     if workload is not None:
         _merge(command_line, {"workload": {"name": workload}})
     source = files[-1].name
-    draft = Draft((*layers, (COMMAND_LINE, with_todays_names(command_line))), source, texts)
+    draft = Draft((*layers, (COMMAND_LINE, command_line)), source, texts)
     name = draft.workload
     if name not in WORKLOADS and ":" not in name:
         where = "--workload" if workload is not None else draft.where(("workload", "name"))

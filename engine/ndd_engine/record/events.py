@@ -30,9 +30,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Self
-
-from ndd_engine.renamed import OLD_WORKLOADS, with_todays_names
+from typing import Annotated, Any, ClassVar
 
 from .event import Event, Json, finite
 from .evidence import (
@@ -113,13 +111,6 @@ class RunEvent(Event):
     resumed_step: int | None = None
     resumed_from: str | None = None
     resumed_epoch: int | None = None
-
-    @classmethod
-    def of_checked(cls, body: Json) -> Self:
-        """As for all events; the old name of a workload becomes today's."""
-        if (name := OLD_WORKLOADS.get(body["workload"])) is not None:
-            body = {**body, "workload": name, "config": with_todays_names(body["config"])}
-        return super(RunEvent, cls).of_checked(body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from .event import Event, Json
+from .event import Event
 from .parts import Finding, Frame, Function, Kernel, LineTime, ModuleTime, Side, ThreadTime, Wait
 
 
@@ -148,18 +148,12 @@ class FindingEvent(Event):
     finding: Finding = field(default_factory=dict)
 
 
-# Verdicts of old records, and how their sentences put them where they differ.
-_OLD_VERDICTS = {"gain": "faster", "loss": "slower", "no gain": "no difference", "undecided": "inconclusive"}
-_OLD_WORDS = {"no gain": "no significant gain"}
-
-
 @dataclass(frozen=True, slots=True)
 class TrialEvent(Event):
     """A candidate configuration measured against a baseline in paired ABBA blocks on one machine.
 
     sets: the change, "key=value" each. against: description of the baseline. verdict: "faster", "slower",
-    "no difference", "inconclusive", "out of memory", "failed" or "stopped". Records before 0.6 have "gain", "loss" and
-    "no gain", and before 0.5 "undecided"; they are converted when read.
+    "no difference", "inconclusive", "out of memory", "failed" or "stopped".
     text: the result in one sentence. ratio: throughput (items per second) of the candidate relative to the baseline,
     with the confidence interval low..high at level `confidence`; null without a comparison. abba_blocks: number of ABBA
     blocks. pairs: number of pairs of processes that measured them, 0 if unknown or if one process measured both sides.
@@ -199,16 +193,3 @@ class TrialEvent(Event):
     base: Side = field(default_factory=dict)
     change: Side = field(default_factory=dict)
     cause: str | None = None
-
-    @classmethod
-    def of_checked(cls, body: Json) -> Self:
-        """As for all events; the verdict of an old record is converted, also at the start of its sentence."""
-        if (new := _OLD_VERDICTS.get(body["verdict"])) is not None:
-            old = _OLD_WORDS.get(body["verdict"], body["verdict"])
-            text = body["text"]
-            body = {
-                **body,
-                "verdict": new,
-                "text": new + text.removeprefix(old) if text.startswith(old) else text,
-            }
-        return super(TrialEvent, cls).of_checked(body)

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import click
 
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.renamed import OLD_WORKLOADS
 
 from .completion import sets, workload_names
 
@@ -63,7 +62,6 @@ side_effects_option = click.option(
 
 workload_option = click.option(
     "--workload", metavar="NAME", shell_complete=workload_names,
-    callback=lambda _ctx, _param, name: OLD_WORKLOADS.get(name, name),
     help="Workload (default: chartext), or your own as package.module:factory.",
 )  # fmt: skip
 json_option = flag("--json", "as_json", help="Print one JSON document.")
