@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from benchmarks.walkthroughs import PAGE, STORIES, replaced
+from script_help import events, report, run
+
+from ndd_engine.record.events import RunEvent, WindowEvent
 
 SCRIPTS = Path(__file__).parents[2] / "docs" / "walkthroughs"
-CONSOLE = (sys.executable, "-m", "ndd_console")
 # One thread more than there are cores.
 MANY = len(os.sched_getaffinity(0)) + 1
 # Name -> arguments, steps, items of a step, and a finding that is there on any machine: its cause and a word of it.
@@ -27,15 +27,6 @@ EXPECTED: dict[str, tuple[str, int, int, str, str]] = {
 }
 
 
-def output(folder: Path, *words: str, **environment: str) -> str:
-    done = subprocess.run(
-        [*CONSOLE, *words], cwd=folder, capture_output=True, text=True, timeout=1200, check=False,
-        env={**os.environ, "NDD_WATCH_WINDOW_S": "0.5", **environment},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", EXPECTED)
@@ -43,14 +34,11 @@ def test_steps_and_the_finding(tmp_path: Path, name: str) -> None:
     arguments, steps, items, cause, word = EXPECTED[name]
     words = ("run", "--headless", "--run", name, "--", sys.executable, str(SCRIPTS / f"{name}.py"))
     # Threads that wait for each other make a busy machine hundreds of times slower.
-    output(tmp_path, *words, *arguments.split(), OMP_NUM_THREADS="1")
-    found: dict[str, Any] = json.loads(output(tmp_path, "report", name, "--json"))
-    lines = (tmp_path / "runs" / name / "events.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    windows = [event for event in events if event["type"] == "window"]
-    assert sum(window["steps"] for window in windows) == steps
-    assert [event for event in events if event["type"] == "run"][-1]["items_per_step"] == items
-    findings = {finding["cause"]: json.dumps(finding) for finding in found["findings"]}
+    run(tmp_path, *words, *arguments.split(), timeout=1200, OMP_NUM_THREADS="1", NDD_WATCH_WINDOW_S="0.5")
+    seen = events(tmp_path, name)
+    assert sum(event.steps for event in seen if isinstance(event, WindowEvent)) == steps
+    assert [event for event in seen if isinstance(event, RunEvent)][-1].items_per_step == items
+    findings = {finding["cause"]: json.dumps(finding) for finding in report(tmp_path, name)["findings"]}
     if cause:
         assert word in findings.get(cause, ""), findings.keys()
     # The modules of a script, and both networks of a GAN, are known: little of a step is left over.
