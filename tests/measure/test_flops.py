@@ -250,10 +250,9 @@ def test_the_peak_is_that_of_the_precision_in_use() -> None:
     assert published_peak(gpu(profile()), "tf32")[:2] == ("tf32", 82.0)
     kind, peak, bandwidth, _, reason = published_peak(gpu(profile()), "fp16")
     assert (kind, peak, bandwidth) == (None, None, 700.0)
-    assert reason == "no published fp16 peak for X 9000"
-    noted = published_peak(gpu(profile(note="72 W board")), "bf16")
-    assert noted[1] == 165.0
-    assert noted[3] == "a sheet; 72 W board"
+    assert "fp16" in reason and "X 9000" in reason
+    _, peak, _, source, _ = published_peak(gpu(profile(note="72 W board")), "bf16")
+    assert peak == 165.0 and source.endswith("72 W board")
 
 
 @pytest.mark.parametrize(

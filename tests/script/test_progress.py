@@ -35,7 +35,7 @@ def test_a_call_that_keeps_the_interpreter_lock(tmp_path: Path) -> None:
     running = start(tmp_path, *WORDS, "15", **SOON)
     _, said = running.communicate(timeout=120)
     assert running.returncode == 0, said
-    assert warned(tmp_path, "locks.py:12 in", "stuck", "interpreter lock")
+    assert warned(tmp_path, "locks.py:12 in", "stuck", "interpreter")
 
 
 @pytest.mark.long
