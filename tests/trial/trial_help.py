@@ -20,12 +20,10 @@ from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_engine.trial.trial import run_trial
 
 SOURCE = '''
-import fcntl, os, signal, time
+import os, signal, time
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-
-kept = []
 
 class Pairs(Dataset):
     """Points of a line; each item takes `sleep` seconds to make."""
@@ -57,19 +55,8 @@ def loss(output, batch):
     return nn.functional.mse_loss(output.squeeze(1), batch[1])
 
 def factory(settings):
-    if room := settings.option("room", ""):
-        # Room for only one process, like a GPU with too little memory for two.
-        file = open(room, "w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise MemoryError("no room for two") from None
-        kept.append(file)
-    fault = settings.option("fault", "")
-    if fault == "factory":
-        raise MemoryError("too much")
     data = Pairs(settings.option("count", 64), settings.option("sleep", 0.0))
-    return dict(model=Net(fault), train_data=data, loss=loss)
+    return dict(model=Net(settings.option("fault", "")), train_data=data, loss=loss)
 '''
 # One epoch of tiny batches takes milliseconds; the thread leaves the other core to the trial.
 BASE = """
