@@ -86,7 +86,7 @@ def test_every_measurement_is_a_configuration_that_this_program_takes() -> None:
 def test_claims_are_named_by_id_or_by_guide() -> None:
     assert [claim.id for claim in chosen(["f3", "N1"])] == ["N1", "F3"]
     assert {claim.guide for claim in chosen(["eeg"])} == {"eeg"}
-    with pytest.raises(UsageError, match="X9; .*N1, .*eeg"):
+    with pytest.raises(UsageError, match=r"X9; .*N1, .*eeg"):
         chosen(["X9"])
 
 

@@ -135,7 +135,7 @@ def test_what_is_not_alike_is_warned_of(tmp_path: Path, other: dict[str, object]
 def test_runs_of_different_models_have_no_verdict(tmp_path: Path, other: dict[str, object]) -> None:
     found = compared(tmp_path, windows(steady(60, 1.0)), windows(steady(60, 3.0, seed=1)), **other)
     assert found.verdict == "not comparable"
-    with pytest.raises(UsageError, match="^a and b"):
+    with pytest.raises(UsageError, match=r"^a and b"):
         found.slower_than(0.05)
 
 
