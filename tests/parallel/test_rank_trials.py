@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -103,27 +102,24 @@ def test_one_rank_is_compared_with_two_on_the_same_items(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("fault", "verdict", "words"),
-    [
-        ("huge", "out of memory", "rank 1: "),
-        ("broken", "failed", "rank 1: ValueError: this rank is broken ("),
-        ("killed", "out of memory", "rank 1: its process was killed by signal 9"),
-    ],
+    ("fault", "verdict"), [("huge", "out of memory"), ("broken", "failed"), ("killed", "out of memory")]
 )
-def test_the_rank_that_fails_is_named(tmp_path: Path, fault: str, verdict: str, words: str) -> None:
+def test_the_rank_that_fails_is_named(tmp_path: Path, fault: str, verdict: str) -> None:
     event = measured(shared(tmp_path), f"workload.options.fault={fault!r}")
-    assert (event.verdict, words in event.text) == (verdict, True), event.text
+    assert (event.verdict, "rank 1: " in event.text) == (verdict, True), event.text
 
 
-def program(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "ndd_console", "--runs", str(folder / "runs"), *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+def scaling(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    shared(folder)
+    words = ("--runs", str(folder / "runs"), "scaling", "shared.toml", "--ranks", "1,2", *arguments)
+    return subprocess.Popen(
+        [sys.executable, "-m", "ndd_console", *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
 
 
 def test_two_ranks_against_one_on_the_command_line(tmp_path: Path) -> None:
-    shared(tmp_path)
-    process = program(tmp_path, "scaling", "shared.toml", "--ranks", "1,2", "--budget", "120", "--json")
+    process = scaling(tmp_path, "--budget", "120", "--json")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     found = json.loads(out)
@@ -131,37 +127,18 @@ def test_two_ranks_against_one_on_the_command_line(tmp_path: Path) -> None:
     assert found["scaling"] == "weak" and first["effective_batch"] * 2 == second["effective_batch"] == 16
     assert 0 < second["efficiency_low"] <= second["efficiency"] <= second["efficiency_high"]
     assert second["exchange_s"] > 0 and len(second["rank_peak_bytes"]) == 2
-    assert "weak scaling" in err and "ABBA block" in err
     assert not (tmp_path / "runs").exists()
 
 
-def test_ctrl_c_ends_all_ranks_with_what_is_known(tmp_path: Path) -> None:
-    shared(tmp_path)
-    process = program(tmp_path, "scaling", "shared.toml", "--ranks", "1,2", "--budget", "300")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ctrl_c_and_kill_leave_no_rank(tmp_path: Path, number: signal.Signals) -> None:
+    process = scaling(tmp_path, "--budget", "300")
     assert process.stderr is not None
-    for line in process.stderr:
-        if "measuring" in line and "ABBA" in line:
-            break
+    next(line for line in process.stderr if "measuring" in line and "ABBA" in line)
     ranks = psutil.Process(process.pid).children(recursive=True)
     assert len(ranks) >= 3
-    os.kill(process.pid, signal.SIGINT)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "1 rank" in out and "2 ranks" in out
-    gone, alive = psutil.wait_procs(ranks, 5)
-    assert not alive, gone
-
-
-def test_killed_it_leaves_no_rank(tmp_path: Path) -> None:
-    shared(tmp_path)
-    process = program(tmp_path, "scaling", "shared.toml", "--ranks", "1,2", "--budget", "300")
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "measuring" in line:
-            break
-    ranks = psutil.Process(process.pid).children(recursive=True)
-    assert len(ranks) >= 3
-    process.kill()
-    process.communicate(timeout=60)
-    _, alive = psutil.wait_procs(ranks, 10)
-    assert not alive
+    if number == signal.SIGINT:  # what is known is printed
+        assert process.returncode == 130 and "1 rank" in out and "2 ranks" in out
+    assert not psutil.wait_procs(ranks, 10)[1]
