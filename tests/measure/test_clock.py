@@ -271,54 +271,6 @@ def test_a_pause_is_in_no_device_time() -> None:
     assert all(sum(value or 0 for value in row) <= 41 * MS for row in window.device)
 
 
-class StreamEvent(FakeEvent):
-    """Like `torch.cuda.Event`: the time between events is known only if both were recorded on one stream's device."""
-
-    current: object = "first"
-    errors = 0
-
-    def record(self, _stream: object = None) -> None:
-        super().record()
-        self.stream = self.current if _stream is None else _stream
-
-    def elapsed_time(self, end_event: FakeEvent) -> float:
-        if self.stream != getattr(end_event, "stream", None):
-            type(self).errors += 1
-            raise RuntimeError("CUDA error: invalid resource handle")
-        return super().elapsed_time(end_event)
-
-
-def test_a_phase_that_ends_on_another_stream_is_timed_on_the_stream_of_the_step() -> None:
-    time = Time()
-    StreamEvent.errors = 0
-    clock = DevicePhaseClock(lambda: StreamEvent(time, 0), time, current_stream=lambda: StreamEvent.current)
-    for _ in range(30):
-        StreamEvent.current = "first"
-        clock.enter(phase.FORWARD)
-        time.now += 5 * MS
-        StreamEvent.current = "second"  # the script leaves the step within `with torch.cuda.stream(...)`
-        clock.enter(phase.BACKWARD)
-        time.now += 10 * MS
-        clock.end_step()
-    assert not StreamEvent.errors
-    assert not clock.failed
-    assert clock.take().phases()["backward"]["device_ns"] == 10 * MS
-
-
-def test_an_error_of_the_device_clock_costs_the_device_times_only() -> None:
-    time = Time()
-
-    class Broken(FakeEvent):
-        elapsed_time = None  # type: ignore[assignment]
-
-    clock = DevicePhaseClock(lambda: Broken(time, 0), time)
-    steps(clock, time, 100)
-    window = clock.take()
-    assert len(window.rows) == 100
-    assert window.device == []
-    assert "not callable" in clock.failed
-
-
 def test_the_caller_may_choose_the_steps_that_carry_events_unless_they_evaluate() -> None:
     time = Time()
     clock = DevicePhaseClock(lambda: FakeEvent(time, 60 * MS), time)

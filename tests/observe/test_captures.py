@@ -21,7 +21,7 @@ from ndd_engine.record.derive import EVALUATION_OR_CHECKPOINT
 from ndd_engine.record.events import KernelsEvent
 from ndd_engine.script.captures import folded
 from ndd_engine.script.records import Room
-from ndd_watch import CAPTURES, mapped
+from ndd_watch import CAPTURES
 
 pytestmark = pytest.mark.long
 
@@ -225,13 +225,3 @@ def test_the_clock_of_the_gpu_goes_on_after_a_capture(tmp_path: Path) -> None:
         sum(window["device_steps"] for window in windows)
         <= line["step"] - 5 + windows[-1]["step"] - captured[-1]
     )
-
-
-def test_the_console_asks_through_the_memory_of_the_process(tmp_path: Path) -> None:
-    memory = mapped.Memory()
-    memory.attach(str(tmp_path), "pid-1")
-    for number in (1, 2):
-        mapped.ask(str(tmp_path / "pid-1.map"), number)
-        assert memory.values[mapped.ASKED] == number
-    with pytest.raises(FileNotFoundError):
-        mapped.ask(str(tmp_path / "pid-2.map"), 1)

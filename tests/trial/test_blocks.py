@@ -8,7 +8,6 @@ from ndd_engine.config import Config, read
 from ndd_engine.trial.blocks import (
     BlocksDoNotFitError,
     SidePace,
-    common,
     lead,
     needs_epochs,
     never_happens,
@@ -81,17 +80,6 @@ def test_what_recurs_lies_in_a_block_in_whole_periods() -> None:
     assert caught.value.needed_s >= 8 * 50
 
 
-def test_cheap_starts_are_repeated_and_dear_ones_are_not() -> None:
-    for start_s in (0.5, 1.0, 2.0, 3.0):
-        pairs, blocks = plan_pairs(60.0 - start_s, start_s, 1.1)
-        assert pairs >= 6 and blocks >= 2
-    assert plan_pairs(30.0, 5.0, 1.1)[0] == 4  # no fewer where four fit
-    assert 1 <= plan_pairs(40.0, 15.0, 1.1)[0] <= 3
-    pairs, blocks = plan_pairs(30.0, 60.0, 1.1)
-    assert pairs == 1 and blocks > 20  # nothing else to spend the time on
-    assert plan_pairs(2.0, 1.0, 1.1) == (0, 0)
-
-
 def test_steps_that_take_too_long_are_refused_with_what_would_be_needed() -> None:
     with pytest.raises(BlocksDoNotFitError, match=r"5\.0 s") as caught:
         plan_blocks(SidePace(1, 1000, 5.0), SidePace(1, 1000, 1.0), 30.0, False)
@@ -132,13 +120,6 @@ def test_checkpoints_by_the_clock_count_where_they_are_the_question() -> None:
     assert steps("checkpoint.every_minutes", 0.001) == 10  # a window of the record is a second
     assert steps("checkpoint.every_minutes", 10.0) == 1  # not in this trial
     assert steps("checkpoint.keep", 0.1) == 1
-
-
-def test_a_part_of_a_period_does_not_matter_where_there_are_many() -> None:
-    assert common([]) == 1
-    assert common([4, 6]) == 12
-    assert common([10, 199]) == 1990
-    assert common([10, 203]) == 203
 
 
 OFF = ("evaluate.every_epochs=0", "checkpoint.every_epochs=0", "checkpoint.every_minutes=0.0")

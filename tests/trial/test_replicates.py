@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -15,8 +14,8 @@ from qa.trials.simulated import MODELS, Course, Noise, ladder, rates, simulate
 from ndd_console.view.interval import interval_rows
 from ndd_console.words.trial import VERDICTS, trial_text
 from ndd_engine.trial.outcome import sentence
-from ndd_engine.trial.paired import Estimate, abba_log_ratio, student_cdf, student_quantile
-from ndd_engine.trial.replicates import ENOUGH, Replicates, Usual, joined, pooled, standard_error
+from ndd_engine.trial.paired import abba_log_ratio, student_cdf, student_quantile
+from ndd_engine.trial.replicates import ENOUGH, Replicates
 from ndd_engine.trial.toggles import FIRST_LOOK, METHOD, OneProcess, trimmed
 from ndd_engine.trial.verdict import FLOOR, judged
 
@@ -25,8 +24,8 @@ USUAL = "usual difference"
 ONE_PERCENT = "processes 1 %, blocks 1 %"
 
 
-def replicates(*pairs: list[float], usual: Usual | None = None, few_pairs: bool = False) -> Replicates:
-    found = Replicates(usual, few_pairs)
+def replicates(*pairs: list[float], few_pairs: bool = False) -> Replicates:
+    found = Replicates(None, few_pairs)
     for pair in pairs:
         found.begin()
         for value in pair:
@@ -87,16 +86,6 @@ def test_nothing_is_called_before_enough_pairs() -> None:
     assert replicates([*large, math.log(2)], few_pairs=True).early() == "faster"
 
 
-def test_a_noisier_machine_widens_the_interval_of_few_pairs() -> None:
-    quiet, loud = (
-        replicates([0.03, 0.031, 0.029], usual=Usual(sd**2, 50.0)).estimate() for sd in (0.003, 0.03)
-    )
-    assert quiet is not None and loud is not None
-    assert quiet.low > 1 > loud.low
-    own = replicates([0.1, 0.1], [-0.1, -0.1]).estimate()
-    assert own is not None and own.high / own.low > 1.1  # what its own pairs differ by counts too
-
-
 def test_the_estimate_needs_two_blocks_and_is_finite() -> None:
     assert replicates().estimate() is None and replicates([0.1]).estimate() is None
     assert replicates([0.1]).last() == "inconclusive"
@@ -106,45 +95,6 @@ def test_the_estimate_needs_two_blocks_and_is_finite() -> None:
     abandoned.begin()
     abandoned.abandon()
     assert len(abandoned.pairs) == 1
-
-
-def test_the_variance_between_pairs_is_estimated_without_bias() -> None:
-    draw = random.Random(3)
-    found = []
-    for _ in range(400):
-        offsets = [draw.gauss(0, 0.01) for _ in range(5)]
-        between = replicates(*[[one + draw.gauss(0, 0.02) for _ in range(3)] for one in offsets]).between()
-        assert between is not None and 0 < between.df < 3  # the noise of the blocks hides some of it
-        found.append(between.variance)
-    assert fmean(found) == pytest.approx(0.01**2, rel=0.25)
-    still = replicates(*[[0.01, 0.01], [0.0, 0.0], [0.005, 0.005], [-0.01, -0.01], [0.0, 0.0]]).between()
-    assert still is not None and still.df == 3  # of the first four pairs
-    assert replicates([0.1, 0.1]).between() is None
-
-
-def test_what_trials_measured_moves_the_usual_difference() -> None:
-    assert pooled([]) == Usual()
-    assert pooled([Usual(0.03**2, 7.0)] * 10).sd == pytest.approx(0.028, abs=0.003)
-    assert pooled([Usual(-0.01, 50.0)]).variance > 0
-    assert pooled([Usual(0.01**2, 90.0)] * 9).df == 100
-
-
-def test_an_inconclusive_trial_knows_how_much_longer_it_needs() -> None:
-    noisy = replicates([0.03, 0.02], [-0.02, 0.0], [0.01, 0.01], [-0.02, -0.01])
-    assert noisy.last() == "inconclusive"
-    times = noisy.needed()
-    assert times is not None and 1.2 <= times < 50
-    assert replicates(*[[0.0, 0.001]] * 4).needed() is None
-
-
-def test_joined_trials_are_narrower_and_lie_between() -> None:
-    one, other = Estimate(1.10, 1.05, 1.15, 12, 4, 3.0), Estimate(1.06, 1.02, 1.10, 24, 8, 7.0)
-    found = joined([one, other])
-    assert one.ratio > found.ratio > other.ratio and (found.pairs, found.blocks) == (12, 36)
-    assert found.high / found.low < one.high / one.low
-    assert joined([one]) is one
-    assert standard_error(found) < standard_error(other)
-    assert judged(found.ratio, found.low, found.high) == "faster"
 
 
 # The statistics of ABBA blocks.
