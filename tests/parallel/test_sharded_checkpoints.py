@@ -57,8 +57,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     launch(
         2, folder,
         "load:1:ddp", "load:1:fsdp2",
-        "train_ddp:2:fused", "load:2:ddp:fused", "convert:2:fsdp2:3", "load:3:ddp",
-        "train_fsdp2:4:sgd", "load:4:ddp:sgd", "load:4:fsdp2:sgd",
+        "train:ddp:2:fused", "load:2:ddp:fused", "convert:2:fsdp2:3", "load:3:ddp",
+        "train:fsdp2:4:sgd", "load:4:ddp:sgd", "load:4:fsdp2:sgd",
         "limited:5:1:1000", "limited:6:1:18000", "limited:7:0:18000", "unequal:8",
         "damaged:4:__1_0.distcp",
     )  # fmt: skip
@@ -282,7 +282,7 @@ def test_dcp_reads_the_tensors_without_us(two: Path) -> None:
 def test_a_rank_killed_while_it_saves_leaves_the_last_checkpoint(
     tmp_path: Path, rank: int, where: str
 ) -> None:
-    done = launch(2, tmp_path, "train_fsdp2:1", f"killed:2:{rank}:{where}", check=False)
+    done = launch(2, tmp_path, "train:fsdp2:1", f"killed:2:{rank}:{where}", check=False)
     assert done.returncode != 0
     store = store_of(tmp_path)
     assert newest_good(store)[0].step == 1

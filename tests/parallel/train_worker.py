@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_ending import ended_by
+from ranks_worker import ended_by, error_of, whole
 from torch import Tensor, nn
 
 from ndd_engine.config import Config, read
@@ -84,11 +84,6 @@ CASES = {
     "short-fsdp2": Case((POINTS, *CLIP, "workload.options.eval_items=3"), FSDP2, steps=1),
     "two-of-three": Case((POINTS, *CLIP, "evaluate.batches=2"), FSDP2, steps=1),
 }
-
-
-def whole(tensor: Tensor) -> Tensor:
-    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
-    return full.detach().clone()
 
 
 def named(items: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -210,14 +205,6 @@ def differing(world: World) -> dict[str, str]:
     torch.manual_seed(0)
     found["same"] = error_of(lambda: check_model(world, nn.Linear(3, 3)))
     return found
-
-
-def error_of(work: Callable[[], Any]) -> str:
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def main() -> None:

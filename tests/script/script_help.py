@@ -23,11 +23,11 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(
-    folder: Path, *words: str, stdin: str | None = None, status: int = 0, timeout: float = 150, **more: str
+    folder: Path, *words: str, stdin: str | None = None, status: int = 0, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """The finished console with these words. more: environment variables."""
     done = subprocess.run(
-        [*CONSOLE, *words], cwd=folder, capture_output=True, text=True, timeout=timeout, input=stdin,
+        [*CONSOLE, *words], cwd=folder, capture_output=True, text=True, timeout=150, input=stdin,
         env=environment(**more), check=False,
     )  # fmt: skip
     assert done.returncode == status, done.stderr

@@ -92,11 +92,6 @@ def test_the_status_of_the_script_is_ours(tmp_path: Path, code: str, status: int
     assert words in end.reason and end.reason in done.stderr.replace("\n", " ")
 
 
-def test_input_goes_through(tmp_path: Path) -> None:
-    done = run(tmp_path, "run", "--", sys.executable, "-c", "print(input()[::-1])", stdin="abc\n")
-    assert done.stdout == "cba\n"
-
-
 def test_what_cannot_be_observed_is_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

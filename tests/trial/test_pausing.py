@@ -18,7 +18,6 @@ from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.record.channel import MAX_LINE, ControlServer, send
 from ndd_engine.record.events import MarkEvent, StageEvent, TrialEvent, parse
 from ndd_engine.record.rundir import RunDir, RunLock
-from ndd_engine.train.control import Control
 from ndd_engine.train.run import Run
 from ndd_engine.trial.pausing import alone, held, to_pause
 from ndd_engine.trial.request import Base
@@ -114,19 +113,11 @@ def test_a_run_goes_on_by_itself_when_its_holder_is_killed(live: Run) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("holder", ["1", 1.5, True, [1], GONE])
+@pytest.mark.parametrize("holder", ["1", 1.5, True, [1], GONE, -1])
 def test_a_holder_has_to_be_the_number_of_a_process(live: Run, holder: object) -> None:
     with pytest.raises(UsageError, match="process"):
         send(live.directory.control_socket, "pause", holder=holder)
     assert live.recorder.snapshot().status == "training"
-
-
-@pytest.mark.parametrize("holder", [GONE, -1])
-def test_a_holder_has_to_be_a_process(holder: int) -> None:
-    control = Control()
-    with pytest.raises(UsageError, match=str(holder)):
-        control.request("pause", holder=holder)
-    assert not control.paused
 
 
 def test_a_run_that_does_not_pause_is_told_and_let_go(tmp_path: Path) -> None:

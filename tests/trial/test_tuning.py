@@ -276,21 +276,3 @@ def test_a_failure_after_something_was_measured_keeps_it() -> None:
     assert [item.candidate.name for item in state.kept] == ["gather"]
     with pytest.raises(NddError, match="disk full"):
         tune(Bench({"loader.fetch=auto": NddError("disk full")}))
-
-
-def test_a_mistake_is_reported_before_anything_is_measured() -> None:
-    bench = Bench({})
-    with pytest.raises(ConfigError, match=r"batch\.micro"):
-        tune(bench, "batch.micro=0")
-    assert bench.requests == []
-
-
-def test_progress_is_reported_as_states() -> None:
-    told: list[TuningState] = []
-    state = tune(Bench({"loader.fetch=auto": trial()}), tell=told.append)
-    assert told[-1] is state
-    states = [row(item, "gather").state for item in told if item.rows]
-    assert [name for index, name in enumerate(states) if index == 0 or states[index - 1] != name] == [
-        "waiting", "measuring", "kept",
-    ]  # fmt: skip
-    assert any(item.progress is not None for item in told)
