@@ -15,14 +15,14 @@ pytestmark = pytest.mark.long
 
 # Only Python 3.12 and later can time a generator.
 GENERATOR = "data_wait" if sys.version_info >= (3, 12) else "other"
-# Subject -> phase that takes most of a step; None where several are close.
-MAIN = {
-    "plain": None, "gan": None, "accumulate": None, "lbfgs": None, "recurs": None, "ahead": None,
-    "no_loader": "data_wait", "generator": GENERATOR, "evaluates": "evaluate", "saves": "checkpoint",
-    "compiled model": None, "compiled function": None, "compiled place": None,
+# Subject -> phases that take most of a step; () where several are close.
+MAIN: dict[str, tuple[str, ...]] = {
+    "plain": (), "accumulate": (), "lbfgs": (), "recurs": (), "ahead": (), "no_loader": ("data_wait",),
+    "generator": (GENERATOR,), "saves": ("evaluate", "checkpoint"), "compiled model": (), "compiled function": (),
+    "compiled place": (),
 }  # fmt: skip
 # Every construct once; the rest runs with `make test-slow`. In the last two, a batch is made in the step before.
-QUICK = {"plain", "gan", "accumulate", "recurs", "ahead"}
+QUICK = {"plain", "accumulate", "saves", "recurs", "ahead"}
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,13 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
     assert ran.status == 0, ran.errors
     steps = int(ran.word("STEPS"))
     (end,) = ran.of("end")
-    assert abs(end["step"] - steps) <= (3 if name == "gan" else 0)
     windows = ran.of("window")
-    assert sum(window["steps"] for window in windows) == end["step"]
+    assert sum(window["steps"] for window in windows) == end["step"] == steps
     for window in windows:
         assert sum(body["host_ns"] for body in window["phases"].values()) == window["wall_ns"]
     phases = ran.phases()
-    if (expected := MAIN.get(name)) is not None:
-        assert max(phases, key=phases.__getitem__) == expected, phases
+    main = sorted(phases, key=phases.__getitem__, reverse=True)[: len(MAIN[name])]
+    assert set(main) == set(MAIN[name]), phases
     if name != "compiled function":
         assert phases["forward"] > 0 and phases["backward"] > 0
     bare = run(tmp_path, f"{script}.py", *words, observed=False)

@@ -131,20 +131,6 @@ def test_a_trial_can_be_stopped(tmp_path: Path) -> None:
     assert children() <= before
 
 
-@pytest.mark.slow
-def test_an_interval_of_evaluations_or_checkpoints_is_verified(tmp_path: Path) -> None:
-    stop = threading.Event()
-
-    def look(progress: Progress) -> None:
-        if progress.stage == "measuring":
-            stop.set()
-
-    for change in ("evaluate.every_steps=5", "checkpoint.every_epochs=0"):
-        stop.clear()
-        event = run_trial(TrialRequest(planted(tmp_path), (change,)), look, stop)
-        assert event.in_effect is True, (change, event.text)
-
-
 PARENT = """
 import sys
 from pathlib import Path
