@@ -38,17 +38,22 @@ class Pairs(Dataset):
         return x, x.sum()
 
 class Net(nn.Module):
+    """Of several ranks, only the second one has the fault."""
     def __init__(self, fault):
         super().__init__()
         self.layer = nn.Linear(3, 1)
         self.fault = fault
     def forward(self, x):
-        if self.fault == "huge":
-            torch.empty(1 << 46)
-        if self.fault == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.fault == "broken":
-            raise ValueError("this model is broken")
+        ranks = torch.distributed.is_initialized()
+        if not ranks or torch.distributed.get_rank() == 1:
+            if self.fault == "huge":
+                torch.empty(1 << 46)
+            if self.fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "broken":
+                raise ValueError("this model is broken")
+            if self.fault == "late" and ranks:
+                time.sleep(0.02)
         return self.layer(x)
 
 def loss(output, batch):
