@@ -161,23 +161,17 @@ def test_a_capture_ends_where_no_step_does(tmp_path: Path) -> None:
     assert found.word("RECORDS") == "False"
 
 
-@pytest.mark.parametrize("word", ["evaluates", "saves", "ends"])
+@pytest.mark.parametrize(("word", "steps"), [("evaluates", 1), ("saves", 1), ("ends", 1), ("teaches", 3)])
 def test_a_capture_ends_before_what_is_no_step(
-    tmp_path: Path, plain: tuple[Path, Ran, Ran], word: str
+    tmp_path: Path, plain: tuple[Path, Ran, Ran], word: str, steps: int
 ) -> None:
+    """A teacher in each step is part of it."""
     found = ran(tmp_path, word)
     assert found.errors == ""
-    if word != "ends":  # what it does besides does not change its training
+    if word in ("evaluates", "saves"):  # what it does besides does not change its training
         assert found.word("LOSS") == plain[1].word("LOSS")
     first = events(tmp_path, found)[0]
-    assert first.steps == 1 and EVALUATION_OR_CHECKPOINT not in first.idle_ns
-
-
-def test_a_teacher_in_each_step_is_part_of_it(tmp_path: Path) -> None:
-    found = ran(tmp_path, "teaches")
-    assert found.errors == ""
-    first = events(tmp_path, found)[0]
-    assert first.steps == 3 and EVALUATION_OR_CHECKPOINT not in first.idle_ns
+    assert first.steps == steps and EVALUATION_OR_CHECKPOINT not in first.idle_ns
 
 
 def test_nothing_is_recorded_in_a_process_that_is_forked_within_a_capture(tmp_path: Path) -> None:

@@ -124,19 +124,6 @@ def test_evaluations_keep_the_time_of_the_host_and_the_whole_is_the_wall_time() 
     assert sum(work + wait for work, wait in spans.values()) == pytest.approx(window.wall_ns)
 
 
-def test_a_window_without_measured_steps_has_the_shares_of_the_one_before() -> None:
-    machine = Machine()
-    clock = device_clock(machine)
-    spans = WindowSpans()
-    for _ in range(60):
-        step(machine, clock, wait_ms=5)
-    window = event(clock.take())
-    before = spans.of(window)
-    none = {name: times | {"device_ns": None} for name, times in window.phases.items()}
-    after = spans.of(replace(window, phases=none, device_steps=0, wall_ns=window.wall_ns // 2))
-    assert after["backward"] == pytest.approx(tuple(value / 2 for value in before["backward"]))
-
-
 class Stream:
     """A CUDA stream; waiting for an event takes the compute stream 3 ms."""
 

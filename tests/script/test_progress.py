@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,8 +13,7 @@ from script_help import SUBJECTS, events, start
 from tests.waiting import contains, until
 
 from ndd_engine.record.events import MarkEvent
-from ndd_engine.script import progress, records
-from ndd_watch import mapped
+from ndd_engine.script import progress
 
 SUBJECT = SUBJECTS / "locks.py"
 WORDS = ("run", "--headless", "--run", "it", "--", sys.executable, str(SUBJECT))
@@ -51,29 +48,6 @@ def test_a_stopped_process_is_named_as_such_and_goes_on(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGCONT)
     _, said = running.communicate(timeout=60)
     assert running.returncode == 0, said
-
-
-def process(folder: Path, pid: int) -> records.Process:
-    memory = mapped.Memory()
-    memory.attach(str(folder), "pid-1")
-    memory.values[mapped.PID], memory.values[mapped.TRAINER] = pid, 1
-    found = records.Records(folder)
-    assert not list(found.new())
-    return found.processes[0]
-
-
-@pytest.mark.long
-def test_nothing_is_said_of_a_process_that_is_gone(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        watched, looks = [process(tmp_path, child.pid)], progress.Stalls(after_s=0.0, spy="")
-        list(looks.look(watched, 3))
-        time.sleep(0.01)
-    finally:
-        child.kill()
-        child.wait()
-    assert list(looks.look(watched, 3)) == []
-    assert not psutil.pid_exists(child.pid)
 
 
 def frame(name: str, file: str, line: int = 1) -> dict[str, object]:
