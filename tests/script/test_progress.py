@@ -38,9 +38,16 @@ def test_a_call_that_keeps_the_interpreter_lock(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_stopped_process_is_named_as_such_and_goes_on(tmp_path: Path) -> None:
     running = start(tmp_path, *WORDS, "1", **SOON)
+    found: list[int] = []
+
+    def trains() -> list[int]:
+        children = psutil.Process(running.pid).children(recursive=True)
+        found[:] = [one.pid for one in children if one.cmdline()[1:2] == [str(SUBJECT)]]
+        return found
+
+    until(trains, 60)
     until(lambda: contains(tmp_path / "runs" / "it" / "events.jsonl", '"window"'), 60)
-    children = psutil.Process(running.pid).children(recursive=True)
-    (pid,) = [one.pid for one in children if one.cmdline()[1:2] == [str(SUBJECT)]]
+    (pid,) = found
     os.kill(pid, signal.SIGSTOP)
     try:
         until(lambda: warned(tmp_path, progress.STOPPED, str(pid)), 60)

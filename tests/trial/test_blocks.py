@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+
 import pytest
 
 from ndd_engine.config import Config, read
@@ -212,5 +215,7 @@ def sections(text: str) -> dict[str, dict[str, object]]:
     found: dict[str, dict[str, object]] = {}
     for name, value in (word.split("=") for word in text.split()):
         section, key = name.split(".")
+        with suppress(ValueError):
+            value = json.loads(value)
         found.setdefault(section, {"epochs": 1} if section == "run" else {})[key] = value
     return found
