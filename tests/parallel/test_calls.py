@@ -62,7 +62,7 @@ def test_all_ranks_vote_after_the_same_step_soon_after_a_call(
     assert all(voted == first for voted in others)
     # On a busy machine the threads may need several steps, and two calls may become one vote.
     assert 0 < len(first) <= len(callers)
-    assert first[0] > min(callers)
+    assert first[0] >= min(callers)
 
 
 def test_without_a_call_there_is_no_vote_and_a_call_in_the_last_step_keeps_nobody(ranks: list[Calls]) -> None:

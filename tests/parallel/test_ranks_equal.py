@@ -11,6 +11,7 @@ import torch
 from ranks_help import launch
 from train_worker import CASES, Buffers, trained
 
+pytestmark = pytest.mark.long
 WORKER = Path(__file__).with_name("train_worker.py")
 Found = dict[str, Any]
 
@@ -49,7 +50,6 @@ def difference(one: Found, other: Found) -> float:
     return max(found)
 
 
-@pytest.mark.long
 @pytest.mark.promise
 @pytest.mark.parametrize("name", ["lines", *(name for name in CASES if name.startswith("ddp"))])
 def test_ddp_is_bit_identical_to_accumulation_in_one_process(two: dict[str, list[Found]], name: str) -> None:
@@ -57,7 +57,6 @@ def test_ddp_is_bit_identical_to_accumulation_in_one_process(two: dict[str, list
         assert difference(rank, alone(name, 2)) == 0.0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["ddp", "ddp-unused", "fsdp2", "fsdp2-clip", "fsdp2-kept"])
 def test_half_the_micro_batch_on_two_ranks_is_one_batch_to_rounding(
     two: dict[str, list[Found]], name: str

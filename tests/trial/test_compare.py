@@ -206,9 +206,8 @@ def test_each_run_is_compared_with_the_first(tmp_path: Path) -> None:
     assert [each["run"]["run"] for each in body["candidates"]] == ["slow", "short", "other"]
     assert "losses" not in body["candidates"][0] and body["losses"][0]["share"] == 0.25
     lines = text_lines(several_compared(found), 80)
-    shown = {
-        line[:1]: line for line in lines
-    }  # the last that begins with a letter: the table of the verdicts
+    begin = next(at for at, line in enumerate(lines) if "CI" in line)
+    shown = {line[:1]: line for line in lines[begin + 1 :][:4]}
     for letter, word in (("A", "baseline"), ("B", "slower"), ("C", "faster"), ("D", "other")):
         assert word in shown[letter]
 
