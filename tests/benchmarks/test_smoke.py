@@ -24,3 +24,10 @@ def test_a_benchmark_starts_and_ends(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert result.read_text("utf-8").startswith("== ")
     assert "failed" not in done.stdout
+
+
+@pytest.mark.long
+def test_a_python_that_does_not_exist_is_refused() -> None:
+    command = [sys.executable, "-m", "benchmarks", "observe", "--traceml", "/no/python"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "/no/python" in done.stderr and "Traceback" not in done.stderr

@@ -51,30 +51,24 @@ def parts(counter: WorkCounter) -> tuple[int, int]:
     return counter.flops - counter.flops_backward, counter.flops_backward
 
 
+# Layer, shape of its input, and its FLOPs of a forward pass.
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
+    "linear": (nn.Linear(32, 48), (7, 5, 32), 2 * 7 * 5 * 32 * 48),
+    "convolution": (nn.Conv2d(8, 16, 3, padding=1), (2, 8, 10, 12), 2 * 2 * 10 * 12 * 16 * 8 * 9),
+    "stride": (nn.Conv2d(8, 16, 3, stride=2, padding=1), (2, 8, 10, 12), 2 * 2 * 5 * 6 * 16 * 8 * 9),
+    "groups": (nn.Conv2d(8, 16, 3, padding=1, groups=4), (2, 8, 10, 12), 2 * 2 * 10 * 12 * 16 * 2 * 9),
+    "one dimension": (nn.Conv1d(6, 4, 1), (3, 6, 20), 2 * 3 * 20 * 6 * 4),
+    "transposed": (nn.ConvTranspose1d(6, 4, 5), (2, 6, 9), 2 * 2 * 9 * 6 * 4 * 5),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("wants_input", [False, True])
-def test_linear_by_hand(wants_input: bool) -> None:
-    x = torch.randn(7, 5, 32, requires_grad=wants_input)
-    forward, backward = parts(count(mean_of(nn.Linear(32, 48), x)))
-    one = 2 * 7 * 5 * 32 * 48
-    assert (forward, backward) == (one, 2 * one if wants_input else one)
-
-
-@pytest.mark.parametrize(("groups", "stride"), [(1, 1), (1, 2), (4, 1)])
-def test_convolution_by_hand(groups: int, stride: int) -> None:
-    layer = nn.Conv2d(8, 16, 3, stride=stride, padding=1, groups=groups)
-    x = torch.randn(2, 8, 10, 12, requires_grad=True)
-    forward, backward = parts(count(mean_of(layer, x)))
-    one = 2 * 2 * (10 // stride) * (12 // stride) * 16 * (8 // groups) * 9
-    assert (forward, backward) == (one, 2 * one)
-
-
-def test_convolution_in_one_dimension_and_transposed_by_hand() -> None:
-    x = torch.randn(3, 6, 20)  # its gradient is not wanted: only that of the weights is computed
-    one = 2 * 3 * 20 * 6 * 4
-    assert parts(count(mean_of(nn.Conv1d(6, 4, 1), x))) == (one, one)
-    turned = torch.randn(2, 6, 9, requires_grad=True)
-    one = 2 * 2 * 9 * 6 * 4 * 5
-    assert parts(count(mean_of(nn.ConvTranspose1d(6, 4, 5), turned))) == (one, 2 * one)
+def test_layers_by_hand(name: str, wants_input: bool) -> None:
+    """Backward has the gradient of the weights, and that of the input where it is wanted."""
+    layer, shape, one = LAYERS[name]
+    found = count(mean_of(layer, torch.randn(shape, requires_grad=wants_input)))
+    assert parts(found) == (one, 2 * one if wants_input else one)
 
 
 @pytest.mark.parametrize("directions", [1, 2])
@@ -88,18 +82,15 @@ def test_lstm_by_hand(layers: int, directions: int) -> None:
     assert counter.uncounted == []
 
 
-def test_gru_by_hand() -> None:
-    counter = count(mean_of(nn.GRU(12, 10, batch_first=True), torch.randn(3, 7, 12, requires_grad=True)))
-    one = 2 * 3 * 7 * 3 * 10 * (12 + 10)
-    forward, backward = parts(counter)
-    assert forward == one
+def test_gru_and_a_cell_by_hand() -> None:
+    forward, backward = parts(
+        count(mean_of(nn.GRU(12, 10, batch_first=True), torch.randn(3, 7, 12, requires_grad=True)))
+    )
+    assert forward == 2 * 3 * 7 * 3 * 10 * (12 + 10)
     # The first state needs no gradient: one product with the state's weights less.
-    assert backward == 2 * one - 2 * 3 * 3 * 10 * 10
-
-
-def test_an_lstm_cell_by_hand() -> None:
-    counter = count(mean_of(nn.LSTMCell(12, 10), torch.randn(5, 12)))
-    assert counter.flops - counter.flops_backward == 2 * 5 * 4 * 10 * (12 + 10)
+    assert backward == 2 * forward - 2 * 3 * 3 * 10 * 10
+    forward, _ = parts(count(mean_of(nn.LSTMCell(12, 10), torch.randn(5, 12))))
+    assert forward == 2 * 5 * 4 * 10 * (12 + 10)
 
 
 def test_cudnn_layers_count_as_the_processor_does() -> None:
@@ -250,10 +241,9 @@ def test_the_peak_is_that_of_the_precision_in_use() -> None:
     assert published_peak(gpu(profile()), "tf32")[:2] == ("tf32", 82.0)
     kind, peak, bandwidth, _, reason = published_peak(gpu(profile()), "fp16")
     assert (kind, peak, bandwidth) == (None, None, 700.0)
-    assert reason == "no published fp16 peak for X 9000"
-    noted = published_peak(gpu(profile(note="72 W board")), "bf16")
-    assert noted[1] == 165.0
-    assert noted[3] == "a sheet; 72 W board"
+    assert "fp16" in reason and "X 9000" in reason
+    _, peak, _, source, _ = published_peak(gpu(profile(note="72 W board")), "bf16")
+    assert peak == 165.0 and source.endswith("72 W board")
 
 
 @pytest.mark.parametrize(

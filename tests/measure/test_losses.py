@@ -1,14 +1,12 @@
-"""Losses reach the host in order and in batches of N steps; a bad one is found."""
+"""Losses reach the host in order and in batches of N steps."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.measure.losses import LossReader, first_bad
+from ndd_engine.measure.losses import LossReader
 
 CPU = torch.device("cpu")
 
@@ -35,18 +33,8 @@ def test_every_loss_arrives_once_in_order(every: int, losses: list[float], drain
 
 def test_the_newest_of_what_is_beside_the_loss_arrives_with_it() -> None:
     reader = LossReader(CPU, 2)
-    reader.add(1, torch.tensor(1.0), {"grad_norm": torch.tensor(10.0)})
+    reader.add(1, torch.tensor(1.5, dtype=torch.bfloat16), {"grad_norm": torch.tensor(10.0)})
     assert reader.extras == {}
-    reader.add(2, torch.tensor(2.0), {"grad_norm": torch.tensor(20.0), "loss_scale": torch.tensor(4.0)})
+    newest = {"grad_norm": torch.tensor(20.0), "loss_scale": torch.tensor(4.0)}
+    assert reader.add(2, torch.tensor(2.0), newest) == [(1, 1.5), (2, 2.0)]
     assert reader.extras == {"grad_norm": 20.0, "loss_scale": 4.0}
-
-
-def test_half_precision_losses_are_read_as_they_are() -> None:
-    reader = LossReader(CPU, 1)
-    assert reader.add(1, torch.tensor(1.5, dtype=torch.bfloat16), {}) == [(1, 1.5)]
-
-
-def test_the_first_bad_loss_is_named() -> None:
-    assert first_bad([(1, 1.0), (2, math.inf), (3, math.nan)]) == (2, math.inf)
-    assert first_bad([(1, 1.0), (2, -1.0)]) is None
-    assert first_bad([]) is None

@@ -12,10 +12,19 @@ from torch.utils.checkpoint import checkpoint
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.clock import PhaseClock
-from ndd_engine.measure.modules import ModuleMarks, module_names, module_times, runs_compiled
+from ndd_engine.measure.modules import (
+    ELSEWHERE,
+    IN_LOSS,
+    OTHER,
+    ModuleMarks,
+    module_names,
+    module_times,
+    runs_compiled,
+)
 from ndd_engine.measure.timeline import TraceEvent
 from ndd_engine.record.events import KernelsEvent
 
+OUTSIDE, LOSS = ELSEWHERE[OTHER], ELSEWHERE[IN_LOSS]
 NODE = "autograd::engine::evaluate_function: "
 NAMES = [("Net", "Net"), ("first", "Linear"), ("second", "Linear")]
 # `first` runs from 10 to 20, `second` from 20 to 30, both within the model (from 5 to 35).
@@ -58,7 +67,7 @@ def test_a_node_of_backward_belongs_to_the_module_of_its_operator() -> None:
     assert found[0] == ["second", "Linear", 6, 12, 1]
     # Adding the gradient to the parameter is part of it.
     assert rows(found) == {
-        "second": (6, 12, 1), "first": (4, 10, 1), "(loss)": (2, 2, 0), "(outside of modules)": (1, 0, 0),
+        "second": (6, 12, 1), "first": (4, 10, 1), LOSS: (2, 2, 0), OUTSIDE: (1, 0, 0),
     }  # fmt: skip
 
 
@@ -71,7 +80,7 @@ def test_the_innermost_operator_with_a_number_made_the_node() -> None:
 def test_nodes_of_unknown_operators_are_outside() -> None:
     seen = [op(11, 15, 7), node(56, 70, 3), op(57, 69)]
     assert rows(module_times(seen, WATCHED, PHASES, gpu=False)) == {
-        "(outside of modules)": (0, 12, 0), "first": (4, 0, 1),
+        OUTSIDE: (0, 12, 0), "first": (4, 0, 1),
     }  # fmt: skip
 
 
@@ -151,10 +160,10 @@ def test_a_real_capture_attributes_backward(recompute: bool) -> None:
         assert forward > 0 and backward > 0, found
     assert found["blocks.*.up"][2] == (12 if recompute else 6)
     assert found["head.1"][2] == 2
-    assert found["(loss)"][0] > 0 and found["(loss)"][1] > 0
+    assert found[LOSS][0] > 0 and found[LOSS][1] > 0
     # Nearly everything in backward is attributed to a module or the loss.
     backward = {name: times[1] for name, times in found.items()}
-    assert backward.get("(outside of modules)", 0) < 0.2 * sum(backward.values())
+    assert backward.get(OUTSIDE, 0) < 0.2 * sum(backward.values())
     assert sum(times[0] + times[1] for times in found.values()) <= event.busy_ns * 1.001
     # No hook is left.
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())

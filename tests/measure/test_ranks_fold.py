@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from qa.ranks.simulated import Planted, named
 
-from ndd_engine.measure.late import KEPT_WINDOWS, WARM_UP, Column, trimmed
+from ndd_engine.measure.late import KEPT_WINDOWS, WARM_UP
 from ndd_engine.measure.ranks import FIGURES, RanksFold
 from ndd_engine.record.events import PHASES, RanksEvent, decode
 from ndd_engine.record.ranks import ASIDES
@@ -35,34 +35,13 @@ def test_a_late_rank_and_its_phase_are_named(world: int, late_ms: float, runs: i
     assert share_named(world, late_ms, runs) >= NAMED
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 8, 64])
-@pytest.mark.parametrize("late_ms", [5.0, 20.0])
-def test_a_late_rank_is_named_in_100_runs(world: int, late_ms: float) -> None:
-    assert share_named(world, late_ms, 100) >= NAMED
-
-
 def test_one_of_1024_ranks() -> None:
     assert named(Planted(1024, late=(683,), late_ms=6.0, phase="forward").events(11, 4)) == (683, "forward")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_time_among_1024_ranks() -> None:
-    assert share_named(1024, 0.08 * 75, 100) == 1.0
 
 
 @pytest.mark.parametrize(("world", "runs"), [(2, 60), (8, 20), (64, 3)])
 def test_no_rank_is_named_for_noise(world: int, runs: int) -> None:
     for seed in range(runs):
-        assert all(event.late is None for event in Planted(world).events(20, seed)), seed
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("world", [2, 8, 64, 1024])
-def test_no_rank_is_named_for_noise_in_100_runs(world: int) -> None:
-    for seed in range(100):
         assert all(event.late is None for event in Planted(world).events(20, seed)), seed
 
 
@@ -89,12 +68,15 @@ def test_two_late_ranks_of_different_hosts() -> None:
 
 
 def test_the_ceiling_is_the_time_until_the_next_slowest() -> None:
-    planted = Planted(2, late=(1,), late_ms=20.0, noise=(0.0, 0.0), lasting=0.0, stalls=0.0)
+    planted = Planted(
+        2, late=(1,), late_ms=20.0, noise=(0.0, 0.0), lasting=0.0, stalls=0.0, places=("text.py:8",)
+    )
     late = planted.events()[-1].late
     assert late is not None
     assert late["late_ns"] == pytest.approx(20e6, rel=0.05)
     assert late["phase_ns"] == pytest.approx(20e6, rel=0.01)
     assert late["ceiling"] == pytest.approx(95.1 / 75.1, rel=0.02)
+    assert late["where"] == "text.py:8"
 
 
 def test_a_rank_that_recovers_is_no_longer_named_and_since_is_its_first_window() -> None:
@@ -198,19 +180,3 @@ def test_the_heat_map_shows_the_late_rank_in_its_cell() -> None:
     assert (event.cell_ranks, len(event.cells)) == (8, 128)
     assert max(event.cells) == event.cells[683 // 8]
     assert event.row_hosts[str(683)] == "node85"
-
-
-def test_the_place_of_the_slow_code_is_part_of_the_late_rank() -> None:
-    late = Planted(2, late=(1,), late_ms=20.0, places=("text.py:88 tokenise",)).events()[-1].late
-    assert late is not None
-    assert late["where"] == "text.py:88 tokenise"
-
-
-def test_trimmed_mean_ignores_single_outliers() -> None:
-    mean, error, freedom = trimmed([1.0] * 9 + [100.0])
-    assert (mean, error, freedom) == (1.0, 0.0, 5)
-
-
-def test_a_rank_is_compared_with_the_others() -> None:
-    assert Column([1.0, 3.0]).delay(1) == 2.0
-    assert Column([1.0, 2.0, 9.0]).delay(2) == 7.5

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ndd_engine.measure.timeline import CaptureTimeline, TraceEvent, timeline
+from ndd_engine.record.derive import LAUNCH_GAPS, QUEUED, SYNCHRONISING, WAITING_FOR_DATA
 from ndd_engine.record.events import PHASES
 
 
@@ -55,7 +56,7 @@ def test_busy_and_the_causes_add_up_to_the_wall(
     assert all(value > 0 for value in found.idle_ns.values())
     assert found.copy_ns <= found.busy_ns
     assert 0 <= found.exposed_ns <= found.collective_ns <= found.busy_ns
-    assert "synchronising" not in found.idle_ns or gpu
+    assert SYNCHRONISING not in found.idle_ns or gpu
 
 
 def of_gpu(*seen: TraceEvent, marks: list[tuple[int, str]]) -> CaptureTimeline:
@@ -77,13 +78,13 @@ def test_a_gpu_is_busy_while_a_kernel_or_a_copy_runs() -> None:
         kernel(35, 45, "Memcpy HtoD (Pageable -> Device)"),
         kernel(40, 50),
         kernel(48, 60),  # on another stream: the time counts once
-        kernel(70, 96, "void adam<float>(float*)"),
+        kernel(70, 96, "adam<float>"),
         host(41, 43, "cudaLaunchKernel"),
         marks=STEP,
     )
     assert (found.busy_ns, found.copy_ns, found.launches) == (25 + 26, 10, 3)
-    assert found.idle_ns == {"waiting for data": 30, "copying": 5, "launch gaps": 10, "other": 4}
-    assert found.top[0] == ["void adam<float>(float*)", 26, 1]
+    assert found.idle_ns == {WAITING_FOR_DATA: 30, "copying": 5, LAUNCH_GAPS: 10, "other": 4}
+    assert found.top[0] == ["adam<float>", 26, 1]
     assert found.top[1] == ["gemm", 22, 2]
 
 
@@ -92,22 +93,11 @@ def test_named_ranges_on_the_gpu_compute_nothing() -> None:
         kernel(50, 60),
         named(0, 100, "Optimizer.step#AdamW.step", on_gpu=True),
         TraceEvent("Context Sync", 0, 100, 0, True, False),
+        TraceEvent("ndd: forward", 0, 100, 0, True, False),  # the profiler does not mark it
+        named(0, 100, "ndd: forward"),
         marks=STEP,
     )
     assert (found.busy_ns, found.launches) == (10, 1)
-
-
-def test_the_gpu_runs_dry_while_the_host_waits_for_it() -> None:
-    found = of_gpu(
-        kernel(0, 50),
-        host(45, 52, "aten::item"),
-        host(46, 51, "cudaStreamSynchronize"),
-        kernel(65, 70),
-        kernel(75, 100),
-        marks=[(0, "forward"), (60, "backward")],
-    )
-    # From 50 on the queue was empty because of the wait; from 70 on the host was only slow.
-    assert found.idle_ns == {"launch gaps": 5, "synchronising": 15}
 
 
 @pytest.mark.parametrize(
@@ -125,26 +115,9 @@ def test_the_gpu_runs_dry_while_the_host_waits_for_it() -> None:
 def test_every_way_of_waiting_is_synchronising(names: tuple[str, ...]) -> None:
     waits = [host(40 + place, 60 - place, name) for place, name in enumerate(names)]
     found = of_gpu(kernel(0, 50), *waits, kernel(80, 100), marks=[(0, "other")])
-    assert found.idle_ns == {"synchronising": 30}
+    assert found.idle_ns == {SYNCHRONISING: 30}
     found = of_gpu(kernel(0, 50), host(40, 60, "aten::add"), kernel(80, 100), marks=[(0, "other")])
     assert found.idle_ns == {"other": 30}
-
-
-def test_waiting_for_data_stays_that_even_after_a_synchronisation() -> None:
-    found = of_gpu(
-        kernel(0, 50),
-        host(40, 51, "cudaDeviceSynchronize"),
-        kernel(90, 100),
-        marks=[(0, "log"), (55, "data_wait"), (85, "forward")],
-    )
-    assert found.idle_ns == {"waiting for data": 30, "synchronising": 10}
-
-
-def test_a_replayed_graph_is_one_phase_with_all_its_kernels() -> None:
-    kernels = [kernel(begin, begin + 8) for begin in range(10, 90, 10)]
-    found = of_gpu(*kernels, host(5, 7, "cudaGraphLaunch"), marks=[(0, "forward"), (2, "forward/graph")])
-    assert (found.launches, found.busy_ns) == (8, 64)
-    assert found.idle_ns == {"launch gaps": 36}
 
 
 def test_a_gpu_of_which_nothing_was_seen_is_not_called_idle() -> None:
@@ -168,14 +141,14 @@ def test_without_a_gpu_operators_compute_and_what_is_between_them_does_not() -> 
         marks=STEP,
     )
     assert (found.busy_ns, found.launches, found.copy_ns) == (20, 3, 0)
-    assert found.idle_ns == {"waiting for data": 30, "copying": 10, "launch gaps": 35, "other": 5}
+    assert found.idle_ns == {WAITING_FOR_DATA: 30, "copying": 10, LAUNCH_GAPS: 35, "other": 5}
     assert [name for name, _, _ in found.top] == ["aten::linear", "aten::_fused_adamw_", "aten::mm"]
 
 
 def test_operators_that_make_a_batch_are_waiting_for_data() -> None:
     found = of_host(host(0, 30, "aten::stft"), host(40, 80), marks=STEP)
     assert found.busy_ns == 40
-    assert found.idle_ns["waiting for data"] == 30
+    assert found.idle_ns[WAITING_FOR_DATA] == 30
     assert [name for name, _, _ in found.top] == ["aten::mm"]
 
 
@@ -201,37 +174,63 @@ def launched(begin: int, end: int, correlation: int, name: str = "gemm", device:
     return TraceEvent(name, begin, end, 0, True, False, device, correlation)
 
 
-def test_a_gap_before_a_kernel_that_was_already_launched_is_not_the_hosts() -> None:
-    found = of_gpu(
-        call(0, 2, "cudaLaunchKernel", 1), launched(0, 40, 1),
-        call(2, 4, "cudaLaunchKernel", 2), launched(50, 80, 2),  # launched before the gap at 40 began
-        call(85, 88, "cudaLaunchKernel", 3), launched(90, 100, 3),  # launched within the gap at 80
-        marks=[(0, "forward")],
-    )  # fmt: skip
-    assert found.idle_ns == {"launch gaps": 10, "between queued kernels": 10}
-
-
-def test_a_copy_to_pageable_memory_is_a_wait_and_one_to_pinned_memory_is_not() -> None:
-    def idle(kind: str) -> dict[str, int]:
-        return of_gpu(
-            launched(0, 20, 1), call(10, 60, "cudaMemcpyAsync", 2),
-            launched(55, 60, 2, f"Memcpy DtoH (Device -> {kind})"), launched(80, 100, 3), marks=[(0, "forward")],
-        ).idle_ns  # fmt: skip
-
-    assert idle("Pageable") == {"synchronising": 55}
-    assert idle("Pinned") == {"launch gaps": 55}
+@pytest.mark.parametrize(
+    ("seen", "marks", "idle"),
+    [
+        # The queue is empty because of the wait from 50 on; from 70 on the host was only slow.
+        (
+            [
+                kernel(0, 50), host(45, 52, "aten::item"), host(46, 51, "cudaStreamSynchronize"), kernel(65, 70),
+                kernel(75, 100),
+            ],
+            [(0, "forward"), (60, "backward")],
+            {LAUNCH_GAPS: 5, SYNCHRONISING: 15},
+        ),
+        # Waiting for data stays that even after a synchronisation.
+        (
+            [kernel(0, 50), host(40, 51, "cudaDeviceSynchronize"), kernel(90, 100)],
+            [(0, "log"), (55, "data_wait"), (85, "forward")],
+            {WAITING_FOR_DATA: 30, SYNCHRONISING: 10},
+        ),
+        # The second kernel was launched before the gap at 40 began, the third within the gap at 80.
+        (
+            [
+                call(0, 2, "cudaLaunchKernel", 1), launched(0, 40, 1), call(2, 4, "cudaLaunchKernel", 2),
+                launched(50, 80, 2), call(85, 88, "cudaLaunchKernel", 3), launched(90, 100, 3),
+            ],
+            [(0, "forward")],
+            {LAUNCH_GAPS: 10, QUEUED: 10},
+        ),
+        # A replayed graph is one phase with all its kernels.
+        (
+            [host(5, 7, "cudaGraphLaunch"), *(kernel(begin, begin + 8) for begin in range(10, 90, 10))],
+            [(0, "forward"), (2, "forward/graph")],
+            {LAUNCH_GAPS: 36},
+        ),
+        # A copy to pageable memory is a wait, and one to pinned memory is not.
+        *[
+            (
+                [
+                    launched(0, 20, 1), call(10, 60, "cudaMemcpyAsync", 2),
+                    launched(55, 60, 2, f"Memcpy DtoH (Device -> {kind})"), launched(80, 100, 3),
+                ],
+                [(0, "forward")],
+                {cause: 55},
+            )
+            for kind, cause in (("Pageable", SYNCHRONISING), ("Pinned", LAUNCH_GAPS))
+        ],
+    ],
+)  # fmt: skip
+def test_idle_time_of_a_gpu_has_the_cause_of_what_the_host_did(
+    seen: list[TraceEvent], marks: list[tuple[int, str]], idle: dict[str, int]
+) -> None:
+    assert of_gpu(*seen, marks=marks).idle_ns == idle
 
 
 def test_another_gpu_of_the_process_does_not_count() -> None:
     seen = [launched(0, 30, 1), launched(30, 90, 2, device=1)]
     assert timeline(seen, [(0, "forward")], 0, 100, True, 0).busy_ns == 30
     assert timeline(seen, [(0, "forward")], 0, 100, True, 1).busy_ns == 60
-
-
-def test_a_range_on_the_gpus_line_that_the_profiler_does_not_mark_is_no_work() -> None:
-    unmarked = TraceEvent("ndd: forward", 0, 100, 0, True, False)
-    found = of_gpu(unmarked, named(0, 100, "ndd: forward"), kernel(0, 10), marks=[(0, "forward")])
-    assert found.busy_ns == 10
 
 
 def test_copies_within_the_gpu_are_no_transfer() -> None:

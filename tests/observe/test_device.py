@@ -17,6 +17,7 @@ from ndd_engine.script.facts import Facts
 pytestmark = pytest.mark.long
 
 MS = 1e6
+UUID = "aaaaaaaa-0000-0000-0000-000000000001"
 
 
 def on_gpu(
@@ -26,7 +27,7 @@ def on_gpu(
     folder.mkdir(exist_ok=True)
     ran = run(
         folder, "on_gpu.py", *map(str, (seconds, forward_ms, backward_ms, host_ms)), *words, NDD_WATCH_SHARE="10",
-        NDD_WATCH_PROFILE_S="0",
+        NDD_WATCH_PROFILE_S="0", CUDA_VISIBLE_DEVICES="1",
     )  # fmt: skip
     assert ran.status == 0, ran.errors
     return ran
@@ -46,14 +47,19 @@ def device_ns(ran: Ran, last: int = 0) -> dict[str, float]:
     return sums
 
 
-def test_a_phase_takes_as_long_as_its_kernels_though_the_host_is_faster(tmp_path: Path) -> None:
-    ran = on_gpu(tmp_path, 4.0, 8.0, 0.0)
-    found = device_ns(ran)
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A training that waits for nothing."""
+    return on_gpu(tmp_path_factory.mktemp("plain"), 4.0, 8.0, 0.0)
+
+
+def test_a_phase_takes_as_long_as_its_kernels_though_the_host_is_faster(plain: Ran) -> None:
+    found = device_ns(plain)
     # Marks lie between the launches, so that a phase on the device is the sum of its kernels. A host that is held up
     # adds a little.
     assert 3.9 * MS < found["forward"] < 8.0 * MS
     assert 7.9 * MS < found["backward"] < 16.0 * MS
-    assert ran.word("waits") == "0"
+    assert plain.word("waits") == "0"
 
 
 def test_where_the_host_is_slower_the_device_waits_in_the_phase_of_the_host(tmp_path: Path) -> None:
@@ -62,20 +68,12 @@ def test_where_the_host_is_slower_the_device_waits_in_the_phase_of_the_host(tmp_
     assert found["forward"] + found["backward"] < found["other"] / 2
 
 
-def test_losses_arrive_without_waiting_and_belong_to_their_step(tmp_path: Path) -> None:
-    ran = on_gpu(tmp_path, 1.0, 1.0, 1.0)
-    losses = [(one["loss_step"], one["loss"]) for one in ran.of("window") if one["loss"] is not None]
+def test_losses_arrive_without_waiting_and_belong_to_their_step(plain: Ran) -> None:
+    losses = [(one["loss_step"], one["loss"]) for one in plain.of("window") if one["loss"] is not None]
     assert len(losses) >= 3
-    assert all(loss == pytest.approx(float(ran.word("loss"))) for _, loss in losses)
+    assert all(loss == pytest.approx(float(plain.word("loss"))) for _, loss in losses)
     assert [step for step, _ in losses] == sorted({step for step, _ in losses})
-    assert losses[-1][0] <= int(ran.word("steps"))
-    assert ran.word("waits") == "0"
-
-
-def test_a_scaled_loss_is_shown_unscaled(tmp_path: Path) -> None:
-    ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, "scaled")
-    losses = [one["loss"] for one in ran.of("window") if one["loss"] is not None]
-    assert losses and all(loss == pytest.approx(float(ran.word("loss"))) for loss in losses)
+    assert losses[-1][0] <= int(plain.word("steps"))
 
 
 def test_a_mode_of_the_script_sees_its_own_calls_only(tmp_path: Path) -> None:
@@ -86,8 +84,10 @@ def test_a_mode_of_the_script_sees_its_own_calls_only(tmp_path: Path) -> None:
     assert [one["loss"] for one in ran.of("window") if one["loss"] is not None]
 
 
-def test_a_phase_that_begins_on_another_stream_is_timed(tmp_path: Path) -> None:
-    ran = on_gpu(tmp_path, 2.0, 2.0, 1.0, "streams")
+def test_a_scaled_loss_is_shown_unscaled_and_a_phase_on_another_stream_is_timed(tmp_path: Path) -> None:
+    ran = on_gpu(tmp_path, 2.0, 2.0, 1.0, "scaled", "streams")
+    losses = [one["loss"] for one in ran.of("window") if one["loss"] is not None]
+    assert losses and all(loss == pytest.approx(float(ran.word("loss"))) for loss in losses)
     assert 1.9 * MS < device_ns(ran)["backward"] < 4.0 * MS
     assert not ran.of("untimed")
 
@@ -125,25 +125,29 @@ def test_a_training_that_moves_to_another_gpu_is_timed_there(tmp_path: Path) -> 
     assert not ran.of("untimed") and ran.word("waits") == "0"
 
 
-def test_an_error_of_the_clock_costs_the_device_times_only(tmp_path: Path) -> None:
-    ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, "broken")
-    (told,) = ran.of("untimed")
-    assert "not callable" in told["reason"]
-    assert int(ran.word("steps")) == sum(one["steps"] for one in ran.of("window"))
-    assert not ran.of("unobserved")
-
-
-def test_the_memory_says_how_much_is_left(tmp_path: Path) -> None:
-    memory = on_gpu(tmp_path, 1.0, 1.0, 1.0).of("memory")[-1]
+def test_its_memory_and_which_gpu_of_the_machine_it_is_are_told(plain: Ran) -> None:
+    memory = plain.of("memory")[-1]
     assert (memory["free_bytes"], memory["total_bytes"], memory["growth_bytes"]) == (700, 1000, 200)
+    (model,) = plain.of("model")
+    assert model["device"] == "cuda:0" and model["gpu"] == {
+        "uuid": UUID, "name": "NVIDIA L4", "total_bytes": 1000, "capability": [8, 9], "visible": "1",
+    }  # fmt: skip
 
 
-def test_an_allocator_that_counts_nothing_costs_the_figures_of_the_memory_only(tmp_path: Path) -> None:
-    ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, "uncounted")
-    (told,) = ran.of("unmeasured")
-    assert "getDeviceStats" in told["reason"] and not ran.of("memory") and not ran.of("unobserved")
+@pytest.mark.parametrize(
+    ("word", "kind", "reason"),
+    [("broken", "untimed", "not callable"), ("uncounted", "unmeasured", "getDeviceStats")],
+)
+def test_an_error_of_the_clock_or_the_allocator_costs_its_figures_only(
+    tmp_path: Path, word: str, kind: str, reason: str
+) -> None:
+    ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, word)
+    (told,) = ran.of(kind)
+    assert reason in told["reason"] and not ran.of("unobserved")
     assert int(ran.word("steps")) == sum(one["steps"] for one in ran.of("window"))
-    assert sum(one["device_steps"] for one in ran.of("window")) > 5
+    if word == "uncounted":
+        assert not ran.of("memory")
+        assert sum(one["device_steps"] for one in ran.of("window")) > 5
 
 
 def causes(ran: Ran) -> list[str]:
@@ -163,17 +167,6 @@ def test_the_diagnosis_of_a_script_is_that_of_its_device(tmp_path: Path) -> None
     """Of the host, all times of the first one are waits for its full queue; those of the second one are its own."""
     assert causes(on_gpu(tmp_path / "slow", 20.0, 20.0, 0.0, seconds=4)) == ["healthy"]
     assert causes(on_gpu(tmp_path / "starved", 1.0, 1.0, 40.0, seconds=4)) == ["user-code"]
-
-
-def test_the_gpu_says_which_one_of_the_machine_it_is(tmp_path: Path) -> None:
-    ran = run(
-        tmp_path, "on_gpu.py", "0.5", "1", "1", "1", CUDA_VISIBLE_DEVICES="1", NDD_WATCH_PROFILE_S="0"
-    )  # fmt: skip
-    (model,) = ran.of("model")
-    assert model["device"] == "cuda:0" and model["gpu"] == {
-        "uuid": "aaaaaaaa-0000-0000-0000-000000000001", "name": "NVIDIA L4", "total_bytes": 1000,
-        "capability": [8, 9], "visible": "1",
-    }  # fmt: skip
 
 
 def test_copies_to_the_gpu_are_timed(tmp_path: Path) -> None:

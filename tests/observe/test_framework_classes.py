@@ -5,7 +5,6 @@ With the real packages: tests/extras.
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -32,13 +31,6 @@ def made(make: Any) -> tuple[Any, Told]:
 def known(found: dict[str, Any], then: Callable[[dict[str, float]], None]) -> None:
     """All values are at hand."""
     then(frameworks.numbers(found))
-
-
-@pytest.mark.parametrize("make", [hugging_face, lightning])
-def test_a_framework_that_pickles_its_callbacks_can_do_so(make: Any) -> None:
-    """Lightning's ddp_spawn does: it failed with an error in the training."""
-    callback, _ = made(make)
-    assert type(pickle.loads(pickle.dumps(callback))) is Base
 
 
 @pytest.mark.parametrize("make", [hugging_face, lightning])

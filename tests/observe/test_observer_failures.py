@@ -6,7 +6,6 @@ import json
 import os
 import random
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -93,47 +92,3 @@ def test_a_process_that_may_write_no_file_takes_one_that_was_made_before(tmp_pat
     Room(tmp_path / "one" / "records", shared=False)
     ran = run(tmp_path / "one", "plain.py", before=limit)
     assert ran.status == 0 and sum(window["steps"] for window in ran.of("window")) == 40
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_script_as_without_us(tmp_path: Path, number: signal.Signals) -> None:
-    loop = "for x in range(10**9):\n    l = net()(torch.randn(4, 8)).sum(); l.backward()\n    print(x, flush=True)"
-    code = f"from common import *\n{loop}"
-    (tmp_path / "records").mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=SUBJECTS, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={**os.environ, FOLDER: str(tmp_path / "records"), "PYTHONPATH": str(SITE)},
-    )  # fmt: skip
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("30"):
-            break
-    time.sleep(0.1)
-    process.send_signal(number)
-    process.stdout.close()
-    assert process.wait(20) in (-number, 1 if number == signal.SIGINT else -number)
-
-
-def test_os_exit_and_forks_are_left_alone(tmp_path: Path) -> None:
-    code = """
-import os
-from common import *
-def train(count):
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(count):
-        optimizer.zero_grad(); model(torch.randn(4, 8)).sum().backward(); optimizer.step()
-train(10)
-child = os.fork()
-if not child:
-    train(5)
-    os._exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-train(3)
-"""
-    ran = run(tmp_path, "-c", code)
-    assert ran.status == 0 and ran.out.split() == ["7"], ran.errors
-    steps = [
-        sum(line["steps"] for line in lines if line["type"] == "window") for lines in ran.records.values()
-    ]
-    assert sorted(steps) == [5, 13]

@@ -3,62 +3,40 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import pytest
 
 from ndd_watch.ends import Ends
 from ndd_watch.steps import untimed
 
-
-def steps_of(order: Sequence[str]) -> int:
-    """How many steps end, if optimizers step in this order."""
-    ends, count = Ends(), 0
-    for name in order:
-        count += sum(ends.stepped(ord(name)))
-    return count + ends.finished()
+EACH = "".join(map(chr, range(1000, 1300)))
 
 
-@pytest.mark.parametrize("order", ["a", "ab", "abc", "aab", "abb", "aaaaab"])
-def test_an_iteration_is_a_step(order: str) -> None:
-    assert steps_of(order * 60) == 60
-
-
-@pytest.mark.parametrize("order", ["ab", "ba", "aaaaab"])
-def test_a_second_optimizer_joins_later(order: str) -> None:
-    assert steps_of("a" * 3000 + order * 1000) == 4000
-
-
-@pytest.mark.parametrize("each", [1, 2, 20])
-def test_optimizers_take_the_place_of_others(each: int) -> None:
-    assert steps_of("".join(name * each for name in "abcde")) == 5 * each
-    assert steps_of("a" * 500 + "b" * each) == 500 + each
-    if each > 1:
-        assert steps_of("".join(pair * each for pair in ("ab", "cd", "ef"))) == 3 * each
-
-
-@pytest.mark.parametrize("each", [3, 7, 10, 25])
-def test_each_step_of_optimizers_that_take_turns_is_one(each: int) -> None:
-    assert steps_of(("a" * each + "b" * each) * 4) == 8 * each
-
-
-@pytest.mark.parametrize("alone", [10, 200])
-def test_optimizers_train_alone_before_they_train_together(alone: int) -> None:
-    assert steps_of("a" * alone + "b" * alone + "ab" * 40) == 2 * alone + 40
-    assert steps_of(("a" * alone + "b" * alone) * 3 + "ab" * 50) == 6 * alone + 50
-
-
-def test_one_of_two_optimizers_ends() -> None:
-    assert steps_of("ab" * 50 + "b" * 50) == steps_of("ab" * 50 + "a" * 50) == 100
-
-
-def test_an_optimizer_that_steps_rarely_ends_no_step() -> None:
-    assert steps_of(("a" * 20 + "b") * 30) == 600
-
-
-def test_one_optimizer_for_each_parameter() -> None:
-    names = "".join(map(chr, range(1000, 1300)))
-    assert steps_of(names * 20) == 20
+@pytest.mark.parametrize(
+    ("order", "steps"),
+    [
+        # An iteration of one or several optimizers is a step.
+        *[(turn * 60, 60) for turn in ("a", "ab", "abc", "aab", "abb", "aaaaab")],
+        (EACH * 20, 20),
+        # A second one joins later, ends, or steps rarely.
+        *[("a" * 3000 + turn * 1000, 4000) for turn in ("ab", "ba", "aaaaab")],
+        ("ab" * 50 + "b" * 50, 100),
+        ("ab" * 50 + "a" * 50, 100),
+        (("a" * 20 + "b") * 30, 600),
+        # They take the place of others.
+        *[("".join(name * each for name in "abcde"), 5 * each) for each in (1, 2, 20)],
+        *[("a" * 500 + "b" * each, 500 + each) for each in (1, 2, 20)],
+        *[("ab" * each + "cd" * each + "ef" * each, 3 * each) for each in (2, 20)],
+        # They take turns, or train alone before they train together.
+        *[(("a" * each + "b" * each) * 4, 8 * each) for each in (3, 7, 10, 25)],
+        *[("a" * alone + "b" * alone + "ab" * 40, 2 * alone + 40) for alone in (10, 200)],
+        *[(("a" * alone + "b" * alone) * 3 + "ab" * 50, 6 * alone + 50) for alone in (10, 200)],
+    ],
+)
+def test_steps_of_several_optimizers(order: str, steps: int) -> None:
+    ends = Ends()
+    count = sum(sum(ends.stepped(ord(name))) for name in order)
+    assert count + ends.finished() == steps
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7, 21, 64, 500])

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_ending import ended_by
+from ranks_worker import ended_by, error_of, whole
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -103,16 +103,6 @@ class Job:
         restore_random_state(state["random"], CPU)
 
 
-def whole(value: Any) -> Any:
-    """The state without shards."""
-    if isinstance(value, dict):
-        return {key: whole(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [whole(item) for item in value]
-    full = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return full.detach().clone() if isinstance(full, Tensor) else full
-
-
 class Ranks:
     """What a scenario needs. All ranks run it together."""
 
@@ -147,22 +137,8 @@ class Ranks:
         self.keep(f"loaded-{step}-{self.size}-{kind}", loaded)
 
 
-def error_of(work: Any) -> str:
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001
-        return f"{type(error).__name__}: {error}"
-    return "no error"
-
-
-def train_ddp(ranks: Ranks, step: str, implementation: str = "foreach") -> None:
-    job = Job("ddp", implementation)
-    job.train(2)
-    ranks.save(job, int(step))
-
-
-def train_fsdp2(ranks: Ranks, step: str, implementation: str = "foreach") -> None:
-    job = Job("fsdp2", implementation)
+def train(ranks: Ranks, strategy: str, step: str, implementation: str = "foreach") -> None:
+    job = Job(strategy, implementation)
     job.train(2)
     ranks.save(job, int(step))
 

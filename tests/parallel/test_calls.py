@@ -54,13 +54,15 @@ def run(ranks: list[Calls], callers: dict[int, int]) -> list[list[int]]:
         return [future.result(60) for future in each]
 
 
-def test_all_ranks_vote_after_the_same_step_soon_after_a_call(ranks: list[Calls]) -> None:
-    callers = {5: 0, 20: 1, 35: 2, 50: 1}
+@pytest.mark.parametrize("callers", [{5: 0, 20: 1, 35: 2, 50: 1}, {7: ALL}])
+def test_all_ranks_vote_after_the_same_step_soon_after_a_call(
+    ranks: list[Calls], callers: dict[int, int]
+) -> None:
     first, *others = run(ranks, callers)
     assert all(voted == first for voted in others)
     # On a busy machine the threads may need several steps, and two calls may become one vote.
     assert 0 < len(first) <= len(callers)
-    assert first[0] > min(callers)
+    assert first[0] >= min(callers)
 
 
 def test_without_a_call_there_is_no_vote_and_a_call_in_the_last_step_keeps_nobody(ranks: list[Calls]) -> None:
@@ -68,12 +70,6 @@ def test_without_a_call_there_is_no_vote_and_a_call_in_the_last_step_keeps_nobod
     assert run(ranks, {STEPS: 1}) == [[]] * RANKS
     # Training may begin again, as after a change of the settings in a trial.
     first, *others = run(ranks, {10: 2})
-    assert len(first) == 1
-    assert all(voted == first for voted in others)
-
-
-def test_calls_of_all_ranks_at_once_are_one_vote(ranks: list[Calls]) -> None:
-    first, *others = run(ranks, {7: ALL})
     assert len(first) == 1
     assert all(voted == first for voted in others)
 

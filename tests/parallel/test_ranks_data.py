@@ -161,7 +161,7 @@ def test_a_pass_ends_where_no_step_of_all_ranks_is_left() -> None:
 def test_a_stream_without_a_step_for_all_ranks_ends_the_run() -> None:
     batches = Batches(Stream(Shuffled(7)), config(1), order=Order(False), share=Share(1, 2))
     assert list(batches.epoch(0)) == []
-    with pytest.raises(TrainingError, match="has only 1 micro-batch, and a step needs 2"):
+    with pytest.raises(TrainingError, match="1 micro-batch"):
         end_pass(batches.own, batches.of_step)  # type: ignore[arg-type]
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -56,8 +57,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     launch(
         2, folder,
         "load:1:ddp", "load:1:fsdp2",
-        "train_ddp:2:fused", "load:2:ddp:fused", "convert:2:fsdp2:3", "load:3:ddp",
-        "train_fsdp2:4:sgd", "load:4:ddp:sgd", "load:4:fsdp2:sgd",
+        "train:ddp:2:fused", "load:2:ddp:fused", "convert:2:fsdp2:3", "load:3:ddp",
+        "train:fsdp2:4:sgd", "load:4:ddp:sgd", "load:4:fsdp2:sgd",
         "limited:5:1:1000", "limited:6:1:18000", "limited:7:0:18000", "unequal:8",
         "damaged:4:__1_0.distcp",
     )  # fmt: skip
@@ -132,38 +133,36 @@ def test_all_ranks_learn_that_one_cannot_write_and_nothing_is_lost(
     found = [kept(two, f"limited-{step}", each) for each in (0, 1)]
     assert found[0] == found[1]
     assert found[0]["error"].startswith("OSError: ")
-    assert f"rank {rank} on " in found[0]["error"]
-    assert f"{file}: file too large" in found[0]["error"]
+    assert f"rank {rank} on " in found[0]["error"] and file in found[0]["error"]
     assert found[0]["before"] == found[0]["after"]
 
 
-def test_all_ranks_learn_that_states_differ(two: Path) -> None:
-    texts = {kept(two, "unequal-8", rank) for rank in (0, 1)}
-    assert texts == {"UsageError: model.extra is not in the state of all ranks, so it cannot be saved"}
+@pytest.mark.parametrize(
+    ("scenario", "error", "named"),
+    [
+        ("unequal-8", "UsageError: ", "model.extra"),  # which only one of them has
+        ("damaged-4", "CheckpointError: ", "step-00000004/__1_0.distcp"),  # which one of them finds damaged
+    ],
+)
+def test_all_ranks_learn_what_one_of_them_finds(two: Path, scenario: str, error: str, named: str) -> None:
+    (text,) = {kept(two, scenario, rank) for rank in (0, 1)}
+    assert text.startswith(error) and named in text
 
 
-def test_all_ranks_refuse_a_file_that_one_of_them_finds_damaged(two: Path) -> None:
-    (text,) = {kept(two, "damaged-4", rank) for rank in (0, 1)}
-    assert text.startswith("CheckpointError: ")
-    assert text.endswith(
-        "step-00000004/__1_0.distcp is damaged: its contents do not match the checksum; "
-        "the previous checkpoint is good: add --from-step 3"
-    )
-
-
+# How it is damaged, and the file that is named.
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "flipped": (lambda path: flip(path / "__0_0.distcp"), r"__0_0\.distcp is damaged: its contents do not match"),
-    "cut off": (lambda path: os.truncate(path / "__1_0.distcp", 9), r"__1_0\.distcp is damaged: its size is 9 B"),
-    "missing": (lambda path: (path / "rank-00001.pt").unlink(), r"rank-00001\.pt is missing"),
-    "extra": (lambda path: (path / "__2_0.distcp").touch(), r"__2_0\.distcp does not belong to the checkpoint"),
-    "state": (lambda path: flip(path / "state.pt"), r"state\.pt is damaged"),
-    "index": (lambda path: flip(path / ".metadata"), r"\.metadata is damaged"),
-    "manifest": (lambda path: flip(path / MANIFEST), r"manifest\.json is damaged"),
-    "no manifest": (lambda path: (path / MANIFEST).unlink(), r"manifest\.json is missing"),
-    "a folder inside": (lambda path: swap(path / "state.pt", Path.mkdir), r"state\.pt is damaged"),
-    "all": (lambda path: shutil.rmtree(path), r"step-00000004 is missing"),
-    "a file": (lambda path: (shutil.rmtree(path), path.touch()), r"step-00000004 is not a folder"),
-}  # fmt: skip
+    "flipped": (lambda path: flip(path / "__0_0.distcp"), "__0_0.distcp"),
+    "cut off": (lambda path: os.truncate(path / "__1_0.distcp", 9), "__1_0.distcp"),
+    "missing": (lambda path: (path / "rank-00001.pt").unlink(), "rank-00001.pt"),
+    "extra": (lambda path: (path / "__2_0.distcp").touch(), "__2_0.distcp"),
+    "state": (lambda path: flip(path / "state.pt"), "state.pt"),
+    "index": (lambda path: flip(path / ".metadata"), ".metadata"),
+    "manifest": (lambda path: flip(path / MANIFEST), MANIFEST),
+    "no manifest": (lambda path: (path / MANIFEST).unlink(), MANIFEST),
+    "a folder inside": (lambda path: swap(path / "state.pt", Path.mkdir), "state.pt"),
+    "all": (lambda path: shutil.rmtree(path), "step-00000004"),
+    "a file": (lambda path: (shutil.rmtree(path), path.touch()), "step-00000004"),
+}
 
 
 def flip(path: Path) -> None:
@@ -179,14 +178,12 @@ def swap(path: Path, make: Callable[[Path], object]) -> None:
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_damage_names_the_file_and_offers_the_previous_one(copy: CheckpointStore, how: str) -> None:
-    do, words = DAMAGE[how]
-    do(of_step(copy, 4).path)
-    with pytest.raises(
-        CheckpointError, match=rf"step-00000004/?{words.removeprefix('step-00000004')}"
-    ) as caught:
+    damage, named = DAMAGE[how]
+    damage(of_step(copy, 4).path)
+    with pytest.raises(CheckpointError, match=re.escape(named)) as caught:
         copy.load(of_step(copy, 4))
     assert "\n" not in str(caught.value)
-    with pytest.raises(CheckpointError, match="the previous checkpoint is good: add --from-step 3"):
+    with pytest.raises(CheckpointError, match="--from-step 3"):
         newest_good(copy)
     assert newest_good(copy, 3)[1]["step"] == 3
 
@@ -217,36 +214,33 @@ def test_a_foreign_checkpoint_runs_no_code_even_with_matching_checksums(
     copy: CheckpointStore, tmp_path: Path, name: str
 ) -> None:
     saved = forge(copy, 4, name, pickle.dumps(Bomb(f"touch {tmp_path / 'ran'}")))
-    with pytest.raises(CheckpointError, match=rf"step-00000004/{name} .*so it is not loaded"):
+    with pytest.raises(CheckpointError, match=re.escape(f"step-00000004/{name}")):
         copy.load(saved)
     assert not (tmp_path / "ran").exists()
 
 
-def index_of(store: CheckpointStore, step: int) -> Any:
-    return pickle.loads((of_step(store, step).path / ".metadata").read_bytes())
-
-
-def test_an_index_refers_to_no_file_elsewhere(copy: CheckpointStore, tmp_path: Path) -> None:
-    index = index_of(copy, 4)
-    shutil.copy(of_step(copy, 4).path / "__0_0.distcp", tmp_path / "elsewhere")
+def elsewhere(index: Any) -> Any:
     for stored in index.storage_data.values():
         stored.relative_path = "../../elsewhere"
-    with pytest.raises(
-        CheckpointError, match=r"\.metadata refers to \.\./\.\./elsewhere, which is not part of"
-    ):
-        copy.load(forge(copy, 4, ".metadata", pickle.dumps(index)))
+    return index
 
 
-def test_an_index_with_a_part_of_a_tensor_is_refused(copy: CheckpointStore) -> None:
-    index = index_of(copy, 4)
+def partial(index: Any) -> Any:
     index.state_dict_metadata["model.embed.weight"].chunks.pop()
-    with pytest.raises(CheckpointError, match=r"\.metadata has only a part of model\.embed\.weight"):
-        copy.load(forge(copy, 4, ".metadata", pickle.dumps(index)))
+    return index
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80\x04", pickle.dumps([1]), pickle.dumps(torch.Size((1,)))])
-def test_an_index_that_is_none_is_refused(copy: CheckpointStore, content: bytes) -> None:
-    with pytest.raises(CheckpointError, match=r"step-00000004/\.metadata is not an index"):
+@pytest.mark.parametrize(
+    "change",
+    [elsewhere, partial, lambda _: [1], lambda _: torch.Size((1,)), lambda _: b"", lambda _: b"\x80\x04"],
+)
+def test_an_index_that_is_not_one_of_this_checkpoint_is_refused(
+    copy: CheckpointStore, tmp_path: Path, change: Callable[[Any], Any]
+) -> None:
+    shutil.copy(of_step(copy, 4).path / "__0_0.distcp", tmp_path / "elsewhere")
+    index = change(pickle.loads((of_step(copy, 4).path / ".metadata").read_bytes()))
+    content = index if isinstance(index, bytes) else pickle.dumps(index)
+    with pytest.raises(CheckpointError, match=r"\.metadata"):
         copy.load(forge(copy, 4, ".metadata", content))
 
 
@@ -282,35 +276,13 @@ def test_dcp_reads_the_tensors_without_us(two: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_number_of_ranks_may_change_again_and_again(tmp_path: Path) -> None:
-    launch(2, tmp_path, "train_fsdp2:1", "train_ddp:2")
-    launch(1, tmp_path, "convert:1:fsdp2:3", "convert:2:ddp:4")
-    launch(
-        4, tmp_path, "load:3:ddp", "load:3:fsdp2", "load:4:fsdp2", "convert:1:fsdp2:5", "convert:2:fsdp2:6"
-    )
-    launch(2, tmp_path, "load:3:ddp", "load:4:fsdp2", "load:5:ddp", "load:6:fsdp2", "load:6:ddp")
-    first, second = kept(tmp_path, "saved-1"), kept(tmp_path, "saved-2")
-    origin = {1: first, 3: first, 5: first, 2: second, 4: second, 6: second}
-    found = sorted(tmp_path.glob("loaded-*-*-fsdp2.pt")) + sorted(tmp_path.glob("loaded-*-*-ddp.pt"))
-    assert len(found) >= 12
-    for path in found:
-        step = int(path.name.split("-")[1])
-        loaded = torch.load(path, weights_only=True)
-        assert equal(state_of(loaded, "step"), state_of(origin[step], "step")), path.name
-    store = store_of(tmp_path)
-    for step in (1, 2, 3, 4, 5, 6):
-        loaded = store.load(of_step(store, step))
-        assert equal(state_of(loaded, "step"), state_of(origin[step], "step")), step
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "where"), [(0, "_plan"), (1, "_plan"), (0, "_write"), (1, "_write"), (0, "_finish")]
 )
 def test_a_rank_killed_while_it_saves_leaves_the_last_checkpoint(
     tmp_path: Path, rank: int, where: str
 ) -> None:
-    done = launch(2, tmp_path, "train_fsdp2:1", f"killed:2:{rank}:{where}", check=False)
+    done = launch(2, tmp_path, "train:fsdp2:1", f"killed:2:{rank}:{where}", check=False)
     assert done.returncode != 0
     store = store_of(tmp_path)
     assert newest_good(store)[0].step == 1

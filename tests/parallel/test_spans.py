@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,7 @@ from ndd_engine.train.parallel import team as team_module
 from ndd_engine.train.parallel.marks import PART, StreamWaits
 from ndd_engine.train.parallel.notes import StoreNotes
 from ndd_engine.train.parallel.place import Place
-from ndd_engine.train.parallel.spans import NO_SPANS, DeviceStepSpans, StepSpans, WindowSpans, step_spans
+from ndd_engine.train.parallel.spans import WindowSpans
 from ndd_engine.train.parallel.team import Team
 
 MS = 1_000_000
@@ -91,11 +90,6 @@ def event(window: Window, **more: object) -> WindowEvent:
     return replace(empty, **more)  # type: ignore[arg-type]
 
 
-def sums(spans: StepSpans) -> tuple[float, float]:
-    waits, works = spans.voting(lambda _step: 0)
-    return sum(waits), sum(works)
-
-
 def device_clock(machine: Machine) -> DevicePhaseClock:
     return DevicePhaseClock(lambda: Event(machine), machine.now)  # type: ignore[arg-type,return-value]
 
@@ -128,72 +122,6 @@ def test_evaluations_keep_the_time_of_the_host_and_the_whole_is_the_wall_time() 
     assert spans["evaluate"] == (500 * MS, 0)
     assert spans["forward"][0] / 60 / MS == pytest.approx(10, abs=0.2)
     assert sum(work + wait for work, wait in spans.values()) == pytest.approx(window.wall_ns)
-
-
-def test_a_window_without_measured_steps_has_the_shares_of_the_one_before() -> None:
-    machine = Machine()
-    clock = device_clock(machine)
-    spans = WindowSpans()
-    for _ in range(60):
-        step(machine, clock, wait_ms=5)
-    window = event(clock.take())
-    before = spans.of(window)
-    none = {name: times | {"device_ns": None} for name, times in window.phases.items()}
-    after = spans.of(replace(window, phases=none, device_steps=0, wall_ns=window.wall_ns // 2))
-    assert after["backward"] == pytest.approx(tuple(value / 2 for value in before["backward"]))
-
-
-def test_without_a_device_clock_the_times_are_those_of_the_host() -> None:
-    machine = Machine()
-    clock = PhaseClock(machine.now)
-    spans = step_spans(clock)
-    assert type(spans) is StepSpans
-    for done in (1, 2, 3):
-        clock.enter(phase.BACKWARD)
-        machine.host_ms += 20
-        clock.enter_part(PART)
-        machine.host_ms += 5
-        clock.end_step()
-        spans.step(done)
-    waits, works = spans.voting(lambda done: done // 2)
-    assert (waits[:3], works[:3]) == ([5 * MS, 10 * MS, 0], [20 * MS, 40 * MS, 0])
-    assert spans.voting(lambda done: done) == NO_SPANS
-    assert WindowSpans().of(event(clock.take())) == {"backward": (60 * MS, 15 * MS)}
-
-
-def test_a_vote_reports_the_device_times_of_one_step_for_all_steps_since_the_last() -> None:
-    machine = Machine()
-    clock = device_clock(machine)
-    spans = step_spans(clock)
-    assert isinstance(spans, DeviceStepSpans)
-    reported = []
-    for done in range(1, 51):
-        # The step after a vote and the next: 1 ms of waiting more in each group of ten.
-        step(machine, clock, wait_ms=(done - 1) // 10)
-        spans.step(done)
-        if done % 10 == 0:
-            reported.append(sums(spans))
-            spans.voted()
-    assert reported[:3] == [(inf, 0.0)] * 3
-    wait, work = reported[3]
-    assert wait == pytest.approx(10 * 1 * MS, abs=2 * MS)
-    assert work == pytest.approx(10 * 31.2 * MS, abs=4 * MS)
-    assert reported[4] == pytest.approx((10 * 2 * MS, work), abs=4 * MS)
-
-
-def test_a_step_whose_device_times_are_not_there_is_unknown() -> None:
-    machine = Machine()
-    clock = device_clock(machine)
-    spans = step_spans(clock)
-    for done in range(1, 60):
-        clock.enter(phase.FORWARD)
-        machine.host_ms += 1
-        machine.device_ms += 1000  # far behind the host
-        clock.end_step()
-        spans.step(done)
-        if done % 10 == 0:
-            assert sums(spans) == (inf, 0.0)
-            spans.voted()
 
 
 class Stream:

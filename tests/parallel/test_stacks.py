@@ -49,9 +49,11 @@ def test_a_call_that_holds_the_interpreter_lock_is_read_and_not_interrupted(
     assert subject.stdout is not None
     told = json.loads(subject.stdout.readline())
     time.sleep(0.3)
+    # A signal that it does not listen to would end it.
+    assert stack_of({**told, "signal": told["signal"] - 1}, stopped=False) == [] or spy.find() is not None
     stack = stack_of(told, stopped=False)
     assert [name for _, _, name in stack] == ["stuck", "<module>"]
-    assert place(stack).endswith("subject.py:7 stuck")
+    assert place(stack).split("subject.py:")[1] == "7 stuck"
     assert float(subject.stdout.readline()) > 2.9
     assert subject.wait(30) == 0
 
@@ -64,14 +66,6 @@ def test_a_stopped_process_is_read_with_py_spy_alone(subject: subprocess.Popen[s
     stack = stack_of(told, stopped=True)
     os.kill(subject.pid, signal.SIGCONT)
     assert bool(stack) == (spy.find() is not None)
-    assert subject.wait(30) == 0
-
-
-@pytest.mark.long
-def test_a_process_that_does_not_listen_gets_no_signal(subject: subprocess.Popen[str]) -> None:
-    assert subject.stdout is not None
-    told = json.loads(subject.stdout.readline())
-    assert stack_of({**told, "signal": told["signal"] - 1}, stopped=False) == [] or spy.find() is not None
     assert subject.wait(30) == 0
 
 

@@ -9,12 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_ending import ended_by
+from ranks_worker import ended_by, error_of, whole
 from torch import Tensor, nn
 
 from ndd_engine.config import Config, read
@@ -23,15 +22,13 @@ from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.share import Share
 from ndd_engine.train.evaluate import evaluate
-from ndd_engine.train.parallel.effects import effects
-from ndd_engine.train.parallel.loop import RankLoop, _Shared
+from ndd_engine.train.parallel.loop import _Shared
 from ndd_engine.train.parallel.notes import StoreNotes
 from ndd_engine.train.parallel.place import Place
 from ndd_engine.train.parallel.same import check_data, check_model
 from ndd_engine.train.parallel.strategy import Strategy, strategy_of
 from ndd_engine.train.parallel.world import World
 from ndd_engine.train.prepare import seed, total_steps, training_batches
-from ndd_engine.train.random_state import random_state
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare
 from ndd_engine.workloads.training import training_of
@@ -86,17 +83,12 @@ CASES = {
 }
 
 
-def whole(tensor: Tensor) -> Tensor:
-    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
-    return full.detach().clone()
-
-
 def named(items: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
     return {name: whole(item) for name, item in items}
 
 
 def trained(case: Case, config: Config, world: World | None = None) -> dict[str, Any]:
-    """Train as the loop does; the losses, the gradients before clipping, the weights, the items, the evaluation."""
+    """Train as the loop does; the losses, the gradients before clipping, the weights, the evaluation."""
     rank, ranks = (0, 1) if world is None else (world.rank, world.size)
     seed(config.run.seed)
     workload = prepare(config)
@@ -118,14 +110,12 @@ def trained(case: Case, config: Config, world: World | None = None) -> dict[str,
         update(enter)
 
     stepper.update = noted  # type: ignore[method-assign]
-    losses, seen, clock = [], [list[int]()], PhaseClock()
+    losses, clock = [], PhaseClock()
     for step in range(case.steps):
         epoch, at = batches.place(step)
         if not at:
             iterator = batches.epoch(epoch, 0)
-        if not at and step:
-            seen.append([])
-        loss = stepper.step(watched(iterator, seen[-1]), clock, step)
+        loss = stepper.step(iterator, clock, step)
         assert loss is not None
         mean = loss / ranks
         if world is not None:
@@ -137,33 +127,8 @@ def trained(case: Case, config: Config, world: World | None = None) -> dict[str,
     result = evaluate(stepper, evaluation, lambda: None, shared)
     return {
         "losses": losses, "gradients": gradients, "weights": named(iter(stepper.model.state_dict().items())),
-        "seen": seen, "metrics": result.metrics, "batches": result.batches, "waits": "loss/exchange" in clock.names,
-        "effects": [list(each) for each in effects(strategy, config.parallel, 60.0)] if strategy is not None else [],
+        "metrics": result.metrics, "batches": result.batches, "waits": "loss/exchange" in clock.names,
     }  # fmt: skip
-
-
-def watched(batches: Iterator[Any], seen: list[int]) -> Iterator[Any]:
-    for batch in batches:
-        if isinstance(batch, (tuple, list)):
-            seen += batch[2].tolist()
-        yield batch
-
-
-def settled(world: World) -> dict[str, Any]:
-    """Whether the passes before the first step change what a resumed run has loaded."""
-    sets = (POINTS, "workload.options.dropout=0.5", "workload.options.norm=true")
-    config = Case(sets).config(world.size, 1)
-    seed(5)
-    workload = prepare(config)
-    batches = training_batches(workload, config, CPU, lambda _text: None, Share(world.rank, world.size))
-    stepper = Stepper(workload, config, CPU, 10, strategy_of(config, CPU, training_of(workload)))
-    before = [random_state(CPU)["torch"], *named(iter(stepper.model.state_dict().items())).values()]
-    RankLoop.settle(SimpleNamespace(stepper=stepper, clock=PhaseClock()), batches.sample)  # type: ignore[arg-type]
-    after = [random_state(CPU)["torch"], *stepper.model.state_dict().values()]
-    return {
-        "same": all(map(torch.equal, before, after)),
-        "gradients": any(p.grad is not None for p in stepper.parameters),
-    }
 
 
 class Buffers(nn.Module):
@@ -210,14 +175,6 @@ def differing(world: World) -> dict[str, str]:
     torch.manual_seed(0)
     found["same"] = error_of(lambda: check_model(world, nn.Linear(3, 3)))
     return found
-
-
-def error_of(work: Callable[[], Any]) -> str:
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def main() -> None:

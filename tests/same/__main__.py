@@ -27,12 +27,10 @@ def main() -> int:
     parser.add_argument(
         "--bare", action="store_true", help="compare two bare runs: is the case itself the same?"
     )
-    parser.add_argument("--folder", type=Path, help="where the cases are (default: this folder)")
     given = parser.parse_args()
     given.python = os.path.abspath(given.python)  # noqa: PTH100  a link to another Python stays one
-    cases = parse(given.folder) if given.folder else parse()
     try:
-        cases = chosen(cases, given.names)
+        cases = chosen(parse(), given.names)
     except ValueError as error:
         parser.error(str(error))
     same = skipped = 0

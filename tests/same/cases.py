@@ -79,10 +79,10 @@ class Result:
     said: list[str] = field(default_factory=list)
 
 
-def parse(folder: Path = HERE) -> list[Case]:
+def parse() -> list[Case]:
     """All cases, in the order of their files. Raises ValueError."""
     found: list[Case] = []
-    for path in sorted(folder.glob("*.txt")):
+    for path in sorted(HERE.glob("*.txt")):
         parts = re.split(r"^=== ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
         found += [_case(path.stem, part) for part in parts]
     names = Counter(case.name for case in found)
@@ -107,21 +107,14 @@ def _case(kind: str, text: str) -> Case:
             current.append(line)
     if not re.fullmatch(r"[a-z0-9_]+", name):
         raise ValueError(f"{kind}: a case cannot have the name {name!r}")
-    return _with(kind, name, given, {key: "\n".join(part) + "\n" for key, part in files.items()})
-
-
-def _with(kind: str, name: str, given: dict[str, list[str]], files: dict[str, str]) -> Case:
-    steps: tuple[int, ...] | None = None
-    if "steps" in given:
-        text = given["steps"][0]
-        steps = () if text == "-" else tuple(int(word) for word in text.split())
+    steps = given.get("steps")
     major, minor = given.get("python", ["3.9"])[0].split(".")
     return Case(
         kind,
         name,
         given.get("run", ["RUN python train.py"])[0],
-        files,
-        steps,
+        {key: "\n".join(part) + "\n" for key, part in files.items()},
+        None if steps is None else tuple(int(word) for word in steps[0].split() if word != "-"),
         float(given.get("limit", ["20"])[0]),
         float(given.get("after", ["0"])[0]),
         tuple(given.get("needs", ())),

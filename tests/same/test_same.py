@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,6 @@ CASES = parse()
 PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
 # By default, besides the first case of each kind.
 OFTEN = {"two_optimizers_late", "closures_of_lbfgs", "becomes_itself_again"}
-
-
 # Kinds whose first case is in `make test`.
 PROMISED = {"counts", "exceptions", "inherited", "replaced"}
 # What docs/noticeable.md lists.
@@ -35,23 +34,20 @@ OPEN = {
 }
 
 
-def _marked(cases: list[Case]) -> list[object]:
-    found: list[object] = []
+def _marked() -> Iterator[object]:
     kinds: set[str] = set()
-    for case in cases:
-        often = case.kind not in kinds or case.name in OFTEN
-        marks = [pytest.mark.long if often else pytest.mark.slow]
-        if case.kind in PROMISED - kinds:
-            marks.append(pytest.mark.promise)
+    for case in CASES:
+        first = case.kind not in kinds
         kinds.add(case.kind)
+        marks = [pytest.mark.long if first or case.name in OFTEN else pytest.mark.slow]
+        if first and case.kind in PROMISED:
+            marks.append(pytest.mark.promise)
         if (reason := LISTED.get(case.name) or OPEN.get(case.name)) is not None:
             marks.append(pytest.mark.xfail(reason=reason, strict=False))
-        found.append(pytest.param(case, id=str(case), marks=marks))
-    return found
+        yield pytest.param(case, id=str(case), marks=marks)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", _marked(CASES))
+@pytest.mark.parametrize("case", _marked())
 def test_it_is_the_same(case: Case, tmp_path: Path) -> None:
     if reason := lacks(case, PYTHON):
         pytest.skip(reason)
@@ -77,17 +73,9 @@ def test_the_lines_of_the_console_are_told_from_those_of_the_script() -> None:
 
 def test_every_difference_is_found() -> None:
     case = Case("kind", "name", "RUN python train.py", {})
-    bare = Result(0, "STEPS 5\n", ["warning"], {"a": "1"})
-    assert (
-        differences(case, bare, Result(0, "STEPS 5\n", ["warning"], {"a": "1"}, ["done: after 5 steps"]))
-        == []
-    )
-    other = Result(1, "STEPS 6\n", ["error"], {"b": "1"}, ["done: the command ended after 6 steps"])
-    assert [line.partition(":")[0] for line in differences(case, bare, other)] == [
-        "exit status",
-        "output",
-        "standard error has also",
-        "standard error lacks",
-        "files",
-        "steps",
-    ]
+    bare, said = Result(0, "STEPS 5\n", ["warning"], {"a": "1"}), ["done: after {} steps"]
+    same = Result(bare.status, bare.out, bare.errors, bare.files, [said[0].format(5)])
+    assert differences(case, bare, same) == []
+    other = Result(1, "STEPS 6\n", ["error"], {"b": "1"}, [said[0].format(6)])
+    found = [line.partition(":")[0].split()[-1] for line in differences(case, bare, other)]
+    assert found == ["status", "output", "also", "lacks", "files", "steps"]

@@ -4,100 +4,57 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from script_help import SUBJECTS, events, start
+from tests.waiting import contains, until
 
-from ndd_engine.record.events import MarkEvent, parse
-from ndd_engine.script import progress, records
-from ndd_watch import mapped
+from ndd_engine.record.events import MarkEvent
+from ndd_engine.script import progress
 
-SUBJECT = Path(__file__).parents[1] / "observe" / "subjects" / "locks.py"
+SUBJECT = SUBJECTS / "locks.py"
+WORDS = ("run", "--headless", "--run", "it", "--", sys.executable, str(SUBJECT))
+SOON = {"NDD_WATCH_WINDOW_S": "0.1", "NDD_WATCH_STALLED_S": "1"}
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
-def started(folder: Path, seconds: int, **more: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "ndd_console", "run", "--headless", "--run", "it", "--", sys.executable, str(SUBJECT),
-         str(seconds)],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "NDD_WATCH_WINDOW_S": "0.1", "NDD_WATCH_STALLED_S": "1", "NO_COLOR": "1", **more},
-    )  # fmt: skip
-
-
-def warnings(folder: Path) -> list[str]:
-    path = folder / "runs" / "it" / "events.jsonl"
-    found = [parse(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-    events = [item[1] for item in found if item is not None]
-    return [event.text for event in events if isinstance(event, MarkEvent) and event.kind == "warning"]
+def warned(folder: Path, *words: str) -> bool:
+    """Whether a warning of the run has all of these words."""
+    marks = [one for one in events(folder, "it") if isinstance(one, MarkEvent) and one.kind == "warning"]
+    return any(all(word in mark.text for word in words) for mark in marks)
 
 
 @pytest.mark.long
 def test_a_call_that_keeps_the_interpreter_lock(tmp_path: Path) -> None:
-    running = started(tmp_path, 15)
-    out, _ = running.communicate(timeout=120)
-    assert running.returncode == 0, out.decode()
-    (first, *_) = [text for text in warnings(tmp_path) if text.startswith("no progress for ")]
-    assert "locks.py:12 in stuck, which holds Python's interpreter lock" in first
+    running = start(tmp_path, *WORDS, "15", **SOON)
+    _, said = running.communicate(timeout=120)
+    assert running.returncode == 0, said
+    assert warned(tmp_path, "locks.py:12 in", "stuck", "interpreter")
 
 
 @pytest.mark.long
 def test_a_stopped_process_is_named_as_such_and_goes_on(tmp_path: Path) -> None:
-    running = started(tmp_path, 1)
-    deadline = time.monotonic() + 60
-    pid = 0
-    while not pid and time.monotonic() < deadline:
-        time.sleep(0.01)
-        trains = [
-            one
-            for one in psutil.Process(running.pid).children(recursive=True)
-            if "locks.py" in one.cmdline()[-2:][0]
-        ]
-        pid = trains[0].pid if trains else 0
+    running = start(tmp_path, *WORDS, "1", **SOON)
+    found: list[int] = []
 
-    def named() -> bool:
-        return any(f"{progress.STOPPED} (process {pid})" in text for text in warnings(tmp_path))
+    def trains() -> list[int]:
+        children = psutil.Process(running.pid).children(recursive=True)
+        found[:] = [one.pid for one in children if one.cmdline()[1:2] == [str(SUBJECT)]]
+        return found
 
-    events = tmp_path / "runs" / "it" / "events.jsonl"
-    while not (events.exists() and '"window"' in events.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(trains, 60)
+    until(lambda: contains(tmp_path / "runs" / "it" / "events.jsonl", '"window"'), 60)
+    (pid,) = found
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 60
     try:
-        while not named() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: warned(tmp_path, progress.STOPPED, str(pid)), 60)
     finally:
         os.kill(pid, signal.SIGCONT)
-    out, _ = running.communicate(timeout=60)
-    assert running.returncode == 0, out.decode()
-    assert named(), warnings(tmp_path)
-
-
-def process(folder: Path, pid: int) -> records.Process:
-    memory = mapped.Memory()
-    memory.attach(str(folder), "pid-1")
-    memory.values[mapped.PID], memory.values[mapped.TRAINER] = pid, 1
-    found = records.Records(folder)
-    assert not list(found.new())
-    return found.processes[0]
-
-
-@pytest.mark.long
-def test_nothing_is_said_of_a_process_that_is_gone(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        watched, looks = [process(tmp_path, child.pid)], progress.Stalls(after_s=0.0, spy="")
-        list(looks.look(watched, 3))
-        time.sleep(0.01)
-    finally:
-        child.kill()
-        child.wait()
-    assert list(looks.look(watched, 3)) == []
-    assert not psutil.pid_exists(child.pid)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 0, said
 
 
 def frame(name: str, file: str, line: int = 1) -> dict[str, object]:

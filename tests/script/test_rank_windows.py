@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +87,22 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path)
+def make(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Makes a job, which ends with the test."""
+    made: list[Job] = []
+
+    def job(**given: Any) -> Job:
+        made.append(Job(tmp_path, **given))
+        return made[-1]
+
     yield job
-    job.follower.finish()
+    for one in made:
+        one.follower.finish()
+
+
+@pytest.fixture
+def job(make: Callable[..., Job]) -> Job:
+    return make()
 
 
 def test_exchange_is_the_least_wait_and_skew_the_rest(job: Job) -> None:
@@ -138,18 +150,23 @@ def test_a_step_that_one_rank_profiled_is_compared_on_none(job: Job) -> None:
     assert found.steps == 7 and found.columns_us["forward"][:4] == [10000] * 4
 
 
-def test_a_late_rank_is_named_with_its_line(job: Job, tmp_path: Path) -> None:
-    job.begin(0, 1)
-    job.write(
-        1, "stacks", step=1, looks=9, frames=[["data_wait", str(tmp_path / "train.py"), 7, "decode", None, 9]]
-    )
+def late_rank(job: Job) -> dict[str, Any]:
+    """The late rank after windows in which rank 1 takes 10 ms longer for its data."""
     for begin in range(0, 80, 8):
         job.window(0, begin, begin + 8, data_ms=1, wait_ms=12)
         job.window(1, begin, begin + 8, data_ms=11, wait_ms=2)
     job.poll()
     late = job.of(RanksEvent)[-1].late
-    assert late is not None and (late["rank"], late["phase"], late["host"]) == (1, "data_wait", "host1")
-    assert late["where"] == "train.py:7 decode" and late["late_ns"] == 10 * MS
+    assert late is not None and (late["rank"], late["phase"]) == (1, "data_wait")
+    return dict(late)
+
+
+def test_a_late_rank_is_named_with_its_line(job: Job, tmp_path: Path) -> None:
+    job.begin(0, 1)
+    frames = [["data_wait", str(tmp_path / "train.py"), 7, "load", None, 9]]
+    job.write(1, "stacks", step=1, looks=9, frames=frames)
+    late = late_rank(job)
+    assert (late["host"], late["where"], late["late_ns"]) == ("host1", "train.py:7 load", 10 * MS)
 
 
 def test_a_profiled_step_names_the_function_that_only_the_late_rank_calls(job: Job, tmp_path: Path) -> None:
@@ -163,17 +180,12 @@ def test_a_profiled_step_names_the_function_that_only_the_late_rank_calls(job: J
             [str(tmp_path / "train.py"), 1, "main", 1, 20 * MS, 9 * MS, "", "other"],
         ]
         job.write(rank, "profile", step=1, ns=20 * MS, functions=functions, waits=[])
-    for begin in range(0, 80, 8):
-        job.window(0, begin, begin + 8, data_ms=1, wait_ms=12)
-        job.window(1, begin, begin + 8, data_ms=11, wait_ms=2)
-    job.poll()
-    late = job.of(RanksEvent)[-1].late
-    assert late is not None and late["rank"] == 1
-    assert late["where"] == "train.py:40 work, called by augment"
+    place, _, caller = late_rank(job)["where"].partition(",")
+    assert place.split() == ["train.py:40", "work"] and caller.endswith("augment")
 
 
-def test_ranks_of_other_hosts_are_named_and_left_out(tmp_path: Path) -> None:
-    job = Job(tmp_path, world=4, here=[2, 2])
+def test_ranks_of_other_hosts_are_named_and_left_out(make: Callable[..., Job]) -> None:
+    job = make(world=4, here=[2, 2])
     job.begin(2, 3)
     for rank in (2, 3):
         job.window(rank, 0, 8, data_ms=rank)
@@ -181,20 +193,18 @@ def test_ranks_of_other_hosts_are_named_and_left_out(tmp_path: Path) -> None:
     (found,) = job.of(RanksEvent)
     assert (found.world, found.launched, found.first_rank) == (2, 4, 2)
     assert sorted(found.rows_us) == ["2", "3"] and found.columns_us["own"][4] == 3
-    assert [text for text in job.texts if "ranks 0 to 1 of 4: on other hosts" in text]
-    job.follower.finish()
+    assert [text for text in job.texts if "0 to 1 of 4" in text]
 
 
-def test_a_rank_that_is_not_observed_holds_up_nothing(tmp_path: Path) -> None:
-    job = Job(tmp_path, world=3)
+def test_a_rank_that_is_not_observed_holds_up_nothing(make: Callable[..., Job]) -> None:
+    job = make(world=3)
     job.begin(0, 1)
     for begin in range(0, 80, 8):
         job.window(0, begin, begin + 8)
         job.window(1, begin, begin + 8)
     job.poll()
     assert len(job.of(RanksEvent)) == 10 and job.of(RanksEvent)[-1].world == 2
-    assert [text for text in job.texts if "rank 2 of 3: not observed" in text]
-    job.follower.finish()
+    assert [text for text in job.texts if "rank 2 of 3" in text]
 
 
 def test_a_rank_that_ends_early(job: Job) -> None:
@@ -208,8 +218,10 @@ def test_a_rank_that_ends_early(job: Job) -> None:
     assert [event.step for event in job.of(RanksEvent)] == [8]
     job.write(0, "end", step=16, status="failed", reason="RuntimeError: Connection closed by peer")
     job.follower.finish()
-    assert job.follower.ended == ("done", "rank 1 ended first, after 11 steps")
-    assert "the ranks ran different numbers of steps: 11 steps on rank 1, 16 on rank 0" in job.texts
+    assert job.follower.ended is not None
+    status, reason = job.follower.ended
+    assert status == "done" and reason.startswith("rank 1 ") and "11 steps" in reason
+    assert [text for text in job.texts if "11" in text and "16" in text]  # steps of each rank
 
 
 def test_the_rank_that_failed_first_is_the_reason(job: Job) -> None:
@@ -217,7 +229,9 @@ def test_the_rank_that_failed_first_is_the_reason(job: Job) -> None:
     job.write(1, "end", step=4, status="failed", reason="ValueError: too large")
     job.write(0, "end", step=4, status="failed", reason="RuntimeError: Connection closed by peer")
     job.poll()
-    assert job.follower.ended == ("failed", "rank 1: ValueError: too large")
+    assert job.follower.ended is not None
+    status, reason = job.follower.ended
+    assert status == "failed" and reason.startswith("rank 1: ") and reason.endswith("too large")
 
 
 def test_a_restart_goes_on_counting(job: Job) -> None:
@@ -232,18 +246,16 @@ def test_a_restart_goes_on_counting(job: Job) -> None:
     assert [event.step for event in job.of(RanksEvent)] == [8, 24]
     assert [event.step for event in job.of(WindowEvent)] == [8, 24]
     (text,) = job.texts
-    assert text.startswith("rank 1: ValueError: bad; the ranks were started again (restart 1) after step 8")
+    assert text.startswith("rank 1: ") and all(word in text for word in ("bad", "restart 1", "step 8"))
 
 
-def test_processes_that_exchange_nothing_are_not_compared(tmp_path: Path) -> None:
-    job = Job(tmp_path)
+def test_processes_that_exchange_nothing_are_not_compared(job: Job) -> None:
     job.begin(0, 1, exchanges=False)
     for rank in (0, 1):
         job.window(rank, 0, 8)
     job.poll()
     assert not job.of(RanksEvent) and len(job.of(WindowEvent)) == 1
     assert "parallel" not in job.of(RunEvent)[0].config
-    job.follower.finish()
 
 
 def test_damaged_figures_of_a_rank_cost_only_themselves(job: Job) -> None:

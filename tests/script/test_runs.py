@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,19 +13,19 @@ from typing import Any
 
 import pexpect
 import pytest
+from script_help import SUBJECTS, environment, events, report, run, start
 from tests.waiting import contains, lives, until
 
+from ndd_console.__main__ import status_of
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.hardware.sampler import Sampler
-from ndd_engine.record.events import EndEvent, RunEvent, WindowEvent, parse
+from ndd_engine.record.events import EndEvent, KernelsEvent, MarkEvent, RunEvent, ScalarsEvent, WindowEvent
 from ndd_engine.script.command import Command
 from ndd_engine.script.run import ScriptRequest, ScriptRun
 
 pytestmark = pytest.mark.long
 
-SUBJECTS = Path(__file__).parents[1] / "observe" / "subjects"
-CONSOLE = (sys.executable, "-m", "ndd_console")
 SLOW = """
 import time
 import torch
@@ -58,29 +57,9 @@ print("LAST", float(loss))
 """
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "NDD_WATCH_WINDOW_S": "0.2", "NO_COLOR": "1"}
-
-
-def run(
-    folder: Path, *words: str, stdin: str | None = None, status: int = 0
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*CONSOLE, "run", *words], cwd=folder, capture_output=True, text=True, timeout=120, input=stdin,
-        env=environment(), check=False,
-    )  # fmt: skip
-    assert done.returncode == status, done.stderr
-    return done
-
-
-def events(folder: Path, name: str) -> list[Any]:
-    found = map(parse, (folder / "runs" / name / "events.jsonl").read_bytes().splitlines())
-    return [item[1] for item in found if item is not None]
-
-
 @pytest.mark.promise
 def test_the_output_goes_through_and_the_record_is_a_run(tmp_path: Path) -> None:
-    done = run(tmp_path, "--", sys.executable, str(SUBJECTS / "plain.py"))
+    done = run(tmp_path, "run", "--", sys.executable, str(SUBJECTS / "plain.py"))
     words = done.stdout.split()
     steps = int(words[words.index("STEPS") + 1])
     seen = events(tmp_path, "plain-001")
@@ -91,25 +70,9 @@ def test_the_output_goes_through_and_the_record_is_a_run(tmp_path: Path) -> None
     (identity,) = [event for event in seen if isinstance(event, RunEvent)]
     assert identity.workload == "plain.py" and identity.parameters > 0 and identity.items_per_step == 32
     assert seen[-1].status == "done" and "Traceback" not in done.stderr
-    listed = subprocess.run(
-        [*CONSOLE, "runs", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment(),
-    )
-    (row,) = json.loads(listed.stdout)["runs"]
+    (row,) = json.loads(run(tmp_path, "runs", "--json").stdout)["runs"]
     assert (row["name"], row["status"], row["step"]) == ("plain-001", "done", steps)
-    report = subprocess.run(
-        [*CONSOLE, "report", "plain-001", "--text"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=environment(),
-    )
-    assert report.returncode == 0 and "forward" in report.stdout, report.stderr
-    assert "cannot be compared" not in report.stdout
+    assert "forward" in run(tmp_path, "report", "plain-001", "--text").stdout
 
 
 @pytest.mark.promise
@@ -123,36 +86,31 @@ def test_the_output_goes_through_and_the_record_is_a_run(tmp_path: Path) -> None
     ],
 )
 def test_the_status_of_the_script_is_ours(tmp_path: Path, code: str, status: int, words: str) -> None:
-    done = run(tmp_path, "--run", "it", "--", sys.executable, "-c", code, status=status)
+    done = run(tmp_path, "run", "--run", "it", "--", sys.executable, "-c", code, status=status)
     end = events(tmp_path, "it")[-1]
     assert isinstance(end, EndEvent) and end.exit_status == status
     assert words in end.reason and end.reason in done.stderr.replace("\n", " ")
 
 
-def test_input_goes_through(tmp_path: Path) -> None:
-    done = run(tmp_path, "--", sys.executable, "-c", "print(input()[::-1])", stdin="abc\n")
-    assert done.stdout == "cba\n"
-
-
-def test_what_cannot_be_observed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    assert "-I" in run(tmp_path, "--", sys.executable, "-I", "train.py", status=2).stderr
-    assert "no such command" in run(tmp_path, "--", "no-such-program", status=2).stderr
-    assert "allowed" in run(tmp_path, "--run", "a/b", "--", sys.executable, status=2).stderr
+def test_what_cannot_be_observed_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, named in (
+        (("--", sys.executable, "-I", "train.py"), "-I"),
+        (("--", "no-such-program"), "no-such-program"),
+        (("--run", "a/b", "--", sys.executable), "a/b"),
+    ):
+        assert status_of(["--runs", str(tmp_path / "runs"), "run", *words]) == 2
+        assert named in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
 def test_slow_data_is_named_with_its_function(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW.replace("STEPS", "240"))
-    done = run(tmp_path, "--", sys.executable, "slow.py")
-    # Where cores are free, loader workers are proposed before a change of the function.
-    assert "finding: input-bound" in done.stderr
-    assert "(slow.py:" in done.stderr or "try loader.workers=" in done.stderr
-    shown = subprocess.run(
-        [*CONSOLE, "report", "slow-001", "--json"], cwd=tmp_path, capture_output=True, text=True, check=True,
-        env=environment(),
-    )  # fmt: skip
-    first = json.loads(shown.stdout)["findings"][0]
+    done = run(tmp_path, "run", "--", sys.executable, "slow.py")
+    first = report(tmp_path, "slow-001")["findings"][0]
     assert first["cause"] == "data-wait" and first["share"] > 0.8
+    assert "finding: " in done.stderr
     assert "decode" in json.dumps(first)
     assert any(change["where"] and "slow.py:" in change["where"] for change in first["changes"])
 
@@ -161,10 +119,7 @@ def test_slow_data_is_named_with_its_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_script_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "slow.py").write_text(SLOW.replace("STEPS", "80000"))
-    process = subprocess.Popen(
-        [*CONSOLE, "run", "--", sys.executable, "slow.py"], cwd=tmp_path, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True,
-    )  # fmt: skip
+    process = start(tmp_path, "run", "--", sys.executable, "slow.py")
     record = tmp_path / "runs" / "slow-001" / "events.jsonl"
     until(lambda: contains(record, '"window"'))
     process.send_signal(number)
@@ -180,39 +135,41 @@ def test_killing_the_console_ends_the_script(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import os\nopen('pid', 'w').write(str(os.getpid()))\n" + SLOW.replace("STEPS", "80000")
     )
-    process = subprocess.Popen(
-        [*CONSOLE, "run", "--", sys.executable, "slow.py"], cwd=tmp_path, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, env=environment(), start_new_session=True,
-    )  # fmt: skip
+    process = start(tmp_path, "run", "--", sys.executable, "slow.py")
     until((tmp_path / "pid").exists)
     time.sleep(0.5)
     pid = int((tmp_path / "pid").read_text())
     process.kill()
-    process.wait()
+    process.communicate()
     until(lambda: not lives(pid))
 
 
 @pytest.mark.promise
 def test_on_the_screen(tmp_path: Path) -> None:
-    """In a real terminal: phases, the output of the script on the log page, and Ctrl-C."""
+    """In a real terminal: phases, the output of the script on the log page, a profiler capture, and Ctrl-C."""
     (tmp_path / "slow.py").write_text(
         "print('hello from the script', flush=True)\n" + SLOW.replace("STEPS", "80000")
     )
     child = pexpect.spawn(
         sys.executable, ["-m", "ndd_console", "run", "--", sys.executable, "slow.py"], cwd=str(tmp_path), timeout=60,
-        env={**environment(), "TERM": "xterm-256color"}, dimensions=(24, 80), encoding="utf-8",
+        env=environment(TERM="xterm-256color"), dimensions=(30, 100), encoding="utf-8",
     )  # fmt: skip
     child.expect("data_wait")
     child.send("l")
     child.expect("hello from the script")
     child.send("q")
     child.expect("data_wait")
+    child.send("c")  # a script cannot be asked to save a checkpoint
+    child.send("k")
+    child.expect("profiler capture")
     child.send("\x03")
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130
-    end = events(tmp_path, "slow-001")[-1]
+    *before, end = events(tmp_path, "slow-001")
     assert end.status == "interrupted" and end.step > 0
+    assert any(isinstance(event, KernelsEvent) for event in before)
+    assert not any(isinstance(event, MarkEvent) and event.kind == "checkpoint" for event in before)
 
 
 def test_the_gpu_that_the_script_trains_on_is_sampled(
@@ -245,3 +202,116 @@ def test_the_gpu_that_the_script_trains_on_is_sampled(
     assert [gpu.uuid for gpu in sampled if gpu is not None] == [uuids[1]]
     seen = [event for event in events(tmp_path, "on_gpu-001") if isinstance(event, RunEvent)]
     assert seen and seen[0].gpu is not None and seen[0].gpu["uuid"] == uuids[1]
+
+
+# A GPU whose memory two lines have filled, as `torch.cuda.memory._snapshot` tells it.
+FULL = """
+import sys
+
+import torch
+
+calls = []
+blocks = [
+    {"address": line << 30, "size": line << 30, "requested_size": line << 30, "state": "active_allocated",
+     "frames": [{"filename": "/me/model.py", "line": line, "name": "forward"}]}
+    for line in (1, 3)
+]
+segment = {
+    "address": 1 << 30, "total_size": 4 << 30, "stream": 0, "segment_type": "large", "device": 0, "blocks": blocks,
+}
+torch.cuda.memory._record_memory_history = lambda *given, **more: calls.append(given)
+torch.cuda.memory._snapshot = lambda: {"segments": [segment], "device_traces": [[]]}
+torch.cuda.is_initialized = lambda: True
+torch.cuda._lazy_init()
+print(len(calls))
+if "full" in sys.argv:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+raise ValueError("another error")
+"""
+
+
+@pytest.mark.parametrize(("word", "asked"), [("full", True), ("full", False), ("other", True)])
+def test_the_lines_that_filled_the_memory_are_named_on_request(
+    tmp_path: Path, word: str, asked: bool
+) -> None:
+    (tmp_path / "train.py").write_text(FULL)
+    options = ("--memory-history",) if asked else ()
+    words = ("run", "--headless", "--run", "r", *options, "--", sys.executable, "train.py", word)
+    done = run(tmp_path, *words, status=1)
+    named = asked and word == "full"
+    assert done.stdout == f"{int(asked)}\n"
+    assert ("me/model.py:3" in done.stderr) == named
+    assert [path.name for path in (tmp_path / "runs" / "r").glob("*.pickle")] == ["memory.pickle"] * named
+
+
+# A script observes itself in a line, and says what hooks cannot know.
+LOOP = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+{before}
+torch.manual_seed(0)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
+step = 0
+{begin}
+for epoch in range(4):
+    for x, y in DataLoader(data, batch_size=16):
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        step += 1
+    {each}
+{end}
+print("LOSS", float(loss.detach()).hex())
+"""
+
+
+def observes(folder: Path, status: int = 0, **parts: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "train.py"
+    path.write_text(LOOP.format(**{"before": "", "begin": "", "each": "pass", "end": "", **parts}))
+    done = subprocess.run(
+        [sys.executable, path.name], cwd=folder, capture_output=True, text=True, timeout=100,
+        env=environment(NDD_WATCH_WINDOW_S="0.02"), check=False,
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def ended(folder: Path, name: str) -> list[Any]:
+    """The events of a run, once its follower has ended it."""
+    until(lambda: isinstance(events(folder, name)[-1], EndEvent), 30)
+    return events(folder, name)
+
+
+def test_a_script_that_observes_itself_tells_epochs_and_metrics(tmp_path: Path) -> None:
+    done = observes(
+        tmp_path, before="from ndd_engine import observe\nseen = observe('mine').__enter__()",
+        begin="seen.totals(total_steps=64, epochs=4)",
+        each="seen.epoch(step, epoch + 1); seen.log(step, size=epoch); seen.evaluation(step, loss=float(loss))",
+        end="seen.close()",
+    )  # fmt: skip
+    assert done.stdout == observes(tmp_path).stdout
+    found = ended(tmp_path, "mine")
+    assert sum(event.steps for event in found if isinstance(event, WindowEvent)) == 64
+    runs = [event for event in found if isinstance(event, RunEvent)]
+    assert (runs[-1].total_steps, runs[-1].epochs, runs[-1].workload) == (64, 4, "train.py")
+    assert next(event.values for event in found if isinstance(event, ScalarsEvent)) == {"size": 0.0}
+    assert sum(isinstance(event, MarkEvent) and event.kind == "evaluation" for event in found) == 4
+    assert found[-1].status == "done" and found[-1].step == 64
+
+
+def test_an_error_of_a_script_that_observes_itself_is_the_reason_of_its_end(tmp_path: Path) -> None:
+    before = "import ndd_engine\nndd_engine.observe()"
+    observes(tmp_path, status=1, before=before, end="raise ValueError('too late')")
+    end = ended(tmp_path, "train-001")[-1]
+    assert end.status == "failed" and "too late" in end.reason and end.step == 64
+
+
+def test_what_cannot_be_recorded_never_stops_the_training(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file in the way")
+    before = "import ndd_engine\nseen = ndd_engine.observe('it')"
+    done = observes(tmp_path, before=before, end="seen.log(3, a=1); seen.close()")
+    assert "observed" in done.stderr

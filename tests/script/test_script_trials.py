@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,8 +15,11 @@ from typing import Any
 
 import psutil
 import pytest
+from script_help import report, run, start
+from tests.waiting import until
 
-CONSOLE = (sys.executable, "-m", "ndd_console")
+from ndd_console.__main__ import status_of
+
 # Items wait for a slow disk: workers wait in parallel, however busy the cores are.
 SCRIPT = """import os
 import time
@@ -53,15 +55,6 @@ for epoch in range(1000):
 """
 
 
-def console(folder: Path, *words: str, status: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*CONSOLE, *words], cwd=folder, capture_output=True, text=True, timeout=150, stdin=subprocess.DEVNULL,
-        env={**os.environ, "NDD_WATCH_WINDOW_S": "0.2", **more}, check=False,
-    )  # fmt: skip
-    assert done.returncode == status, done.stderr
-    return done
-
-
 def hashes(folder: Path) -> dict[str, str]:
     """Of all files besides those of the runs."""
     files = (path for path in folder.rglob("*") if path.is_file() and "runs" not in path.parts)
@@ -80,7 +73,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
     name = f"waits{os.getpid()}.py"
     (folder / name).write_text(SCRIPT)
-    console(folder, "run", "--run", "base", "--", sys.executable, name, STEPS="40")
+    run(folder, "run", "--run", "base", "--", sys.executable, name, STEPS="40")
     return folder
 
 
@@ -96,25 +89,22 @@ def script(recorded: Path, tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_workers_for_slow_storage_are_faster_and_the_edit_is_applied(script: Path, tmp_path: Path) -> None:
     before, there = hashes(tmp_path), set(map(str, leftovers(script.name)))
-    done = console(tmp_path, "try", "base", "--set", "loader.workers=2", "--budget", "30")
-    assert "faster" in done.stdout and "in effect" in done.stdout and "losses identical" in done.stdout
-    assert "+    for x, y in DataLoader(Files(), batch_size=8, num_workers=2):" in done.stdout
+    words = ("try", "base", "--set", "loader.workers=2", "--budget", "30")
+    done = run(tmp_path, *words, stdin="")
+    assert "num_workers=2):" in done.stdout
     assert hashes(tmp_path) == before
     assert not set(map(str, leftovers(script.name))) - there
-    again = console(tmp_path, "try", "base", "--set", "loader.workers=2", "--budget", "30", "--apply")
-    assert (
-        "not measured again" in again.stderr
-        and "wrote" in again.stderr
-        and "num_workers=2" in script.read_text()
-    )
-    shown = console(tmp_path, "report", "base", "--json")
-    assert [trial["sets"] for trial in json.loads(shown.stdout)["trials"]] == [["loader.workers=2"]]
+    run(tmp_path, *words, "--apply", stdin="")
+    assert "num_workers=2" in script.read_text()
+    (trial,) = report(tmp_path, "base")["trials"]  # it was not measured again
+    assert (trial["sets"], trial["verdict"], trial["loss"]) == (["loader.workers=2"], "faster", "same")
+    assert trial["in_effect"] is True
 
 
 @pytest.mark.slow
 def test_threads_are_switched_in_one_process(script: Path, tmp_path: Path) -> None:
     before = hashes(tmp_path)
-    done = console(tmp_path, "try", "base", "--set", "run.threads=1", "--budget", "15", "--json")
+    done = run(tmp_path, "try", "base", "--set", "run.threads=1", "--budget", "15", "--json", stdin="")
     event = json.loads(done.stdout)
     assert event["method"] == "one process" and event["in_effect"] is True
     assert event["loss"] == "not comparable"
@@ -122,36 +112,22 @@ def test_threads_are_switched_in_one_process(script: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("workload.size=tiny", "cannot be changed without editing"),
-        ("loader.workers=many", "loader.workers"),
-        ("loader.workers=0", "nothing to compare"),
-    ],
-)
-def test_what_cannot_be_tried_is_refused(script: Path, tmp_path: Path, change: str, words: str) -> None:
-    assert words in console(tmp_path, "try", "base", "--set", change, status=2).stderr
+@pytest.mark.parametrize("change", ["workload.size=tiny", "loader.workers=many", "loader.workers=0"])
+def test_what_cannot_be_tried_is_refused(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    assert status_of(["--runs", str(tmp_path / "runs"), "try", "base", "--set", change]) == 2
+    assert change.partition("=")[0] in capsys.readouterr().err
 
 
 @pytest.mark.long
 @pytest.mark.promise
 def test_a_killed_trial_leaves_nothing(script: Path, tmp_path: Path) -> None:
     before = hashes(tmp_path)
-    process = subprocess.Popen(
-        [*CONSOLE, "try", "base", "--set", "run.threads=1"], cwd=tmp_path, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while (
-        not any(isinstance(one, psutil.Process) for one in leftovers(script.name))
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.1)
+    process = start(tmp_path, "try", "base", "--set", "run.threads=1")
+    until(lambda: any(isinstance(one, psutil.Process) for one in leftovers(script.name)), 60)
     time.sleep(4)
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    while leftovers(script.name) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not leftovers(script.name)
+    process.communicate()
+    until(lambda: not leftovers(script.name), 60)
     assert hashes(tmp_path) == before

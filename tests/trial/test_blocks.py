@@ -1,6 +1,9 @@
-"""The plan of the runs: equal items, whole epochs and periods where they fit, and an error where nothing does."""
+"""The plan of the runs: equal items, whole epochs and periods where they fit, an error else; and what is switched."""
 
 from __future__ import annotations
+
+import json
+from contextlib import suppress
 
 import pytest
 
@@ -8,7 +11,6 @@ from ndd_engine.config import Config, read
 from ndd_engine.trial.blocks import (
     BlocksDoNotFitError,
     SidePace,
-    common,
     lead,
     needs_epochs,
     never_happens,
@@ -18,6 +20,8 @@ from ndd_engine.trial.blocks import (
     plan_switches,
     switched_off,
 )
+from ndd_engine.trial.outcome import differences
+from ndd_engine.trial.toggles import can_switch
 
 
 def config(*sets: str) -> Config:
@@ -67,31 +71,20 @@ def test_an_epoch_that_was_seen_to_be_too_long_is_not_tried_again() -> None:
     side = SidePace(16, 100, 0.010)
     assert not plan_blocks(side, side, 60.0, False).within
     assert plan_blocks(side, side, 60.0, False, whole=False).within
-    with pytest.raises(BlocksDoNotFitError, match=r"a whole epoch takes 1\.0 s"):
+    with pytest.raises(BlocksDoNotFitError, match=r"1\.0 s"):
         plan_blocks(side, side, 30.0, True, whole=False)
 
 
 def test_what_recurs_lies_in_a_block_in_whole_periods() -> None:
     plan = plan_blocks(SidePace(16, 10_000, 0.010, 50), SidePace(16, 10_000, 0.010, 20), 50.0, False)
     assert plan.steps[0] % 50 == 0 and plan.steps[1] % 20 == 0
-    with pytest.raises(BlocksDoNotFitError, match=r"a period of the changed setting takes 50\.0 s") as caught:
+    with pytest.raises(BlocksDoNotFitError, match=r"50\.0 s") as caught:
         plan_blocks(SidePace(16, 10_000, 0.010, 5000), SidePace(16, 10_000, 0.010, 20), 50.0, False)
     assert caught.value.needed_s >= 8 * 50
 
 
-def test_cheap_starts_are_repeated_and_dear_ones_are_not() -> None:
-    for start_s in (0.5, 1.0, 2.0, 3.0):
-        pairs, blocks = plan_pairs(60.0 - start_s, start_s, 1.1)
-        assert pairs >= 6 and blocks >= 2
-    assert plan_pairs(30.0, 5.0, 1.1)[0] == 4  # no fewer where four fit
-    assert 1 <= plan_pairs(40.0, 15.0, 1.1)[0] <= 3
-    pairs, blocks = plan_pairs(30.0, 60.0, 1.1)
-    assert pairs == 1 and blocks > 20  # nothing else to spend the time on
-    assert plan_pairs(2.0, 1.0, 1.1) == (0, 0)
-
-
 def test_steps_that_take_too_long_are_refused_with_what_would_be_needed() -> None:
-    with pytest.raises(BlocksDoNotFitError, match=r"a step takes 5\.0 s, .* 8 of them") as caught:
+    with pytest.raises(BlocksDoNotFitError, match=r"5\.0 s") as caught:
         plan_blocks(SidePace(1, 1000, 5.0), SidePace(1, 1000, 1.0), 30.0, False)
     assert 40 <= caught.value.needed_s <= 50
 
@@ -132,38 +125,97 @@ def test_checkpoints_by_the_clock_count_where_they_are_the_question() -> None:
     assert steps("checkpoint.keep", 0.1) == 1
 
 
-def test_a_part_of_a_period_does_not_matter_where_there_are_many() -> None:
-    assert common([]) == 1
-    assert common([4, 6]) == 12
-    assert common([10, 199]) == 1990
-    assert common([10, 203]) == 203
+OFF = ("evaluate.every_epochs=0", "checkpoint.every_epochs=0", "checkpoint.every_minutes=0.0")
+KEPT = ("loader.workers=2", "loader.persistent=true")
 
 
-def test_what_never_happens_cannot_be_measured() -> None:
-    never = config("evaluate.every_epochs=0", "checkpoint.every_epochs=0", "checkpoint.every_minutes=0.0")
-    assert never_happens(never, never, ["loader.workers"]) == ""
-    assert "part of no measurement" in never_happens(never, never, ["log.profile_every_s"])
-    assert "only evaluated at its end" in never_happens(never, never, ["evaluate.batches"])
-    assert "only writes a checkpoint at its end" in never_happens(never, never, ["checkpoint.keep"])
-    assert never_happens(never, config(), ["evaluate.every_epochs"]) == ""
+@pytest.mark.parametrize(
+    ("sets", "changed", "epochs_known", "never"),
+    [
+        (OFF, "loader.workers", True, False),
+        (OFF, "log.profile_every_s", True, True),
+        (OFF, "evaluate.batches", True, True),
+        (OFF, "checkpoint.keep", True, True),
+        # Without the length of an epoch there is only what recurs by steps.
+        (KEPT, "loader.persistent", False, True),
+        (KEPT, "evaluate.batches", False, True),
+        (KEPT, "checkpoint.keep", False, True),
+        (("evaluate.every_steps=5",), "evaluate.batches", False, False),
+    ],
+)
+def test_what_never_happens_cannot_be_measured(
+    sets: tuple[str, ...], changed: str, epochs_known: bool, never: bool
+) -> None:
+    assert bool(never_happens(config(*sets), config(*sets), [changed], epochs_known)) == never
 
 
-def test_epochs_of_unknown_length_leave_only_what_recurs_by_steps() -> None:
+def test_what_happens_on_one_side_can_be_measured() -> None:
+    assert never_happens(config(*OFF), config(), ["evaluate.every_epochs"]) == ""
+
+
+def test_steps_of_unknown_epochs_can_be_planned() -> None:
     unknown = SidePace(16, 0, 0.010)
-    plan = plan_blocks(unknown, unknown, 50.0, False, start_s=4.0)
-    assert min(plan.steps) > 10
-    kept = config("loader.workers=2", "loader.persistent=true")
-    assert "acts only between epochs" in never_happens(kept, kept, ["loader.persistent"], False)
-    assert "evaluate.every_steps" in never_happens(kept, kept, ["evaluate.batches"], False)
-    assert "checkpoint.every_steps" in never_happens(kept, kept, ["checkpoint.keep"], False)
-    often = config("evaluate.every_steps=5")
-    assert never_happens(often, often, ["evaluate.batches"], False) == ""
+    assert min(plan_blocks(unknown, unknown, 50.0, False, start_s=4.0).steps) > 10
 
 
 def test_keeping_workers_only_shows_where_epochs_begin() -> None:
-    none, some, kept = (
-        config(*sets) for sets in ((), ("loader.workers=2",), ("loader.workers=2", "loader.persistent=true"))
-    )
+    none, some, kept = (config(*sets) for sets in ((), KEPT[:1], KEPT))
     assert needs_epochs(some, kept, ["loader.persistent"])
     assert not needs_epochs(none, kept, ["loader.workers", "loader.persistent"])
     assert not needs_epochs(none, some, ["loader.workers"])
+
+
+# Which changes one process switches between.
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "switched"),
+    [
+        ("", "loader.workers=2 loader.prefetch=4", True),
+        ("", "loader.pin_memory=true", True),
+        ("", "loader.non_blocking=false", True),
+        ("", "loader.fetch=item", True),
+        ("", "precision.amp=bf16 precision.tf32=false", True),
+        ("", "speed.attention=math", True),
+        ("", "run.threads=1", True),
+        ("", "run.gc_every_steps=100", True),
+        ("", "log.every_steps=1 log.window_s=0.0", True),
+        # Everything else takes processes of its own.
+        ("", "batch.micro=8", False),
+        ("", "optimizer.implementation=loop", False),
+        ("", "speed.compile=default", False),
+        ("", "speed.channels_last=true", False),
+        ("", "speed.cudnn_benchmark=true", False),
+        ("", "loader.cache=true", False),
+        ("", "loader.placement=device", False),
+        ("", "checkpoint.every_steps=10", False),
+        ("", "evaluate.every_steps=10", False),
+        ("", "log.kernels_every=10", False),
+        ("", "loader.workers=2 batch.micro=8", False),
+        # Compiled code and encoded data stay what they are.
+        ("speed.compile=default", "precision.amp=bf16", False),
+        ("speed.compile=default", "loader.workers=2", True),
+        ("loader.cache=true", "loader.pin_memory=true", False),
+        ("loader.cache=true", "precision.amp=bf16", True),
+    ],
+)
+def test_only_what_needs_no_new_model_is_switched_in_one_process(
+    base: str, change: str, switched: bool
+) -> None:
+    sides = [
+        Config.model_validate({"workload": {"name": "chartext"}, "run": {"epochs": 1}} | sections(text))
+        for text in (base, f"{base} {change}")
+    ]
+    for one, other in (sides, reversed(sides)):
+        assert can_switch((one, other), differences(one, other)) == switched
+
+
+def sections(text: str) -> dict[str, dict[str, object]]:
+    """The sections of a file with these settings."""
+    found: dict[str, dict[str, object]] = {}
+    for name, value in (word.split("=") for word in text.split()):
+        section, key = name.split(".")
+        with suppress(ValueError):
+            value = json.loads(value)
+        found.setdefault(section, {"epochs": 1} if section == "run" else {})[key] = value
+    return found

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from measured import Bench, machine, trial
@@ -16,7 +16,7 @@ from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.events import Event
 from ndd_engine.trial.candidates import Place
-from ndd_engine.trial.claims import ClaimResult, conditions, headline, measurements, run_claims
+from ndd_engine.trial.claims import ClaimResult, Verdict, conditions, headline, measurements, run_claims
 from ndd_engine.trial.claims_table import chosen, claims
 from ndd_engine.trial.recorded import Recorded, read_recorded
 
@@ -25,6 +25,7 @@ IDS = [
     for guide, count in zip("NACFS", (7, 7, 8, 3, 8), strict=True)
     for number in range(1, count + 1)
 ]
+*_, UNMEASURABLE = get_args(Verdict)
 BIG = machine(cores=64, gpu=True)
 
 
@@ -82,21 +83,10 @@ def test_every_measurement_is_a_configuration_that_this_program_takes() -> None:
             assert part.kind == "whole" or part.low > 0 or part.high < 100, claim.id
 
 
-def test_the_table_holds_no_result() -> None:
-    text = (Path(__file__).parents[2] / "profiles/ndd_profiles/claims/guides.toml").read_text()
-    keys = {line.partition("=")[0].strip() for line in text.splitlines() if "=" in line and line[0].isalpha()}
-    assert keys <= {
-        "id", "guide", "text", "workload", "name", "kind", "low", "high", "sets", "base", "change", "gpu", "cores",
-        "where", "steps", "phase", "why",
-    }  # fmt: skip
-
-
 def test_claims_are_named_by_id_or_by_guide() -> None:
     assert [claim.id for claim in chosen(["f3", "N1"])] == ["N1", "F3"]
     assert {claim.guide for claim in chosen(["eeg"])} == {"eeg"}
-    with pytest.raises(
-        UsageError, match=r"unknown claim X9; allowed: N1, .* or all of a guide: eeg, antispoof"
-    ):
+    with pytest.raises(UsageError, match=r"X9; .*N1, .*eeg"):
         chosen(["X9"])
 
 
@@ -114,23 +104,24 @@ def test_fewer_cores_measure_the_neighbour_and_say_so() -> None:
     result = measured("N1", bench, machine(cores=2))
     assert result.verdict == "depends"
     assert "loader.workers=2" in bench.requests[0].sets
-    (line,) = conditions(result)
+    (part,), (line,) = result.parts, conditions(result)
+    assert part.found is not None and part.found.value.ratio == 1.9
+    assert all(word in part.where for word in ("2 workers", "CUDA GPU", "8 cores"))
     # The verdict is "depends": the part does not say "confirmed".
-    assert "1.9x (95 % CI 1.86 to 1.94), claimed 1.79x or more: in the claimed range" in line
-    assert headline(result) == "depends on the machine: measured under other conditions than in the guide"
-    assert "2 workers, on the CPU (the guide's configuration requires a CUDA GPU and 8 cores)" in line
+    assert part.outcome == "confirmed" and "confirmed" not in line
+    assert headline(result) != result.verdict  # it says on what
 
 
 def test_what_needs_a_gpu_is_not_measurable_without_one() -> None:
     bench = Constant(trial())
     for name in ("A4", "C2", "C8"):
         result = measured(name, bench)
-        assert result.verdict != "not measurable on this machine"
+        assert result.verdict != UNMEASURABLE
     asked = len(bench.requests)
     for name in ("A4", "C2", "C8"):
         result = measured(name, bench, machine(cores=64))
-        assert result.verdict == "not measurable on this machine"
-        assert any("requires a CUDA GPU" in line for line in conditions(result))
+        assert result.verdict == UNMEASURABLE
+        assert any("CUDA GPU" in part.reason for part in result.parts)
     assert len(bench.requests) == asked
 
 
@@ -147,38 +138,37 @@ def test_how_long_it_takes_at_most_is_known_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "verdict"),
+    ("claim", "result", "verdict"),
     [
-        (trial("faster", 2.5), "confirmed"),  # 2-3x
-        (trial("faster", 9.0), "confirmed"),  # more than claimed
-        (trial("faster", 1.4), "not confirmed"),
-        (trial("slower", 0.8), "not confirmed"),
-        (trial("faster", 2.01), "confirmed"),
-        (trial("inconclusive", 1.9, low=1.2, high=3.0), "not measurable on this machine"),
-        (replace(trial("inconclusive"), ratio=None, low=None, high=None), "not measurable on this machine"),
-        (trial("out of memory", None), "not measurable on this machine"),
-        (
-            trial("faster", 2.5, in_effect=False, not_in_effect="no tensor cores"),
-            "not measurable on this machine",
-        ),
+        ("A3", trial("faster", 2.5), "confirmed"),  # 2-3x
+        ("A3", trial("faster", 9.0), "confirmed"),  # more than claimed
+        ("A3", trial("faster", 1.4), "not confirmed"),
+        ("A3", trial("slower", 0.8), "not confirmed"),
+        ("A3", trial("faster", 2.01), "confirmed"),
+        ("A3", trial("inconclusive", 1.9, low=1.2, high=3.0), UNMEASURABLE),
+        ("A3", replace(trial("inconclusive"), ratio=None, low=None, high=None), UNMEASURABLE),
+        ("A3", trial("out of memory", None), UNMEASURABLE),
+        ("A3", trial("faster", 2.5, in_effect=False, not_in_effect="no tensor cores"), UNMEASURABLE),
+        # A claim of no gain falls with a gain.
+        ("N2", trial("faster", 1.0), "confirmed"),
+        ("N2", trial("faster", 0.7), "confirmed"),
+        ("N2", trial("faster", 1.3), "not confirmed"),
     ],
 )
-def test_a_claimed_gain_is_judged_by_the_interval(result: Any, verdict: str) -> None:
-    assert measured("A3", Constant(result)).verdict == verdict
+def test_a_claim_is_judged_by_the_interval(claim: str, result: Any, verdict: str) -> None:
+    assert measured(claim, Constant(result)).verdict == verdict
 
 
 @pytest.mark.parametrize(
-    ("ratio", "verdict"), [(1.0, "confirmed"), (0.7, "confirmed"), (1.3, "not confirmed")]
+    ("result", "reason"),
+    [
+        (trial("out of memory", None, text="no room"), "no room"),
+        (NddError("the disk\nis full"), "the disk is full"),
+    ],
 )
-def test_a_claim_of_no_gain_falls_with_a_gain(ratio: float, verdict: str) -> None:
-    assert measured("N2", Constant(trial("faster", ratio))).verdict == verdict
-
-
-def test_why_something_was_not_measured_is_told() -> None:
-    result = measured("A3", Constant(trial("out of memory", None, text="out of memory in a test step")))
-    assert list(conditions(result)) == ["not measured: out of memory in a test step"]
-    broken = Bench({"precision.amp=fp16": NddError("the disk\nis full")})
-    assert list(conditions(measured("A3", broken))) == ["not measured: the disk is full"]
+def test_why_something_was_not_measured_is_told(result: Any, reason: str) -> None:
+    (part,) = measured("A3", Bench({"precision.amp=fp16": result})).parts
+    assert (part.outcome, part.reason) == ("not measured", reason)
 
 
 def test_a_claim_of_several_parts_falls_with_one_of_them() -> None:
@@ -196,7 +186,7 @@ def test_a_claim_of_several_parts_falls_with_one_of_them() -> None:
 def test_what_can_only_be_measured_in_part_depends() -> None:
     result = measured("A7", Constant(trial("faster", 6.0)))
     assert result.verdict == "depends"
-    assert any("complete trainings" in line for line in conditions(result))
+    assert [part.outcome for part in result.parts].count("not measured") == 1
     assert measured("A7", Constant(trial("faster", 2.0))).verdict == "not confirmed"
 
 
@@ -213,7 +203,7 @@ def test_what_ended_early_and_is_unclear_is_measured_again_in_what_is_left() -> 
     assert 1.6 < value.low < 2.0 < value.high < 2.5
     assert result.verdict == "confirmed"
     spent = Constant(trial("faster", 2.0, low=1.7, high=2.35, abba_blocks=4, seconds=4.9))
-    assert measured("A3", spent).verdict == "not measurable on this machine"
+    assert measured("A3", spent).verdict == UNMEASURABLE
     assert len(spent.requests) == 1
 
 
@@ -225,8 +215,7 @@ def test_an_epoch_counts_its_items() -> None:
     found = trial("no difference", 1.0)
     result = measured("N4", Constant(replace(found, change={**found.change, **longer})))
     # As many items a second, but twice the items an epoch.
-    assert result.parts[0].found is not None
-    assert result.parts[0].found.value.ratio == pytest.approx(0.5)
+    assert ratio(result) == pytest.approx(0.5)
     assert result.verdict == "not confirmed"
 
 
@@ -235,25 +224,26 @@ def test_compiling_is_judged_over_the_guides_steps_and_told_for_longer_runs() ->
     change = {**found.change, "prepare_s": 31.0}
     result = measured("N5", Constant(replace(found, change=change)))
     # 245 steps of 10 ms are 2.45 s; with the compiler 30 s and 1.96 s.
-    assert result.parts[0].found is not None
-    assert result.parts[0].found.value.ratio == pytest.approx(2.45 / 31.96)
+    assert ratio(result) == pytest.approx(2.45 / 31.96)
     assert result.verdict == "depends"
-    assert "breaks even after 15,000 steps" in next(conditions(result))
+    assert "15,000" in next(conditions(result))
     never = measured("N5", Constant(replace(trial("slower", 0.9), change=change)))
     assert never.verdict == "confirmed"
 
 
-def test_memory_is_a_ratio_of_peaks() -> None:
+@pytest.mark.parametrize(("peak", "verdict"), [(550, "confirmed"), (800, "not confirmed")])
+def test_memory_is_a_ratio_of_peaks_of_the_same_trial(peak: int, verdict: str) -> None:
     found = trial("faster", 1.4)
-    for peak, verdict in ((550, "confirmed"), (800, "not confirmed")):
-        result = measured("C5", Constant(replace(found, change={**found.change, "peak_bytes": peak})))
-        assert result.verdict == verdict
-
-
-def test_both_parts_of_one_change_take_one_trial() -> None:
-    bench = Constant(trial("faster", 1.4))
-    measured("C5", bench)
+    bench = Constant(replace(found, change={**found.change, "peak_bytes": peak}))
+    assert measured("C5", bench).verdict == verdict
     assert len(bench.requests) == 1
+
+
+def ratio(result: ClaimResult) -> float:
+    """What its first part measured."""
+    found = result.parts[0].found
+    assert found is not None and found.value.ratio is not None
+    return found.value.ratio
 
 
 def phases(**shares: int) -> dict[str, Any]:
@@ -269,7 +259,7 @@ def test_shares_of_the_step_are_read_off_a_run_without_its_evaluations(tmp_path:
     watch = Watched(tmp_path, events)
     result = measured("S8", Constant(trial()), watch=watch)
     assert result.verdict == "confirmed"
-    assert "encoder: 20.0 %" in next(conditions(result))
+    assert result.parts[0].part.name == "encoder" and ratio(result) == pytest.approx(0.2)
     assert len(watch.sets) == 1
 
 
@@ -281,8 +271,7 @@ def test_an_optimizer_is_compared_by_its_phase_alone(tmp_path: Path) -> None:
 
     watch = Watched(tmp_path, events)
     result = measured("C4", Constant(trial()), watch=watch)
-    assert result.parts[0].found is not None
-    assert result.parts[0].found.value.ratio == pytest.approx(2.0)
+    assert ratio(result) == pytest.approx(2.0)
     assert result.verdict == "confirmed"
     order = ["optimizer.implementation=fused" in sets for sets in watch.sets]
     assert order == [False, True, True, False]
@@ -296,7 +285,7 @@ def test_evaluations_are_compared_by_their_own_time(tmp_path: Path) -> None:
         return [*windows([1.0] * 6), *marks]
 
     result = measured("A6", Constant(trial()), watch=Watched(tmp_path, events))
-    assert result.parts[0].found is not None and result.parts[0].found.value.ratio == pytest.approx(1.2)
+    assert ratio(result) == pytest.approx(1.2)
     assert result.verdict == "confirmed"
 
 
@@ -304,16 +293,15 @@ def test_evaluating_half_as_often_is_computed_from_what_was_measured(tmp_path: P
     # A step takes 0.1 s and an evaluation 1 s: 500 steps and one evaluation, or half of one.
     events = [*windows([1.0] * 10), evaluation(10, loss=1.0)]
     result = measured("S5", Constant(trial()), watch=Watched(tmp_path, events))
-    assert result.parts[0].found is not None
-    assert result.parts[0].found.value.ratio == pytest.approx(51 / 50.5, rel=1e-3)
-    assert "computed from 100 ms per step and 1.0 s per evaluation" in next(conditions(result))
+    assert ratio(result) == pytest.approx(51 / 50.5, rel=1e-3)
+    assert "100 ms" in next(conditions(result))
 
 
 def test_idle_is_the_snapshots_own_figure(tmp_path: Path) -> None:
     body = phases(data_wait=8 * 10**8, forward=2 * 10**8)
     events = [window((index + 1) * 10, 1.0, phases=body) for index in range(10)]
     result = measured("F3", Constant(trial()), machine(), Watched(tmp_path, events))
-    assert result.parts[0].found is not None and result.parts[0].found.value.ratio == pytest.approx(0.8)
+    assert ratio(result) == pytest.approx(0.8)
     assert result.verdict == "depends" and result.parts[0].outcome == "confirmed"
 
 
@@ -331,5 +319,4 @@ def test_stopped_it_gives_the_claims_that_were_measured() -> None:
 
 def test_a_run_without_steps_is_not_measured(tmp_path: Path) -> None:
     result = measured("F3", Constant(trial()), watch=Watched(tmp_path, [run_event()]))
-    assert result.verdict == "not measurable on this machine"
-    assert "no measured steps" in next(conditions(result))
+    assert result.verdict == UNMEASURABLE

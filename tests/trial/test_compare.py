@@ -11,11 +11,11 @@ import pytest
 from written_runs import ITEMS, STEPS, evaluation, run_event, sample, steady, window, windows, write_run
 
 from ndd_console.render.text import lines as text_lines
-from ndd_console.words.comparison import several_compared, two_compared
+from ndd_console.words.comparison import several_compared
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event, SampleEvent
 from ndd_engine.trial.compare import Comparison, compare, compare_several
-from ndd_engine.trial.series import Stretch, rate, ratio, spread, warm_up
+from ndd_engine.trial.series import Stretch, rate, ratio, warm_up
 
 
 def compared(folder: Path, a: list[Event], b: list[Event], **of_b: object) -> Comparison:
@@ -64,20 +64,16 @@ def test_other_processes_beside_one_run_leave_no_verdict(tmp_path: Path, others:
 
     found = compared(tmp_path, beside(0.7, steady(60, 1.0)), beside(0.7 + others, steady(60, 1.5, seed=1)))
     assert found.verdict == called
-    assert (
-        found.disturbed
-        == (called == "inconclusive")
-        == any("other processes used" in why for why in found.unlike)
-    )
+    assert found.disturbed == (called == "inconclusive") == any("processes" in why for why in found.unlike)
     assert found.slower_than(0.05) == called
 
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
-    a, empty = write_run(tmp_path / "a", windows(steady(9, 1.0))), write_run(tmp_path / "empty", [])
-    with pytest.raises(UsageError, match="run empty has no measured steps"):
-        compare(a, empty)
-    with pytest.raises(UsageError, match="same run"):
-        compare(a, a)
+    a, other = (write_run(tmp_path / name, windows(steady(9, 1.0))) for name in ("a", "other"))
+    empty = write_run(tmp_path / "empty", [])
+    for runs, named in (((a, empty), "run empty"), ((a, a), "same run"), ((a, other, a), "same run")):
+        with pytest.raises(UsageError, match=named):
+            compare_several(runs)
 
 
 # What is left out.
@@ -129,26 +125,18 @@ def test_what_changed_is_told_by_kind(tmp_path: Path) -> None:
     assert found.unlike == ()
 
 
-def test_what_is_not_alike_is_warned_of(tmp_path: Path) -> None:
-    found = compared(
-        tmp_path,
-        windows([1.0] * 9),
-        windows([1.0] * 9),
-        device_name="another",
-        items_per_step=64,
-        host="other",
-    )
-    assert any("different machines" in text for text in found.unlike)
-    assert any("effective batch differs (16, 64 items per step)" in text for text in found.unlike)
+@pytest.mark.parametrize("other", [{"device_name": "another"}, {"items_per_step": 64}, {"host": "other"}])
+def test_what_is_not_alike_is_warned_of(tmp_path: Path, other: dict[str, object]) -> None:
+    found = compared(tmp_path, windows([1.0] * 9), windows([1.0] * 9), **other)
+    assert len(found.unlike) == 1 and found.verdict != "not comparable"
 
 
 @pytest.mark.parametrize("other", [{"workload": "eeg"}, {"parameters": 5}])
 def test_runs_of_different_models_have_no_verdict(tmp_path: Path, other: dict[str, object]) -> None:
     found = compared(tmp_path, windows(steady(60, 1.0)), windows(steady(60, 3.0, seed=1)), **other)
     assert found.verdict == "not comparable"
-    with pytest.raises(UsageError, match=r"a and b train different (workloads|models)"):
+    with pytest.raises(UsageError, match=r"^a and b"):
         found.slower_than(0.05)
-    assert "slower" not in "\n".join(text_lines(two_compared(found)))
 
 
 def test_losses_are_compared_at_the_same_number_of_items(tmp_path: Path) -> None:
@@ -191,21 +179,9 @@ def test_the_interval_of_equal_series_holds_one_about_as_often_as_it_says() -> N
         assert held / 300 >= least
 
 
-def test_resemblance_of_neighbours_widens_the_interval() -> None:
-    values = [1.0, 1.1] * 30
-    sorted_values = sorted(values)  # the same values, in two long stretches
-    mixed, stretched = (rate([Stretch(value, 1) for value in series]) for series in (values, sorted_values))
-    assert mixed.value == pytest.approx(stretched.value)
-    assert mixed.error is not None and stretched.error is not None
-    assert stretched.error > 3 * mixed.error
-
-
 def test_a_rate_is_all_items_over_all_time_however_long_its_windows() -> None:
     found = rate([Stretch(10, 1e9), Stretch(10, 3e9), Stretch(20, 2e9), Stretch(20, 2e9)])
     assert found.value == pytest.approx(60 / 8)
-    assert spread(found).ratio == found.value
-    with pytest.raises(ValueError, match="nothing"):
-        rate([])
 
 
 # More than two runs.
@@ -230,34 +206,21 @@ def test_each_run_is_compared_with_the_first(tmp_path: Path) -> None:
     assert [each["run"]["run"] for each in body["candidates"]] == ["slow", "short", "other"]
     assert "losses" not in body["candidates"][0] and body["losses"][0]["share"] == 0.25
     lines = text_lines(several_compared(found), 80)
-    text = "\n".join(lines)
-    assert max(map(len, lines)) <= 80
-    assert lines[0].startswith("A  base: chartext, 10 parameters, done at step 600")
-    assert "optimizer.lr: not set -> 0.5" in text
-    rows = {line[0]: line for line in lines[lines.index(next(x for x in lines if "95 % CI" in x)) + 1 :][:4]}
-    assert (
-        "baseline" in rows["A"]
-        and "slower" in rows["B"]
-        and "faster" in rows["C"]
-        and "other model" in rows["D"]
-    )
-    assert "best rmse" in text and "0.4" in text and "loss 100 %" in text
+    begin = next(at for at, line in enumerate(lines) if "CI" in line)
+    shown = {line[:1]: line for line in lines[begin + 1 :][:4]}
+    for letter, word in (("A", "baseline"), ("B", "slower"), ("C", "faster"), ("D", "other")):
+        assert word in shown[letter]
 
 
 def test_many_runs_with_long_names_and_phases_fit_80_columns(tmp_path: Path) -> None:
     names = [f"forward/a part with a long name {index}" for index in range(4)]
     phases = {name: {"host_ns": 10**9, "device_ns": None} for name in names}
-    identity = {"parameters": 123456789, "device_name": "GPU " * 9}
     runs = [
         write_run(
             tmp_path / f"{'long' * 15}-{index:02d}",
             [window((at + 1) * STEPS, 1.0 + index, 2.0, phases=phases) for at in range(12)],
-            config={"workload": {"data": "/a/very/long/path" * 12 + str(index)}}, **identity,
+            config={"workload": {"data": "/a/very/long/path" * 12 + str(index)}}, device_name="GPU " * 9,
         )
         for index in range(15)
     ]  # fmt: skip
-    lines = text_lines(several_compared(compare_several(runs)), 80)
-    assert max(map(len, lines)) <= 80
-    assert sum(line.startswith("time per step") for line in lines) == 3
-    with pytest.raises(UsageError, match="are the same run"):
-        compare_several((*runs, runs[3]))
+    assert max(map(len, text_lines(several_compared(compare_several(runs)), 80))) <= 80

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from ndd_engine.config import read
 from ndd_engine.errors import UsageError
 from ndd_engine.trial.drafts import drafts
 from ndd_engine.trial.outcome import break_even, compare_losses, differences, effect, result
@@ -33,17 +32,8 @@ def test_the_length_of_the_run_applies_to_both_sides(monkeypatch: pytest.MonkeyP
     base, change = (draft.resolve() for draft in drafts(request))
     assert base.run.epochs == change.run.epochs == 2
     assert set(differences(base, change)) == {"loader.workers"}
-    with pytest.raises(UsageError, match="no settings to try"):
+    with pytest.raises(UsageError, match="settings"):
         drafts(TrialRequest(Base("it"), ("run.max_steps=100",)))
-
-
-def test_only_what_differs_counts_as_changed() -> None:
-    base = read(sets=["loader.workers=0"], workload="eeg").resolve()
-    change = read(sets=["loader.workers=2", "batch.micro=48"], workload="eeg").resolve()
-    found = differences(base, change)
-    assert found["loader.workers"] == (0, 2)
-    assert found["batch.micro"][1] == 48
-    assert set(found) == {"loader.workers", "batch.micro"}
 
 
 def test_the_effect_is_what_the_run_verified() -> None:
@@ -55,14 +45,12 @@ def test_the_effect_is_what_the_run_verified() -> None:
     }
     side = facts(settings=settings)
     assert effect(side, ["loader.workers"]) == (True, "")
-    assert effect(side, ["loader.workers", "speed.compile"]) == (
-        False,
-        "speed.compile is off instead of default (no compiler)",
-    )
+    in_effect, reason = effect(side, ["loader.workers", "speed.compile"])
+    assert in_effect is False and all(word in reason for word in ("speed.compile", "off", "no compiler"))
     assert effect(side, ["loader.fetch"]) == (None, "")
     assert effect(side, ["loader.pin_memory"]) == (True, "")  # back at its default, and read back so
     assert effect(side, ["batch.micro"]) == (None, "")
-    assert side.to_dict()["not_in_effect"] == ["speed.compile is off instead of default (no compiler)"]
+    assert side.to_dict()["not_in_effect"] == [reason]
     assert "settings" not in side.to_dict()
 
 
@@ -98,35 +86,21 @@ def test_a_longer_startup_breaks_even_after_enough_faster_steps() -> None:
     assert break_even(facts(), facts(items_per_s=None)) is None
 
 
-def test_the_sentence_has_the_figures_and_their_interval() -> None:
+def test_the_result_and_its_sentence_have_the_figures_and_their_interval() -> None:
     request = TrialRequest(Base("run one"), ("loader.workers=2",), 60.0, "few-workers")
-    change = facts(
-        items_per_s=2272.0,
-        peak_bytes=1 << 31,
-        prepare_s=3.0,
-        settings={"loader.workers": ["2", "2", True, "seen"]},
-    )
+    settings = {"loader.workers": ["2", "2", True, "seen"]}
+    change = facts(items_per_s=2272.0, peak_bytes=1 << 31, prepare_s=3.0, settings=settings)
     found = Estimate(1.42, 1.38, 1.47, 12, 6, 5.0, "pairs")
     event = result(request, "faster", "", found, (facts(), change), ["loader.workers"], 34.2)
-    assert event.text.startswith(
-        "faster 1.42x (95 % CI 1.38 to 1.47), 12 ABBA blocks in 34.2 s, interval from 6 pairs of processes; in effect; "
-    )
-    assert "peak memory 1.0 GB → 2.0 GB; losses identical; breaks even after" in event.text
     assert (event.against, event.cause, event.device) == ("run one", "few-workers", "a CPU")
     assert (event.in_effect, event.loss, event.confidence) == (True, "same", 0.95)
-    nothing = result(
-        request, "out of memory", "tried to allocate 9 GB", None, (SideFacts(), SideFacts()), [], 3.0
-    )
-    assert nothing.text == "out of memory: tried to allocate 9 GB"
+    assert (event.low, event.high, event.pairs, event.abba_blocks) == (1.38, 1.47, 6, 12)
+    for figure in ("faster 1.42x", "1.38 to 1.47", "34.2 s", "1.0 GB → 2.0 GB", "6 pairs"):
+        assert figure in event.text
+    few = Estimate(1.4, 1.3, 1.5, 9, 1, 10.0, "usual difference", 0.01)
+    event = result(request, "faster", "", few, (facts(), change), [], 3.0)
+    assert (event.pairs, event.method, event.between, event.df) == (1, few.method, 0.01, 10.0)
+    assert "1 pair " in event.text
+    nothing = result(request, "out of memory", "no room", None, (SideFacts(), SideFacts()), [], 3.0)
+    assert nothing.text.endswith(": no room")
     assert nothing.ratio is None and nothing.abba_blocks == 0
-    few = result(
-        request,
-        "faster",
-        "",
-        Estimate(1.4, 1.3, 1.5, 9, 1, 10.0, "usual difference", 0.01),
-        (facts(), change),
-        [],
-        3.0,
-    )
-    assert "interval from 1 pair of processes and the usual difference between processes, 1 %" in few.text
-    assert (few.pairs, few.method, few.between, few.df) == (1, "usual difference", 0.01, 10.0)

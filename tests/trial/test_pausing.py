@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.record.channel import MAX_LINE, ControlServer, send
 from ndd_engine.record.events import MarkEvent, StageEvent, TrialEvent, parse
 from ndd_engine.record.rundir import RunDir, RunLock
-from ndd_engine.train.control import Control
+from ndd_engine.train.run import Run
 from ndd_engine.trial.pausing import alone, held, to_pause
 from ndd_engine.trial.request import Base
 from ndd_engine.trial.store import record_trial
@@ -36,93 +37,87 @@ with held([RunDir(Path(sys.argv[1]))]):
 """
 
 
-@pytest.mark.long
-def test_a_held_run_is_paused_and_resumed(tmp_path: Path) -> None:
-    with live_run(tmp_path) as run:
-        with held([run.directory]):
-            at = run.recorder.snapshot()
-            assert at.status == "paused"
-            time.sleep(0.7)
-            assert run.recorder.snapshot().step == at.step
-        until(lambda: run.recorder.snapshot().step > at.step)
-        with pytest.raises(ZeroDivisionError), held([run.directory]):
-            1 / 0  # noqa: B018
-        until(lambda: run.recorder.snapshot().status == "training")
-        marks = [timed.mark for timed in run.recorder.snapshot().marks if timed.mark.kind == "pause"]
-    assert "paused for a trial by process" in marks[0].text
-    assert marks[0].data["holders"]
+GONE = 4_194_999  # more than there are processes
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A run that trains, before and after each test."""
+    with live_run(tmp_path_factory.mktemp("live")) as run:
+        yield run
+
+
+def becomes(run: Run, status: str) -> None:
+    until(lambda: run.recorder.snapshot().status == status)
 
 
 @pytest.mark.long
-def test_what_a_person_paused_stays_paused_and_what_a_person_resumes_goes_on(tmp_path: Path) -> None:
-    with live_run(tmp_path) as run:
-        send(run.directory.control_socket, "pause")
-        with held([run.directory]):
-            pass
+def test_a_held_run_is_paused_and_resumed(live: Run) -> None:
+    with held([live.directory]):
+        at = live.recorder.snapshot()
+        assert at.status == "paused"
         time.sleep(0.7)
-        assert run.recorder.snapshot().status == "paused"
-        send(run.directory.control_socket, "resume")
-        until(lambda: run.recorder.snapshot().status == "training")
-        with held([run.directory]):
-            send(run.directory.control_socket, "resume")
-            until(lambda: run.recorder.snapshot().status == "training")
+        assert live.recorder.snapshot().step == at.step
+    until(lambda: live.recorder.snapshot().step > at.step)
+    with pytest.raises(ZeroDivisionError), held([live.directory]):
+        1 / 0  # noqa: B018
+    becomes(live, "training")
+    marks = [timed.mark for timed in live.recorder.snapshot().marks if timed.mark.kind == "pause"]
+    assert marks[0].data["holders"] and str(os.getpid()) in marks[0].text
 
 
 @pytest.mark.long
-def test_a_run_that_cannot_be_paused_is_not_measured_alongside(tmp_path: Path) -> None:
-    with live_run(tmp_path) as run:
-        run.directory.control_socket.unlink()
-        with pytest.raises(UsageError, match="cannot be paused and would disturb"), held([run.directory]):
-            pytest.fail("it was measured all the same")
-
-
-@pytest.mark.long
-def test_a_run_that_somebody_resumes_is_told(tmp_path: Path) -> None:
+def test_what_a_person_paused_stays_paused_and_what_a_person_resumes_goes_on_and_is_told(live: Run) -> None:
+    send(live.directory.control_socket, "pause")
+    with held([live.directory]):
+        pass
+    time.sleep(0.7)
+    assert live.recorder.snapshot().status == "paused"
+    send(live.directory.control_socket, "resume")
+    becomes(live, "training")
     told: list[str] = []
-    with live_run(tmp_path) as run:
-        with held([run.directory], told.append):
-            told.clear()
-            send(run.directory.control_socket, "resume")
-            until(lambda: run.recorder.snapshot().status == "training")
-            until(lambda: snapshot(run.directory).status == "training")
-        assert len(told) == 1 and "was resumed during the measurement" in told[0]
+    with held([live.directory], told.append):
+        told.clear()
+        send(live.directory.control_socket, "resume")
+        becomes(live, "training")
+        until(lambda: snapshot(live.directory).status == "training")
+    (text,) = told
+    assert "resumed" in text
 
 
 @pytest.mark.long
-def test_a_run_goes_on_by_itself_when_its_holder_is_killed(tmp_path: Path) -> None:
-    with live_run(tmp_path) as run:
-        holder = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, str(run.directory.path)], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-            at = run.recorder.snapshot()
-            assert at.status == "paused"
-            holder.kill()  # and nobody waits for it yet: it stays as a zombie
-            until(lambda: run.recorder.snapshot().step > at.step, 20)
-        finally:
-            holder.kill()
-            holder.communicate()
-
-
-def test_a_holder_has_to_be_a_process() -> None:
-    control = Control()
-    with pytest.raises(UsageError, match="process 4194999: there is no such process"):
-        control.request("pause", holder=4_194_999)
-    with pytest.raises(UsageError, match="process -1: there is no such process"):
-        control.request("pause", holder=-1)
-    assert not control.paused
+def test_a_run_that_cannot_be_paused_is_not_measured_alongside(live: Run, tmp_path: Path) -> None:
+    socket = live.directory.control_socket
+    moved = socket.rename(tmp_path / "socket")
+    try:
+        with pytest.raises(UsageError, match="disturb"), held([live.directory]):
+            pytest.fail("it was measured all the same")
+    finally:
+        moved.rename(socket)
 
 
 @pytest.mark.long
-def test_a_holder_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    with live_run(tmp_path) as run:
-        for holder in ("1", 1.5, True, [1]):
-            with pytest.raises(UsageError, match="is not a process id"):
-                send(run.directory.control_socket, "pause", holder=holder)
-        with pytest.raises(UsageError, match="there is no such process"):
-            send(run.directory.control_socket, "pause", holder=4_194_999)
-        assert run.recorder.snapshot().status == "training"
+def test_a_run_goes_on_by_itself_when_its_holder_is_killed(live: Run) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(live.directory.path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        at = live.recorder.snapshot()
+        assert at.status == "paused"
+        holder.kill()  # and nobody waits for it yet: it stays as a zombie
+        until(lambda: live.recorder.snapshot().step > at.step, 20)
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("holder", ["1", 1.5, True, [1], GONE, -1])
+def test_a_holder_has_to_be_the_number_of_a_process(live: Run, holder: object) -> None:
+    with pytest.raises(UsageError, match="process"):
+        send(live.directory.control_socket, "pause", holder=holder)
+    assert live.recorder.snapshot().status == "training"
 
 
 def test_a_run_that_does_not_pause_is_told_and_let_go(tmp_path: Path) -> None:
@@ -137,7 +132,7 @@ def test_a_run_that_does_not_pause_is_told_and_let_go(tmp_path: Path) -> None:
     told: list[str] = []
     try:
         with (
-            pytest.raises(UsageError, match="run ended did not pause within 300 ms: it is preparing"),
+            pytest.raises(UsageError, match="run ended"),
             held([run], told.append, patience_s=0.3),
         ):
             raise AssertionError("it is not held")
@@ -145,22 +140,20 @@ def test_a_run_that_does_not_pause_is_told_and_let_go(tmp_path: Path) -> None:
         server.close()
         lock.release()
     assert asked == [("pause", os.getpid()), ("resume", os.getpid())]
-    assert told == ["waiting for run ended to pause"]
+    assert len(told) == 1  # what it waits for
 
 
 @pytest.mark.long
-def test_which_runs_have_to_stand_still(tmp_path: Path) -> None:
-    ended = ended_run(tmp_path)
-    with live_run(tmp_path, "one") as one:
-        alone = Base.of_run(ended, ("run.device=cpu",))
-        own = Base.of_run(one.directory)
-        assert to_pause(own, tmp_path, others=False) == (one.directory,)
-        with pytest.raises(UsageError, match=r"one is training on cpu and would disturb.*--pause"):
-            to_pause(alone, tmp_path, others=False)
-        assert to_pause(alone, tmp_path, others=True) == (one.directory,)
-        with held([one.directory]):  # stands still anyway
-            assert to_pause(alone, tmp_path, others=False) == ()
-    assert to_pause(own, tmp_path, others=False) == ()
+def test_which_runs_have_to_stand_still(live: Run, tmp_path: Path) -> None:
+    ended, root = ended_run(tmp_path), live.directory.path.parent
+    other = Base.of_run(ended, ("run.device=cpu",))
+    assert to_pause(Base.of_run(live.directory), root, others=False) == (live.directory,)
+    with pytest.raises(UsageError, match="--pause"):
+        to_pause(other, root, others=False)
+    assert to_pause(other, root, others=True) == (live.directory,)
+    with held([live.directory]):  # stands still anyway
+        assert to_pause(other, root, others=False) == ()
+    assert to_pause(Base.of_run(ended), tmp_path, others=False) == ()
 
 
 def test_a_trial_is_recorded_in_a_run_that_has_ended(tmp_path: Path) -> None:
@@ -178,17 +171,16 @@ def test_a_trial_is_recorded_in_a_run_that_has_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_trial_is_recorded_by_the_run_that_lives(tmp_path: Path) -> None:
-    with live_run(tmp_path) as run:
-        record_trial(run.directory, EVENT)
-        until(lambda: run.recorder.snapshot().trials == (EVENT,))
-        socket = run.directory.control_socket
-        for event in (None, {}, {"type": "mark"}, MarkEvent("note", 1, "x").to_json(0), 3):
-            with pytest.raises(UsageError, match="only trial events can be recorded"):
-                send(socket, "record", event=event)
-        with pytest.raises(UsageError, match=rf"maximum: {MAX_LINE:,}"):
-            send(socket, "record", event={"text": "x" * MAX_LINE})
-    assert snapshot(run.directory).trials == (EVENT,)
+def test_a_trial_is_recorded_by_the_run_that_lives(live: Run) -> None:
+    record_trial(live.directory, EVENT)
+    until(lambda: live.recorder.snapshot().trials == (EVENT,))
+    socket = live.directory.control_socket
+    for event in (None, {}, {"type": "mark"}, MarkEvent("note", 1, "x").to_json(0), 3):
+        with pytest.raises(UsageError, match="only trial"):
+            send(socket, "record", event=event)
+    with pytest.raises(UsageError, match=f"{MAX_LINE:,}"):
+        send(socket, "record", event={"text": "x" * MAX_LINE})
+    until(lambda: snapshot(live.directory).trials == (EVENT,))
 
 
 def test_a_trial_that_cannot_be_recorded_says_why(tmp_path: Path) -> None:
@@ -200,7 +192,7 @@ def test_a_trial_that_cannot_be_recorded_says_why(tmp_path: Path) -> None:
             record_trial(run, EVENT)  # somebody writes it and does not listen
     finally:
         lock.release()
-    with pytest.raises((UsageError, RunLockedError), match="cannot be recorded"):
+    with pytest.raises((UsageError, RunLockedError), match="recorded"):
         record_trial(RunDir(tmp_path / "gone"), EVENT)
 
 
@@ -227,7 +219,7 @@ def test_one_trial_at_a_time_and_a_killed_one_lets_the_next_begin(tmp_path: Path
     second = measuring(tmp_path)
     try:
         assert second.stdout is not None
-        assert second.stdout.readline() == f"waiting for process {first.pid}, which is measuring on cpu\n"
+        assert str(first.pid) in second.stdout.readline()
         first.kill()
         for line in second.stdout:
             if line == "alone\n":
@@ -247,7 +239,7 @@ def test_waiting_for_another_trial_ends_with_a_stop(tmp_path: Path) -> None:
         stop.set()
 
     with alone("cpu", lambda _: None, folder=tmp_path), alone("cpu", tell, stop, tmp_path):
-        assert waited == [f"waiting for process {os.getpid()}, which is measuring on cpu"]
+        assert [str(os.getpid()) in text for text in waited] == [True]
 
 
 def test_without_a_place_for_the_lock_a_trial_still_measures(tmp_path: Path) -> None:

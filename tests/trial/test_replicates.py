@@ -1,23 +1,31 @@
-"""The statistics of a trial: coverage and error rates in simulated trials, few pairs, and what is combined."""
+"""The statistics of a trial: coverage and error rates in simulated trials, few pairs, one process, the verdict."""
 
 from __future__ import annotations
 
 import math
 import random
-from statistics import fmean
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measured import trial
 from qa.trials.simulated import MODELS, Course, Noise, ladder, rates, simulate
 
-from ndd_engine.trial.paired import Estimate
-from ndd_engine.trial.replicates import ENOUGH, Replicates, Usual, joined, pooled, reach, standard_error
-from ndd_engine.trial.verdict import judged
+from ndd_console.view.interval import interval_rows
+from ndd_console.words.trial import VERDICTS, trial_text
+from ndd_engine.trial.outcome import sentence
+from ndd_engine.trial.paired import abba_log_ratio, student_cdf, student_quantile
+from ndd_engine.trial.replicates import ENOUGH, Replicates
+from ndd_engine.trial.toggles import FIRST_LOOK, METHOD, OneProcess, trimmed
+from ndd_engine.trial.verdict import FLOOR, judged
 
 TRIALS = 400
+USUAL = "usual difference"
+ONE_PERCENT = "processes 1 %, blocks 1 %"
 
 
-def replicates(*pairs: list[float], usual: Usual | None = None, few_pairs: bool = False) -> Replicates:
-    found = Replicates(usual, few_pairs)
+def replicates(*pairs: list[float], few_pairs: bool = False) -> Replicates:
+    found = Replicates(None, few_pairs)
     for pair in pairs:
         found.begin()
         for value in pair:
@@ -38,7 +46,7 @@ def test_intervals_contain_the_truth_as_often_as_they_promise(name: str) -> None
 
 @pytest.mark.parametrize("gain", [1.05, 1 / 1.05])
 def test_five_percent_are_found_and_nothing_is_settled(gain: float) -> None:
-    noise, course = MODELS["processes 1 %, blocks 1 %"], Course(start_s=4.0)
+    noise, course = MODELS[ONE_PERCENT], Course(start_s=4.0)
     verdict = "faster" if gain > 1 else "slower"
     assert rates(simulate(noise, gain, TRIALS, course))[verdict] >= 0.95
     assert rates(simulate(noise, 1.0, TRIALS, course))["inconclusive"] <= 0.3
@@ -62,7 +70,7 @@ def test_blocks_of_one_pair_are_not_taken_as_independent() -> None:
     many = replicates([0.010, 0.011, 0.009, 0.010] * 5).estimate()
     assert many is not None and many.pairs == 1 and many.blocks == 20
     assert many.low < 1 < many.high  # 1 % is what two equal processes differ by
-    assert (many.method, many.between) == ("usual difference", 0.01)
+    assert (many.method, many.between) == (USUAL, 0.01)
     four = replicates(*[[0.010, 0.011, 0.009]] * 4).estimate()
     assert four is not None and four.low > 1 and (four.method, four.df, four.between) == ("pairs", 3.0, None)
 
@@ -78,16 +86,6 @@ def test_nothing_is_called_before_enough_pairs() -> None:
     assert replicates([*large, math.log(2)], few_pairs=True).early() == "faster"
 
 
-def test_a_noisier_machine_widens_the_interval_of_few_pairs() -> None:
-    quiet, loud = (
-        replicates([0.03, 0.031, 0.029], usual=Usual(sd**2, 50.0)).estimate() for sd in (0.003, 0.03)
-    )
-    assert quiet is not None and loud is not None
-    assert quiet.low > 1 > loud.low
-    own = replicates([0.1, 0.1], [-0.1, -0.1]).estimate()
-    assert own is not None and own.high / own.low > 1.1  # what its own pairs differ by counts too
-
-
 def test_the_estimate_needs_two_blocks_and_is_finite() -> None:
     assert replicates().estimate() is None and replicates([0.1]).estimate() is None
     assert replicates([0.1]).last() == "inconclusive"
@@ -99,44 +97,134 @@ def test_the_estimate_needs_two_blocks_and_is_finite() -> None:
     assert len(abandoned.pairs) == 1
 
 
-def test_the_variance_between_pairs_is_estimated_without_bias() -> None:
-    draw = random.Random(3)
-    found = []
-    for _ in range(400):
-        offsets = [draw.gauss(0, 0.01) for _ in range(5)]
-        between = replicates(*[[one + draw.gauss(0, 0.02) for _ in range(3)] for one in offsets]).between()
-        assert between is not None and 0 < between.df < 3  # the noise of the blocks hides some of it
-        found.append(between.variance)
-    assert fmean(found) == pytest.approx(0.01**2, rel=0.25)
-    still = replicates(*[[0.01, 0.01], [0.0, 0.0], [0.005, 0.005], [-0.01, -0.01], [0.0, 0.0]]).between()
-    assert still is not None and still.df == 3  # of the first four pairs
-    assert replicates([0.1, 0.1]).between() is None
+# The statistics of ABBA blocks.
 
 
-def test_what_trials_measured_moves_the_usual_difference() -> None:
-    assert pooled([]) == Usual()
-    assert pooled([Usual(0.03**2, 7.0)] * 10).sd == pytest.approx(0.028, abs=0.003)
-    assert pooled([Usual(-0.01, 50.0)]).variance > 0
-    assert pooled([Usual(0.01**2, 90.0)] * 9).df == 100
+@pytest.mark.parametrize(
+    ("p", "freedom", "expected"),
+    [
+        (0.975, 1, 12.7062),
+        (0.975, 2, 4.3027),
+        (0.975, 3, 3.1824),
+        (0.975, 10, 2.2281),
+        (0.995, 5, 4.0321),
+        (0.9975, 3, 7.4533),
+        (0.95, 30, 1.6973),
+        (0.975, 1000, 1.9623),
+        (0.025, 4, -2.7764),
+        (0.5, 7, 0.0),
+    ],
+)
+def test_student_quantiles_are_those_of_the_tables(p: float, freedom: int, expected: float) -> None:
+    assert student_quantile(p, freedom) == pytest.approx(expected, abs=1e-4)
+    assert student_cdf(student_quantile(p, freedom), freedom) == pytest.approx(p, abs=1e-12)
 
 
-def test_more_pairs_narrow_the_expected_interval() -> None:
-    assert reach(Usual(), 8, 3, 2.0) < reach(Usual(), 4, 3, 2.0) < reach(Usual(), 4, 2, 0.5)
+def test_a_drift_that_is_linear_cancels_within_an_abba_block() -> None:
+    rates = [100 * math.exp(0.01 * place) for place in range(4)]
+    assert abba_log_ratio(rates[0], 1.5 * rates[1], 1.5 * rates[2], rates[3]) == pytest.approx(math.log(1.5))
+    assert abba_log_ratio(rates[1], 1.5 * rates[0], 1.5 * rates[3], rates[2]) == pytest.approx(math.log(1.5))
 
 
-def test_an_inconclusive_trial_knows_how_much_longer_it_needs() -> None:
-    noisy = replicates([0.03, 0.02], [-0.02, 0.0], [0.01, 0.01], [-0.02, -0.01])
-    assert noisy.last() == "inconclusive"
-    times = noisy.needed()
-    assert times is not None and 1.2 <= times < 50
-    assert replicates(*[[0.0, 0.001]] * 4).needed() is None
+# The blocks of one process that switches between both sides.
 
 
-def test_joined_trials_are_narrower_and_lie_between() -> None:
-    one, other = Estimate(1.10, 1.05, 1.15, 12, 4, 3.0), Estimate(1.06, 1.02, 1.10, 24, 8, 7.0)
-    found = joined([one, other])
-    assert one.ratio > found.ratio > other.ratio and (found.pairs, found.blocks) == (12, 36)
-    assert found.high / found.low < one.high / one.low
-    assert joined([one]) is one
-    assert standard_error(found) < standard_error(other)
-    assert judged(found.ratio, found.low, found.high) == "faster"
+def blocks(values: list[float]) -> OneProcess:
+    found = OneProcess()
+    for value in values:
+        found.add(value)
+    return found
+
+
+def test_the_interval_covers_with_heavy_tails() -> None:
+    source = random.Random(7)
+    inside = widths = 0.0
+    for _ in range(600):
+        values = [0.03 + source.gauss(0, 0.02) * (10 if source.random() < 0.05 else 1) for _ in range(30)]
+        found = trimmed(values)
+        inside += found.low <= math.exp(0.03) <= found.high
+        widths += math.log(found.high / found.low) / 2 / 600
+    assert 0.92 <= inside / 600 <= 0.985
+    # The plain mean has a standard deviation of 0.0089, so its interval reaches 0.018 on average.
+    assert widths < 0.013
+
+
+def test_a_disturbed_block_does_not_decide() -> None:
+    quiet = [0.001 * (-1) ** number for number in range(19)]
+    assert blocks([*quiet, 1.5]).last() == "no difference"
+    found = blocks([*quiet, 1.5]).estimate()
+    assert found is not None and found.method == METHOD and found.pairs == 0 and found.blocks == 20
+
+
+def test_it_looks_rarely_and_not_too_early() -> None:
+    found = OneProcess()
+    looks = []
+    for number in range(1, 101):
+        found.add(0.001 * (-1) ** number)
+        if found.early() is not None:
+            looks.append(number)
+    assert looks[0] == FIRST_LOOK and len(looks) <= 6
+    assert blocks([0.2 + 0.01 * (-1) ** number for number in range(FIRST_LOOK)]).early() == "faster"
+    assert blocks([0.2] * (FIRST_LOOK - 1)).early() is None
+
+
+# The verdict.
+
+LOGS = st.floats(-1.0, 1.0)
+REACH = st.floats(0.0, 0.5)
+
+
+@given(LOGS, REACH)
+def test_a_verdict_says_what_the_interval_shows(value: float, reach: float) -> None:
+    ratio, low, high = (math.exp(one) for one in (value, value - reach, value + reach))
+    verdict = judged(ratio, low, high)
+    if verdict == "faster":
+        assert low > 1 and ratio > 1 + FLOOR
+    elif verdict == "slower":
+        assert high < 1 and ratio < 1 / (1 + FLOOR)
+    elif verdict == "no difference":
+        assert high < 1 + FLOOR
+    else:
+        assert high >= 1 + FLOOR and not (low > 1 and ratio > 1 + FLOOR)
+    # The candidate as the baseline: faster becomes slower.
+    mirrored = judged(1 / ratio, 1 / high, 1 / low)
+    assert (
+        (verdict == "faster") is (mirrored == "slower")
+        or abs(value) < 1e-9
+        or abs(abs(value) - math.log(1.02)) < 1e-9
+    )
+
+
+@given(st.lists(st.lists(st.floats(-0.2, 0.2), min_size=1, max_size=4), min_size=1, max_size=8))
+def test_a_trial_ends_with_the_verdict_of_its_interval(pairs: list[list[float]]) -> None:
+    replicates = Replicates()
+    for pair in pairs:
+        replicates.begin()
+        for value in pair:
+            replicates.add(value)
+    found = replicates.estimate()
+    if found is None:
+        assert replicates.last() == "inconclusive"
+        return
+    assert found.low <= found.ratio <= found.high
+    verdict = judged(found.ratio, found.low, found.high)
+    assert replicates.last() == verdict
+    # A trial that ends early has the same verdict as at the end of its budget.
+    assert replicates.early() in (None, verdict)
+
+
+@given(LOGS, REACH)
+def test_colour_and_words_follow_the_verdict(value: float, reach: float) -> None:
+    ratio, low, high = (math.exp(one) for one in (value, value - reach, value + reach))
+    verdict = judged(ratio, low, high)
+    event = trial(verdict, ratio, low=low, high=high)
+    drawn = interval_rows(ratio, low, high, 60)
+    assert drawn[1][1][1] == VERDICTS[verdict]
+    assert interval_rows(ratio, low, high, 60, event.verdict)[1][1][1] == VERDICTS[verdict]
+    assert trial_text(event).startswith(verdict) and sentence(event).startswith(verdict)
+
+
+def test_the_verdict_of_an_older_record_colours_its_interval() -> None:
+    # Judged by the rule of its time.
+    assert interval_rows(1.03, 1.005, 1.06, 60, "inconclusive")[1][1][1] == VERDICTS["inconclusive"]
+    assert interval_rows(1.03, 1.005, 1.06, 60)[1][1][1] == VERDICTS["faster"]

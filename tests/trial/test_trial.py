@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,14 +10,25 @@ import tempfile
 import threading
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from tests.waiting import children, lives, until
 from trial_help import descendants, measured, planted
 
-from ndd_engine.errors import ConfigError, UsageError
+from ndd_engine.config import Config, read
+from ndd_engine.errors import UsageError
 from ndd_engine.text import size
+from ndd_engine.train.prepare import prepare_run
+from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.train.step.precision import Precision, make_precision, set_tf32
+from ndd_engine.trial import switching
 from ndd_engine.trial.request import Base, Progress, TrialRequest
+from ndd_engine.trial.side import SideFacts
+from ndd_engine.trial.switching import SwitchingBlocks
+from ndd_engine.trial.toggles import METHOD
 from ndd_engine.trial.trial import run_trial
 
 SLOW = {"sleep": 0.002}
@@ -28,13 +38,11 @@ FIXED = "workload.options.sleep=0.0"
 @pytest.mark.slow
 def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     told: list[Progress] = []
-    before = set(tmp_path.iterdir())
     event = measured(planted(tmp_path, **SLOW), FIXED, tell=told.append)
     assert event.verdict == "faster", event.text
     assert event.ratio is not None and event.low is not None and event.high is not None
     assert 2 < event.low <= event.ratio <= event.high
     assert event.abba_blocks >= 3
-    assert re.match(r"faster [\d.]+x \(95 % CI [\d.]+ to [\d.]+\), \d+ ABBA blocks in ", event.text)
     assert event.break_even_steps is not None
     for side in (event.base, event.change):
         assert side["items_per_step"] == 4 and side["threads"] == 1
@@ -44,68 +52,68 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     # Other options are another workload to the comparison, though these give the same losses.
     assert event.base["losses"] == event.change["losses"]
     assert event.loss == "not comparable"
-    stages = [progress.stage for progress in told]
-    assert any(stage.startswith("preparing the candidate") for stage in stages) and "measuring" in stages
+    assert any("candidate" in progress.stage for progress in told)
     assert told[-1].abba_blocks == event.abba_blocks and told[-1].ratio == pytest.approx(event.ratio)
-    assert {path.name for path in set(tmp_path.iterdir()) - before} <= {
-        "planted.py",
-        "planted.toml",
-        "__pycache__",
-    }
-
-
-@pytest.mark.slow
-def test_a_setting_says_whether_it_took_effect_and_what_the_losses_did(tmp_path: Path) -> None:
-    sets = ("loader.workers=1", "loader.persistent=true")
-    event = measured(planted(tmp_path, count=2000, **SLOW), *sets, budget_s=20)
-    assert event.verdict in ("faster", "no difference", "slower", "inconclusive")
-    assert event.in_effect is True, event.not_in_effect
-    assert (event.loss, event.change["not_in_effect"]) == ("same", [])
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written <= {"planted.py", "planted.toml", "__pycache__"}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("fault", "verdict", "words"),
-    [
-        ("huge", "out of memory", "tried to allocate"),
-        ("killed", "out of memory", "killed by signal 9"),
-    ],
-)
-def test_a_candidate_that_fails_is_a_result(tmp_path: Path, fault: str, verdict: str, words: str) -> None:
+def test_workers_are_switched_in_one_process_with_their_own_loaders(tmp_path: Path) -> None:
+    base = planted(tmp_path, sleep=0.002)
+    event = measured(base, "loader.workers=2", "loader.persistent=true", budget_s=20.0)
+    assert event.method == METHOD and event.pairs == 0, event.text
+    assert event.ratio is not None, event.text
+    assert event.in_effect is True and event.change["not_in_effect"] == []
+    # From the same state and batches.
+    assert event.loss == "same" and len(event.base["losses"]) >= 2
+    assert event.change["peak_bytes"] > event.base["peak_bytes"] > 1 << 25
+    assert event.change["prepare_s"] > 0 < event.base["prepare_s"]
+
+
+@pytest.mark.slow
+def test_the_precision_is_switched_and_verified() -> None:
+    sets = ("run.epochs=100", "run.device=cpu", "workload.size=mini", "run.threads=1")
+    event = measured(Base("it", None, "chartext", sets), "precision.amp=bf16", budget_s=20.0)
+    assert event.method == METHOD and event.in_effect is True, event.text
+    assert event.loss == "close", event.loss_text
+    # What one side needs cannot be told from what the other one did.
+    assert event.base["peak_bytes"] is None and event.change["peak_bytes"] is None
+
+
+@pytest.mark.long
+def test_short_epochs_are_no_problem(tmp_path: Path) -> None:
+    event = measured(planted(tmp_path, count=12, sleep=0.001), "run.gc_every_steps=5", budget_s=20.0)
+    assert event.method == METHOD and event.ratio is not None and event.abba_blocks >= 2, event.text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["huge", "killed"])
+def test_a_candidate_that_fails_is_a_result(tmp_path: Path, fault: str) -> None:
     event = measured(planted(tmp_path), f'workload.options.fault="{fault}"')
-    assert event.verdict == verdict, event.text
-    assert event.text.startswith(verdict) and words in event.text
+    assert event.verdict == "out of memory", event.text
     assert "console.log" not in event.text
     assert event.ratio is None and event.abba_blocks == 0
 
 
 @pytest.mark.long
-def test_a_baseline_that_fails_is_not_blamed_on_the_candidate(tmp_path: Path) -> None:
-    event = measured(planted(tmp_path, fault="huge"), 'workload.options.fault=""')
-    assert event.verdict == "failed"
-    assert "the baseline itself fails: out of memory" in event.text
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_with_memory_for_one_process_only_each_run_opens_its_own(tmp_path: Path) -> None:
-    room = str(tmp_path / "room")
-    stages: list[str] = []
-    event = measured(
-        planted(tmp_path, room=room, **SLOW), FIXED, budget_s=150, tell=lambda told: stages.append(told.stage)
-    )
-    assert event.verdict == "faster", event.text
-    assert event.abba_blocks >= 3
-    opened = [stage for index, stage in enumerate(stages) if stage != stages[index - 1]]
-    assert opened.count("preparing the candidate") > 3 and opened.count("preparing the baseline") > 3
+@pytest.mark.parametrize(
+    ("fault", "change", "named"),
+    [("huge", 'workload.options.fault=""', "baseline"), ("broken", "log.every_steps=1", "is broken")],
+)
+def test_a_baseline_that_fails_is_not_blamed_on_the_candidate(
+    tmp_path: Path, fault: str, change: str, named: str
+) -> None:
+    event = measured(planted(tmp_path, fault=fault), change)
+    assert event.verdict == "failed" and event.abba_blocks == 0
+    assert named in event.text
 
 
 @pytest.mark.long
 def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
     event = measured(planted(tmp_path), "batch.accumulation=2", budget_s=0.5)
-    assert event.verdict == "inconclusive"
-    assert "; raise --budget" in event.text
-    assert event.ratio is None
+    assert event.verdict == "inconclusive" and event.ratio is None
+    assert "--budget" in event.text
 
 
 @pytest.mark.long
@@ -119,25 +127,9 @@ def test_a_trial_can_be_stopped(tmp_path: Path) -> None:
     before = children()
     event = run_trial(TrialRequest(planted(tmp_path, **SLOW), ("batch.accumulation=2",)), look, stop)
     assert event.verdict == "stopped"
-    assert event.text == "stopped before there was a result; peak memory {}, unchanged".format(
-        size(event.change["peak_bytes"])
-    )
-    assert event.abba_blocks == 0 and event.change["prepare_s"] > 0
+    assert event.abba_blocks == 0
+    assert event.change["prepare_s"] > 0 and size(event.change["peak_bytes"]) in event.text
     assert children() <= before
-
-
-@pytest.mark.slow
-def test_an_interval_of_evaluations_or_checkpoints_is_verified(tmp_path: Path) -> None:
-    stop = threading.Event()
-
-    def look(progress: Progress) -> None:
-        if progress.stage == "measuring":
-            stop.set()
-
-    for change in ("evaluate.every_steps=5", "checkpoint.every_epochs=0"):
-        stop.clear()
-        event = run_trial(TrialRequest(planted(tmp_path), (change,)), look, stop)
-        assert event.in_effect is True, (change, event.text)
 
 
 PARENT = """
@@ -190,15 +182,68 @@ def test_kill_9_leaves_nothing_behind(tmp_path: Path, victim: str, processes: in
             process.communicate()
 
 
-def test_what_cannot_be_tried_is_refused_before_anything_starts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sets", "budget_s", "named"),
+    [
+        ((), 120.0, "settings"),
+        (("batch.micro=4",), 120.0, r"batch\.micro=4"),  # already set
+        (("batch.mico=4",), 120.0, r"batch\.mico"),
+        (("batch.micro=8",), 0.0, "more than 0"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_before_anything_starts(
+    tmp_path: Path, sets: tuple[str, ...], budget_s: float, named: str
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        measured(planted(tmp_path), *sets, budget_s=budget_s)
+
+
+def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # TF32 is a switch of the process (`set_float32_matmul_precision`), and preparing the candidate sets it. On the CPU
+    # nothing sets it: the two functions that do so on a GPU do it here, too.
+    monkeypatch.delitem(sys.modules, "planted", raising=False)  # that of another test in this process
+
+    def made(config: Config, device: torch.device) -> Precision:
+        set_tf32(config.precision.tf32)
+        return make_precision(config, device)
+
     base = planted(tmp_path)
-    with pytest.raises(UsageError, match="no settings to try"):
-        measured(base)
-    with pytest.raises(UsageError, match=r"batch\.micro=4: already set in planted\.toml"):
-        measured(base, "batch.micro=4")
-    with pytest.raises(ConfigError, match=r"batch\.mico.*did you mean micro"):
-        measured(base, "batch.mico=4")
-    with pytest.raises(UsageError, match="allowed: more than 0"):
-        measured(base, "batch.micro=8", budget_s=0)
-    with pytest.raises(ConfigError, match="there is no such workload"):
-        measured(Base("x", None, "chartxt"), "batch.micro=8")
+    draft = read(base.config, ["precision.tf32=true"], None)
+    run = Run.open(RunRequest(draft, tmp_path / "runs", probes=False))
+    try:
+        prepared = prepare_run(run)
+        prepared.sampler.stop()
+        loop, switch = prepared.loop, prepared.loop.switch
+
+        def switched(config: Config, precision: Precision) -> None:
+            set_tf32(config.precision.tf32)
+            switch(config, precision)
+
+        monkeypatch.setattr(loop, "switch", switched)
+        monkeypatch.setattr(switching, "make_precision", made)
+        side: Any = SimpleNamespace(
+            facts=SideFacts(), workers=(), hear=lambda *_: None, pipe=SimpleNamespace(tell=lambda _: None)
+        )
+        command: dict[str, Any] = {
+            "config": base.config, "sets": [], "workload": None, "overrides": None, "warmup_s": 1.0,
+            "change": {"sets": ["precision.tf32=false"]},
+        }  # fmt: skip
+        set_tf32(True)  # as the preparation of the baseline leaves it
+        blocks = SwitchingBlocks(side, run, prepared, 0.0, command)
+        seen: list[tuple[int, str]] = []
+        step = blocks._step
+
+        def noted(*given: Any) -> Any:
+            seen.append((blocks._current, torch.get_float32_matmul_precision()))
+            return step(*given)
+
+        monkeypatch.setattr(blocks, "_step", noted)
+        blocks._before(0.0)
+        before = [list(one.facts.losses) for one in blocks._sides]
+        blocks._before(0.0)  # from the same state, after the other side has trained
+    finally:
+        run.close()
+        set_tf32(False)
+        torch.backends.cudnn.allow_tf32 = True  # torch's default
+    assert set(seen) == {(0, "high"), (1, "highest")}
+    assert [one.facts.losses for one in blocks._sides] == before

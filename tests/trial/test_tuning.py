@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -57,18 +58,14 @@ def test_the_ratio_to_the_start_is_measured_and_not_multiplied() -> None:
     ]  # fmt: skip
     assert all(request.base.sets == () for request in against_start)
     assert state.final is not None and state.final.ratio == 3.5
-    assert "total 3.5x (95 % CI 3.43 to 3.57) vs. the baseline, measured directly" in state.text
+    assert "3.5x" in state.text and "3.43 to 3.57" in state.text
 
 
 def test_a_kept_setting_that_the_final_comparison_does_not_confirm_is_dropped() -> None:
     state = tune(Bench({"loader.fetch=auto": trial("faster", 1.05), "all": trial("no difference", 1.004)}))
     assert row(state, "gather").state == "dropped" and state.kept == ()
-    assert (
-        "faster, but not confirmed vs. the baseline: 1.00x (95 % CI 0.98 to 1.02)"
-        in row(state, "gather").reason
-    )
-    assert written(state).loader.fetch == "item"
-    assert "the configuration is unchanged" in state.text
+    assert "1.00x" in row(state, "gather").reason
+    assert written(state).loader.fetch == "item" and "unchanged" in state.text
 
 
 def test_what_a_later_setting_adds_has_to_show_in_the_total() -> None:
@@ -92,20 +89,19 @@ def test_what_a_later_setting_adds_has_to_show_in_the_total() -> None:
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (trial("faster", loss="differs", loss_text="at step 3"), "the losses differ: at step 3"),
-        (trial("faster", in_effect=False, not_in_effect="no GPU"), "not in effect: no GPU"),
+        (trial("faster", loss="differs", loss_text="at step 3"), "at step 3"),
+        (trial("faster", in_effect=False, not_in_effect="no GPU"), "no GPU"),
         (trial("slower"), "slower"),
         (trial("inconclusive"), "inconclusive"),
-        (trial("out of memory", None, text="out of memory in a test step"), "out of memory in a test step"),
-        (trial("failed", None, text="failed: no compiler"), "failed: no compiler"),
+        (trial("out of memory", None, text="no room"), "no room"),
+        (trial("failed", None, text="no compiler"), "no compiler"),
     ],
 )
 def test_what_does_not_measurably_help_or_changes_the_training_is_dropped(result: Any, reason: str) -> None:
     state = tune(Bench({"loader.fetch=auto": result}))
     assert row(state, "gather").state == "dropped"
     assert reason in row(state, "gather").reason
-    assert state.kept == () and state.final is None
-    assert "the configuration is unchanged" in state.text
+    assert state.kept == () and state.final is None and "unchanged" in state.text
 
 
 def test_a_lower_precision_with_close_losses_is_kept_and_reported() -> None:
@@ -116,35 +112,30 @@ def test_a_lower_precision_with_close_losses_is_kept_and_reported() -> None:
     assert row(state, "fp16").state == "skipped" and "bf16 was kept" in row(state, "fp16").reason
 
 
-def test_compiling_that_never_breaks_even_in_this_run_is_dropped() -> None:
-    result = trial("faster", break_even_steps=900)
-    short = tune(Bench({"speed.compile=default": result}), *NDD, "run.max_steps=500")
-    assert "breaks even after 900 steps, and the run has 500" in row(short, "compile").reason
-    long = tune(Bench({"speed.compile=default": result}), *NDD, "run.max_steps=5000")
-    assert (
-        row(long, "compile").state == "kept" and "breaks even after 900 steps" in row(long, "compile").reason
-    )
+@pytest.mark.parametrize(("steps", "state"), [(500, "dropped"), (5000, "kept")])
+def test_compiling_that_never_breaks_even_in_this_run_is_dropped(steps: int, state: str) -> None:
+    bench = Bench({"speed.compile=default": trial("faster", break_even_steps=900)})
+    found = row(tune(bench, *NDD, f"run.max_steps={steps}"), "compile")
+    assert found.state == state and "900 steps" in found.reason
 
 
 # Which candidates there are.
 
 
-def test_without_a_gpu_what_needs_one_is_skipped_with_the_reason() -> None:
-    bench = Bench({})
-    state = tune(bench)
-    for name in ("device", "pin-memory", "cuda-graph", "reduce-overhead", "fp16"):
-        assert (row(state, name).state, row(state, name).reason) == ("skipped", "no CUDA GPU")
-    measured = [item for request in bench.requests for item in request.sets]
-    assert not [item for item in measured if "pin_memory" in item or "placement" in item]
+OF_A_GPU = {
+    "device": "loader.placement=device", "pin-memory": "loader.pin_memory=true", "cuda-graph": "speed.cuda_graph=true",
+    "reduce-overhead": "speed.compile=reduce-overhead",
+}  # fmt: skip
 
 
-def test_on_a_gpu_they_are_tried() -> None:
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_needs_a_gpu_is_tried_where_there_is_one(gpu: bool) -> None:
     bench = Bench({})
-    tune(bench, machine=machine(cores=16, gpu=True))
+    state = tune(bench, machine=machine(cores=16, gpu=gpu))
     measured = {item for request in bench.requests for item in request.sets}
-    assert {
-        "loader.placement=device", "loader.pin_memory=true", "speed.cuda_graph=true", "speed.compile=reduce-overhead",
-    } <= measured  # fmt: skip
+    for name, setting in OF_A_GPU.items():
+        assert (setting in measured) == gpu
+        assert gpu or (row(state, name).state, row(state, name).reason) == ("skipped", "no CUDA GPU")
 
 
 def test_workers_never_outnumber_the_cores_and_end_when_two_did_not_help() -> None:
@@ -161,18 +152,17 @@ def test_workers_never_outnumber_the_cores_and_end_when_two_did_not_help() -> No
     assert row(found, "workers-4").state == "kept" and row(found, "workers-8").state == "dropped"
 
 
-def test_what_the_configuration_refuses_is_skipped_in_its_words() -> None:
-    bench = Bench({"loader.placement=device": trial()})
-    state = tune(bench, machine=machine(cores=4, gpu=True))
-    assert row(state, "device").state == "kept"
-    assert "does not support workers" in row(state, "workers-2").reason
-
-
-def test_a_second_kind_of_cuda_graphs_is_not_tried() -> None:
-    bench = Bench({"speed.compile=reduce-overhead": trial()})
-    state = tune(bench, machine=machine(cores=4, gpu=True))
-    assert row(state, "reduce-overhead").state == "kept"
-    assert "compile reduce-overhead uses its own CUDA graphs" in row(state, "cuda-graph").reason
+@pytest.mark.parametrize(
+    ("setting", "kept", "refused"),
+    [
+        ("loader.placement=device", "device", "workers-2"),  # it takes no workers
+        ("speed.compile=reduce-overhead", "reduce-overhead", "cuda-graph"),  # a second kind of CUDA graphs
+    ],
+)
+def test_what_does_not_go_with_what_was_kept_is_skipped(setting: str, kept: str, refused: str) -> None:
+    state = tune(Bench({setting: trial()}), machine=machine(cores=4, gpu=True))
+    assert row(state, kept).state == "kept"
+    assert row(state, refused).state == "skipped" and row(state, refused).reason
 
 
 def test_what_is_set_already_is_not_tried() -> None:
@@ -192,42 +182,33 @@ def test_larger_micro_batches_keep_the_effective_batch_and_end_when_memory_runs_
     assert (config.batch.micro, config.batch.accumulation, config.batch.items) == (2, 4, 8)
 
 
-def test_every_candidate_of_every_workload_is_the_same_training() -> None:
-    place = Place(gpu=True, cores=16, capability=(9, 0))
-    for workload in ("antispoof", "chartext", "finetune", "eeg", "summarise"):
-        config = read(None, ["precision.amp=off", "precision.tf32=false"], workload).resolve()
-        for candidate in candidates(config, place):
-            if not candidate.sets:
-                continue
-            try:
-                changed = read(
-                    None, ["precision.amp=off", "precision.tf32=false", *candidate.sets], workload
-                ).resolve()
-            except ConfigError:
-                continue
-            assert changed.batch.items == config.batch.items
-            assert (changed.batch.sequence, changed.optimizer.lr) == (
-                config.batch.sequence,
-                config.optimizer.lr,
-            )
-            before, after = (item.workload.model_dump() for item in (config, changed))
-            assert before | {"decoder": None} == after | {"decoder": None}
+@pytest.mark.parametrize("workload", ["antispoof", "chartext", "finetune", "eeg", "summarise"])
+def test_every_candidate_is_the_same_training(workload: str) -> None:
+    plain = ("precision.amp=off", "precision.tf32=false")
+    config = read(None, plain, workload).resolve()
+    for candidate in candidates(config, Place(gpu=True, cores=16, capability=(9, 0))):
+        try:
+            changed = read(None, (*plain, *candidate.sets), workload).resolve()
+        except ConfigError:
+            continue
+        assert changed.batch.items == config.batch.items
+        assert changed.batch.sequence == config.batch.sequence
+        assert changed.optimizer.lr == config.optimizer.lr
+        before, after = (item.workload.model_dump() for item in (config, changed))
+        assert before | {"decoder": None} == after | {"decoder": None}
 
 
-def test_a_cpu_without_bf16_does_not_try_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "has"),
+    [("flags\t: fpu avx2\n", False), ("flags\t: fpu amx_bf16\n", True), ("Features: neon\n", None)],
+)
+def test_a_cpu_without_bf16_does_not_try_it(tmp_path: Path, text: str, has: bool | None) -> None:
     flags = tmp_path / "cpuinfo"
-    for text, has in (
-        ("flags\t: fpu avx2\n", False),
-        ("flags\t: fpu amx_bf16\n", True),
-        ("Features: neon\n", None),
-    ):
-        flags.write_text(text)
-        place = Place.of(machine(), flags)
-        assert place.bf16 is has
-        candidate = next(
-            item for item in candidates(read(workload="eeg").resolve(), place) if item.name == "bf16"
-        )
-        assert bool(candidate.missing) is (has is False)
+    flags.write_text(text)
+    place = Place.of(machine(), flags)
+    assert place.bf16 is has
+    (bf16,) = (item for item in candidates(read(workload="eeg").resolve(), place) if item.name == "bf16")
+    assert bool(bf16.missing) is (has is False)
 
 
 def test_only_names_candidates_or_groups() -> None:
@@ -235,7 +216,7 @@ def test_only_names_candidates_or_groups() -> None:
     tune(bench, only=["workers", "compile"])
     measured = [request.sets for request in bench.requests]
     assert measured == [("loader.workers=1",), ("loader.workers=2",), ("speed.compile=default",)]
-    with pytest.raises(UsageError, match="--only nonsense: no such candidate; allowed: gather, cache"):
+    with pytest.raises(UsageError, match="nonsense"):
         tune(bench, only=["nonsense"])
 
 
@@ -243,14 +224,10 @@ def test_only_names_candidates_or_groups() -> None:
 
 
 def written(state: TuningState) -> Any:
-    path = Path(written.folder) / "tuned.toml"  # type: ignore[attr-defined]
-    path.write_text(state.toml)
-    return read(path).resolve()
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path) -> None:
-    written.folder = str(tmp_path)  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tuned.toml"
+        path.write_text(state.toml)
+        return read(path).resolve()
 
 
 def test_the_resulting_configuration_loads_and_says_why() -> None:
@@ -260,8 +237,7 @@ def test_the_resulting_configuration_loads_and_says_why() -> None:
     assert (config.loader.fetch, config.speed.compile) == ("auto", "off")
     assert (config.batch.micro, config.optimizer.lr) == (64, 0.002)
     lines = {line.partition(" ")[0]: line for line in state.toml.splitlines()}
-    assert "kept by tune: 3x (95 % CI 2.94 to 3.06) vs. the best so far" in lines["fetch"]
-    assert "tried default: 0.5x (95 % CI 0.49 to 0.51), slower" in lines["compile"]
+    assert "2.94 to 3.06" in lines["fetch"] and "0.49 to 0.51" in lines["compile"]
 
 
 def test_every_trial_begins_from_the_same_written_configuration(tmp_path: Path) -> None:
@@ -294,27 +270,9 @@ def test_stopped_it_gives_what_was_measured_so_far() -> None:
 
 
 def test_a_failure_after_something_was_measured_keeps_it() -> None:
-    bench = Bench({"loader.fetch=auto": trial(), "loader.workers=1": NddError("the disk is full")})
+    bench = Bench({"loader.fetch=auto": trial(), "loader.workers=1": NddError("disk full")})
     state = tune(bench)
-    assert state.stopped and "the disk is full" in state.text
+    assert state.stopped and "disk full" in state.text
     assert [item.candidate.name for item in state.kept] == ["gather"]
-    with pytest.raises(NddError, match="the disk is full"):
-        tune(Bench({"loader.fetch=auto": NddError("the disk is full")}))
-
-
-def test_a_mistake_is_reported_before_anything_is_measured() -> None:
-    bench = Bench({})
-    with pytest.raises(ConfigError, match=r"batch\.micro"):
-        tune(bench, "batch.micro=0")
-    assert bench.requests == []
-
-
-def test_progress_is_reported_as_states() -> None:
-    told: list[TuningState] = []
-    state = tune(Bench({"loader.fetch=auto": trial()}), tell=told.append)
-    assert told[-1] is state
-    states = [row(item, "gather").state for item in told if item.rows]
-    assert [name for index, name in enumerate(states) if index == 0 or states[index - 1] != name] == [
-        "waiting", "measuring", "kept",
-    ]  # fmt: skip
-    assert any(item.progress is not None for item in told)
+    with pytest.raises(NddError, match="disk full"):
+        tune(Bench({"loader.fetch=auto": NddError("disk full")}))

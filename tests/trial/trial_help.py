@@ -20,12 +20,10 @@ from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_engine.trial.trial import run_trial
 
 SOURCE = '''
-import fcntl, os, signal, time
+import os, signal, time
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-
-kept = []
 
 class Pairs(Dataset):
     """Points of a line; each item takes `sleep` seconds to make."""
@@ -40,36 +38,30 @@ class Pairs(Dataset):
         return x, x.sum()
 
 class Net(nn.Module):
+    """Of several ranks, only the second one has the fault."""
     def __init__(self, fault):
         super().__init__()
         self.layer = nn.Linear(3, 1)
         self.fault = fault
     def forward(self, x):
-        if self.fault == "huge":
-            torch.empty(1 << 46)
-        if self.fault == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.fault == "broken":
-            raise ValueError("this model is broken")
+        ranks = torch.distributed.is_initialized()
+        if not ranks or torch.distributed.get_rank() == 1:
+            if self.fault == "huge":
+                torch.empty(1 << 46)
+            if self.fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "broken":
+                raise ValueError("this model is broken")
+            if self.fault == "late" and ranks:
+                time.sleep(0.02)
         return self.layer(x)
 
 def loss(output, batch):
     return nn.functional.mse_loss(output.squeeze(1), batch[1])
 
 def factory(settings):
-    if room := settings.option("room", ""):
-        # Room for only one process, like a GPU with too little memory for two.
-        file = open(room, "w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise MemoryError("no room for two") from None
-        kept.append(file)
-    fault = settings.option("fault", "")
-    if fault == "factory":
-        raise MemoryError("too much")
     data = Pairs(settings.option("count", 64), settings.option("sleep", 0.0))
-    return dict(model=Net(fault), train_data=data, loss=loss)
+    return dict(model=Net(settings.option("fault", "")), train_data=data, loss=loss)
 '''
 # One epoch of tiny batches takes milliseconds; the thread leaves the other core to the trial.
 BASE = """

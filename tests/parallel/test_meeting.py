@@ -1,0 +1,179 @@
+"""How ranks meet: attempts of the launcher, what fails on one of them, and the GPU of each, which is made up here."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from ndd_engine.config import read
+from ndd_engine.errors import UsageError
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.train import rank_run
+from ndd_engine.train.checkpoint import CheckpointStore
+from ndd_engine.train.parallel import world
+from ndd_engine.train.parallel.devices import Used, conflict, device_of
+from ndd_engine.train.parallel.notes import FolderNotes
+from ndd_engine.train.parallel.place import OtherRankError, Place
+from ndd_engine.train.parallel.world import _attempt, from_others
+from ndd_engine.train.rank_run import _launched
+from ndd_engine.train.request import Ranks, RunRequest
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[[], Store]]:
+    """Connects to one store, which outlives the ranks, as that of a launcher does."""
+    limit = timedelta(seconds=20)
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    yield lambda: dist.TCPStore("localhost", server.port, is_master=False, timeout=limit)
+
+
+def on_ranks(client: Callable[[], Any], work: Callable[[Any, Place], Any], *restarts: int) -> list[Any]:
+    """What each rank's work returns or raises; restarts: what each launcher has counted."""
+    size = len(restarts)
+    found: list[Any] = [None] * size
+
+    def rank(number: int) -> None:
+        try:
+            found[number] = work(client(), Place(number, size, 0, 1, restarts[number]))
+        except Exception as error:  # noqa: BLE001  the test looks at it
+            found[number] = error
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in reversed(range(size))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_ranks_meet_again_although_their_launchers_counted_different_restarts(
+    client: Callable[[], Store],
+) -> None:
+    assert on_ranks(client, _attempt, 0, 0, 0) == [1, 1, 1]
+    # A rank that died while it asked, or even before it said under which name.
+    store = client()
+    store.set(f"asking/{store.add('asking', 1)}", "dead")
+    store.add("asking", 1)
+    assert on_ranks(client, _attempt, 0, 1, 0) == [2, 2, 2]
+    assert on_ranks(client, _attempt, 1, 2, 0) == [3, 3, 3]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    found = RunDir(tmp_path / "runs" / "it")
+    found.path.mkdir(parents=True)
+    found.events.touch()
+    return found
+
+
+def test_a_restart_keeps_the_checkpoint_that_was_asked_for_until_there_is_a_new_one(run: RunDir) -> None:
+    store = CheckpointStore(run.checkpoints, 9)
+    run.checkpoints.mkdir()
+    began = time.time()
+    for step in (100, 200):
+        saved = store.save(step, {"format": 1, "step": step}, None, True)
+        body = json.loads(saved.description.read_text())
+        saved.description.write_text(json.dumps(body | {"t": began - 300 + step}))
+    request = RunRequest(read(workload="chartext"), run.path.parent, resume=run, from_step=100)
+    again = Place(0, 2, 0, 2, restart=1, begun_t=began)
+    assert _launched(request, replace(again, restart=0)) == request
+    assert _launched(request, again).from_step == 100
+    store.save(120, {"format": 1, "step": 120}, None, True)
+    assert _launched(request, again).from_step is None
+
+
+def test_a_restarted_resume_without_a_checkpoint_does_not_begin_anew(run: RunDir) -> None:
+    request = RunRequest(read(workload="chartext"), run.path.parent, resume=run)
+    assert _launched(request, Place(0, 2, 0, 2, restart=1)) == request
+
+
+def test_what_one_rank_cannot_do_ends_all_with_its_reason(client: Callable[[], Store]) -> None:
+    def work(store: Store, place: Place) -> int | None:
+        def make() -> int:
+            if place.rank == 2:
+                raise UsageError("no such file")
+            return place.rank
+
+        return from_others(store, place, "made", make)
+
+    first, second, third = on_ranks(client, work, 0, 0, 0)
+    assert second == 1
+    assert isinstance(third, UsageError) and isinstance(first, UsageError)
+    assert str(first).startswith("rank 2 (") and str(first).endswith(str(third))
+
+
+def test_a_rank_that_does_not_see_the_folder_of_the_run_says_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_run, "SEEN_S", 0.0)
+    request: Any = None
+    with pytest.raises(UsageError, match="file system"):
+        rank_run._other(request, RunDir(tmp_path / "run"), Place(1, 2, 0, 1))
+    assert not (tmp_path / "run").exists()
+
+
+# The GPU of each rank.
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host has two."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_each_rank_of_a_host_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [device_of("auto", Place(rank, 4, rank % 2, 2)) for rank in range(4)] == ["cuda:0", "cuda:1"] * 2
+    assert device_of("cpu", Place(1, 2, 1, 2)) == "cpu"
+    assert device_of("cuda:1", Place(1, 2, 0, 1)) == "cuda:1"  # the only rank of its host
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # a cluster shows each process its own
+    assert device_of("cuda", Place(1, 2, 1, 2)) == "cuda:0"
+    assert device_of("cuda:0", Place(1, 2, 1, 2)) == "cuda:0"
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(
+    ("asked", "place", "named"),
+    [("auto", Place(2, 3, 2, 3), "2 GPUs"), ("cuda:1", Place(2, 4, 0, 2), "run.device")],
+)
+def test_a_rank_without_a_gpu_of_its_own_is_a_usage_error(asked: str, place: Place, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        device_of(asked, place)
+
+
+def test_two_ranks_with_the_same_gpu_or_none_cannot_train_together() -> None:
+    a, b = Used("a", "cuda", "GPU-1"), Used("a", "cuda", "GPU-2")
+    assert conflict([a, b, Used("b", "cuda", "GPU-1")]) == ""
+    assert conflict([Used("a", "cpu")] * 2) == ""
+    assert "ranks 0 and 2" in conflict([a, b, a])
+    text = conflict([a, Used("b", "cpu")])
+    assert "rank 0 (on a)" in text and "rank 1 (on b)" in text
+
+
+def test_all_ranks_learn_of_it_and_only_rank_0_reports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "used", lambda _device: Used("a", "cuda", "GPU-1"))
+
+    def meet(_store: Any, place: Place) -> None:
+        run: Any = SimpleNamespace(stage=lambda _text: None, control=SimpleNamespace(stopping=False))
+        store: Any = None
+        world._meet(run, Ranks(place, store, FolderNotes(tmp_path)), torch.device("cpu"))
+
+    first, second = on_ranks(lambda: None, meet, 0, 0)
+    assert isinstance(first, UsageError) and "ranks 0 and 1" in str(first)
+    assert isinstance(second, OtherRankError)
+    assert (str(second), second.exit_status) == (str(first), 2)
