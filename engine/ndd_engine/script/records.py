@@ -215,7 +215,7 @@ class Process:
                 "device_steps": len(device),
             }
             found.update(figures(timed, wholes, rest, device, outside))
-            first_ns = int(line["first_ns"])
+            first_ns = int(line.get("first_ns") or 0)
             if first_ns > self._first_ns:
                 found["phases"][FIRST_BATCH] = {"host_ns": first_ns - self._first_ns}
                 self._first_ns = first_ns
