@@ -38,7 +38,7 @@ from .clock import (
     row,
 )
 from .looks import Looks, key_of
-from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, SKIPPED
+from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN, SKIPPED
 from .modules import Modules
 from .own import own_frame
 from .places import Places
@@ -219,8 +219,10 @@ class Hooks:
         def begins(_probe: Any, zero: int) -> int:
             if not S[TIMED] and S[BASE] == OTHER and S[TRAINER] == get_ident():
                 steps.backwards += 1  # all that most of the short steps cost
-                if steps.backwards > steps.usual_backwards and not steps.nested:
-                    steps.look_again()
+                if steps.backwards > steps.usual_backwards:
+                    S[OPEN] = steps.backwards
+                    if not steps.nested:
+                        steps.look_again()
                 return zero
             if traced():
                 return zero
@@ -240,6 +242,7 @@ class Hooks:
                     steps.nested = True  # another look at the same items
                 else:
                     steps.backwards += 1
+                    S[OPEN] = steps.backwards
                 if steps.caller is None:
                     # The innermost function of the script: it contains the loop.
                     found = own_frame(sys._getframe(2), self._own)

@@ -36,11 +36,13 @@ COLUMNS = 24
 # ROWS: rows so far; LINES: bytes of lines so far; DROPPED: lines that were too long. ASKED: how many captures the
 # console has asked for, which is the only thing that it writes. INPUT: the first size of a model's input; 0 before.
 # PENDING: further steps, if nothing else becomes known to end them. FIRST_NS: spent on first batches, of passes over
-# the data that began after the first step.
+# the data that began after the first step. PASSES, OPEN: backward passes since the last step ended, those whose
+# gradients were zeroed again and those after them; published where they are more than usual.
 (
     MAGIC, PID, NATIVE, LAST, CURRENT, TIMED, BASE, TRAINER, DONE, CORRECTION, ELSEWHERE, MICRO, SKIPPED, BEGUN, ROWS,
     LINES, DROPPED, ASKED, INPUT, PENDING, FIRST_NS,
-) = range(21)  # fmt: skip
+    PASSES, OPEN,
+) = range(23)  # fmt: skip
 # The current step by phase, and the time of the window outside steps, in nanoseconds.
 ROW, REST = 32, 32 + COLUMNS
 # Rows of steps that were timed by phase: the steps before it, and its nanoseconds by phase.

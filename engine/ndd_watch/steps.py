@@ -44,7 +44,7 @@ from .device import SAMPLE_NS, DeviceValues
 from .ends import Ends
 from .exceptions import ours
 from .looks import key_of
-from .mapped import BEGUN, CORRECTION, FIRST_NS, LENGTHS_AT, MICRO, MOST_LENGTHS, PENDING
+from .mapped import BEGUN, CORRECTION, FIRST_NS, LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN, PASSES, PENDING
 
 WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
 # From one loss that is read to the next: reading one costs several microseconds.
@@ -108,8 +108,8 @@ class Steps:
         self._zeroing = False
         # Steps of optimizers, and steps, when gradients were zeroed last.
         self._heard_zeroed = 0
-        # Steps that were counted although an optimizer exists that was not heard.
-        self._assumed = 0
+        # Steps that were counted although no optimizer was heard, and those of them while there was none.
+        self._assumed = self._alone = 0
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.every, self.skip, self.usual_backwards = 1, 0, 1
         # The key of the only optimizer, where steps are timed as a whole.
@@ -222,6 +222,8 @@ class Steps:
         elif again or not self.heard:
             # These gradients are no part of a step that an optimizer ends.
             self._zeroed += not self.heard
+            S[PASSES] += self.backwards
+            S[OPEN] = 0
             self.backwards, self.nested = 0, True
 
     def _end_unheard(self) -> None:
@@ -229,10 +231,15 @@ class Steps:
         self.end(now())
 
     def _count_unheard(self, earlier: int = 0, ended: int = 0) -> None:
-        """Count steps that no optimizer has ended. earlier: they were not counted when they ended."""
+        """Count steps that no optimizer has ended. earlier: they were not counted when they ended.
+
+        They are taken back when an optimizer steps: the gradients were used for something else. Not so many of them
+        before there was any optimizer: the parameters were changed in another way.
+        """
         S[CORRECTION] += earlier
-        if self._has_optimizer() and not self.compiled:
+        if not self.compiled:
             self._assumed += earlier + ended
+            self._alone += (earlier + ended) * (not self._has_optimizer())
 
     def stepped(self, key: int, t: int) -> None:
         """An optimizer has stepped, or skipped a step because of infinite gradients. t: when, on the clock."""
@@ -240,9 +247,9 @@ class Steps:
             self.ends_known, S[PENDING] = True, 0
         if self._zeroing:
             self._zeroing, self._in_a_row = False, 0
-        if self._assumed:  # its steps are heard, so none was missed: gradients were used for something else
-            S[CORRECTION] -= self._assumed
-            self._assumed = 0
+        if self._assumed:
+            S[CORRECTION] -= self._assumed - (self._alone if self._alone > SILENT_BACKWARDS else 0)
+            self._assumed = self._alone = 0
         if key not in self.ends.counts and not any(self._exists(one) for one in self.ends.counts):
             S[CORRECTION] += self.ends.renew(key)
         ended, missed = self.ends.stepped(key)
@@ -293,7 +300,7 @@ class Steps:
         S[DONE] = done + 1
         # Of several optimizers, each has backward passes of its own on the same batch.
         S[MICRO] += 1 if len(self.ends.counts) > 1 else self.backwards
-        self.backwards = 0
+        self.backwards = S[PASSES] = S[OPEN] = 0
         if t > gpu.due and not self.skip:
             gpu.due = t + SAMPLE_NS
             self.device_rows += gpu.read()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from observed import run
+from tests.cli import program
 
 from ndd_watch.phases import FIRST_BATCH
 
@@ -43,3 +45,26 @@ def test_garbage_collections_that_the_script_asks_for_are_told_with_their_line(t
     waits = [wait for line in ran.of("profile") for wait in line["waits"]]
     assert [(Path(wait[0]).name, wait[3], wait[4]) for wait in waits] == [("collects.py", "collect", 1)]
     assert not [line for line in run(tmp_path / "not", "collects.py").of("profile") if line["waits"]]
+
+
+@pytest.mark.parametrize(("steps", "more"), [(20, 60), (0, 60), (20, 0)])
+def test_backward_passes_that_no_step_has_are_told(tmp_path: Path, steps: int, more: int) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        f"for step in range({steps + more}):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.randn(8, 4)).square().mean().backward()\n"
+        f"    if step < {steps}:\n"
+        "        optimizer.step()\n"
+        "    else:\n"
+        "        with torch.no_grad():\n"
+        "            for parameter in model.parameters():\n"
+        "                parameter -= 0.01 * parameter.grad\n"
+    )
+    done = program.run("run", "--headless", "--", sys.executable, "train.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("backward")] or [""]
+    assert (str(more) in told) == bool(more)
+    assert (f"{steps} optimizer steps" in done.stderr) == bool(steps)

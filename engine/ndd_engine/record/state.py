@@ -195,6 +195,9 @@ class RunState:
         if self.status == "preparing":
             self.status = "training"
             self.stage = ""
+        if event.step < self.step:  # steps of a script that were counted have turned out to be none
+            for trend in (self.losses, self.rates, self.memories, *self.scalars.values()):
+                trend.cut(event.step)
         self.step, self.epoch, self.epoch_step = event.step, event.epoch, event.epoch_step
         self.items += event.items
         self.tokens += event.tokens

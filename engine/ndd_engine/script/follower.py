@@ -78,6 +78,11 @@ class Follower:
         return sum(process.elsewhere for process in self._records.processes)
 
     @property
+    def _unended(self) -> int:
+        """Backward passes that no step of the run has."""
+        return sum(process.unended for process in self._records.processes)
+
+    @property
     def not_shown(self) -> list[str]:
         """What the figures of the run leave out, in words."""
         found = []
@@ -89,6 +94,12 @@ class Follower:
             steps = sum(self._facts[name].step for name in trained if name != leading)
             others = counted(len(trained) - 1, "other process")
             found.append(f"optimizer steps of {others}: {number(steps)}; times are those of the first one")
+        if passes := self._unended:
+            after = "after the last one" if self.step else "in all"
+            found.append(
+                f"backward passes without a step of an optimizer of torch: {number(passes)} {after}; other updates of "
+                "the parameters are not counted as steps here"
+            )
         if self._facts:
             found += self._facts[min(self._facts, key=_leading)].not_seen
         return found

@@ -30,6 +30,8 @@ SHARED = Path("/dev/shm")
 LEAST_FREE = 256 << 20
 _PREFIX = "ndd-"
 _OWNER = "owner"
+# Backward passes without a step that are told: at least so many, and so many times those of a usual step.
+FEW_PASSES, TIMES_USUAL = 8, 4
 
 Line = dict[str, Any]
 
@@ -112,6 +114,20 @@ class Process:
     @property
     def _correction(self) -> int:
         return self._reader.value(mapped.CORRECTION) + self._reader.value(mapped.PENDING)
+
+    @property
+    def unended(self) -> int:
+        """Backward passes that no step has, if they are more than usual in a step; 0 otherwise."""
+        value = self._reader.value
+        passes, done = value(mapped.PASSES) + value(mapped.OPEN), value(mapped.DONE)
+        if not self.steps:
+            return passes
+        usual = value(mapped.MICRO) / max(done, 1)
+        return (
+            passes
+            if passes >= FEW_PASSES and passes > TIMES_USUAL * usual and not value(mapped.PENDING)
+            else 0
+        )
 
     @property
     def elsewhere(self) -> int:
@@ -198,7 +214,8 @@ class Process:
             outside = {str(name): float(spent) for name, spent in line.pop("outside", {}).items()}
             rows = [row for row in self._reader.rows(end) if row[0] >= begin]
             lengths = self._reader.lengths(begin, end)
-            shown = max(end + int(line.pop("correction")), self._shown)
+            # Less than before where steps that were counted have turned out to be none.
+            shown = max(end + int(line.pop("correction")), 0)
             if end < begin or len(rest) != len(NAMES):
                 return None
             wholes = [length >> 1 for length in lengths if length and not length & 1]
@@ -210,7 +227,7 @@ class Process:
                 **line,
                 "type": "window",
                 "step": shown,
-                "steps": shown - self._shown,
+                "steps": max(shown - self._shown, 0),
                 "timed_steps": len(rows),
                 "device_steps": len(device),
             }

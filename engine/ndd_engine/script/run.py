@@ -206,6 +206,8 @@ class ScriptRun:
     def _outcome(self, status: int, follower: Follower) -> tuple[str, str]:
         """(status, reason) of a command that has ended."""
         steps = f"after {counted(follower.step, 'step')}" if follower.trained else "and no training was seen"
+        if follower.trained and not follower.step:
+            steps = "and no step of an optimizer was seen"
         asked = self.control.stop_status
         if asked is None and status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
             # Typed into its own terminal, or sent by somebody else.
