@@ -15,9 +15,9 @@ GPU_VENV ?= $(VENV)-gpu
 EXTRAS_VENV ?= $(VENV)-extras
 # All optional dependencies of pyproject.toml; tests/extras fails when one is missing here.
 EXTRAS ?= dev,docs,tensorboard,safetensors,wandb,mlflow,lightning,transformers,bench
-# Test files at a time.
-JOBS ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 15 --durations-min 2
+# Tests at a time, also on two cores: many of them wait for other processes most of their time.
+JOBS ?= 4
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 15 --durations-min 2
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/python $(INSTALL)
 PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)

@@ -1,9 +1,13 @@
-"""Each case does the same whether it is observed or not. One of each kind runs by default, the others are slow."""
+"""Each case does the same whether it is observed or not.
+
+`make test` runs a tenth of them, with one of each kind, `make test-all` three of each kind, and `make test-slow` all.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +18,10 @@ from tests.same.cases import Case, Result, differences, lacks, parse, run_case, 
 CASES = parse()
 # Another Python with torch, whose scripts are observed.
 PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
-# By default, besides the first case of each kind.
+# In `make test-all` besides the first ones of each kind, and of these kinds, two in `make test`.
 OFTEN = {"two_optimizers_late", "closures_of_lbfgs", "becomes_itself_again"}
-# Kinds whose first case is in `make test`.
-PROMISED = {"counts", "exceptions", "inherited", "replaced"}
+FIRST = 3
+TWICE = {"counts", "files"}
 # What docs/noticeable.md lists.
 LISTED = {
     "nobody_else_in_a_profile": "functions of the observer in results of a profiler",
@@ -35,12 +39,12 @@ OPEN = {
 
 
 def _marked() -> Iterator[object]:
-    kinds: set[str] = set()
+    seen: Counter[str] = Counter()
     for case in CASES:
-        first = case.kind not in kinds
-        kinds.add(case.kind)
-        marks = [pytest.mark.long if first or case.name in OFTEN else pytest.mark.slow]
-        if first and case.kind in PROMISED:
+        seen[case.kind] += 1
+        number = seen[case.kind]
+        marks = [pytest.mark.long if number <= FIRST or case.name in OFTEN else pytest.mark.slow]
+        if number <= 1 + (case.kind in TWICE):
             marks.append(pytest.mark.promise)
         if (reason := LISTED.get(case.name) or OPEN.get(case.name)) is not None:
             marks.append(pytest.mark.xfail(reason=reason, strict=False))

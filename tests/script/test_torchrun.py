@@ -127,7 +127,6 @@ def phases_close(found: list[RanksEvent]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.promise
 def test_a_rank_with_slow_data_is_named_with_phase_and_line(tmp_path: Path) -> None:
     run(tmp_path, STEPS="120", FAULT="0.005")
     found = report(tmp_path, "it")
