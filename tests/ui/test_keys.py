@@ -25,7 +25,7 @@ from ndd_console.widgets.lines import segments
 from .fake_sources import FakeHome, FakeSource, FakeTrials
 from .fake_tuning import DONE, FixedTuning
 from .fake_wizard import FakeWizard
-from .fakes import FINDING, empty_snapshot, ended, found, trial_event
+from .fakes import FINDING, SECOND, empty_snapshot, ended, found, trial_event
 from .pilots import make, press, running, text_of, until
 
 
@@ -152,14 +152,40 @@ async def test_the_command_of_a_finding_and_the_diff_of_a_trial_are_copied() -> 
 
 
 def test_a_place_in_code_that_exists_is_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative place belongs to the folder of the run, and never to that of the console."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clips.py").write_text("")
     row = (("in clips.py:41 in x, other.py:3", "text"),)
-    linked = list(segments(row, Look(links=True)))
-    assert [(part.text, part.style.link if part.style else None) for part in linked] == [
-        ("in ", None), ("clips.py:41", f"file://{tmp_path}/clips.py"), (" in x, other.py:3", None),
-    ]  # fmt: skip
-    assert list(segments(row, Look())) == [Segment(row[0][0], Look().styles["text"])]
+
+    def links(folder: Path | None) -> list[tuple[str, str | None]]:
+        found = segments(row, Look(links=True), folder)
+        return [(part.text, part.style.link if part.style else None) for part in found]
+
+    linked = ("clips.py:41", f"file://{tmp_path}/clips.py")
+    assert links(tmp_path) == [("in ", None), linked, (" in x, other.py:3", None)]
+    assert links(None) == links(tmp_path / "elsewhere") == [(row[0][0], None)]
+    assert list(segments(row, Look(), tmp_path)) == [Segment(row[0][0], Look().styles["text"])]
+
+
+async def test_one_click_selects_a_change_and_two_try_it() -> None:
+    trials = FakeTrials()
+    async with running(FakeSource(tries=trials), rules=found(FINDING, SECOND)) as (app, pilot):
+        await press(pilot, "t")
+        await click_on(pilot, "loader.cache=true")
+        assert trials.jobs == [] and isinstance(app.screen, TrialScreen)
+        assert app.screen.body.chosen is not None and "loader.cache=true" in str(app.screen.body.chosen)
+        lines = text_of(app).split("\n")
+        y = next(place for place, line in enumerate(lines) if "loader.cache=true" in line)
+        await pilot.click(offset=(lines[y].index("loader.cache"), y), times=2)
+        await until(pilot, lambda: len(trials.jobs) == 1)
+        assert trials.jobs[0].sets == ("loader.cache=true",)
+
+
+async def test_the_help_page_says_which_keys_do_not_work_now() -> None:
+    async with running(FakeSource(), size=(120, 50)) as (app, pilot):
+        await press(pilot, "question_mark")
+        told = text_of(app)
+    assert NEEDS["ranks"] in told and NEEDS["training"] not in told
 
 
 async def test_the_log_is_searched_and_grows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from textual import events
@@ -85,6 +86,15 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         """The keys that a narrow footer drops first."""
         early = sorted((key for key in self.usable() if key.drop), key=lambda key: key.drop or 0)
         return tuple((key.shown, self.word(key)) for key in early)
+
+    def help_keys(self) -> tuple[Key, ...]:
+        """All keys for the help page; those that cannot work now say why."""
+        return tuple(
+            replace(key, help=f"{key.help} (not now: {why})")
+            if key.help and (why := self.refusal(key))
+            else key
+            for key in self.keys
+        )
 
     def action_use(self, action: str) -> None:
         """A key was pressed."""

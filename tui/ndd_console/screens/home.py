@@ -23,6 +23,8 @@ from .pages import HelpScreen, StartScreen
 DEFAULT_EPOCHS = 1
 SLOGAN = "train PyTorch models and see where the time goes"
 _LOADING: Row = (("loading…", "dim"),)
+# From one look at the runs to the next.
+REFRESH_S = 2.0
 _LIST = 8  # rows of the list that have priority over the machine
 _MOST_DIGITS = 6
 
@@ -105,6 +107,11 @@ class HomeScreen(WidgetScreen):
     def on_mount(self) -> None:
         threading.Thread(target=self._read_gpu, name="ndd-home-gpu", daemon=True).start()
         self.refresh_runs()
+        self.set_interval(REFRESH_S, self._refresh_if_current)
+
+    def _refresh_if_current(self) -> None:
+        if self.is_current:
+            self.refresh_runs()
 
     def refresh_runs(self) -> None:
         """Read the runs folder again."""
@@ -164,7 +171,7 @@ class HomeScreen(WidgetScreen):
         self.refresh_runs()
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.look, HOME_KEYS))
+        self.app.push_screen(HelpScreen(self.look, self.help_keys()))
 
     def action_close_message(self) -> None:
         """Close the message, or the screen if there is none."""

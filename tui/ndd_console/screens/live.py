@@ -221,7 +221,7 @@ class LiveScreen(KeyScreen):
         self.app.push_screen(LogScreen(self.look, self.source))
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.look, LIVE_KEYS))
+        self.app.push_screen(HelpScreen(self.look, self.help_keys()))
 
     def action_copy(self) -> None:
         command = first_command(self.source.name, self._diagnosis.of(self._snapshot).findings)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -205,6 +207,24 @@ class RunPage(PageScreen):
         before, self._latest = self._latest, self._source.snapshot()
         if before is not self._latest:
             self.paint_if_current()
+
+    def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
+        self.body.folder = _code_folder(self._latest)
+        return super().sections(width, height)
+
+
+def _code_folder(snapshot: Snapshot) -> Path | None:
+    """Where the code of a run is; None for a built-in workload and for a run of another machine."""
+    run = snapshot.run
+    if run is None or run.host != socket.gethostname():
+        return None
+    script, workload = run.config.get("script"), run.config.get("workload")
+    if isinstance(script, dict):
+        folder = script.get("folder")
+    else:
+        paths = workload.get("path") if isinstance(workload, dict) else None
+        folder = paths[0] if isinstance(paths, list) and paths else None
+    return Path(folder) if isinstance(folder, str) and folder else None
 
 
 class SettingsScreen(RunPage):

@@ -203,7 +203,7 @@ class TrialScreen(WidgetScreen):
             budget_s=BUDGETS_S[0],
         )  # fmt: skip
         self.field = TextField(placeholder=_HINT, max_length=_TYPED, classes="field", select_on_focus=False)
-        super().__init__(look, RowList(look, after=self.field))
+        super().__init__(look, RowList(look, after=self.field, one_click=False))
         self.view = view
         self._label = Lines(look)
         self.page = Lines(look, scrolls=True)

@@ -271,7 +271,7 @@ class WizardScreen(WidgetScreen):
     def __init__(
         self, look: Look, source: WizardSource, leave: Callable[[str], None], *, can_train: bool = True
     ) -> None:
-        super().__init__(look, RowList(look))
+        super().__init__(look, RowList(look, one_click=False))
         self.lines = Lines(look, scrolls=True)
         self.source = source
         self._leave = leave
@@ -432,7 +432,7 @@ class WizardScreen(WidgetScreen):
         self._leave("")
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.look, WIZARD_KEYS))
+        self.app.push_screen(HelpScreen(self.look, self.help_keys()))
 
     def action_back(self) -> None:
         """Stop running work; else the page before."""

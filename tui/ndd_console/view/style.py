@@ -90,7 +90,7 @@ _ASCII = str.maketrans(
         **dict(zip("●◐‖■✔✖▸", "*o=#+x>", strict=True)),
         **dict(zip("━╸─│╭╮╰╯├┤┼", "=>-|++++[]+", strict=True)),
         **dict(zip("█▉▊▋▌▍▎▏▓▒░", "#####   Xx.", strict=True)),
-        **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
+        **dict(zip("▁▂▃▄▅▆▇▔", "_.-=+*%-", strict=True)),
         **dict(zip("°…·↑↓→←▲▾≥≤’“”", ' ~-^v><^v><\'""', strict=True)),
     }
 )

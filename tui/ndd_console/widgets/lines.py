@@ -44,13 +44,18 @@ def bindings(keys: Iterable[Key], method: str = "{}") -> list[BindingType]:
     ]
 
 
-def segments(row: Row, look: Look) -> Iterator[Segment]:
-    """The row as Rich's segments. Places in code that exist become links where the terminal has them."""
+def segments(row: Row, look: Look, folder: Path | None = None) -> Iterator[Segment]:
+    """The row as Rich's segments. Places in code that exist become links where the terminal has them.
+
+    folder: that relative places belong to; without one they become no links.
+    """
     for text, name in row:
         style = look.styles[name]
         start = 0
         for place in _PLACE.finditer(text) if look.links and ".py:" in text else ():
             path = place[0].partition(":")[0]
+            if not os.path.isabs(path):  # noqa: PTH117
+                path = os.path.join(folder, path) if folder is not None else ""  # noqa: PTH118
             if os.path.isfile(path):  # noqa: PTH113  pathlib raises for names that are too long
                 yield Segment(text[start : place.start()], style)
                 yield Segment(place[0], style + Style(link=Path(path).absolute().as_uri()))
@@ -75,6 +80,8 @@ class Lines(ScrollView):
         self.can_focus = scrolls
         self._look = look
         self._scrolls = scrolls
+        # What relative places in code belong to.
+        self.folder: Path | None = None
         self.rows: Sequence[Row] = ()
 
     def show(self, rows: Sequence[Row]) -> None:
@@ -92,7 +99,7 @@ class Lines(ScrollView):
         width = self.scrollable_content_region.width
         y += self.scroll_offset.y
         row = self.rows[y] if y < len(self.rows) else BLANK
-        return Strip(segments(fit(row, width), self._look), width)
+        return Strip(segments(fit(row, width), self._look, self.folder), width)
 
     @property
     def shown(self) -> str:
@@ -140,15 +147,17 @@ class Prompt:
 class RowList(OptionList):
     """A list of styled rows. The selected entry stays selected while its place remains.
 
-    after: gets the focus when the user moves down from the last entry.
+    after: gets the focus when the user moves down from the last entry. one_click: a click is the key Enter; otherwise a
+    double click is, where Enter begins something that takes long.
     """
 
     BINDINGS = bindings(LIST_KEYS)
 
-    def __init__(self, look: Look, after: Widget | None = None) -> None:
+    def __init__(self, look: Look, after: Widget | None = None, *, one_click: bool = True) -> None:
         super().__init__(markup=False)
         self._look = look
         self._after = after
+        self._one_click = one_click
         self._entries: Sequence[Entry] = ()
 
     @property
@@ -170,6 +179,15 @@ class RowList(OptionList):
         for index, (old, new) in enumerate(zip(before, entries, strict=True)):
             if old.rows != new.rows:
                 self.replace_option_prompt_at_index(index, Prompt(new.rows, self._look))
+
+    async def _on_click(self, event: events.Click) -> None:
+        event.prevent_default()
+        place = event.style.meta.get("option")
+        if place is None or self._entries[place].value is None:
+            return
+        self.highlighted = place
+        if self._one_click or event.chain > 1:
+            self.action_select()
 
     def action_cursor_down(self) -> None:
         if self._after is not None and self.highlighted in (None, self.option_count - 1):
