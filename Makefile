@@ -38,6 +38,7 @@ run: $(VENV)/.run
 test: lint docs
 	$(PYTEST) -m "not slow and (promise or not long)"
 
+test-all: export NDD_TEST_BUDGET = 1
 test-all: test
 	$(PYTEST) -m "not slow and long and not promise"
 

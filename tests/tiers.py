@@ -1,9 +1,9 @@
 """The tiers of the tests, and what a test may cost.
 
 A test that starts Python processes, or computes for over a second, is marked `long`. `make test` runs those that are
-not, and those that are marked `promise` as well: one for each promise of tests/PROMISES.md. A test that starts a
-process without being marked fails. With NDD_TEST_BUDGET=1, a test fails that takes more processor time than its tier
-allows. What is marked `slow` is in no tier but `make test-slow`.
+not, and those that are marked `promise` as well: for most promises of tests/PROMISES.md. A test that starts a process
+without being marked fails. With NDD_TEST_BUDGET=1, which `make test-all` sets, a test fails that takes more processor
+time than its tier allows, or than its mark `budget` says. What is marked `slow` is in no tier but `make test-slow`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     if _started and not long:
         pytest.fail(f"mark this test with pytest.mark.long: it starts {_started[0]!r}", pytrace=False)
     if os.environ.get("NDD_TEST_BUDGET") and item.get_closest_marker("slow") is None:
-        spent, limit = _spent_s() - _begin[0], LONG_S if long else SHORT_S
+        more = item.get_closest_marker("budget")
+        spent = _spent_s() - _begin[0]
+        limit = more.args[0] if more is not None else LONG_S if long else SHORT_S
         if spent > limit and spent > limit * (slowness := _slowness()):
             pytest.fail(
                 f"takes {spent:.1f} s of processor time, more than {limit:g} s (x {slowness:.1f})",

@@ -135,9 +135,8 @@ class StepProfiler:
         functions: [file, line, name, calls, ns, own ns, caller, phase]. Here, ns includes everything that the function
         calls, and own ns leaves out torch and other functions of the user's own code. The phase is that of most of its
         time, or "" if it is unknown. waits: [file, line, name, method, calls, ns] of what waits for the device or
-        collects garbage: the name of a method or function, or "float", "int", "bool" and "format" of a tensor; the
-        line of the call, or that of its function. phases: nanoseconds by phase. What the profiler adds to the calls is
-        subtracted.
+        collects garbage. The method is a name, or "float", "int", "bool" and "format" of a tensor. The line is that of
+        the call, or of its function. phases: nanoseconds by phase. What the profiler adds to the calls is subtracted.
 
         Without marks, roots: code objects and the phase of what they call; what none of them calls is "other".
         lengths: nanoseconds by phase.

@@ -88,6 +88,7 @@ def test_the_decisive_claims_and_severe_faults_run_and_the_others_are_left_to_on
     assert sorted(case.name for case in (*severe, *rest)) == sorted(case.name for case in GPU_CASES)
 
 
+@pytest.mark.long
 def test_the_planted_workloads_train(tmp_path: Path) -> None:
     write_module(tmp_path)
     reading = ("workload.options.reads=3", "workload.options.empty=1", "workload.options.rounds=4")

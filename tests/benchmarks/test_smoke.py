@@ -12,11 +12,21 @@ from benchmarks.__main__ import NAMES
 ROOT = Path(__file__).parents[2]
 # Needs Lightning and Accelerate, which the tests do without.
 OWN_ENVIRONMENT = "rivals"
+# One for each kind of thing that is measured: a screen, a script, our own training. The others are slow.
+OFTEN = {"screen", "observe", "steps"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [name for name in NAMES if name != OWN_ENVIRONMENT])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow)
+        for name in NAMES
+        if name != OWN_ENVIRONMENT
+    ],
+)
+@pytest.mark.budget(30)
 def test_a_benchmark_starts_and_ends(name: str, tmp_path: Path) -> None:
     result = tmp_path / "result.txt"
     command = [sys.executable, "-m", "benchmarks", name, "--smoke", "-o", str(result)]

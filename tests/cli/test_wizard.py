@@ -16,6 +16,7 @@ pytestmark = pytest.mark.timeout(170)
 
 
 @pytest.mark.long
+@pytest.mark.budget(30)
 def test_the_written_file_trains(tmp_path: Path) -> None:
     tiny = ("--set", "workload.size=tiny", "--set", "run.device=cpu", "--set", "run.max_steps=5")
     written = run("wizard", "--workload", "chartext", *tiny, "--headless", "--no-verify", folder=tmp_path)
@@ -63,6 +64,7 @@ def test_progress_prints_each_stage_once() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.budget(25)
 def test_a_file_is_changed_and_an_invalid_one_is_rejected_first(
     tmp_path: Path,
 ) -> None:

@@ -23,6 +23,7 @@ BREAKS = Path(__file__).with_name("breaks.py")
 
 
 @pytest.mark.parametrize("call", ["1", pytest.param("3", marks=pytest.mark.slow)])
+@pytest.mark.budget(60)
 def test_an_error_in_any_function_that_a_hook_reaches_never_reaches_the_script(
     tmp_path: Path, call: str
 ) -> None:

@@ -15,7 +15,7 @@ from tests.trial.trial_help import measured, planted
 
 from ndd_engine.trial.request import Base
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 def shared(folder: Path, fault: str = "", ranks: int = 2, micro: int = 8) -> Base:
@@ -23,6 +23,7 @@ def shared(folder: Path, fault: str = "", ranks: int = 2, micro: int = 8) -> Bas
     return replace(base, sets=(*base.sets, f"parallel.ranks={ranks}", f"batch.micro={micro}"))
 
 
+@pytest.mark.slow
 def test_a_setting_of_the_exchange_is_measured_with_all_ranks(tmp_path: Path) -> None:
     event = measured(shared(tmp_path), "parallel.bucket_mb=100")
     assert event.ratio is not None and event.pairs >= 1, event.text
@@ -34,6 +35,7 @@ def test_a_setting_of_the_exchange_is_measured_with_all_ranks(tmp_path: Path) ->
     assert event.in_effect is not False
 
 
+@pytest.mark.slow
 def test_one_rank_is_compared_with_two_on_the_same_items(tmp_path: Path) -> None:
     base = shared(tmp_path, "late", ranks=1, micro=16)
     event = measured(base, "parallel.ranks=2", "batch.micro=8")
@@ -48,6 +50,7 @@ def test_one_rank_is_compared_with_two_on_the_same_items(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("fault", "verdict"), [("huge", "out of memory"), ("broken", "failed"), ("killed", "out of memory")]
 )
+@pytest.mark.budget(40)
 def test_the_rank_that_fails_is_named(tmp_path: Path, fault: str, verdict: str) -> None:
     event = measured(shared(tmp_path), f'workload.options.fault="{fault}"')
     assert (event.verdict, "rank 1: " in event.text) == (verdict, True), event.text
@@ -62,6 +65,7 @@ def scaling(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_ranks_against_one_on_the_command_line(tmp_path: Path) -> None:
     process = scaling(tmp_path, "--budget", "120", "--json")
     out, err = process.communicate(timeout=300)
@@ -75,6 +79,7 @@ def test_two_ranks_against_one_on_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.slow
 def test_ctrl_c_and_kill_leave_no_rank(tmp_path: Path, number: signal.Signals) -> None:
     process = scaling(tmp_path, "--budget", "300")
     assert process.stderr is not None

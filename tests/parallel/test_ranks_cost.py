@@ -18,6 +18,7 @@ STEPS = 400
 @pytest.mark.long
 @pytest.mark.skipif(FLIGHT_RECORDER != "TORCH_FR_BUFFER_SIZE", reason="this torch counts those of NCCL only")
 @pytest.mark.parametrize(("strategy", "of_step"), [("ddp", 1), ("fsdp2", 11)])
+@pytest.mark.budget(30)
 def test_steps_have_no_collective_beside_the_exchange_of_gradients(
     tmp_path: Path, strategy: str, of_step: int
 ) -> None:

@@ -58,6 +58,7 @@ def test_ddp_is_bit_identical_to_accumulation_in_one_process(two: dict[str, list
 
 
 @pytest.mark.parametrize("name", ["ddp", "ddp-unused", "fsdp2", "fsdp2-clip", "fsdp2-kept"])
+@pytest.mark.budget(20)
 def test_half_the_micro_batch_on_two_ranks_is_one_batch_to_rounding(
     two: dict[str, list[Found]], name: str
 ) -> None:

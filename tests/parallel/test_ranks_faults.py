@@ -18,7 +18,7 @@ from tests.states import equal
 from ndd_engine.record.channel import send
 from ndd_engine.record.rundir import RunDir
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 # No evaluations and few checkpoints.
 QUIET = ("--set", "evaluate.every_epochs=0", "--set", "checkpoint.every_epochs=0")
 UNSAVED = (*QUIET, "--set", "checkpoint.every_steps=0")
@@ -29,7 +29,10 @@ def reason(job: RanksJob) -> str:
     return str(job.end()["reason"])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=() if name == "kills" else pytest.mark.slow) for name in CASES]
+)
+@pytest.mark.budget(60)
 def test_ranks_act_alike_after_requests_signals_kills_and_hangs(tmp_path: Path, case: str) -> None:
     """What qa/ranks/faults.py does many times, here a few times, and however long it takes."""
     random.seed(7)
@@ -38,6 +41,7 @@ def test_ranks_act_alike_after_requests_signals_kills_and_hangs(tmp_path: Path, 
         assert found.tries and not wrong, found.name
 
 
+@pytest.mark.slow
 def test_a_restart_before_the_first_checkpoint_begins_anew(tmp_path: Path) -> None:
     with RanksJob(tmp_path, "--restarts", "1", *UNSAVED, steps=60) as job:
         job.plant(1, "kill 20")
@@ -48,6 +52,7 @@ def test_a_restart_before_the_first_checkpoint_begins_anew(tmp_path: Path) -> No
         assert job.end()["step"] == 60
 
 
+@pytest.mark.budget(30)
 def test_a_killed_rank_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
     with RanksJob(tmp_path, *QUIET) as job:
         job.trains()
@@ -60,6 +65,7 @@ def test_a_killed_rank_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.budget(30)
 def test_an_error_of_one_rank_is_named_with_its_line(tmp_path: Path, rank: int) -> None:
     with RanksJob(tmp_path, *QUIET) as job:
         job.trains()
@@ -69,6 +75,7 @@ def test_an_error_of_one_rank_is_named_with_its_line(tmp_path: Path, rank: int) 
         assert "Traceback" not in job.said() and "Traceback" in job.log()
 
 
+@pytest.mark.slow
 def test_a_loss_of_nan_on_one_rank_ends_all_of_them_without_a_restart(tmp_path: Path) -> None:
     with RanksJob(tmp_path, "--restarts", "3", *QUIET) as job:
         job.plant(1, "nan 45")
@@ -79,6 +86,7 @@ def test_a_loss_of_nan_on_one_rank_ends_all_of_them_without_a_restart(tmp_path: 
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.slow
 def test_a_rank_that_is_killed_in_preparation_is_named(tmp_path: Path, restarts: int) -> None:
     words = ("--set", "workload.options.killed=1", "--set", "workload.options.slow_s=20.0")
     with RanksJob(tmp_path, "--restarts", str(restarts), *words) as job:
@@ -87,6 +95,7 @@ def test_a_rank_that_is_killed_in_preparation_is_named(tmp_path: Path, restarts:
         assert (RESTARTS in job.said()) == bool(restarts)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_as_it_starts_ends_the_others_at_once(tmp_path: Path) -> None:
     with RanksJob(tmp_path) as job:
         ranks = job.until(lambda: len(found := psutil.Process(job.launcher()).children()) == 2 and found)
@@ -96,6 +105,7 @@ def test_a_rank_that_is_killed_as_it_starts_ends_the_others_at_once(tmp_path: Pa
         assert f"{ranks[1].pid})" in reason(job)
 
 
+@pytest.mark.slow
 def test_no_rank_uses_compiled_code_if_one_of_them_cannot_compile(tmp_path: Path) -> None:
     with RanksJob(tmp_path / "plain", *QUIET, steps=40) as job:
         assert job.wait() == 0
@@ -119,6 +129,7 @@ def test_no_rank_uses_compiled_code_if_one_of_them_cannot_compile(tmp_path: Path
         (("--set", "run.device=cuda"), "cuda"),
     ],
 )
+@pytest.mark.slow
 def test_a_mistake_is_said_once_without_a_traceback(
     tmp_path: Path, words: tuple[str, ...], named: str
 ) -> None:
@@ -129,6 +140,7 @@ def test_a_mistake_is_said_once_without_a_traceback(
         assert "Traceback" not in job.said() and "restart " not in job.said()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "runs" / "it")
     with RanksJob(tmp_path, *QUIET, steps=90) as job:
@@ -140,6 +152,7 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning(tmp_path: Path) -> Non
         assert job.end()["step"] == 90 and "checkpoint" in reason(job)
 
 
+@pytest.mark.slow
 def test_ranks_go_on_without_the_console_and_can_be_stopped(tmp_path: Path) -> None:
     with RanksJob(tmp_path, *QUIET) as job:
         job.trains()
@@ -153,6 +166,7 @@ def test_ranks_go_on_without_the_console_and_can_be_stopped(tmp_path: Path) -> N
         job.until(lambda: job.run.live_owner() is None, 20)
 
 
+@pytest.mark.slow
 def test_rank_0_that_is_stopped_is_named_and_goes_on(tmp_path: Path) -> None:
     """It writes the record, so that the hang is noted elsewhere."""
     with RanksJob(tmp_path, *QUIET, "--set", "parallel.hang_s=2") as job:

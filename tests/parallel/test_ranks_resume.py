@@ -16,7 +16,7 @@ COMMON = (
     "optimizer.lr=0.05", "clip.max_norm=0.1", "checkpoint.keep=9", "evaluate.every_epochs=0", "evaluate.every_steps=5",
     "log.profile_every_s=0", "run.max_steps=13",
 )  # fmt: skip
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 DROPOUT = ("workload.options.dropout=0.3", "workload.options.norm=true")
 
 
@@ -40,8 +40,16 @@ def difference(one: Trained, other: Trained) -> float:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "strategy"), [(1, "ddp"), (2, "ddp"), (4, "ddp"), (2, "fsdp2"), (4, "fsdp2")]
+    ("ranks", "strategy"),
+    [
+        (2, "ddp"),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in ((1, "ddp"), (4, "ddp"), (2, "fsdp2"), (4, "fsdp2"))
+        ),
+    ],
 )
+@pytest.mark.budget(60)
 def test_a_resumed_run_is_bit_identical(tmp_path: Path, ranks: int, strategy: str) -> None:
     whole = trained(tmp_path, "whole", *DROPOUT, parts=((ranks, 13, strategy),))
     parts = trained(tmp_path, "parts", *DROPOUT, parts=((ranks, 7, strategy), (ranks, 13, strategy)))
@@ -53,6 +61,7 @@ def test_a_resumed_run_is_bit_identical(tmp_path: Path, ranks: int, strategy: st
         assert not torch.equal(whole.random(13, 0)["torch"], whole.random(13, 1)["torch"])
 
 
+@pytest.mark.budget(60)
 def test_another_number_of_ranks_continues_the_same_training(tmp_path: Path) -> None:
     """Without random numbers in the model: two ranks, one and two again; a step adds up two micro-batches."""
     sets = ("batch.effective=4",)
@@ -68,6 +77,7 @@ def test_another_number_of_ranks_continues_the_same_training(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "parts", [((2, 4, "ddp"), (2, 8, "fsdp2"), (2, 13, "ddp")), ((4, 6, "fsdp2"), (1, 13, "ddp"))]
 )
+@pytest.mark.slow
 def test_another_strategy_or_order_of_sums_differs_by_rounding(
     tmp_path: Path, parts: tuple[tuple[int, int, str], ...]
 ) -> None:
@@ -75,6 +85,7 @@ def test_another_strategy_or_order_of_sums_differs_by_rounding(
     assert difference(trained(tmp_path, "parts", parts=parts), whole) < 1e-14
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_in_the_middle_of_a_pass(tmp_path: Path) -> None:
     """Its order is drawn while it is read: from generators that all ranks share, not from the model's."""
     sets = ("workload.name=ranks_workloads:stream", "run.epochs=3", *DROPOUT)
@@ -83,6 +94,7 @@ def test_a_stream_goes_on_in_the_middle_of_a_pass(tmp_path: Path) -> None:
     assert equal(weights(parts), weights(whole))
 
 
+@pytest.mark.slow
 def test_callbacks_change_the_weights_of_all_ranks_alike(tmp_path: Path) -> None:
     sets = ("workload.name=ranks_workloads:averaged", "batch.effective=4", "run.max_steps=8")
     one, two = (trained(tmp_path, f"on-{n}", *sets, parts=((n, 8, "ddp"),)) for n in (1, 2))
@@ -103,6 +115,7 @@ def test_callbacks_change_the_weights_of_all_ranks_alike(tmp_path: Path) -> None
         (("workload.options.loader=true",), "train_data.drop_last"),
     ],
 )
+@pytest.mark.slow
 def test_what_ranks_cannot_share_is_one_sentence(tmp_path: Path, sets: tuple[str, ...], named: str) -> None:
     done = train(tmp_path, "refused", *COMMON, *sets, ranks=2)
     assert done.status == 2 and named in done.output, done.output

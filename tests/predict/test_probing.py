@@ -281,6 +281,7 @@ def test_timing_ends_at_a_size_that_does_not_fit_or_is_slow(
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak resident size can be reset on Linux only")
+@pytest.mark.budget(25)
 def test_the_prediction_includes_heap_fragmentation() -> None:
     probe = prober("antispoof", "workload.size=tiny", "workload.clips=80")
     memory = probe.memory(outside_bytes=100 * MIB)

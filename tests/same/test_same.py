@@ -19,7 +19,7 @@ CASES = parse()
 # Another Python with torch, whose scripts are observed.
 PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
 # In `make test-all` besides the first ones of each kind, and of these kinds, two in `make test`.
-OFTEN = {"two_optimizers_late", "closures_of_lbfgs", "becomes_itself_again"}
+OFTEN = {"two_optimizers_late", "closures_of_lbfgs"}
 FIRST = 3
 TWICE = {"counts", "files"}
 # What docs/noticeable.md lists.

@@ -162,7 +162,8 @@ def test_every_way_to_exchange(tmp_path: Path, mode: str) -> None:
     assert not any(one["cause"] == "straggler" for one in report(even, "it")["findings"])
 
 
-@pytest.mark.slow
+@pytest.mark.budget(30)
+@pytest.mark.long
 def test_a_killed_rank_is_the_reason(tmp_path: Path) -> None:
     kill = "if step == 20 and rank == 1: time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)"
     done = run(tmp_path, STEPS="4000", EACH=kill, status=1)

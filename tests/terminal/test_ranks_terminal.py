@@ -15,6 +15,7 @@ from tests.terminal.screen import ENDLESS, START_S, Terminal
 
 
 @pytest.mark.long
+@pytest.mark.budget(25)
 def test_two_ranks_are_shown_paused_and_stopped_by_keys(tmp_path: Path) -> None:
     with Terminal("train", "--workload", "chartext", *ENDLESS, "--ranks", "2", runs=tmp_path) as terminal:
         terminal.until("2 ranks, DDP", START_S)

@@ -85,6 +85,7 @@ def test_live_runs_are_mentioned(runs: list[str], words: str) -> None:
     assert words in " ".join(run_notes(runs))
 
 
+@pytest.mark.long
 def test_another_workload_resets_its_answers() -> None:
     made = job(sizes=("mini",), min_sequence=32, effective_batch=64)
     names = [row.name for row in made.workloads()]
