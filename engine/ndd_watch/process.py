@@ -13,8 +13,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # Looked up once: Python reports that to audit hooks.
 _open, _rename, _prctl = _libc.open, _libc.rename, getattr(_libc, "prctl", None)
 _mallinfo = getattr(_libc, "mallinfo2", None)  # of glibc, from 2.33 on
-# Reading the heap may take this part of the time, and is never done again if it took longer than this.
-_HEAP_SHARE, _LONGEST_NS = 1e-4, 20_000_000
+# Reading the heap may take this part of the time, and is not done again if it took longer than this.
+_HEAP_SHARE, _LONGEST_NS = 2e-3, 200_000_000
 
 
 def opened(path: str, flags: int) -> int:
@@ -85,7 +85,7 @@ class Heap:
     """The bytes in use of this process's heap, which has the tensors of the CPU.
 
     Unlike the resident memory, they fall when something is freed. The C library goes through all pieces that are free:
-    200,000 of them took 49 ms. Where that takes long, it is asked less often, or never again.
+    200,000 of them took 49 ms. Where that takes long, it is asked less often, or not again.
     """
 
     def __init__(self) -> None:
@@ -93,10 +93,10 @@ class Heap:
 
     def read(self) -> int | None:
         """The bytes in use; None if it is too early to ask again, or where the C library does not tell."""
-        begin = time.perf_counter_ns()
-        if _mallinfo is None or begin < self._due:
+        now, begin = time.perf_counter_ns(), time.thread_time_ns()
+        if _mallinfo is None or now < self._due:
             return None
         found = _mallinfo()
-        spent = time.perf_counter_ns() - begin
-        self._due = begin + int(spent / _HEAP_SHARE) if spent < _LONGEST_NS else 1 << 63
+        spent = time.thread_time_ns() - begin
+        self._due = now + int(spent / _HEAP_SHARE) if spent < _LONGEST_NS else 1 << 63
         return int(found.uordblks + found.hblkhd)

@@ -42,7 +42,8 @@ def leak(view: View) -> Finding | None:
     least, released = 0 if view.gpu else GROWN_BYTES, 0
     growth = steady_growth(snapshot.memory_trend, least)
     if growth is None:
-        growth, released = growth_between_releases(snapshot.memory_trend, GROWN_BYTES)
+        trend = snapshot.memory_trend if view.gpu else snapshot.heap_trend
+        growth, released = growth_between_releases(trend, GROWN_BYTES)
     if growth is None:
         return None
     slope, noise, last = growth

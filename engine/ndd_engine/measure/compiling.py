@@ -37,9 +37,13 @@ def compile_marks(found: Mapping[str, Any], step: int) -> Iterator[MarkEvent]:
 
 
 def guard(reason: str) -> str:
-    """ "bins == 0 (train.py:13 in forward)" from torch's "0/0: bins == 0   #   # train.py:13 in forward"."""
+    """The assumption and its place: "bins == 0 (train.py:13 in forward)"."""
     number, colon, rest = reason.partition(": ")
     text = rest if colon and number.replace("/", "").isdigit() else reason
-    assumed, _, place = (part.strip() for part in text.partition("#"))
-    place = place.strip("# ")
-    return f"{assumed} ({place})" if assumed and place else assumed or place
+    # The assumption, the line of code if torch has it, and its place.
+    parts = [part.strip() for part in text.split("#") if part.strip()]
+    if len(parts) < 2:
+        return "".join(parts)
+    path, found, line = parts[-1].rpartition(".py:")
+    place = f"{PurePath(path).name}.py:{line}" if found else parts[-1]
+    return f"{parts[0]} ({place})"

@@ -41,7 +41,7 @@ _NEWEST_LATER = ("texts", "functions")
 _SEVERAL = {"recent": "window", "samples": "sample", "trials": "trial"}
 # The same, left out when there are none.
 _SEVERAL_LATER = {"recent_ranks": "ranks"}
-_TRENDS = ("losses", "rates", "memories")
+_TRENDS = ("losses", "rates", "memories", "heaps")
 
 
 class _Trend(TypedDict):
@@ -112,6 +112,7 @@ class _State(_Plain, _Later):
     losses: _Trend
     rates: _Trend
     memories: _Trend
+    heaps: _Trend
 
 
 def to_event(state: RunState) -> FoldEvent:

@@ -221,10 +221,10 @@ class Snapshot:
     """The state of a run. Rates are per second of training time without pauses; None is unknown.
 
     step: optimizer step; micro_steps: forward and backward passes per step; step_ns: nanoseconds per step.
-    memory_trend: (step, bytes) of allocated GPU memory, or on the CPU of the heap, else of resident memory. scalars:
-    (name, trend) of what the user's own training code logged; texts: its newest samples. ranks: of a run with several,
-    whose phases are then means over the ranks without their waiting, with "exchange" and "skew" as phases of their own.
-    usual_clock_mhz: of the busy GPU in the first minutes.
+    memory_trend: (step, bytes) of allocated GPU memory, or of resident memory on the CPU; heap_trend: of the heap,
+    which falls when something is freed. scalars: (name, trend) of what the user's own training code logged; texts: its newest
+    samples. ranks: of a run with several, whose phases are then means over the ranks without their waiting, with
+    "exchange" and "skew" as phases of their own. usual_clock_mhz: of the busy GPU in the first minutes.
     """
 
     run: RunEvent | None
@@ -278,6 +278,7 @@ class Snapshot:
     cores: CoreUse | None = None
     usual_clock_mhz: int | None = None
     memory_trend: tuple[tuple[int, float], ...] = ()
+    heap_trend: tuple[tuple[int, float], ...] = ()
     trials: tuple[TrialEvent, ...] = ()
     ranks: Ranks | None = None
 

@@ -100,6 +100,7 @@ class RunState:
         self.losses = Trend()
         self.rates = Trend()
         self.memories = Trend()
+        self.heaps = Trend()
         self.marks: deque[TimedMark] = deque(maxlen=KEPT_MARKS)
         self.warnings = 0
         self.scalars: dict[str, Trend] = {}
@@ -119,8 +120,7 @@ class RunState:
             self.sample = event
             self.samples.append(event)
             self._clock(event.gpu or {})
-            if all(window.heap_bytes is None for window in self.recent):  # resident memory does not fall
-                self._memory(memory_bytes(self.run, event))
+            self._memory(memory_bytes(self.run, event))
         elif isinstance(event, MemoryEvent):
             self.memory = event
             self._memory(event.allocated_bytes)
@@ -178,7 +178,7 @@ class RunState:
             self.tokens = round(self.items * event.tokens_per_item)
             self.recent.clear()
             self.recent_ranks.clear()
-            for trend in (self.losses, self.rates, self.memories, *self.scalars.values()):
+            for trend in (self.losses, self.rates, self.memories, self.heaps, *self.scalars.values()):
                 trend.cut(step)
             if self.texts is not None and self.texts.step > step:
                 self.texts = None
@@ -196,7 +196,7 @@ class RunState:
             self.status = "training"
             self.stage = ""
         if event.step < self.step:  # steps of a script that were counted have turned out to be none
-            for trend in (self.losses, self.rates, self.memories, *self.scalars.values()):
+            for trend in (self.losses, self.rates, self.memories, self.heaps, *self.scalars.values()):
                 trend.cut(event.step)
         self.step, self.epoch, self.epoch_step = event.step, event.epoch, event.epoch_step
         self.items += event.items
@@ -207,8 +207,8 @@ class RunState:
         self.saving.window(checkpoint)
         overhead = evaluate + checkpoint
         self._total(event)
-        if event.heap_bytes is not None and self.run is not None and not self.run.device.startswith("cuda"):
-            self.memories.add(event.step, float(event.heap_bytes))
+        if event.heap_bytes is not None:
+            self.heaps.add(event.step, float(event.heap_bytes))
         if event.profiled:
             pass  # the profiler made these steps slow
         elif self.recent and not event.steps and not self.recent[-1].steps:
@@ -361,6 +361,7 @@ class RunState:
             "loss_trend": self.losses.view(),
             "rate_trend": self.rates.view(),
             "memory_trend": self.memories.view(),
+            "heap_trend": self.heaps.view(),
             "marks": tuple(self.marks),
             "scalars": tuple((name, trend.view()) for name, trend in self.scalars.items()),
             "settings": tuple(self.settings.values()),
