@@ -5,7 +5,6 @@ On the CPU they run to their end with the smallest sizes, and say which of their
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from ndd_engine.train.settings import rounds_to_tf32
 from ndd_engine.train.step.precision import set_tf32
 from qa.console import sets_of
 
-from .figures import Task, last, one_line, task
+from .figures import Task, last, one_line
 from .runs import EXACT, Json, Trained, difference, losses, train
 
 MIB = 1 << 20
@@ -46,12 +45,10 @@ FALLBACK = "gpu_models:fallback"
 OWN = (f'workload.path=["{SCRIPTS}"]', "run.epochs=1")
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Run one check."""
-    given = task()
     with tempfile.TemporaryDirectory(prefix="ndd-gpu-first-") as folder:
         CHECKS[given.args[0]](given, Path(folder))
-    return 0
 
 
 def plain(given: Task, folder: Path) -> None:
@@ -291,7 +288,3 @@ def memory_of(found: Trained) -> str:
         for allocated, reserved in peaks
         if allocated is not None and reserved is not None
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,24 +6,21 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .figures import FACT, Task, one_line, task
+from .figures import FACT, Task, one_line
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Record the facts, then compute something."""
-    given = task()
     for name, value in facts(given):
         given.put(name, one_line(value), verdict=FACT)
     if given.on_gpu:
         computes(given)
     else:
         given.skip("a matrix product on the GPU")
-    return 0
 
 
 def facts(given: Task) -> Iterator[tuple[str, str]]:
@@ -108,7 +105,3 @@ def _commit() -> str:
 
 def _gib(count: int | None) -> str:
     return "unknown" if count is None else f"{count / (1 << 30):.1f} GiB"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -83,10 +83,9 @@ class Part:
                 "--tb", "short", *own, "--rootdir", str(ROOT), self.tests,
                 *(("-k", f"not ({' or '.join(SLOW_TESTS)})") if effort == "quick" else ()),
             ]  # fmt: skip
-        module, *args = self.what.split()
         return [
-            python, "-m", f"{MODULE}.{module}", *args, "--out", out, "--device", device, "--effort", effort,
-            "--limit", f"{limit_s:.0f}",
+            python, "-m", f"{MODULE}.process", *self.what.split(), "--out", out, "--device", device,
+            "--effort", effort, "--limit", f"{limit_s:.0f}",
         ]  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
 from qa.ranks.launch import launch
 
-from .figures import FAIL, one_line, task
+from .figures import FAIL, Task, one_line
 from .overhead import TARGET, put_ratio
 
 MODULE = "qa.gpu.ranks"
@@ -46,12 +46,11 @@ WARM_UP = 5
 MEASURED = 10  # less than what DevicePhaseClock keeps
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Measure the cost of the marks with both strategies."""
-    given = task()
     if given.on_gpu and torch.cuda.device_count() < RANKS:
         given.skip("marks of the exchange", "needs two CUDA GPUs")
-        return 0
+        return
     for strategy in STRATEGIES:
         say(f"marks of ranks: {strategy}")
         name = f"{strategy}: marks of the exchange, on / off"
@@ -62,7 +61,6 @@ def main() -> int:
             given.put(name, "not measured", f"≥ {TARGET}", FAIL, one_line(error))
             continue
         put_ratio(given, name, found["ratios"], f"step {found['step_ms']:.2f} ms")
-    return 0
 
 
 def launched(kind: str, device: str, *words: object, limit_s: float = 150.0) -> dict[str, Any]:
@@ -246,6 +244,4 @@ def rank(kind: str, out: str, device: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        rank(*sys.argv[1:])
-    sys.exit(main())
+    rank(*sys.argv[1:])
