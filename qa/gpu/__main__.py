@@ -50,8 +50,7 @@ def main() -> int:
         say(f"make gpu needs an NVIDIA GPU: {why}")
         return EXIT_NO_GPU
     # Only now: they import packages that may have been missing.
-    from .running import adopt
-    from .session import Session
+    from .session import Session, adopt
 
     path = given.output or Path(time.strftime("gpu-%Y-%m-%d-%H%M%S.md"))
     session = Session(

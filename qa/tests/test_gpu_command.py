@@ -23,7 +23,8 @@ from tests.waiting import lives, until
 from ndd_engine.trial.candidates import Place
 from ndd_engine.trial.claims import measurements
 from qa.gpu import __main__ as gpu_command
-from qa.gpu import claims, faults, needs, running
+from qa.gpu import claims, faults, needs
+from qa.gpu import session as sessions
 from qa.gpu.figures import FAIL, PASS, SKIPPED, Figure, append, one_line, read
 from qa.gpu.needs import NEEDED, ROOT, environment, unmet
 from qa.gpu.page import Page
@@ -45,7 +46,7 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions of these tests leave the signals of pytest alone, and are not patient."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(running, "GRACE_S", 0.3)
+    monkeypatch.setattr(sessions, "GRACE_S", 0.3)
 
 
 # The session and its file.
@@ -74,7 +75,7 @@ def session(path: Path, *wanted: Part, seconds: float = 600, asked: tuple[str, .
 @pytest.mark.long
 @pytest.mark.promise
 def test_failures_cost_only_their_part_and_the_file_says_so(tmp_path: Path) -> None:
-    running.adopt()
+    sessions.adopt()
     work = session(
         tmp_path / "out" / "result.md",
         script(
