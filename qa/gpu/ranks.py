@@ -1,21 +1,18 @@
 """Part "marks of ranks": what marking the exchange costs two GPUs; and the ranks that `tests/gpu` starts.
 
-A rank is this module under torchrun: `… -m qa.gpu.ranks KIND OUT DEVICE WORDS`; rank 0 writes what it found.
+A rank is this module under torchrun: `… -m qa.gpu.ranks FOLDER KIND DEVICE WORDS`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +31,7 @@ from ndd_engine.train.parallel.marks import PART, DdpMarks, StreamWaits, mark_co
 from ndd_engine.train.parallel.strategy import Ddp, Fsdp2
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
-from qa.ranks.launch import launch
+from qa.ranks.launch import finish, launch
 
 from .figures import FAIL, Task, one_line
 from .overhead import TARGET, put_ratio
@@ -65,11 +62,8 @@ def measure(given: Task) -> None:
 
 def launched(kind: str, device: str, *words: object, limit_s: float = 150.0) -> dict[str, Any]:
     """What rank 0 of two found. Raises RuntimeError if a rank fails or takes too long."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "found.json")
-        launch(RANKS, MODULE, kind, out, device, *words, limit_s=limit_s)
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+    found: dict[str, Any] = launch(RANKS, MODULE, kind, device, *words, limit_s=limit_s)[0]
+    return found
 
 
 # The rest runs in a rank.
@@ -226,8 +220,8 @@ def trace(device: torch.device, *sets: str) -> Trace:
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {"cost": cost, "exchange": exchange, "memory": memory}
 
 
-def rank(kind: str, out: str, device: str, *words: str) -> None:
-    """One rank. Ends the process: gloo's threads may hold up the interpreter's end."""
+def rank(folder: str, kind: str, device: str, *words: str) -> None:
+    """One rank, to the end of its process."""
     here = torch.device("cpu")
     if device == "cuda":
         here = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -235,12 +229,7 @@ def rank(kind: str, out: str, device: str, *words: str) -> None:
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=here)
     else:
         dist.init_process_group("gloo")
-    found = KINDS[kind](here, *words)
-    if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)
+    finish(folder, KINDS[kind](here, *words))
 
 
 if __name__ == "__main__":

@@ -15,11 +15,7 @@ start several times: each start gives one value.
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks.common import (
     STATISTICS,
@@ -54,10 +50,11 @@ def measure(options: Options) -> Table:
     for name, chunks, sets in options.cases(CASES):
         watch = LoadWatch()
         common = (*ONLY_STEPS, "precision.amp=off", "run.threads=1", "log.profile_every_s=0")
-        bodies = []
+        bodies: list[dict[str, float]] = []
         for start in range(options.repeats(8, 2)):
             say(f"ranks_loop: {name}, start {start + 1}")
-            bodies.append(_run((*sets, *common), options.repeats(chunks, chunks // 10, 1)))
+            words = (options.repeats(chunks, chunks // 10, 1), *sets, *common)
+            bodies += launch(2, "qa.ranks.worker", *words, limit_s=TIMEOUT_S)
         each = {key: [body[key] for body in bodies] for key in bodies[0]}
         step = f"{1e3 * median(each['step_s']):.2f}"
         table.add(name, step, *statistics_cells(each["speed"], as_ratio, TARGET))
@@ -65,11 +62,3 @@ def measure(options: Options) -> Table:
         threads = f"the threads of both ranks took {100 * median(each['threads']):.2f} % of the wall time"
         table.note(f"{name}: {threads}; other processes used {watch.foreign():.2f} cores")
     return table
-
-
-def _run(sets: tuple[str, ...], chunks: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="ndd-ranks-") as folder:
-        output = Path(folder) / "out.json"
-        launch(2, "qa.ranks.worker", output, chunks, *sets, limit_s=TIMEOUT_S)
-        body: dict[str, Any] = json.loads(output.read_text())
-        return body

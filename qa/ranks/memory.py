@@ -10,16 +10,12 @@ let go of its tensors, and gloo's own copies count until something else is alloc
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +36,7 @@ from ndd_engine.train.parallel.marks import GATHER, SCATTER
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
 
-from .launch import launch
+from .launch import finish, launch
 
 CPU = torch.device("cpu")
 RANKS = (2, 3, 4)
@@ -181,13 +177,11 @@ def _owners(tensor: Tensor) -> int:
 
 def _real(workload: str, sets: tuple[str, ...], ranks: int) -> list[int]:
     """The peaks of the rank with the most memory. Raises RuntimeError if a rank fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        launch(ranks, "qa.ranks.memory", workload, folder, *sets, limit_s=LIMIT_S)
-        found = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    found = launch(ranks, "qa.ranks.memory", workload, *sets, limit_s=LIMIT_S)
     return [max(own[mark] for own in found) for mark in range(len(MARKS))]
 
 
-def _main(workload: str, folder: str, *sets: str) -> None:
+def _main(folder: str, workload: str, *sets: str) -> None:
     """One real rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -195,12 +189,7 @@ def _main(workload: str, folder: str, *sets: str) -> None:
     strategy.DistributedDataParallel = partial(DistributedDataParallel, init_sync=False)  # type: ignore[misc]
     for name in (GATHER, SCATTER, "all_reduce"):
         setattr(dist, name, _waiting(getattr(dist, name)))
-    found = peaks(as_seen(trace(read(sets=sets, workload=workload).resolve())))
-    Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may hold up the interpreter's end
+    finish(folder, peaks(as_seen(trace(read(sets=sets, workload=workload).resolve()))))
 
 
 if __name__ == "__main__":

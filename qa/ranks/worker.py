@@ -1,4 +1,4 @@
-"""One of several ranks of `qa.ranks.loop`, started by torchrun: `worker.py OUTPUT CHUNKS SET...`.
+"""One of several ranks of `qa.ranks.loop`, started by torchrun: `worker.py FOLDER CHUNKS SET...`.
 
 Trains with the engine, and after every few steps the same number with a plain loop over DistributedDataParallel.
 """
@@ -110,13 +110,13 @@ class Turns:
 
 def main() -> None:
     """Measure; rank 0 writes its figures as JSON."""
-    output, chunks, *sets = sys.argv[1:]
+    folder, chunks, *sets = sys.argv[1:]
     here = place()
     if here is None:
         raise SystemExit("start this with torchrun --nproc-per-node 2")
     overrides = {"parallel": {"ranks": here.size}}
     draft = read(None, tuple(sets), TINY_WORKLOAD, overrides)
-    meeting = met(lambda: RunRequest(draft, Path(output).parent, probes=False), here)
+    meeting = met(lambda: RunRequest(draft, Path(folder), probes=False), here)
     assert meeting is not None
     run = meeting.open(meeting.request)
     # Before either model is there: what glibc maps for one only would have other addresses.
@@ -134,7 +134,7 @@ def main() -> None:
     subject.prepared.sampler.stop()
     body = _ratios(turns, int(chunks) * CHUNK)
     if here.first:
-        Path(output).write_text(json.dumps(body))
+        Path(folder, "0.json").write_text(json.dumps(body))
     dist.barrier()
     run.close()
 
