@@ -23,8 +23,7 @@ from tests.states import equal
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.train.checkpoint import CheckpointStore
 from qa.hostile._ended import Said, left_over, processes, said, set_options, state_of
-from qa.hostile._faults import FAULTS, IN_PROCESSES
-from qa.hostile._faulty_code import CODE, START, Fault
+from qa.hostile._faults import CODE, FAULTS, IN_PROCESSES, START, Fault
 from qa.hostile.attempts import Attempt, Kind
 
 STEPS, HALF = 6, 3
