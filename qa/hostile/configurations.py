@@ -10,7 +10,8 @@ from ndd_engine.config import Config, read, to_toml
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.errors import EXIT_USAGE, ConfigError
 from ndd_engine.train.preflight import preflight
-from qa.hostile._ended import clean, said, set_options
+from qa.console import sets_of
+from qa.hostile._ended import clean, said
 from qa.hostile.attempts import Attempt, Kind
 
 # More than this is no longer a message.
@@ -135,7 +136,7 @@ def _check(text: str | None, sets: tuple[str, ...], workload: str | None) -> Non
 def _command(file: Path, content: bytes, sets: tuple[str, ...]) -> None:
     file.write_bytes(content)
     # Without steps to train: whatever is valid ends here as well.
-    found = said("train", "--headless", str(file), *set_options(sets), "--set", "run.epochs=0")
+    found = said("train", "--headless", str(file), *sets_of(*sets), "--set", "run.epochs=0")
     found.check(EXIT_USAGE)
     assert found.errors, "no message"
 

@@ -20,9 +20,9 @@ import psutil
 import torch
 from tests.states import equal
 
-from ndd_engine.record.rundir import RunDir, RunLock
-from ndd_engine.train.checkpoint import CheckpointStore
-from qa.hostile._ended import Said, left_over, processes, said, set_options, state_of
+from ndd_engine.record.rundir import RunDir
+from qa.console import sets_of
+from qa.hostile._ended import Said, left_over, processes, said, sound, state_of
 from qa.hostile._faults import CODE, FAULTS, IN_PROCESSES, START, Fault
 from qa.hostile.attempts import Attempt, Kind
 
@@ -123,16 +123,11 @@ class Try:
         directory = self._directory(run)
         if not directory.path.exists():
             return
-        lock = RunLock(directory)
-        lock.acquire()  # raises if it is still held
-        lock.release()
-        store = CheckpointStore(directory.checkpoints, 3)
-        for saved in store.all():
-            store.load(saved)
+        saved = sound(directory)
         if ended.status and (found := re.search(r"the last (?:good )?checkpoint is step (\d+)", output)):
-            assert int(found[1]) in [saved.step for saved in store.all()]
+            assert int(found[1]) in saved
         if ended.status == 0 or (self.fault.saves and ended.status == 1):
-            assert store.all(), f"no checkpoint: {output[-1000:]}"
+            assert saved, f"no checkpoint: {output[-1000:]}"
 
     def _command(self, run: str, *more: str, resume: bool = False) -> list[str]:
         sets = [*more]
@@ -142,7 +137,7 @@ class Try:
                 "checkpoint.every_steps=1", "evaluate.every_epochs=0", "evaluate.at_end=false", "batch.sequence=4",
             ]  # fmt: skip
         which = ["--resume", run] if resume else ["--run", run, "--workload", f"{self.name}:factory"]
-        return ["--runs", str(self.folder / "runs"), "train", "--headless", *which, *set_options(sets)]
+        return ["--runs", str(self.folder / "runs"), "train", "--headless", *which, *sets_of(*sets)]
 
     def _here(self, run: str, *more: str, resume: bool = False) -> Said:
         sys.modules.pop(self.name, None)  # as in a new process
