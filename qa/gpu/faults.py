@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from qa.faults.cases import SEVERITIES, Case, chosen
-from qa.faults.catalogue import all_cases
-from qa.faults.on_gpu import GPU_CASES
+from qa.faults.faulty import GPU_CASES
+from qa.faults.innocent import all_cases
 from qa.faults.outcome import Outcome
 from qa.faults.suite import Suite, described
 

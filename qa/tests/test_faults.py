@@ -18,7 +18,7 @@ from ndd_engine.diagnose import CAUSES
 from ndd_engine.train.preflight import preflight
 from qa.faults import matrix, suite
 from qa.faults.cases import SEVERITIES, Case, chosen
-from qa.faults.catalogue import all_cases
+from qa.faults.innocent import all_cases
 from qa.faults.outcome import Measured, Outcome
 from qa.faults.plants import neighbours, write_module
 from qa.trials import nulls

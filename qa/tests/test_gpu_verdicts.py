@@ -15,7 +15,7 @@ from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.trial.candidates import Place
 from ndd_engine.trial.claims_table import claims as all_claims
-from qa.faults.on_gpu import GPU_CASES
+from qa.faults.faulty import GPU_CASES
 from qa.faults.plants import write_module
 from qa.gpu import capped, claims, faults, first, first_scripts, memory, overhead, runs
 from qa.gpu.figures import FAIL, PASS, UNCLEAR, Figure, Task, read
