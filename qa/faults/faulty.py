@@ -35,7 +35,8 @@ def _small_text(sequence: int, micro: int) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-LOADER: list[Case] = [
+FAULTS: list[Case] = [
+    # In the loader.
     *three(
         "on-the-fly",
         "documents are tokenised again for every batch (loader.cache off); longer documents are more severe",
@@ -102,9 +103,7 @@ LOADER: list[Case] = [
         cure=["workload.options.latency_ms=0"],
         factory="storage",
     ),
-]
-
-STEP: list[Case] = [
+    # In the step, and around it.
     *three(
         "evaluation",
         "an evaluation every 100 steps, every 12 steps with summaries generated for ROUGE, and every 10 steps",
@@ -253,9 +252,7 @@ STEP: list[Case] = [
     ),
 ]
 
-FAULTS: list[Case] = [*LOADER, *STEP]
-
-# They have not run on a GPU yet; `make gpu` runs them, and docs/verified.md says when they have.
+# The cases below have not run on a GPU yet; `make gpu` runs them, and docs/verified.md says when they have.
 # Idle time on a GPU is attributed to causes by profiler captures.
 ON_GPU = ("run.device=cuda", "log.kernels_every=40")
 GPU_CASES: list[Case] = [

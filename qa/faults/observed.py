@@ -60,7 +60,7 @@ def observed(case: Case, folder: Path, neighbours: Sequence[int], alone: bool) -
     """
     command = [sys.executable, "-m", "ndd_console", "--runs", "runs", "train", "--headless", "--run", NAME]
     command += ["--workload", case.workload_name]
-    command += [word for item in case.all_sets(folder) for word in ("--set", item)]
+    command += [word for item in case.all_sets for word in ("--set", item)]
     log = folder / "run.log"
     # A compiler cache of its own, so that compiling costs as much as the first time.
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder.absolute() / "compiled")}

@@ -1,27 +1,16 @@
-"""The environment of a case: its module in a folder, and other processes on the cores."""
+"""The environment of a case: other processes on the cores."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-
-MODULE = "planted"
-SOURCE = Path(__file__).with_name(f"{MODULE}.py")
 
 # Each exits when the suite is gone, so that no process outlives a killed suite.
 _BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(200_000))\n"
 _ASLEEP = "import os, sys, time\nwhile os.getppid() == int(sys.argv[1]):\n    time.sleep(0.2)\n"
-
-
-def write_module(folder: Path) -> None:
-    """Write the module with the suite's own workloads to this folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(SOURCE, folder / SOURCE.name)
 
 
 @contextmanager

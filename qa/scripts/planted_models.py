@@ -1,7 +1,6 @@
 """Your own workloads with a fault that an option turns on; with default options none of them has one.
 
-The file is copied into the folder of a case and loaded from there, like a user's own module. It does not import the
-benchmarks.
+It is loaded like a user's own module, and does not import the benchmarks.
 """
 
 from __future__ import annotations
