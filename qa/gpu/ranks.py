@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from benchmarks.common import paired, say
+from benchmarks.memory import prober_of
 from torch import Tensor, nn
 
 from ndd_engine.config import read
@@ -25,12 +26,9 @@ from ndd_engine.config.schema import ParallelSection
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, no_phase
-from ndd_engine.predict.probing import Prober
 from ndd_engine.predict.trace import Trace
 from ndd_engine.train.parallel.marks import PART, DdpMarks, StreamWaits, mark_collectives
 from ndd_engine.train.parallel.strategy import Ddp, Fsdp2
-from ndd_engine.train.prepare import seed
-from ndd_engine.workloads.registry import prepare
 from qa.ranks.launch import finish, launch
 
 from .figures import FAIL, Task, one_line
@@ -213,8 +211,7 @@ def memory(device: torch.device, *sets: str) -> dict[str, Any]:
 def trace(device: torch.device, *sets: str) -> Trace:
     """The allocations of steps of chartext, in the present process group."""
     config = read(sets=sets, workload="chartext").resolve()
-    seed(config.run.seed)
-    return Prober(config, prepare(config, lambda _: None), device, lambda _: None).trace(config.batch.micro)
+    return prober_of(config, device).trace(config.batch.micro)
 
 
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {"cost": cost, "exchange": exchange, "memory": memory}

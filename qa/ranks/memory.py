@@ -21,24 +21,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from benchmarks.common import TARGETS, Options, Table, as_percent, quantile, say
+from benchmarks.memory import CPU, prober_of
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ndd_engine.config import Config, read
+from ndd_engine.config import read
 from ndd_engine.predict.memory import HOST_GRANULE, MANY, ONE
-from ndd_engine.predict.probing import Prober
 from ndd_engine.predict.ranks import pretended
 from ndd_engine.predict.recording import EXCHANGE
 from ndd_engine.predict.trace import FREED, Trace
 from ndd_engine.text import size
 from ndd_engine.train.parallel import strategy
 from ndd_engine.train.parallel.marks import GATHER, SCATTER
-from ndd_engine.train.prepare import seed
-from ndd_engine.workloads.registry import prepare
 
 from .launch import finish, launch
 
-CPU = torch.device("cpu")
 RANKS = (2, 3, 4)
 LIMIT_S = 300
 # Seconds after an asynchronous exchange until gloo's threads have let go of its tensors, also where ranks share cores.
@@ -112,17 +109,11 @@ def _cases(options: Options) -> Iterator[Case]:
                 config = read(sets=all_sets, workload=workload).resolve()
                 say(f"ranks_memory: {workload} {shared} {ranks} ranks")
                 with pretended(ranks, CPU):
-                    predicted = peaks(trace(config))
+                    predicted = peaks(prober_of(config, CPU).trace(config.batch.micro))
                 repeats = [_real(workload, all_sets, ranks) for _ in range(options.repeats(3, 1))]
                 for mark, name in enumerate(MARKS):
                     real = tuple(found[mark] for found in repeats)
                     yield Case(workload, shared, ranks, name, predicted[mark], real)
-
-
-def trace(config: Config) -> Trace:
-    """The trace of this rank's steps in the present process group."""
-    seed(config.run.seed)
-    return Prober(config, prepare(config, lambda _: None), CPU, lambda _: None).trace(config.batch.micro)
 
 
 def peaks(found: Trace) -> list[int]:
@@ -189,7 +180,8 @@ def _main(folder: str, workload: str, *sets: str) -> None:
     strategy.DistributedDataParallel = partial(DistributedDataParallel, init_sync=False)  # type: ignore[misc]
     for name in (GATHER, SCATTER, "all_reduce"):
         setattr(dist, name, _waiting(getattr(dist, name)))
-    finish(folder, peaks(as_seen(trace(read(sets=sets, workload=workload).resolve()))))
+    config = read(sets=sets, workload=workload).resolve()
+    finish(folder, peaks(as_seen(prober_of(config, CPU).trace(config.batch.micro))))
 
 
 if __name__ == "__main__":
