@@ -18,9 +18,8 @@ from ndd_engine.trial.trial import run_trial
 from qa.kept import append, read_lines
 
 from .cases import Case
-from .observed import CaseError, observed
+from .observed import CaseError, neighbours, observed
 from .outcome import Measured, Outcome, same_change
-from .plants import neighbours
 
 # Seconds of a trial of the proposed fix, and the share of that for a trial of the cure if that is a different change.
 FIX_S = 24.0

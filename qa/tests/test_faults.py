@@ -19,8 +19,8 @@ from ndd_engine.train.preflight import preflight
 from qa.faults import matrix, suite
 from qa.faults.cases import SEVERITIES, Case, chosen
 from qa.faults.innocent import all_cases
+from qa.faults.observed import neighbours
 from qa.faults.outcome import Measured, Outcome
-from qa.faults.plants import neighbours
 from qa.trials import nulls
 from qa.trials.nulls import Null
 
@@ -164,7 +164,7 @@ def test_neighbours_end_with_the_case_and_with_the_suite() -> None:
         assert psutil.Process(pids[0]).is_running()
     assert not psutil.pid_exists(pids[0])
     program = (
-        "from qa.faults.plants import neighbours\nimport os\n"
+        "from qa.faults.observed import neighbours\nimport os\n"
         "with neighbours(1) as pids:\n    print(pids[0], flush=True)\n    os._exit(0)\n"
     )
     root = Path(__file__).parents[2]
