@@ -9,7 +9,7 @@ event loop exist.
 Worst-case settings: steps of 1-3 ms that hold the GIL, and windows of 0.25 s at 4 refreshes per second, so that almost
 every refresh updates all figures (with the default of 1 s most refreshes have nothing new).
 
-`python -m benchmarks.screen RUNS RESULT BLOCKS BLOCK_S WARM_STEPS SETTLE_S [key=value ...]` is the program in the terminal.
+The program in the terminal is `python -m benchmarks.screen RUNS RESULT BLOCKS BLOCK_S WARM_STEPS SETTLE_S SET …`.
 """
 
 from __future__ import annotations
@@ -211,9 +211,9 @@ class SwitchedScreen(LiveScreen):
 def main() -> int:
     """The program in the terminal; returns the exit status of the console.
 
-    It trains in the console like `ndd-console train`. A thread switches the refresh timer of the live screen off and on,
-    block by block, and writes the times to RESULT. The engine trains throughout; its own record shows what it did in each
-    block.
+    It trains in the console like `ndd-console train`. A thread switches the refresh timer of the live screen off and
+    on, block by block, and writes the times to RESULT. The engine trains throughout; its own record shows what it did
+    in each block.
     """
     root, result, *figures = sys.argv[1:7]
     sets = sys.argv[7:]

@@ -14,9 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from .needs import say, unmet
 from .parts import FULL_S, MACHINE, QUICK_S, parts
-from .setup import BEGAN, EXIT_INTERRUPTED, EXIT_NO_GPU, EXIT_USAGE, HOW, options, unusable
+from .setup import BEGAN, EXIT_INTERRUPTED, EXIT_NO_GPU, EXIT_USAGE, HOW, options, say, unmet, unusable
 
 
 def main() -> int:

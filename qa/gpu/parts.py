@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from .needs import ROOT
+from .setup import ROOT
 
 # Time limits of the whole command, in seconds.
 FULL_S, QUICK_S = 60 * 60.0, 15 * 60.0

@@ -21,11 +21,10 @@ import psutil
 
 from . import page as pages
 from .figures import one_line, read
-from .needs import ROOT, environment, say
 from .page import Entry, Page, json_of
 from .parts import Part
 from .pytest_figures import VARIABLE
-from .setup import EXIT_INTERRUPTED, EXIT_USAGE, HOW
+from .setup import EXIT_INTERRUPTED, EXIT_USAGE, HOW, ROOT, environment, say
 
 # What is left of the whole time for a part to start at all.
 LEAST_S = 10.0

@@ -23,14 +23,13 @@ from tests.waiting import lives, until
 from ndd_engine.trial.candidates import Place
 from ndd_engine.trial.claims import measurements
 from qa.gpu import __main__ as gpu_command
-from qa.gpu import claims, faults, needs
+from qa.gpu import claims, faults, setup
 from qa.gpu import session as sessions
 from qa.gpu.figures import FAIL, PASS, SKIPPED, Figure, append, one_line, read
-from qa.gpu.needs import NEEDED, ROOT, environment, unmet
 from qa.gpu.page import Page
 from qa.gpu.parts import FIRST, FULL_S, QUICK_S, Part, parts
 from qa.gpu.session import Session
-from qa.gpu.setup import options
+from qa.gpu.setup import NEEDED, ROOT, environment, options, unmet
 
 PYTHON = sys.executable
 # Starts a process in a session of its own that ignores every request, as the sides of a trial are, and prints its id.
@@ -329,7 +328,7 @@ def test_a_bare_python_is_told_all_that_is_missing_in_one_message(tmp_path: Path
 @pytest.mark.long
 def test_an_import_that_crashes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "click.py").write_text("import os; os.kill(os.getpid(), 11)", "utf-8")
-    monkeypatch.setattr(needs, "NEEDED", {"click": "click", "tomli": "tomli"})
+    monkeypatch.setattr(setup, "NEEDED", {"click": "click", "tomli": "tomli"})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     why = unmet(PYTHON)
     assert why.startswith("click") and "-11" in why and "tomli" not in why
