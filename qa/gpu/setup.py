@@ -163,11 +163,8 @@ def main(argv: Sequence[str]) -> int:
 
 def no_gpu(devices: Path = Path("/dev"), proc: Path = Path("/proc/driver/nvidia/gpus")) -> str:
     """Why this machine has no NVIDIA GPU, "" if it seems to have one. Installs and imports nothing."""
-    if (
-        (devices / "nvidiactl").exists()
-        or (proc.is_dir() and any(proc.iterdir()))
-        or (devices / "dxg").exists()
-    ):
+    known = proc.is_dir() and any(proc.iterdir())
+    if known or (devices / "nvidiactl").exists() or (devices / "dxg").exists():
         return ""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -222,17 +219,14 @@ def unusable(python: str) -> str:
     found = torch_of(python)
     if found.version is None:
         return f"torch cannot be imported ({found.why})"
+    again = f"make gpu ARGS='--torch-index {INDEX}'"
     if found.cuda is None:
-        return (
-            f"torch {found.version} is built without CUDA; remove the environment, and install one with CUDA: "
-            f"make gpu ARGS='--torch-index {INDEX}'"
-        )
-    if not found.seen:
-        return (
-            f"torch {found.version} for CUDA {found.cuda} sees none ({found.why}); for an older driver remove the "
-            f"environment, and run: make gpu ARGS='--torch-index {INDEX}'"
-        )
-    return ""
+        why = "is built without CUDA; remove the environment, and install one with CUDA"
+    elif not found.seen:
+        why = f"for CUDA {found.cuda} sees none ({found.why}); for an older driver remove the environment, and run"
+    else:
+        return ""
+    return f"torch {found.version} {why}: {again}"
 
 
 def prepare(venv: Path, index: str | None = None, run: Run = subprocess.run) -> str:

@@ -90,9 +90,8 @@ def _damaged(rng: Random, text: str) -> str:
             lines.insert(where, rng.choice(lines))
         elif edit == 6 and lines[where]:
             at = rng.randrange(len(lines[where]))
-            lines[where] = lines[where][:at] + chr(
-                rng.choice((0, 9, 27, 34, 35, 61, 91, 127, 0x85, 0x202E, 0xD7FF))
-            )
+            odd = rng.choice((0, 9, 27, 34, 35, 61, 91, 127, 0x85, 0x202E, 0xD7FF))
+            lines[where] = lines[where][:at] + chr(odd)
         elif edit == 7:
             lines = lines[: max(where, 1)]
         else:
@@ -102,13 +101,10 @@ def _damaged(rng: Random, text: str) -> str:
 
 
 def _held(config: Config) -> None:
-    again, written = (
-        read(Path("again.toml"), text=to_toml(config)).resolve().model_dump(),
-        config.model_dump(),
-    )
-    if (
-        written["workload"]["size"] is None
-    ):  # TOML cannot unset the default; all that a size stands for is written
+    written = config.model_dump()
+    again = read(Path("again.toml"), text=to_toml(config)).resolve().model_dump()
+    # TOML cannot unset the default; all that a size stands for is written.
+    if written["workload"]["size"] is None:
         del again["workload"]["size"], written["workload"]["size"]
     assert again == written, "the written TOML reads back as another configuration"
 

@@ -276,18 +276,18 @@ def _check(case: Case, folder: Path, root: Path) -> None:
     output: list[bytes] = []
     for name in ("stdout", "stderr"):
         target = case.streams.get(name)
-        ends[name] = (
-            full_pipe(keep) if target == "pipe" else os.open(target, os.O_WRONLY) if target else os.dup(write)
-        )
+        if target == "pipe":
+            ends[name] = full_pipe(keep)
+        else:
+            ends[name] = os.open(target, os.O_WRONLY) if target else os.dup(write)
         keep.append(ends[name])
     os.close(write)
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", LAUNCH, json.dumps(given)],
         stdin=subprocess.DEVNULL, env=environment, cwd=folder, start_new_session=True, **ends,
     )  # fmt: skip
-    reader = threading.Thread(
-        target=lambda: output.extend(iter(lambda: os.read(read, 65536), b"")), daemon=True
-    )
+    parts = iter(lambda: os.read(read, 65536), b"")
+    reader = threading.Thread(target=output.extend, args=(parts,), daemon=True)
     reader.start()
     try:
         status = process.wait(LIMIT_S)

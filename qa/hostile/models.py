@@ -169,9 +169,8 @@ class Try:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             file.seek(0)
-            output = file.read().replace(
-                "\0", ""
-            )  # torch's signal handler in a worker writes its C string with the 0
+            # Torch's signal handler in a worker writes its C string with the 0.
+            output = file.read().replace("\0", "")
         if self.fault.stop_when is not None and status in (130, 143):
             status = 1
         assert not left, f"left behind: {left}; {output[-1500:]}"
@@ -196,11 +195,8 @@ def _restored() -> Iterator[None]:
     from ndd_engine.train.probes import baseline
 
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    threads, path, probes = (
-        torch.get_num_threads(),
-        list(sys.path),
-        {name: getattr(baseline, name) for name in PROBES},
-    )
+    threads, path = torch.get_num_threads(), list(sys.path)
+    probes = {name: getattr(baseline, name) for name in PROBES}
     for name in PROBES:
         setattr(baseline, name, 0)
     try:
