@@ -91,7 +91,8 @@ def test_the_decisive_claims_and_severe_faults_run_and_the_others_are_left_to_on
 def test_the_planted_workloads_train() -> None:
     reading = ("workload.options.reads=3", "workload.options.empty=1", "workload.options.rounds=4")
     for factory, options in (("reading", reading), ("heavy", ("workload.options.megabytes=2",))):
-        sets = (f'workload.path=["{MODULE.parent}"]', *options, *ONLY_STEPS, "run.device=cpu", "batch.micro=4")
+        place = f'workload.path=["{MODULE.parent}"]'
+        sets = (place, *options, *ONLY_STEPS, "run.device=cpu", "batch.micro=4")
         with engine(f"{MODULE.stem}:{factory}", sets) as subject:
             subject.train(3)
             assert subject.loop.step == 3
