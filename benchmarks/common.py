@@ -168,10 +168,8 @@ def undisturbed(ratios: Sequence[Ratio]) -> tuple[list[float], str]:
     kept = [ratio.value for ratio in ratios if ratio.foreign <= FOREIGN_LIMIT]
     if len(kept) == len(ratios):
         return kept, ""
-    count, busy = (
-        f"{len(ratios) - len(kept)} of {len(ratios)} pairs",
-        f"used over {FOREIGN_LIMIT:.0%} of a core",
-    )
+    count = f"{len(ratios) - len(kept)} of {len(ratios)} pairs"
+    busy = f"used over {FOREIGN_LIMIT:.0%} of a core"
     if len(kept) >= FEWEST_PAIRS:
         return kept, f"{count} excluded: other processes {busy}"
     why = "too few are left to exclude them: repeat on a quiet machine"
