@@ -240,7 +240,7 @@ def phases(given: Task, name: str, window: Json | None) -> None:
     if window is None:
         return
     for phase, row in window["phases"].items():
-        device = row["device_ns"]
+        device = row.get("device_ns")
         shown = f"host {row['host_ns'] / max(window['steps'], 1) / 1e6:.3f} ms"
         given.put(f"{name}: {phase}", shown + ("" if device is None else f", device {device / 1e6:.3f} ms"))
 

@@ -139,6 +139,11 @@ def test_the_device_clock_is_compared_with_the_steps(
     assert verdicts(given)["run: device clock"] == verdict
 
 
+def test_a_phase_that_only_the_host_has_is_shown(given: Task) -> None:
+    first.phases(given, "script", {"steps": 2, "phases": {"other": {"host_ns": 4_000_000}}})
+    assert found_in(given)["script: other"].value == "host 2.000 ms"
+
+
 @pytest.mark.parametrize(
     ("waits_ms", "causes", "verdict"),
     [(0.05, (), PASS), (0.05, ("optimizer",), PASS), (0.05, ("data-wait",), FAIL), (3.0, (), FAIL)],
