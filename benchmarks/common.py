@@ -166,18 +166,14 @@ def paired(
 def undisturbed(ratios: Sequence[Ratio]) -> tuple[list[float], str]:
     """The ratios of undisturbed pairs, and a note on excluded ones."""
     kept = [ratio.value for ratio in ratios if ratio.foreign <= FOREIGN_LIMIT]
-    left_out = len(ratios) - len(kept)
-    if left_out and len(kept) < FEWEST_PAIRS:
-        return [ratio.value for ratio in ratios], (
-            f"other processes used over {FOREIGN_LIMIT:.0%} of a core in {left_out} of {len(ratios)} pairs; too few "
-            "are left to exclude them: repeat on a quiet machine"
-        )
-    if left_out:
-        return (
-            kept,
-            f"{left_out} of {len(ratios)} pairs excluded: other processes used over {FOREIGN_LIMIT:.0%} of a core",
-        )
-    return kept, ""
+    if len(kept) == len(ratios):
+        return kept, ""
+    count = f"{len(ratios) - len(kept)} of {len(ratios)} pairs"
+    busy = f"used over {FOREIGN_LIMIT:.0%} of a core"
+    if len(kept) >= FEWEST_PAIRS:
+        return kept, f"{count} excluded: other processes {busy}"
+    why = "too few are left to exclude them: repeat on a quiet machine"
+    return [ratio.value for ratio in ratios], f"other processes {busy} in {count}; {why}"
 
 
 @dataclass(frozen=True)
@@ -352,11 +348,8 @@ class Table:
         widths = [max(len(row[column]) for row in grid) for column in range(len(used))]
         out = []
         for row in grid:
-            first, rest = (
-                row[0].ljust(widths[0]),
-                [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)],
-            )
-            out.append("  ".join([first, *rest]).rstrip())
+            figures = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+            out.append("  ".join([row[0].ljust(widths[0]), *figures]).rstrip())
         out.insert(1, "  ".join("-" * width for width in widths))
         return out + [f"* {note}" for note in self.notes]
 

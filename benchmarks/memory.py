@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ndd_engine.config import read
+from ndd_engine.config import Config, read
 from ndd_engine.errors import NddError
 from ndd_engine.predict.allocator import Rules
 from ndd_engine.predict.memory import HOST_GRANULE, MANY, ONE
@@ -126,8 +126,7 @@ def _cases(options: Options) -> Iterator[Case]:
 
 def _extrapolations(workload: str, sets: tuple[str, ...], amp: str, times: Sequence[int]) -> Iterator[Case]:
     config = read(sets=[*sets, f"precision.amp={amp}", "run.device=cpu"], workload=workload).resolve()
-    seed(config.run.seed)
-    prober = Prober(config, prepare(config, lambda _: None), CPU, lambda _: None)
+    prober = prober_of(config, CPU)
     family = prober.family()
     for many in times:
         micro = family.at[1] * many
@@ -139,6 +138,12 @@ def _extrapolations(workload: str, sets: tuple[str, ...], amp: str, times: Seque
             in_use = predicted.peak(HOST_GRANULE) / real.peak(HOST_GRANULE) - 1
             reserved = predicted.on_gpu(Rules()).peak_reserved / real.on_gpu(Rules()).peak_reserved - 1
             yield Case(workload, amp, micro, in_use, reserved, family.aligned)
+
+
+def prober_of(config: Config, device: torch.device) -> Prober:
+    """What predicts and records the memory of a configuration, in the present process group."""
+    seed(config.run.seed)
+    return Prober(config, prepare(config, lambda _: None), device, lambda _: None)
 
 
 def _percent(value: float) -> str:

@@ -85,12 +85,9 @@ def sized(step_s: float) -> Loop:
 
 def main() -> None:
     """Measure, and print."""
-    step_s, warm_s, what, count = (
-        float(sys.argv[1]) / 1e3,
-        float(sys.argv[2]),
-        sys.argv[3],
-        float(sys.argv[4]),
-    )
+    what = sys.argv[3]
+    milliseconds, warm_s, count = (float(sys.argv[place]) for place in (1, 2, 4))
+    step_s = milliseconds / 1e3
     torch.set_num_threads(1)
     loop = sized(step_s)
     observer: Any = sys.modules["_ndd_watch.install"].observer

@@ -114,14 +114,8 @@ def _run(folder: Path, work: Work, side: str) -> Measured:
             command = [*console.split(), *command]
         elif side == "traceml run":
             tool = str(Path(work.python).with_name("traceml"))
-            command = [
-                tool,
-                "run",
-                _LOOP,
-                *["--logs-dir", "logs", "--run-name", "it", "--args"],
-                *given,
-                "traceml",
-            ]
+            options = ("--logs-dir", "logs", "--run-name", "it", "--args")
+            command = [tool, "run", _LOOP, *options, *given, "traceml"]
         watch = LoadWatch()
         begin = time.perf_counter()
         _execute(Path(place), command)
@@ -143,7 +137,6 @@ def _execute(folder: Path, command: list[str]) -> None:
 
 def _version(python: str) -> str:
     names = ("torch", "traceml-ai")
-    code = (
-        f"from importlib.metadata import version; print(*(n + ' ' + version(n) for n in {names}), sep=', ')"
-    )
+    shown = f"*(name + ' ' + version(name) for name in {names}), sep=', '"
+    code = f"from importlib.metadata import version; print({shown})"
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()

@@ -182,11 +182,9 @@ def _errors(errors: Sequence[float]) -> tuple[str, str]:
 def _interval(found: Estimate | None) -> str:
     if found is None:
         return "not measured"
-    return (
-        "is the best"
-        if not found.blocks
-        else f"{found.ratio:.3f}x (95 % CI {found.low:.3f} to {found.high:.3f})"
-    )
+    if not found.blocks:
+        return "is the best"
+    return f"{found.ratio:.3f}x (95 % CI {found.low:.3f} to {found.high:.3f})"
 
 
 def silent(_text: str, _share: float) -> None:

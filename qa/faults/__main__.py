@@ -16,8 +16,8 @@ from qa.trials.nulls import table
 
 from . import matrix, null
 from .cases import OWN, chosen
-from .catalogue import all_cases
-from .on_gpu import GPU_CASES
+from .faulty import GPU_CASES
+from .innocent import all_cases
 from .suite import FIX_S, Suite
 
 KEPT = Path(tempfile.gettempdir()) / "ndd-faults"

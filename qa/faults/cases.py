@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from ndd_engine.hardware.host import detect_host, usable_threads
 
-from .plants import MODULE
-
 Kind = Literal["fault", "innocent", "healthy"]
 OWN = "own"
+# The module of the suite's own workloads.
+MODULE = Path(__file__).parents[1] / "scripts" / "planted_models.py"
 # The number of workers and threads in a case depends on this machine.
 CORES = usable_threads(detect_host())
 SEVERITIES = ("low", "middle", "high")
@@ -70,11 +70,12 @@ class Case:
     @property
     def workload_name(self) -> str:
         """The value of workload.name."""
-        return f"{MODULE}:{self.factory}" if self.workload == OWN else self.workload
+        return f"{MODULE.stem}:{self.factory}" if self.workload == OWN else self.workload
 
-    def all_sets(self, folder: Path) -> tuple[str, ...]:
-        """The whole configuration with the fault. folder: contains the module of your own workload."""
-        place = (f'workload.path=["{folder.absolute()}"]',) if self.workload == OWN else ()
+    @property
+    def all_sets(self) -> tuple[str, ...]:
+        """The whole configuration with the fault."""
+        place = (f'workload.path=["{MODULE.parent}"]',) if self.workload == OWN else ()
         return only_last((*PLAIN, *place, *self.sets))
 
 

@@ -1,11 +1,11 @@
-"""Runs that only look as if they had a fault, and healthy runs."""
+"""Runs that only look as if they had a fault, healthy runs, and all cases of the suite."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from .cases import CORES, OWN, Case
-from .faulty import ANTISPOOF, CHARTEXT, FINETUNE, NDD, SUMMARISE
+from .faulty import ANTISPOOF, CHARTEXT, FAULTS, FINETUNE, GPU_CASES, NDD, SUMMARISE
 
 # Causes in the loader.
 LOADERS = ("few-workers", "data-wait", "item-collate", "on-the-fly", "slow-storage")
@@ -88,3 +88,8 @@ HEALTHY: list[Case] = [
         ("summarise", SUMMARISE),
     )
 ]
+
+
+def all_cases(gpu: bool = False) -> list[Case]:
+    """Every case, in the order in which they run. gpu: also those that need a CUDA GPU."""
+    return [*HEALTHY, *INNOCENTS, *FAULTS, *(GPU_CASES if gpu else ())]

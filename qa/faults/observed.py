@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,9 @@ MOST = 4.0
 # ABBA blocks with and without the neighbours: a step alongside them may take a second.
 BLOCK_S = 6.0
 ABBA_BLOCKS = 3
+# Each exits when the suite is gone, so that no process outlives a killed suite.
+_BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(200_000))\n"
+_ASLEEP = "import os, sys, time\nwhile os.getppid() == int(sys.argv[1]):\n    time.sleep(0.2)\n"
 
 
 class CaseError(Exception):
@@ -60,7 +63,7 @@ def observed(case: Case, folder: Path, neighbours: Sequence[int], alone: bool) -
     """
     command = [sys.executable, "-m", "ndd_console", "--runs", "runs", "train", "--headless", "--run", NAME]
     command += ["--workload", case.workload_name]
-    command += [word for item in case.all_sets(folder) for word in ("--set", item)]
+    command += [word for item in case.all_sets for word in ("--set", item)]
     log = folder / "run.log"
     # A compiler cache of its own, so that compiling costs as much as the first time.
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder.absolute() / "compiled")}
@@ -158,3 +161,28 @@ class _Watched:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         self.reader.poll()
+
+
+@contextmanager
+def neighbours(busy: int, asleep: int = 0) -> Iterator[tuple[int, ...]]:
+    """Other processes alongside a run: `busy` of them compute, `asleep` of them sleep.
+
+    Yields the process ids of the busy ones.
+    """
+    # One thread each, regardless of the environment.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for program in (_BUSY,) * busy + (_ASLEEP,) * asleep:
+            command = [sys.executable, "-c", program, str(os.getpid())]
+            started.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment
+                )
+            )
+        yield tuple(process.pid for process in started[:busy])
+    finally:
+        for process in started:
+            process.kill()
+        for process in started:
+            process.wait()

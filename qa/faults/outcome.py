@@ -11,7 +11,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.paired import Estimate
 
 from .cases import Case, only_last
-from .catalogue import all_cases
+from .innocent import all_cases
 
 # A fault with a lower cost than NEGLIGIBLE need not be reported; one with a higher cost than FELT needs a cure.
 NEGLIGIBLE = 1.05

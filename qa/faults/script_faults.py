@@ -115,11 +115,8 @@ def _planted(fault: Fault, level: float, options: Options) -> tuple[tuple[str, .
             event = attempt(folder, sets_of(*sets))
             gain, shown = event["verdict"] == "faster", f"{' '.join(sets)}: {event['text'].partition(',')[0]}"
     place = fault.function if placed else "not named"
-    return (
-        (name, found["cause"], _times(found["ceiling"]), place, shown, "" if right else "WRONG"),
-        right,
-        gain,
-    )
+    row = (name, found["cause"], _times(found["ceiling"]), place, shown, "" if right else "WRONG")
+    return row, right, gain
 
 
 def _durations(options: Options) -> Table:
@@ -134,9 +131,8 @@ def _durations(options: Options) -> Table:
                 observe(folder, "fixed_work.py", kind, f"{level:g}", seconds=_seconds(options))
                 actual_ms = float((folder / "milliseconds").read_text())
                 view = View(load_state(RunDir(folder / "runs" / "it")).snapshot())
-                stated_ms = (
-                    sum(item.ns for item in view.functions if item.file.endswith("fixed_work.py")) / 1e6
-                )
+                stated = (item.ns for item in view.functions if item.file.endswith("fixed_work.py"))
+                stated_ms = sum(stated) / 1e6
             error = stated_ms / actual_ms - 1
             done, right = done + 1, right + (abs(error) <= CLOSE)
             table.add(
@@ -158,10 +154,8 @@ def observe(
     folder: Path, script: str, *arguments: str, seconds: float, ranks: int = 1
 ) -> list[dict[str, Any]]:
     """The findings of an observed run of a script."""
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    )
-    words = [sys.executable, *launcher, str(FOLDER / script), *arguments]
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    words = [sys.executable, *(launcher if ranks > 1 else ()), str(FOLDER / script), *arguments]
     output(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{seconds:g}")
     found: list[dict[str, Any]] = json.loads(output(folder, "report", "it", "--json"))["findings"]
     return found

@@ -18,9 +18,8 @@ from ndd_engine.trial.trial import run_trial
 from qa.kept import append, read_lines
 
 from .cases import Case
-from .observed import CaseError, observed
+from .observed import CaseError, neighbours, observed
 from .outcome import Measured, Outcome, same_change
-from .plants import neighbours, write_module
 
 # Seconds of a trial of the proposed fix, and the share of that for a trial of the cure if that is a different change.
 FIX_S = 24.0
@@ -75,8 +74,6 @@ class Suite:
         folder = self.folder / case.name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        if case.factory:
-            write_module(folder)
         begin = time.monotonic()
         try:
             with neighbours(case.busy, case.asleep) as pids:
@@ -99,7 +96,7 @@ class Suite:
         if not self.trials or not case.proved:
             return outcome
         if verdict.sets and verdict.cause not in NO_FINDING:
-            tried = self._trial(case, folder, verdict.sets, verdict.cause, self.budget_s)
+            tried = self._trial(case, verdict.sets, verdict.cause, self.budget_s)
             outcome = replace(outcome, tried=tried)
         if case.kind != "fault":
             return outcome
@@ -108,18 +105,14 @@ class Suite:
         if outcome.tried is not None and same_change(verdict.sets, case.cure):
             return replace(outcome, cured=outcome.tried)
         if case.cure:
-            cured = self._trial(case, folder, case.cure, None, self.budget_s * CURE_SHARE)
+            cured = self._trial(case, case.cure, None, self.budget_s * CURE_SHARE)
             outcome = replace(outcome, cured=cured)
         return outcome
 
-    def _trial(
-        self, case: Case, folder: Path, sets: tuple[str, ...], cause: str | None, budget_s: float
-    ) -> Measured:
+    def _trial(self, case: Case, sets: tuple[str, ...], cause: str | None, budget_s: float) -> Measured:
         seconds = max(budget_s, case.trial_s)
         try:
-            return Measured.of_trial(
-                trial(case.workload_name, case.all_sets(folder), sets, seconds, cause=cause)
-            )
+            return Measured.of_trial(trial(case.workload_name, case.all_sets, sets, seconds, cause=cause))
         except TrialError as error:
             # The diagnosis remains valid.
             return Measured(sets, "not measured", None, None, None, 0.0, str(error))

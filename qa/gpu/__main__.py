@@ -14,9 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from .needs import say, unmet
 from .parts import FULL_S, MACHINE, QUICK_S, parts
-from .setup import BEGAN, EXIT_INTERRUPTED, EXIT_NO_GPU, EXIT_USAGE, HOW, options, unusable
+from .setup import BEGAN, EXIT_INTERRUPTED, EXIT_NO_GPU, EXIT_USAGE, HOW, options, say, unmet, unusable
 
 
 def main() -> int:
@@ -50,8 +49,7 @@ def main() -> int:
         say(f"make gpu needs an NVIDIA GPU: {why}")
         return EXIT_NO_GPU
     # Only now: they import packages that may have been missing.
-    from .running import adopt
-    from .session import Session
+    from .session import Session, adopt
 
     path = given.output or Path(time.strftime("gpu-%Y-%m-%d-%H%M%S.md"))
     session = Session(

@@ -7,7 +7,6 @@ simulated allocator.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from ndd_engine.predict.memory import MANY, Memory
 from ndd_engine.predict.probing import Prober
 from ndd_engine.predict.rules import Rules
 
-from .figures import FAIL, PASS, SKIPPED, Task, task
+from .figures import FAIL, PASS, SKIPPED, Task
 from .memory import probed
 
 GIB = 1 << 30
@@ -49,9 +48,8 @@ class Result:
         return "" if self.larger is not None else f"{beyond(self.micro)} runs, too"
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Measure as many limits as the time allows."""
-    given = task()
     amp = given.args[0]
     if not given.on_gpu:
         given.skip("steps on the GPU under a limit")
@@ -82,7 +80,6 @@ def main() -> int:
     for what, bad in (("out of memory", short), ("below 90 % of the largest that runs", low)):
         verdict = SKIPPED if not done else FAIL if bad else PASS
         given.put(f"{what}, of {len(done)}", str(bad), "0", verdict)
-    return 0
 
 
 def settings(given: Task, free: int) -> Iterator[tuple[str, list[int]]]:
@@ -157,7 +154,3 @@ def limited(cap: int) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

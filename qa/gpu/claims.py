@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence
 from itertools import chain, zip_longest
@@ -12,7 +11,7 @@ from ndd_engine.trial.candidates import Place
 from ndd_engine.trial.claims import ClaimsState, conditions, measurements, run_claims
 from ndd_engine.trial.claims_table import Claim, claims
 
-from .figures import one_line, task
+from .figures import Task, one_line
 
 # Seconds of one measurement, which include its set-up, and of what is around it.
 LEAST_S, MOST_S, START_S = 20.0, 60.0, 3.0
@@ -34,9 +33,8 @@ def wanted(which: str, effort: str, place: Place) -> list[Claim]:
     return found[:QUICK] if effort == "quick" and which == "decisive" else found
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Measure the claims until the time is over."""
-    given = task()
     machine = detect("cuda" if given.on_gpu else "cpu", use_torch=False)
     place = Place.of(machine)
     chosen = wanted(given.args[0], given.effort, place)
@@ -60,7 +58,6 @@ def main() -> int:
     for claim in chosen:
         if claim.id not in done:
             given.skip(name_of(claim), "no time left")
-    return 0
 
 
 def in_turn(every: Sequence[Claim]) -> list[Claim]:
@@ -79,7 +76,3 @@ def budget(count: int, left_s: float) -> float:
 def name_of(claim: Claim) -> str:
     """Its id, guide and text."""
     return one_line(f"{claim.id} {claim.guide}: {claim.text}", 160)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,17 +5,16 @@ The most severe form of each always runs; the others are left to --only.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
 from qa.faults.cases import SEVERITIES, Case, chosen
-from qa.faults.catalogue import all_cases
-from qa.faults.on_gpu import GPU_CASES
+from qa.faults.faulty import GPU_CASES
+from qa.faults.innocent import all_cases
 from qa.faults.outcome import Outcome
 from qa.faults.suite import Suite, described
 
-from .figures import FAIL, INFO, PASS, Task, one_line, task
+from .figures import FAIL, INFO, PASS, Task, one_line
 
 # Seconds of a trial of the fix, what a case takes without and with it, and of imports before the first.
 TRIAL_S = 12.0
@@ -34,9 +33,8 @@ def wanted(which: str, effort: str) -> list[Case]:
     return sorted(found, key=lambda case: -SEVERITIES.index(case.severity))
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Run as many cases as the time allows."""
-    given = task()
     severe = given.args[0] == "severe"
     cases = wanted(given.args[0], given.effort)
     trials = given.effort == "full"
@@ -58,7 +56,6 @@ def main() -> int:
     verdict = INFO if not given.on_gpu else PASS if counts[0] == counts[1] else FAIL
     if counts[1]:
         given.put("correct", f"{counts[0]} of {counts[1]}", "all", verdict)
-    return 0
 
 
 def put(given: Task, case: Case, outcome: Outcome) -> None:
@@ -73,7 +70,3 @@ def put(given: Task, case: Case, outcome: Outcome) -> None:
         given.put(
             f"{case.name}: the fix", " ".join(outcome.fix) or "no setting", "gains", INFO, "no measured gain"
         )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
-
-import psutil
 
 from qa.console import console
 from qa.kept import read_lines
@@ -94,20 +90,6 @@ class Task:
         done = console(folder, *words, limit_s=max(self.left_s * 0.8, 5.0))
         print(done.stdout + done.stderr, flush=True)
         return done
-
-
-def task(argv: Sequence[str] | None = None) -> Task:
-    """The task of this process, from its command line (see Part.command)."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("args", nargs="*")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--effort", choices=EFFORTS, default="full")
-    parser.add_argument("--limit", type=float, required=True, help="seconds")
-    given = parser.parse_args(argv)
-    # The limit includes the time that imports have taken.
-    deadline = time.monotonic() + given.limit - (time.time() - psutil.Process().create_time())
-    return Task(given.out, given.device, given.effort, deadline, tuple(given.args))
 
 
 def last(done: subprocess.CompletedProcess[str]) -> str:

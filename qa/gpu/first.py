@@ -5,7 +5,6 @@ On the CPU they run to their end with the smallest sizes, and say which of their
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from ndd_engine.train.settings import rounds_to_tf32
 from ndd_engine.train.step.precision import set_tf32
 from qa.console import sets_of
 
-from .figures import Task, last, one_line, task
+from .figures import Task, last, one_line
 from .runs import EXACT, Json, Trained, difference, losses, train
 
 MIB = 1 << 20
@@ -46,12 +45,10 @@ FALLBACK = "gpu_models:fallback"
 OWN = (f'workload.path=["{SCRIPTS}"]', "run.epochs=1")
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Run one check."""
-    given = task()
     with tempfile.TemporaryDirectory(prefix="ndd-gpu-first-") as folder:
         CHECKS[given.args[0]](given, Path(folder))
-    return 0
 
 
 def plain(given: Task, folder: Path) -> None:
@@ -166,9 +163,8 @@ def verdict_on_loader(given: Task, window: Json | None, findings: tuple[Finding,
     """Whether the GPU hardly waits for data, and no finding says that it does."""
     share = 0.0 if window is None else device_ns(window, "data_wait") * window["steps"] / window["wall_ns"]
     loader = [item.cause for item in findings if item.cause in LOADER]
-    shown = (
-        f"the GPU waits {share * 100:.1f} % of a step; {', '.join(loader) or 'no finding about the loader'}"
-    )
+    blamed = ", ".join(loader) or "no finding about the loader"
+    shown = f"the GPU waits {share * 100:.1f} % of a step; {blamed}"
     reached = share <= HIDDEN and not loader
     given.check_gpu("the loader is not blamed", shown, f"≤ {HIDDEN * 100:.0f} %, none", reached)
 
@@ -244,7 +240,7 @@ def phases(given: Task, name: str, window: Json | None) -> None:
     if window is None:
         return
     for phase, row in window["phases"].items():
-        device = row["device_ns"]
+        device = row.get("device_ns")
         shown = f"host {row['host_ns'] / max(window['steps'], 1) / 1e6:.3f} ms"
         given.put(f"{name}: {phase}", shown + ("" if device is None else f", device {device / 1e6:.3f} ms"))
 
@@ -276,22 +272,14 @@ def step_ms(found: Trained) -> float:
     """The mean step of the second half of the windows, in ms."""
     windows = found.of("window")
     late = windows[len(windows) // 2 :]
-    return float(
-        sum(window["wall_ns"] for window in late) / max(sum(window["steps"] for window in late), 1) / 1e6
-    )
+    steps = max(sum(window["steps"] for window in late), 1)
+    return float(sum(window["wall_ns"] for window in late) / steps / 1e6)
 
 
 def memory_of(found: Trained) -> str:
     """The peaks in words, "" if unknown."""
-    peaks = [(event["peak_allocated_bytes"], event["peak_reserved_bytes"]) for event in found.of("memory")][
-        -1:
-    ]
-    return "".join(
-        f"peak {allocated / MIB:,.0f} MiB allocated, {reserved / MIB:,.0f} MiB reserved"
-        for allocated, reserved in peaks
-        if allocated is not None and reserved is not None
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    event = (found.of("memory") or [{}])[-1]
+    allocated, reserved = event.get("peak_allocated_bytes"), event.get("peak_reserved_bytes")
+    if allocated is None or reserved is None:
+        return ""
+    return f"peak {allocated / MIB:,.0f} MiB allocated, {reserved / MIB:,.0f} MiB reserved"

@@ -13,7 +13,7 @@ from benchmarks.engine import Json, events_of, now
 from ndd_engine.record.rundir import RunDir
 from qa.scripts.gpu_script import Training
 
-from .figures import Task, last, one_line, task
+from .figures import Task, last, one_line
 from .first import SCRIPTS, device_ns, named, phases, typical
 
 # Steps of a trial against those of a synchronised loop.
@@ -24,12 +24,10 @@ SCRIPT = SCRIPTS / "gpu_script.py"
 ENDLESS = 1_000_000_000
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Run one check."""
-    given = task()
     with tempfile.TemporaryDirectory(prefix="ndd-gpu-first-") as folder:
         {"script": script, "trial": trial}[given.args[0]](given, Path(folder))
-    return 0
 
 
 def script(given: Task, folder: Path) -> None:
@@ -126,7 +124,3 @@ def written(root: Path, steps: int) -> None:
     """Write the number of steps of the script."""
     root.mkdir(parents=True, exist_ok=True)
     (root / "steps").write_text(str(steps), "utf-8")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

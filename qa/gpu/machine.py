@@ -6,33 +6,31 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .figures import FACT, Task, one_line, task
+import torch
+
+from ndd_engine.hardware.detect import detect
+from ndd_engine.version import __version__
+
+from .figures import FACT, Task, one_line
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Record the facts, then compute something."""
-    given = task()
     for name, value in facts(given):
         given.put(name, one_line(value), verdict=FACT)
     if given.on_gpu:
         computes(given)
     else:
         given.skip("a matrix product on the GPU")
-    return 0
 
 
 def facts(given: Task) -> Iterator[tuple[str, str]]:
     """(name, value) of everything that a reader needs to judge the figures; nothing that names a person or a host."""
-    import torch
-
-    from ndd_engine.hardware.detect import detect
-    from ndd_engine.version import __version__
-
     machine = detect("auto" if given.on_gpu else "cpu")
     gpu = machine.chosen
     yield "date", time.strftime("%Y-%m-%d %H:%M %z")
@@ -71,8 +69,6 @@ def facts(given: Task) -> Iterator[tuple[str, str]]:
 
 def computes(given: Task) -> None:
     """A matrix product on the GPU, against the CPU's."""
-    import torch
-
     left = torch.randn(512, 512, dtype=torch.float64)
     found = (left.cuda() @ left.cuda()).cpu()
     error = float((found - left @ left).abs().max())
@@ -80,15 +76,11 @@ def computes(given: Task) -> None:
 
 
 def _cudnn() -> str:
-    import torch
-
-    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    return str(version or "none")
+    found = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    return str(found or "none")
 
 
 def _version(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version(package)
     except PackageNotFoundError:
@@ -108,7 +100,3 @@ def _commit() -> str:
 
 def _gib(count: int | None) -> str:
     return "unknown" if count is None else f"{count / (1 << 30):.1f} GiB"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

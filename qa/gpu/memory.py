@@ -6,7 +6,6 @@ simulated allocator fed with a recording of them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,7 +25,7 @@ from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.registry import prepare
 
-from .figures import Task, one_line, task
+from .figures import Task, one_line
 
 TIMES = (4, 8, 16)
 # Maximum relative errors: of the recorded batch itself, of the median and of the 95th percentile of larger ones.
@@ -46,9 +45,8 @@ class Case:
     reliable: bool
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Measure the models of one workload."""
-    given = task()
     workload = given.args[0]
     models = (LARGER.get(workload, ()), *MODELS[workload]) if given.on_gpu else MODELS[workload]
     cases: list[Case] = []
@@ -64,7 +62,6 @@ def main() -> int:
                 if not isinstance(error, NddError) and not is_out_of_memory(error):
                     raise
     summary(given, cases)
-    return 0
 
 
 def extrapolated(given: Task, workload: str, sets: tuple[str, ...], amp: str) -> Iterator[Case]:
@@ -143,7 +140,3 @@ def _name(sets: tuple[str, ...]) -> str:
 
 def _precision(amp: str) -> str:
     return "fp32" if amp == "off" else amp
-
-
-if __name__ == "__main__":
-    sys.exit(main())

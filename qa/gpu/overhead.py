@@ -5,7 +5,6 @@ The device clock is switched between blocks: off, no step carries events. On the
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -16,7 +15,7 @@ from benchmarks.loop import Beside, keep_memory
 from ndd_engine.measure.clock import DevicePhaseClock
 from ndd_watch.device import NEVER
 
-from .figures import FAIL, PASS, UNCLEAR, Task, one_line, task
+from .figures import FAIL, PASS, UNCLEAR, Task, one_line
 
 TARGET = 0.99
 # (name, workload, settings); --quick runs the first two.
@@ -28,9 +27,8 @@ CASES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Measure the cases."""
-    given = task()
     keep_memory()
     for name, workload, sets in CASES[: int(given.of(len(CASES), 2, 1))]:
         say(f"overhead: {name}")
@@ -40,13 +38,12 @@ def main() -> int:
             continue
         try:
             with engine(workload, settings) as subject:
-                measure(given, name, subject)
+                compare_all(given, name, subject)
         except Exception as error:  # noqa: BLE001  continue with the other cases
             given.put(name, "not measured", f"≥ {TARGET}", FAIL, one_line(f"{type(error).__name__}: {error}"))
-    return 0
 
 
-def measure(given: Task, name: str, subject: Engine) -> None:
+def compare_all(given: Task, name: str, subject: Engine) -> None:
     """Three comparisons of one case: both engines with the bare loop, and with each other."""
     clock, both = subject.prepared.clock, Beside(subject, given.of(0.6, 0.25, 0.05))
     device_clock = clock if isinstance(clock, DevicePhaseClock) else None
@@ -99,7 +96,3 @@ def judged(median: float, interval: tuple[float, float] | None) -> tuple[str, st
     if interval is None:
         return UNCLEAR, "too few pairs for an interval"
     return (UNCLEAR, "the interval includes the target") if interval[1] >= TARGET else (FAIL, "")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from .needs import ROOT
+from .setup import ROOT
 
 # Time limits of the whole command, in seconds.
 FULL_S, QUICK_S = 60 * 60.0, 15 * 60.0
@@ -83,10 +83,9 @@ class Part:
                 "--tb", "short", *own, "--rootdir", str(ROOT), self.tests,
                 *(("-k", f"not ({' or '.join(SLOW_TESTS)})") if effort == "quick" else ()),
             ]  # fmt: skip
-        module, *args = self.what.split()
         return [
-            python, "-m", f"{MODULE}.{module}", *args, "--out", out, "--device", device, "--effort", effort,
-            "--limit", f"{limit_s:.0f}",
+            python, "-m", f"{MODULE}.process", *self.what.split(), "--out", out, "--device", device,
+            "--effort", effort, "--limit", f"{limit_s:.0f}",
         ]  # fmt: skip
 
 

@@ -1,26 +1,24 @@
 """Part "marks of ranks": what marking the exchange costs two GPUs; and the ranks that `tests/gpu` starts.
 
-A rank is this module under torchrun: `… -m qa.gpu.ranks KIND OUT DEVICE WORDS`; rank 0 writes what it found.
+A rank is this module under torchrun: `… -m qa.gpu.ranks FOLDER KIND DEVICE WORDS`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from benchmarks.common import paired, say
+from benchmarks.memory import prober_of
 from torch import Tensor, nn
 
 from ndd_engine.config import read
@@ -28,15 +26,12 @@ from ndd_engine.config.schema import ParallelSection
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, no_phase
-from ndd_engine.predict.probing import Prober
 from ndd_engine.predict.trace import Trace
 from ndd_engine.train.parallel.marks import PART, DdpMarks, StreamWaits, mark_collectives
 from ndd_engine.train.parallel.strategy import Ddp, Fsdp2
-from ndd_engine.train.prepare import seed
-from ndd_engine.workloads.registry import prepare
-from qa.ranks.launch import launch
+from qa.ranks.launch import finish, launch
 
-from .figures import FAIL, one_line, task
+from .figures import FAIL, Task, one_line
 from .overhead import TARGET, put_ratio
 
 MODULE = "qa.gpu.ranks"
@@ -46,12 +41,11 @@ WARM_UP = 5
 MEASURED = 10  # less than what DevicePhaseClock keeps
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Measure the cost of the marks with both strategies."""
-    given = task()
     if given.on_gpu and torch.cuda.device_count() < RANKS:
         given.skip("marks of the exchange", "needs two CUDA GPUs")
-        return 0
+        return
     for strategy in STRATEGIES:
         say(f"marks of ranks: {strategy}")
         name = f"{strategy}: marks of the exchange, on / off"
@@ -62,16 +56,12 @@ def main() -> int:
             given.put(name, "not measured", f"≥ {TARGET}", FAIL, one_line(error))
             continue
         put_ratio(given, name, found["ratios"], f"step {found['step_ms']:.2f} ms")
-    return 0
 
 
 def launched(kind: str, device: str, *words: object, limit_s: float = 150.0) -> dict[str, Any]:
     """What rank 0 of two found. Raises RuntimeError if a rank fails or takes too long."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "found.json")
-        launch(RANKS, MODULE, kind, out, device, *words, limit_s=limit_s)
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+    found: dict[str, Any] = launch(RANKS, MODULE, kind, device, *words, limit_s=limit_s)[0]
+    return found
 
 
 # The rest runs in a rank.
@@ -221,15 +211,14 @@ def memory(device: torch.device, *sets: str) -> dict[str, Any]:
 def trace(device: torch.device, *sets: str) -> Trace:
     """The allocations of steps of chartext, in the present process group."""
     config = read(sets=sets, workload="chartext").resolve()
-    seed(config.run.seed)
-    return Prober(config, prepare(config, lambda _: None), device, lambda _: None).trace(config.batch.micro)
+    return prober_of(config, device).trace(config.batch.micro)
 
 
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {"cost": cost, "exchange": exchange, "memory": memory}
 
 
-def rank(kind: str, out: str, device: str, *words: str) -> None:
-    """One rank. Ends the process: gloo's threads may hold up the interpreter's end."""
+def rank(folder: str, kind: str, device: str, *words: str) -> None:
+    """One rank, to the end of its process."""
     here = torch.device("cpu")
     if device == "cuda":
         here = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -237,15 +226,8 @@ def rank(kind: str, out: str, device: str, *words: str) -> None:
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=here)
     else:
         dist.init_process_group("gloo")
-    found = KINDS[kind](here, *words)
-    if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)
+    finish(folder, KINDS[kind](here, *words))
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        rank(*sys.argv[1:])
-    sys.exit(main())
+    rank(*sys.argv[1:])

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-
 from benchmarks.common import Options, Table
 
 from benchmarks import screen
 
-from .figures import FAIL, INFO, PASS, Task, task
+from .figures import FAIL, INFO, PASS, Task
 
 PAIRS = 8
 
 
-def main() -> int:
+def measure(given: Task) -> None:
     """Measure in a real terminal."""
-    given = task()
     full = given.effort == "full"
     put(given, screen.beside_a_run(Options(given.effort, given.device, pairs=PAIRS if full else None)))
-    return 0
 
 
 def put(given: Task, table: Table) -> None:
@@ -32,7 +28,3 @@ def put(given: Task, table: Table) -> None:
         verdict = {"reached": PASS, "not reached": FAIL}.get(cells["by the median"], INFO)
         given.put(row[0], value, cells["target"], verdict, notes)
         notes = ""
-
-
-if __name__ == "__main__":
-    sys.exit(main())

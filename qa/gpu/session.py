@@ -1,28 +1,40 @@
-"""Runs the parts one after the other, and keeps the files up to date: each figure is in them as soon as it is known."""
+"""Runs the parts one after the other: their time limits, their ends, and everything that they leave behind.
+
+The files are kept up to date: each figure is in them as soon as it is known.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from . import page as pages
 from .figures import one_line, read
-from .needs import ROOT, environment, say
 from .page import Entry, Page, json_of
 from .parts import Part
 from .pytest_figures import VARIABLE
-from .running import carry_out, last_lines
-from .setup import EXIT_INTERRUPTED, EXIT_USAGE, HOW
+from .setup import EXIT_INTERRUPTED, EXIT_USAGE, HOW, ROOT, environment, say
 
 # What is left of the whole time for a part to start at all.
 LEAST_S = 10.0
 # Of a part with failures, in the file of JSON.
 LOG_LINES = 120
+# After SIGINT a process may write what it has; after SIGKILL a process that hangs in the driver may never end.
+GRACE_S = 5.0
+REAP_S = 10.0
+POLL_S = 0.25
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Session:
@@ -99,18 +111,10 @@ class Session:
         entry.state, self._seen = pages.RUNNING, -1
         slug = f"{self.page.entries.index(entry):02}-{entry.part.name}"
         out, log = self.folder / f"{slug}.jsonl", self.folder / f"{slug}.log"
-
-        def look() -> None:
-            size = out.stat().st_size if out.exists() else 0
-            if size != self._seen:
-                self._seen, entry.figures = size, read(out)
-                self._write()
-
-        variables = {**environment(), VARIABLE: str(out)}
         # A part stops by itself before its limit, and writes what it has.
         command = entry.part.command(sys.executable, str(out), self.device, self.effort, max(limit_s - 5, 5))
         begin = time.monotonic()
-        why = carry_out(command, log, limit_s, ROOT, variables, look, lambda: bool(self.stopped))
+        why = self._run(command, entry, out, log, limit_s)
         entry.seconds = time.monotonic() - begin
         if entry.part.tests and why.startswith("exit status 1:"):
             why = ""  # some tests failed, and are figures
@@ -120,6 +124,39 @@ class Session:
         told = bool(why or entry.failures)
         entry.log = [one_line(line, 200) for line in last_lines(log, LOG_LINES)] if told else []
         self._write()
+
+    def _run(self, command: Sequence[str], entry: Entry, out: Path, log: Path, limit_s: float) -> str:
+        """Run the process of a part; returns "" or why it did not run to its end. Raises nothing."""
+        begin, before = time.monotonic(), _descendants()
+        try:
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT,
+                    env={**environment(), VARIABLE: str(out)}, start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            return f"could not be started: {error.strerror or error}"
+        why = ""
+        try:
+            while process.poll() is None and not why:
+                self._look(entry, out)
+                if self.stopped:
+                    why = "interrupted"
+                elif time.monotonic() - begin > limit_s:
+                    why = f"time limit of {limit_s:.0f} s"
+                time.sleep(POLL_S)
+        finally:
+            killed = _end(process, before)
+            self._look(entry, out)
+        if why:
+            return why if killed else f"{why}; the process cannot be killed (it hangs in the driver)"
+        return ended(process.returncode, log)
+
+    def _look(self, entry: Entry, out: Path) -> None:
+        size = out.stat().st_size if out.exists() else 0
+        if size != self._seen:
+            self._seen, entry.figures = size, read(out)
+            self._write()
 
     def _write(self) -> None:
         self.page.seconds = time.monotonic() - self._began
@@ -131,3 +168,60 @@ class Session:
     def _stop(self, number: int, _frame: object) -> None:
         self.stopped = signal.Signals(number).name
         os.write(2, b"stopping; what was measured is kept\n")  # print may be what was interrupted
+
+
+def adopt() -> None:
+    """Become the parent of processes whose parent died, so that none of them keeps the GPU busy. Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def ended(status: int | None, log: Path) -> str:
+    """Why a process with this exit status failed, "" if it did not."""
+    if not status:
+        return ""
+    last = last_lines(log, 1)
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(-status).name
+            hint = " (memory of the host may have run out)" if name == "SIGKILL" else ""
+            return f"killed by {name}{hint}" + (f": {one_line(last[0])}" if last else "")
+    return f"exit status {status}" + (f": {one_line(last[0])}" if last else "")
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """The last lines of a log that are not empty."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(file.tell() - 16384, 0))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return lines[-count:]
+
+
+def _end(process: subprocess.Popen[bytes], before: set[psutil.Process]) -> bool:
+    """Ask the process to end, then kill it and all that it leaves behind; whether it has ended.
+
+    before: our descendants before it was started.
+    """
+    family = _descendants()
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    left = (family | _descendants()) - before
+    for each in left:
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(REAP_S)
+    psutil.wait_procs(left, timeout=REAP_S)
+    return process.poll() is not None
+
+
+def _descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))

@@ -17,15 +17,43 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .needs import ROOT, say
-
+# Only the standard library is imported, so that a package that is missing is a message and not a traceback.
+ROOT = Path(__file__).resolve().parents[2]
+# The packages of this tree are measured, not those that may be installed.
+PLACES = (ROOT, ROOT / "engine", ROOT / "tui", ROOT / "profiles")
+# What all parts import, and the package that it comes from. What only some parts need is with those, see `parts`.
+NEEDED = {
+    "torch": "torch", "psutil": "psutil", "pynvml": "nvidia-ml-py", "pydantic": "pydantic", "tomli": "tomli",
+    "tomlkit": "tomlkit",
+}  # fmt: skip
+# The first import from a cold disk, and the first use of cuBLAS and cuDNN, take minutes on some machines. That counts
+# as part of the time limit of the command, but a short limit does not end it.
+LIMIT_S = 180.0
+# Prints a line before and after each import: what it was doing when it crashed or hung is then known.
+_IMPORTS = """
+import importlib, sys
+for name in sys.argv[1:]:
+    print("ndd: import", name, flush=True)
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        print("ndd: failed", name, type(error).__name__ + ": " + (str(error).splitlines() or [""])[0], flush=True)
+print("ndd: imported", flush=True)
+if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
+    torch = sys.modules["torch"]
+    images = torch.ones(8, 8, 32, 32, device="cuda", requires_grad=True)
+    torch.nn.Conv2d(8, 8, 3).cuda()(images).sum().backward()
+    for kind in (torch.float32, torch.bfloat16, torch.float16):
+        square = torch.ones(512, 512, device="cuda", dtype=kind)
+        (square @ square).sum().item()
+"""
 EXIT_USAGE, EXIT_NO_GPU, EXIT_INTERRUPTED = 2, 3, 130
 LEAST_TORCH = (2, 6)
 # Environment variables for the command: when it began (Unix time), and how torch was set up.
 BEGAN, HOW = "NDD_GPU_BEGAN", "NDD_GPU_SETUP"
 INDEX = "https://download.pytorch.org/whl/cu126"
 # Printed by a Python about its torch, as JSON; a torch that cannot be imported is no torch.
-_PROBE = """
+_TORCH = """
 import json, sys
 try:
     import torch
@@ -135,11 +163,8 @@ def main(argv: Sequence[str]) -> int:
 
 def no_gpu(devices: Path = Path("/dev"), proc: Path = Path("/proc/driver/nvidia/gpus")) -> str:
     """Why this machine has no NVIDIA GPU, "" if it seems to have one. Installs and imports nothing."""
-    if (
-        (devices / "nvidiactl").exists()
-        or (proc.is_dir() and any(proc.iterdir()))
-        or (devices / "dxg").exists()
-    ):
+    known = proc.is_dir() and any(proc.iterdir())
+    if known or (devices / "nvidiactl").exists() or (devices / "dxg").exists():
         return ""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -154,22 +179,54 @@ def no_gpu(devices: Path = Path("/dev"), proc: Path = Path("/proc/driver/nvidia/
     return f"nvidia-smi reports: {lines[0] if lines else 'nothing'}"
 
 
+def environment() -> dict[str, str]:
+    """The variables of all processes of this command: they import this tree."""
+    places = [*map(str, PLACES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PYTHONUNBUFFERED": "1"}
+
+
+def unmet(python: str, limit_s: float = LIMIT_S) -> str:
+    """What this Python lacks, in one line; "" if nothing. It imports everything, and uses the GPU for a moment."""
+    command = [python, "-W", "ignore", "-c", _IMPORTS, *NEEDED]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False,
+            env=environment(),
+        )  # fmt: skip
+        printed, how = done.stdout, f"ended with status {done.returncode}"
+    except OSError as error:
+        return f"{python} cannot be started: {error.strerror}"
+    except subprocess.TimeoutExpired as error:
+        printed, how = (error.stdout or b"").decode("utf-8", "replace"), f"did not end within {limit_s:.0f} s"
+    # Modules print what they like; these lines are ours.
+    ours = [line.split(" ", 3)[1:] for line in printed.splitlines() if line.startswith("ndd: ")]
+    begun = [words[1] for words in ours if words[0] == "import"]
+    failed = {words[1]: words[2] for words in ours if words[0] == "failed"}
+    # A warm-up that fails is for the part "machine" to report.
+    if ["imported"] not in ours:
+        if not begun:
+            return f"Python {how} before it imported anything"
+        failed[begun[-1]] = f"Python {how}"
+    missing = [name for name, why in failed.items() if why.endswith(f"No module named {name!r}")]
+    listed = [f"{name} cannot be imported ({why})" for name, why in failed.items() if name not in missing]
+    if missing:
+        listed.insert(0, f"not installed: {', '.join(NEEDED[name] for name in missing)}")
+    return "; ".join(listed)
+
+
 def unusable(python: str) -> str:
     """Why torch of this Python cannot use a GPU, "" if it can."""
     found = torch_of(python)
     if found.version is None:
         return f"torch cannot be imported ({found.why})"
+    again = f"make gpu ARGS='--torch-index {INDEX}'"
     if found.cuda is None:
-        return (
-            f"torch {found.version} is built without CUDA; remove the environment, and install one with CUDA: "
-            f"make gpu ARGS='--torch-index {INDEX}'"
-        )
-    if not found.seen:
-        return (
-            f"torch {found.version} for CUDA {found.cuda} sees none ({found.why}); for an older driver remove the "
-            f"environment, and run: make gpu ARGS='--torch-index {INDEX}'"
-        )
-    return ""
+        why = "is built without CUDA; remove the environment, and install one with CUDA"
+    elif not found.seen:
+        why = f"for CUDA {found.cuda} sees none ({found.why}); for an older driver remove the environment, and run"
+    else:
+        return ""
+    return f"torch {found.version} {why}: {again}"
 
 
 def prepare(venv: Path, index: str | None = None, run: Run = subprocess.run) -> str:
@@ -216,7 +273,7 @@ def prepare(venv: Path, index: str | None = None, run: Run = subprocess.run) -> 
 def torch_of(python: str, run: Run = subprocess.run) -> Torch:
     """The torch that a Python imports."""
     try:
-        done = run([python, "-c", _PROBE], capture_output=True, text=True, timeout=180, check=False)
+        done = run([python, "-c", _TORCH], capture_output=True, text=True, timeout=180, check=False)
         return Torch(*json.loads(done.stdout.strip().splitlines()[-1]))
     except (OSError, ValueError, IndexError, TypeError, subprocess.TimeoutExpired) as error:
         return Torch(None, None, False, f"{type(error).__name__}: {error}", "")
@@ -241,6 +298,11 @@ def numbers(version: str) -> tuple[int, int]:
         return int(head[0]), int(head[1])
     except (ValueError, IndexError):
         return 0, 0
+
+
+def say(text: str) -> None:
+    """Print progress to stderr."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def python_of(venv: Path) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import qa.hostile as package
-from qa.hostile.attempts import Kind, Outcome, Shortfall, attack
+from qa.hostile.attempts import Kind, Outcome, attack
 
 
 def all_kinds() -> dict[str, Kind]:
@@ -51,20 +51,13 @@ def main() -> int:
         for name in given.kinds or kinds:
             kind = kinds[name]
             print(f"{name}: {kind.name}", file=sys.stderr, flush=True)
-
-            def told(found: Shortfall, name: str = name) -> None:
-                again = f"python -m tests.hostile {name} --seed {given.seed} --only {found.index}"
-                print(f"  {found.name}\n    {found.error[:2000]}\n    {again}", file=sys.stderr, flush=True)
-
             count = kind.full if given.count is None else given.count
             if given.only is not None:
                 count = given.only + 1
+            place = Path(folder) / name
             outcomes.append(
-                attack(
-                    kind, count, Path(folder) / name,
-                    seed=given.seed, budget_s=given.budget, only=given.only, on_shortfall=told,
-                )
-            )  # fmt: skip
+                attack(kind, count, place, seed=given.seed, budget_s=given.budget, only=given.only)
+            )
     print(f"seed {given.seed}\n\n{table(outcomes)}")
     return int(any(each.shortfalls for each in outcomes))
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from ndd_console.__main__ import status_of
-from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.rundir import RunDir, RunLock
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,18 @@ def clean(text: str) -> None:
         assert not bad, f"{bad[:5]!r} in {line[:200]!r}"
 
 
-def set_options(sets: Iterator[str] | tuple[str, ...] | list[str]) -> list[str]:
-    """The options of a command for these settings."""
-    return [part for each in sets for part in ("--set", each)]
+def sound(run: RunDir) -> list[int]:
+    """Nothing holds the run, and all its checkpoints can be loaded. Returns their steps."""
+    from ndd_engine.train.checkpoint import CheckpointStore
+
+    assert run.live_owner() is None, "its lock is held"
+    lock = RunLock(run)
+    lock.acquire(0.0)  # raises if it is held
+    lock.release()
+    store = CheckpointStore(run.checkpoints, 9)
+    for saved in store.all():
+        assert store.load(saved)["step"] == saved.step
+    return [saved.step for saved in store.all()]
 
 
 def state_of(run: RunDir) -> dict[str, Any]:

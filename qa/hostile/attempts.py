@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,24 +34,20 @@ class Kind:
     short: int
     attempts: Callable[[random.Random, Path], Iterator[Attempt]]
 
-
-@dataclass(frozen=True)
-class Shortfall:
-    """An attempt that failed. index: its position, for --only."""
-
-    index: int
-    name: str
-    error: str
+    @property
+    def module(self) -> str:
+        """The name of its module, and on the command line."""
+        return self.attempts.__module__.rpartition(".")[2]
 
 
 @dataclass
 class Outcome:
-    """The attempts of one kind. made: their number; seconds: their duration."""
+    """The attempts of one kind. made: their number; seconds: their duration; shortfalls: what failed, and why."""
 
     kind: Kind
     made: int = 0
     seconds: float = 0.0
-    shortfalls: list[Shortfall] = field(default_factory=list)
+    shortfalls: list[str] = field(default_factory=list)
 
 
 def attack(
@@ -61,9 +58,11 @@ def attack(
     seed: int = 0,
     budget_s: float | None = None,
     only: int | None = None,
-    on_shortfall: Callable[[Shortfall], None] = lambda _: None,
 ) -> Outcome:
-    """Make `count` attempts, or as many as `budget_s` seconds allow. only: make the attempt at this index alone."""
+    """Make `count` attempts, or as many as `budget_s` seconds allow. only: make the attempt at this index alone.
+
+    Prints how to make an attempt that failed again.
+    """
     outcome = Outcome(kind)
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
@@ -78,8 +77,9 @@ def attack(
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001  whatever it is, the attempt failed
-            shortfall = Shortfall(index, attempt.name, f"{type(error).__name__}: {error}")
-            outcome.shortfalls.append(shortfall)
-            on_shortfall(shortfall)
+            again = f"python -m tests.hostile {kind.module} --seed {seed} --only {index}"
+            why = f"{type(error).__name__}: {error}"[:2000]
+            outcome.shortfalls.append(f"  {attempt.name}\n    {why}\n    {again}")
+            print(outcome.shortfalls[-1], file=sys.stderr, flush=True)
     outcome.seconds = time.monotonic() - begin
     return outcome

@@ -10,7 +10,8 @@ from ndd_engine.config import Config, read, to_toml
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.errors import EXIT_USAGE, ConfigError
 from ndd_engine.train.preflight import preflight
-from qa.hostile._ended import clean, said, set_options
+from qa.console import sets_of
+from qa.hostile._ended import clean, said
 from qa.hostile.attempts import Attempt, Kind
 
 # More than this is no longer a message.
@@ -89,9 +90,8 @@ def _damaged(rng: Random, text: str) -> str:
             lines.insert(where, rng.choice(lines))
         elif edit == 6 and lines[where]:
             at = rng.randrange(len(lines[where]))
-            lines[where] = lines[where][:at] + chr(
-                rng.choice((0, 9, 27, 34, 35, 61, 91, 127, 0x85, 0x202E, 0xD7FF))
-            )
+            odd = rng.choice((0, 9, 27, 34, 35, 61, 91, 127, 0x85, 0x202E, 0xD7FF))
+            lines[where] = lines[where][:at] + chr(odd)
         elif edit == 7:
             lines = lines[: max(where, 1)]
         else:
@@ -101,13 +101,10 @@ def _damaged(rng: Random, text: str) -> str:
 
 
 def _held(config: Config) -> None:
-    again, written = (
-        read(Path("again.toml"), text=to_toml(config)).resolve().model_dump(),
-        config.model_dump(),
-    )
-    if (
-        written["workload"]["size"] is None
-    ):  # TOML cannot unset the default; all that a size stands for is written
+    written = config.model_dump()
+    again = read(Path("again.toml"), text=to_toml(config)).resolve().model_dump()
+    # TOML cannot unset the default; all that a size stands for is written.
+    if written["workload"]["size"] is None:
         del again["workload"]["size"], written["workload"]["size"]
     assert again == written, "the written TOML reads back as another configuration"
 
@@ -135,7 +132,7 @@ def _check(text: str | None, sets: tuple[str, ...], workload: str | None) -> Non
 def _command(file: Path, content: bytes, sets: tuple[str, ...]) -> None:
     file.write_bytes(content)
     # Without steps to train: whatever is valid ends here as well.
-    found = said("train", "--headless", str(file), *set_options(sets), "--set", "run.epochs=0")
+    found = said("train", "--headless", str(file), *sets_of(*sets), "--set", "run.epochs=0")
     found.check(EXIT_USAGE)
     assert found.errors, "no message"
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
 import json
 import os
 import random
@@ -10,17 +15,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 from tests.states import equal
 
 from ndd_engine.record.events import WindowEvent, parse
 from ndd_engine.record.reader import RunReader
-from ndd_engine.record.rundir import RunDir, RunLock
-from ndd_engine.train.checkpoint import CheckpointStore
-from qa.hostile._ended import said, set_options, state_of
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.train import checkpoint
+from qa.console import sets_of
+from qa.hostile._ended import left_over, said, sound, state_of
 from qa.hostile.attempts import Attempt, Kind
 
 # With dropout and accumulation, so that the random state and the position in the data count.
@@ -35,6 +44,8 @@ CALLS = {
     "write": 8, "fsync": 6, "replace": 6, "unlink": 5, "save": 5, "open": 3, "mkdir": 2, "flock": 1, "pwrite": 1,
     "close": 3, "ftruncate": 1,
 }  # fmt: skip
+# Where they are, unless they are functions of os.
+PLACES: dict[str, tuple[Any, str]] = {"flock": (fcntl, "flock"), "save": (checkpoint._Digest, "write")}
 STATUS = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 0}
 
 
@@ -60,7 +71,7 @@ class Runs:
         if self._process is not None:
             return
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "qa.hostile._killable", str(self.folder)],
+            [sys.executable, "-m", "qa.hostile.kills", str(self.folder)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
             cwd=Path(__file__).parents[2],
         )  # fmt: skip
@@ -90,7 +101,7 @@ class Runs:
     def new(self, name: str, *more: str) -> list[str]:
         """The command line of a new run."""
         sets = (*SETS, f"workload.data={self.folder / 'text.txt'}", *more)
-        return ["train", "--headless", "--run", name, *set_options(sets)]
+        return ["train", "--headless", "--run", name, *sets_of(*sets)]
 
     def end(self) -> None:
         """Stop the process."""
@@ -118,10 +129,7 @@ def check_killed(runs: Runs, run: RunDir, statuses: tuple[str, ...]) -> bool:
     """What has to be true of a run after its process ended. Returns whether it can be resumed."""
     if not run.path.exists():
         return False
-    assert run.live_owner() is None, "its lock is held"
-    lock = RunLock(run)
-    lock.acquire(0.0)  # raises if it is held
-    lock.release()
+    saved = sound(run)
     if not run.exists:
         return False
     reader = RunReader(run)
@@ -130,13 +138,10 @@ def check_killed(runs: Runs, run: RunDir, statuses: tuple[str, ...]) -> bool:
     listed = said("--runs", str(runs.root), "runs", "--json")
     row = next(row for row in json.loads(listed.output)["runs"] if row["name"] == run.name)
     assert listed.status == 0 and row["status"] in statuses and not row["live"], row
-    store = CheckpointStore(run.checkpoints, 9)
-    for saved in store.all():
-        assert store.load(saved)["step"] == saved.step
-    return bool(store.all())
+    return bool(saved)
 
 
-def check_resumed(runs: Runs, run: RunDir, resumable: bool, **more: Any) -> None:
+def check_resumed(runs: Runs, run: RunDir, resumable: bool) -> None:
     """Resume to the end: the same losses and the same state as the undisturbed run."""
     if not resumable:
         if run.path.exists():
@@ -268,3 +273,174 @@ KIND = Kind(
     short=6,
     attempts=attempts,
 )
+
+
+# The process of `Runs`, which has imported everything and forks one command line after the other.
+#
+# It reads one order (a JSON object) per line of standard input, and answers each with one line. Keys of an order:
+# - arguments: of ndd-console.
+# - signal; for a chosen point call, share (of the calls of an undisturbed run) and how ("before", "after", "torn"); for
+#   a random point after_s.
+# - victim: "run" or "worker".
+# - counts: calls of an undisturbed run.
+# The answer: status, output, left (processes that remain), counts (calls of this run), seconds.
+PATIENCE_S = 20.0
+
+
+class Tripwire:
+    """Counts the calls of the engine, and sends a signal to this process at a chosen one."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.seen: Counter[str] = Counter()
+        self._name, self._how = order.get("call"), order.get("how", "before")
+        self._number = order.get("signal")
+        known = order.get("counts", {}).get(self._name, 0)
+        self._at = max(1, round(known * order.get("share", 0.0)))
+
+    def install(self) -> None:
+        for name in CALLS:
+            place, what = PLACES.get(name, (os, name))
+            setattr(place, what, self._wrapped(name, getattr(place, what)))
+
+    def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **more: Any) -> Any:
+            self.seen[name] += 1
+            if name != self._name or self.seen[name] != self._at:
+                return real(*given, **more)
+            if self._how == "after":
+                try:
+                    return real(*given, **more)
+                finally:
+                    self._fire()
+            if self._how == "torn" and name == "write":
+                real(given[0], bytes(given[1])[: len(given[1]) // 2])
+            self._fire()
+            return real(*given, **more)
+
+        return call
+
+    def _fire(self) -> None:
+        os.kill(os.getpid(), int(self._number))  # type: ignore[arg-type]
+
+
+def obey(order: dict[str, Any], out: int, counts: Path) -> None:
+    """In the forked process: run the command line, as a real process does. Never returns."""
+    status = 70
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number in (1, 2):
+            os.dup2(out, number)
+        import torch
+
+        from ndd_console.__main__ import status_of
+        from ndd_engine.record import recorder
+        from ndd_engine.train.probes import baseline
+
+        torch.set_num_threads(1)
+        recorder.FOLD_EVERY_BYTES = 4000  # so that folds are written, too
+        baseline.BASELINE_NS = baseline.SLOW_NS = 0
+        wire = Tripwire(order)
+        wire.install()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        status = status_of(order["arguments"])
+        with counts.open("w") as file:
+            json.dump([wire.seen, sorted(sys.modules)], file)
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+        os._exit(status)
+
+
+def answer(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Fork the command line, disturb it, wait for its end and for that of everything it started."""
+    begin = time.monotonic()
+    path, counts = folder / "output", folder / "counts"
+    counts.unlink(missing_ok=True)
+    out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    gc.collect()
+    gc.freeze()  # a run collects garbage before its first step
+    child = os.fork()
+    if child == 0:
+        obey(order, out, counts)
+    os.close(out)
+    if order.get("after_s") is not None:
+        time.sleep(order["after_s"])
+        victim = child
+        if order.get("victim") == "worker":
+            victim = worker_of(child)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, order["signal"])
+    status = waited(child, order.get("limit_s", 120.0))
+    seconds = time.monotonic() - begin
+    found: dict[str, int] = {}
+    names: list[str] = []
+    with contextlib.suppress(OSError, ValueError):  # killed before or while it was written
+        found, names = json.loads(counts.read_text())
+    for name in names:  # for the next ones
+        if name.partition(".")[0] in ("torch", "ndd_engine", "ndd_console", "click", "pydantic"):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    output = path.read_text(errors="replace")
+    return {
+        "status": status,
+        "output": output,
+        "left": left_over(inherited, PATIENCE_S),
+        "counts": found,
+        "seconds": seconds,
+    }
+
+
+def worker_of(child: int) -> int:
+    """A loader worker of the run, once there is one: a grandchild by way of the fork server."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(child).children(recursive=True):
+                if process.ppid() != child:
+                    time.sleep(0.2)
+                    return process.pid
+        time.sleep(0.02)
+    return child
+
+
+def waited(child: int, limit_s: float) -> int:
+    """The exit status, negative for a signal; one that does not end is killed and counts as 999."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return 999
+        time.sleep(0.003)
+
+
+def inherited() -> list[psutil.Process]:
+    """What the run started and left behind: as subreaper, this process inherits it."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return psutil.Process().children(recursive=True)
+
+
+def main() -> None:
+    """Answer orders until standard input ends."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    folder = Path(sys.argv[1])
+    import torch
+
+    torch.set_num_threads(1)
+    import ndd_engine.train.prepare  # noqa: F401
+
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line), folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from ndd_engine.record.channel import ACTIONS, MAX_LINE, ControlServer, send
@@ -76,19 +77,16 @@ def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
         while True:
             own = random.Random(rng.getrandbits(64))
             name, message = own.choice(_KINDS)(own)
-            yield Attempt(name, _checked(run, message))
+            yield Attempt(name, partial(_check, run, message))
     finally:
         run.close()
 
 
-def _checked(run: _Run, message: Message) -> Callable[[], None]:
-    def check() -> None:
-        with ExitStack() as stack:
-            message(run.socket, stack)
-            run.check()
+def _check(run: _Run, message: Message) -> None:
+    with ExitStack() as stack:
+        message(run.socket, stack)
         run.check()
-
-    return check
+    run.check()
 
 
 def _connected(path: Path, stack: ExitStack) -> socket.socket:

@@ -20,11 +20,10 @@ import psutil
 import torch
 from tests.states import equal
 
-from ndd_engine.record.rundir import RunDir, RunLock
-from ndd_engine.train.checkpoint import CheckpointStore
-from qa.hostile._ended import Said, left_over, processes, said, set_options, state_of
-from qa.hostile._faults import FAULTS, IN_PROCESSES
-from qa.hostile._faulty_code import CODE, START, Fault
+from ndd_engine.record.rundir import RunDir
+from qa.console import sets_of
+from qa.hostile._ended import Said, left_over, processes, said, sound, state_of
+from qa.hostile._faults import CODE, FAULTS, IN_PROCESSES, START, Fault
 from qa.hostile.attempts import Attempt, Kind
 
 STEPS, HALF = 6, 3
@@ -124,16 +123,11 @@ class Try:
         directory = self._directory(run)
         if not directory.path.exists():
             return
-        lock = RunLock(directory)
-        lock.acquire()  # raises if it is still held
-        lock.release()
-        store = CheckpointStore(directory.checkpoints, 3)
-        for saved in store.all():
-            store.load(saved)
+        saved = sound(directory)
         if ended.status and (found := re.search(r"the last (?:good )?checkpoint is step (\d+)", output)):
-            assert int(found[1]) in [saved.step for saved in store.all()]
+            assert int(found[1]) in saved
         if ended.status == 0 or (self.fault.saves and ended.status == 1):
-            assert store.all(), f"no checkpoint: {output[-1000:]}"
+            assert saved, f"no checkpoint: {output[-1000:]}"
 
     def _command(self, run: str, *more: str, resume: bool = False) -> list[str]:
         sets = [*more]
@@ -143,7 +137,7 @@ class Try:
                 "checkpoint.every_steps=1", "evaluate.every_epochs=0", "evaluate.at_end=false", "batch.sequence=4",
             ]  # fmt: skip
         which = ["--resume", run] if resume else ["--run", run, "--workload", f"{self.name}:factory"]
-        return ["--runs", str(self.folder / "runs"), "train", "--headless", *which, *set_options(sets)]
+        return ["--runs", str(self.folder / "runs"), "train", "--headless", *which, *sets_of(*sets)]
 
     def _here(self, run: str, *more: str, resume: bool = False) -> Said:
         sys.modules.pop(self.name, None)  # as in a new process
@@ -175,9 +169,8 @@ class Try:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             file.seek(0)
-            output = file.read().replace(
-                "\0", ""
-            )  # torch's signal handler in a worker writes its C string with the 0
+            # Torch's signal handler in a worker writes its C string with the 0.
+            output = file.read().replace("\0", "")
         if self.fault.stop_when is not None and status in (130, 143):
             status = 1
         assert not left, f"left behind: {left}; {output[-1500:]}"
@@ -202,11 +195,8 @@ def _restored() -> Iterator[None]:
     from ndd_engine.train.probes import baseline
 
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    threads, path, probes = (
-        torch.get_num_threads(),
-        list(sys.path),
-        {name: getattr(baseline, name) for name in PROBES},
-    )
+    threads, path = torch.get_num_threads(), list(sys.path)
+    probes = {name: getattr(baseline, name) for name in PROBES}
     for name in PROBES:
         setattr(baseline, name, 0)
     try:

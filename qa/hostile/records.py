@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tests.report.report_help import whole_life
 
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.output.progress import RunProgress
@@ -24,19 +28,77 @@ from ndd_console.view.rows import fit, width_of
 from ndd_console.words.comparison import two_compared
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_console.words.run import summary
+from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.derive import figures
-from ndd_engine.record.events import finite
+from ndd_engine.record.events import Event, FoldEvent, MemoryEvent, SampleEvent, WindowEvent, finite, parse
+from ndd_engine.record.fold import to_event
 from ndd_engine.record.reader import RunReader, load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 from ndd_engine.train.preflight import check_resume
+from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.trial.compare import compare
-from qa.hostile import _real_logs
 from qa.hostile._ended import clean, said
 from qa.hostile._values import NONSENSE, damaged
 from qa.hostile.attempts import Attempt, Kind
+
+# The logs to damage: of a run that was trained here, and of a run with every type of event.
+
+SETS = (
+    "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
+    "batch.micro=16", "run.threads=1", "log.every_steps=1", "log.window_s=0", "run.max_steps=30",
+    "evaluate.every_steps=10", "checkpoint.every_steps=10", "run.device=cpu",
+)  # fmt: skip
+# Of the events that are written all the time, about so many are kept: long logs take long to read 10,000 times.
+_KEPT = 10
+_FREQUENT = (WindowEvent, SampleEvent, MemoryEvent)
+
+
+def trained(folder: Path) -> RunDir:
+    """A run that was trained, evaluated, saved and captured."""
+    run = Run.open(RunRequest(read(sets=SETS), folder))
+    try:
+        run.control.request("kernels")
+        run.execute()
+    finally:
+        run.close()
+    return _thinned(run.directory)
+
+
+def written(folder: Path) -> RunDir:
+    """A run on a GPU with every type of event, from events made by hand."""
+    run = RunDir(folder / "written")
+    run.path.mkdir(parents=True)
+    run.events.write_text("".join(event.to_json(t) + "\n" for t, event in whole_life()))
+    return _thinned(run)
+
+
+def _thinned(run: RunDir) -> RunDir:
+    """Keep some of the frequent events, and write a fold event in the middle and one near the end."""
+    items = [item for line in run.events.read_bytes().splitlines() if (item := parse(line)) is not None]
+    items = [item for item in items if not isinstance(item[1], FoldEvent)]
+    totals, counts = Counter(type(event) for _, event in items), Counter[type]()
+    kept: list[tuple[float, Event]] = []
+    for t, event in items:
+        kind = type(event)
+        counts[kind] += 1
+        if kind not in _FREQUENT or counts[kind] % max(totals[kind] // _KEPT, 1) == 0:
+            kept.append((t, event))
+    state = RunState()
+    lines: list[str] = []
+    for index, (t, event) in enumerate(kept):
+        state.fold(t, event)
+        lines.append(event.to_json(t))
+        if index in (len(kept) // 2, len(kept) - 4):
+            lines.append(to_event(state).to_json(t))
+    run.events.write_text("\n".join(lines) + "\n")
+    return run
+
+
+# Damaging them.
 
 _SIZES = ((80, 24), (40, 12), (160, 50), (120, 30))
 
@@ -124,7 +186,7 @@ _WAYS = (*[_edited] * 14, _many_edits, _flipped, _flipped, _cut, _reordered, _no
 
 def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
     shutil.rmtree(folder / "runs", ignore_errors=True)
-    logs = [_log(_real_logs.trained(folder / "runs")), _log(_real_logs.written(folder / "runs"))]
+    logs = [_log(trained(folder / "runs")), _log(written(folder / "runs"))]
     bad = RunDir(folder / "runs" / "bad")
     bad.path.mkdir()
     index = 0
@@ -133,33 +195,28 @@ def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
         own = random.Random(rng.getrandbits(64))
         log, size = own.choice(logs), own.choice(_SIZES)
         name, lines = own.choice(_WAYS)(own, log)
-        yield Attempt(name, _checked(bad, log, lines, size, index))
+        yield Attempt(name, partial(_check, bad, log, lines, size, index))
         index += 1
 
 
-def _checked(
-    bad: RunDir, log: _Log, lines: list[bytes], size: tuple[int, int], index: int
-) -> Callable[[], None]:
-    def check() -> None:
-        bad.events.write_bytes(b"\n".join(lines) + b"\n")
-        snapshot = _followed(bad)
-        _shown(snapshot, size)
-        json.dumps(finite(load(bad).to_json()), allow_nan=False)
-        # The slow readers read some of the records.
-        if index % 3 == 0:
-            _listed(bad, log)
-        if index % 8 == 1:
-            _page(bad)
-        if index % 30 == 2:
-            clean(text.page_text(page(load(bad))))
-        if index % 4 == 3:
-            _compared(bad, log)
-        if index % 4 == 2:
-            _resumed(bad)
-        if index % 60 == 5:
-            _commands(bad)
-
-    return check
+def _check(bad: RunDir, log: _Log, lines: list[bytes], size: tuple[int, int], index: int) -> None:
+    bad.events.write_bytes(b"\n".join(lines) + b"\n")
+    snapshot = _followed(bad)
+    _shown(snapshot, size)
+    json.dumps(finite(load(bad).to_json()), allow_nan=False)
+    # The slow readers read some of the records.
+    if index % 3 == 0:
+        _listed(bad, log)
+    if index % 8 == 1:
+        _page(bad)
+    if index % 30 == 2:
+        clean(text.page_text(page(load(bad))))
+    if index % 4 == 3:
+        _compared(bad, log)
+    if index % 4 == 2:
+        _resumed(bad)
+    if index % 60 == 5:
+        _commands(bad)
 
 
 def _followed(run: RunDir) -> Snapshot:
@@ -226,7 +283,7 @@ def _resumed(run: RunDir) -> None:
     state.snapshot()
 
 
-_CONFIG = _real_logs.draft().resolve()
+_CONFIG = read(sets=SETS).resolve()
 _COMMANDS: tuple[tuple[str, ...], ...] = (
     ("attach", "bad", "--headless"), ("report", "bad", "--text"), ("report", "bad", "--json"), ("runs",),
     ("runs", "--json"),

@@ -290,12 +290,8 @@ def wizard(rng: random.Random) -> Draw:
     fields = tuple(strange.mutated(rng, Field("goal", "throughput", "speed"), 0.4) for _ in range(3))
     workloads = tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(5)))
     column, progress = rng.randrange(12), (rng.choice((0.0, 0.4, 1.0)), rng.choice((None, 9.0, 1e12)))
-    lines, stage, chosen, diff = (
-        rng.choice((None, texts)),
-        strange.text(rng),
-        rng.choice((None, *rows)),
-        rng.random() < 0.3,
-    )
+    lines, stage = rng.choice((None, texts)), strange.text(rng)
+    chosen, diff = rng.choice((None, *rows)), rng.random() < 0.3
     parts: dict[str, Callable[[int], list[Row]]] = {
         "machine": lambda width: wizard_screen.machine_rows(lines, width),
         "workload": lambda width: wizard_screen.workload_rows(workloads, width),

@@ -112,41 +112,32 @@ def argument(text: str) -> str:
     return text.replace("\x00", "").encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
 
 
-def wrong_set(text: str, folder: Path) -> None:
-    told("check", f"--set={argument(text)}", status=(2,))
-    told("check", f"--set=loader.{argument(text)}=1", status=(2,))
-    told("check", f"--set=loader.workers={argument(text)}x", status=(2,))
+# Wrong ones, with the text in the place of {}: each is one message, and exit status 2.
+WRONG: dict[str, tuple[str, ...]] = {
+    "wrong_set": ("check --set={}", "check --set=loader.{}=1", "check --set=loader.workers={}x"),
+    "wrong_workload": ("check --workload={}", "check --workload={}:factory"),
+    "wrong_command": ("{}", "runs {}", "check --{}x"),
+    "wrong_run": (
+        "report -- {}", "attach -- {}", "try --set=loader.workers=2 -- {}", "compare a -- {}", "train --resume={}",
+    ),
+    "wrong_run_name": ("train --max-steps=1 --run={}/x",),
+    "wrong_gpu": ("wizard --headless --gpu={}nosuchgpu",),
+}  # fmt: skip
+# Texts that would not be wrong there: options, paths that may exist, names of runs.
+RIGHT: dict[str, Callable[[str], bool]] = {
+    "wrong_command": lambda text: text.startswith("-") or not text,
+    "wrong_run": lambda text: "/" in text or not text,
+    "wrong_run_name": lambda text: not text or text.isalnum(),
+}
 
 
-def wrong_workload(text: str, folder: Path) -> None:
-    told("check", f"--workload={argument(text)}", status=(2,))
-    told("check", f"--workload={argument(text)}:factory", status=(2,))
-
-
-def wrong_command(text: str, folder: Path) -> None:
-    if argument(text).startswith("-") or not argument(text):
+def wrong(name: str, text: str, folder: Path) -> None:
+    text = argument(text)
+    if name in RIGHT and RIGHT[name](text):
         return
-    told(argument(text), status=(2,))
-    told("runs", argument(text), status=(2,))
-    told("check", f"--{argument(text)}x", status=(2,))
-
-
-def wrong_run(text: str, folder: Path) -> None:
-    if "/" in text or not argument(text):
-        return  # a path, which may exist
-    for command in (("report",), ("attach",), ("try", "--set=loader.workers=2"), ("compare", "a")):
-        told("--runs", str(folder), *command, "--", argument(text), status=(2,))
-    told("--runs", str(folder), "train", f"--resume={argument(text)}", status=(2,))
-
-
-def wrong_run_name(text: str, folder: Path) -> None:
-    name = argument(text)
-    if name and not name.isalnum():
-        told("--runs", str(folder), "train", "--max-steps=1", f"--run={name}/x", status=(2,))
-
-
-def wrong_gpu(text: str, folder: Path) -> None:
-    told("wizard", "--headless", f"--gpu={argument(text)}nosuchgpu", status=(2, 3))
+    for command in WRONG[name]:
+        words = [word.format(text) for word in command.split()]
+        told("--runs", str(folder), *words, status=(2, 3) if name == "wrong_gpu" else (2,))
 
 
 def wrong_file(text: str, folder: Path) -> None:
@@ -212,14 +203,9 @@ def printed(text: str, folder: Path) -> None:
 Output = Callable[[str, Path], None]
 OUTPUTS: dict[str, Output] = {
     **{name: partial(shown, commands) for name, commands in COMMANDS.items()},
-    **{
-        output.__name__: output
-        for output in (
-            wrong_set, wrong_workload, wrong_command, wrong_run, wrong_run_name, wrong_gpu, wrong_file, wrong_toml,
-            written_toml, log_page, printed,
-        )
-    },
-}  # fmt: skip
+    **{name: partial(wrong, name) for name in WRONG},
+    **{output.__name__: output for output in (wrong_file, wrong_toml, written_toml, log_page, printed)},
+}
 
 KIND = Kind(
     name="foreign texts in every output",

@@ -10,39 +10,32 @@ let go of its tensors, and gloo's own copies count until something else is alloc
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from benchmarks.common import TARGETS, Options, Table, as_percent, quantile, say
+from benchmarks.memory import CPU, prober_of
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ndd_engine.config import Config, read
+from ndd_engine.config import read
 from ndd_engine.predict.memory import HOST_GRANULE, MANY, ONE
-from ndd_engine.predict.probing import Prober
 from ndd_engine.predict.ranks import pretended
 from ndd_engine.predict.recording import EXCHANGE
 from ndd_engine.predict.trace import FREED, Trace
 from ndd_engine.text import size
 from ndd_engine.train.parallel import strategy
 from ndd_engine.train.parallel.marks import GATHER, SCATTER
-from ndd_engine.train.prepare import seed
-from ndd_engine.workloads.registry import prepare
 
-from .launch import launch
+from .launch import finish, launch
 
-CPU = torch.device("cpu")
 RANKS = (2, 3, 4)
 LIMIT_S = 300
 # Seconds after an asynchronous exchange until gloo's threads have let go of its tensors, also where ranks share cores.
@@ -116,17 +109,11 @@ def _cases(options: Options) -> Iterator[Case]:
                 config = read(sets=all_sets, workload=workload).resolve()
                 say(f"ranks_memory: {workload} {shared} {ranks} ranks")
                 with pretended(ranks, CPU):
-                    predicted = peaks(trace(config))
+                    predicted = peaks(prober_of(config, CPU).trace(config.batch.micro))
                 repeats = [_real(workload, all_sets, ranks) for _ in range(options.repeats(3, 1))]
                 for mark, name in enumerate(MARKS):
                     real = tuple(found[mark] for found in repeats)
                     yield Case(workload, shared, ranks, name, predicted[mark], real)
-
-
-def trace(config: Config) -> Trace:
-    """The trace of this rank's steps in the present process group."""
-    seed(config.run.seed)
-    return Prober(config, prepare(config, lambda _: None), CPU, lambda _: None).trace(config.batch.micro)
 
 
 def peaks(found: Trace) -> list[int]:
@@ -181,13 +168,11 @@ def _owners(tensor: Tensor) -> int:
 
 def _real(workload: str, sets: tuple[str, ...], ranks: int) -> list[int]:
     """The peaks of the rank with the most memory. Raises RuntimeError if a rank fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        launch(ranks, "qa.ranks.memory", workload, folder, *sets, limit_s=LIMIT_S)
-        found = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    found = launch(ranks, "qa.ranks.memory", workload, *sets, limit_s=LIMIT_S)
     return [max(own[mark] for own in found) for mark in range(len(MARKS))]
 
 
-def _main(workload: str, folder: str, *sets: str) -> None:
+def _main(folder: str, workload: str, *sets: str) -> None:
     """One real rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -195,12 +180,8 @@ def _main(workload: str, folder: str, *sets: str) -> None:
     strategy.DistributedDataParallel = partial(DistributedDataParallel, init_sync=False)  # type: ignore[misc]
     for name in (GATHER, SCATTER, "all_reduce"):
         setattr(dist, name, _waiting(getattr(dist, name)))
-    found = peaks(as_seen(trace(read(sets=sets, workload=workload).resolve())))
-    Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may hold up the interpreter's end
+    config = read(sets=sets, workload=workload).resolve()
+    finish(folder, peaks(as_seen(prober_of(config, CPU).trace(config.batch.micro))))
 
 
 if __name__ == "__main__":

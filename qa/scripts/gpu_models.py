@@ -51,11 +51,8 @@ class Net(nn.Module):
     def __init__(self, width: int, rows: int) -> None:
         super().__init__()
         self.rows = rows
-        self.first, self.middle, self.last = (
-            nn.Linear(64, width),
-            nn.Linear(width, width),
-            nn.Linear(width, 1),
-        )
+        self.first, self.middle = nn.Linear(64, width), nn.Linear(width, width)
+        self.last = nn.Linear(width, 1)
 
     def forward(self, batch: Tensor) -> Tensor:
         x = self.first(batch).repeat(self.rows, 1)

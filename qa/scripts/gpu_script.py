@@ -18,9 +18,8 @@ class Training:
     def __init__(self, device: str, width: int) -> None:
         torch.manual_seed(0)
         self.device = device
-        self.model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)), nn.Linear(width, 1)).to(
-            device
-        )
+        layers = (nn.Linear(width, width) for _ in range(4))
+        self.model = nn.Sequential(*layers, nn.Linear(width, 1)).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
 
     def step(self, x: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from ndd_engine.diagnose import CAUSES
 from ndd_engine.train.preflight import preflight
 from qa.faults import matrix, suite
 from qa.faults.cases import SEVERITIES, Case, chosen
-from qa.faults.catalogue import all_cases
+from qa.faults.innocent import all_cases
+from qa.faults.observed import neighbours
 from qa.faults.outcome import Measured, Outcome
-from qa.faults.plants import neighbours, write_module
 from qa.trials import nulls
 from qa.trials.nulls import Null
 
@@ -48,14 +48,13 @@ def test_the_cases_are_as_many_and_as_varied_as_required() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_case_and_its_cure_can_be_configured(case: Case, tmp_path: Path) -> None:
-    write_module(tmp_path)
-    draft = read(sets=case.all_sets(tmp_path), workload=case.workload_name)
+def test_every_case_and_its_cure_can_be_configured(case: Case) -> None:
+    draft = read(sets=case.all_sets, workload=case.workload_name)
     # As a run does it before it writes anything: the data has to be there too.
     config = draft.resolve() if "run.device=cuda" in case.sets else preflight(draft)
     assert config.workload.size != "auto", "the size of the model would depend on the machine"
     if case.cure:
-        cured = read(sets=[*case.all_sets(tmp_path), *case.cure], workload=case.workload_name).resolve()
+        cured = read(sets=[*case.all_sets, *case.cure], workload=case.workload_name).resolve()
         assert cured != draft.resolve(), "the cure changes nothing"
 
 
@@ -165,7 +164,7 @@ def test_neighbours_end_with_the_case_and_with_the_suite() -> None:
         assert psutil.Process(pids[0]).is_running()
     assert not psutil.pid_exists(pids[0])
     program = (
-        "from qa.faults.plants import neighbours\nimport os\n"
+        "from qa.faults.observed import neighbours\nimport os\n"
         "with neighbours(1) as pids:\n    print(pids[0], flush=True)\n    os._exit(0)\n"
     )
     root = Path(__file__).parents[2]

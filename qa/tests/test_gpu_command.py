@@ -23,13 +23,13 @@ from tests.waiting import lives, until
 from ndd_engine.trial.candidates import Place
 from ndd_engine.trial.claims import measurements
 from qa.gpu import __main__ as gpu_command
-from qa.gpu import claims, faults, needs, running
+from qa.gpu import claims, faults, setup
+from qa.gpu import session as sessions
 from qa.gpu.figures import FAIL, PASS, SKIPPED, Figure, append, one_line, read
-from qa.gpu.needs import NEEDED, ROOT, environment, unmet
 from qa.gpu.page import Page
 from qa.gpu.parts import FIRST, FULL_S, QUICK_S, Part, parts
 from qa.gpu.session import Session
-from qa.gpu.setup import options
+from qa.gpu.setup import NEEDED, ROOT, environment, options, unmet
 
 PYTHON = sys.executable
 # Starts a process in a session of its own that ignores every request, as the sides of a trial are, and prints its id.
@@ -45,7 +45,7 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions of these tests leave the signals of pytest alone, and are not patient."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(running, "GRACE_S", 0.3)
+    monkeypatch.setattr(sessions, "GRACE_S", 0.3)
 
 
 # The session and its file.
@@ -74,7 +74,7 @@ def session(path: Path, *wanted: Part, seconds: float = 600, asked: tuple[str, .
 @pytest.mark.long
 @pytest.mark.promise
 def test_failures_cost_only_their_part_and_the_file_says_so(tmp_path: Path) -> None:
-    running.adopt()
+    sessions.adopt()
     work = session(
         tmp_path / "out" / "result.md",
         script(
@@ -328,7 +328,7 @@ def test_a_bare_python_is_told_all_that_is_missing_in_one_message(tmp_path: Path
 @pytest.mark.long
 def test_an_import_that_crashes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "click.py").write_text("import os; os.kill(os.getpid(), 11)", "utf-8")
-    monkeypatch.setattr(needs, "NEEDED", {"click": "click", "tomli": "tomli"})
+    monkeypatch.setattr(setup, "NEEDED", {"click": "click", "tomli": "tomli"})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     why = unmet(PYTHON)
     assert why.startswith("click") and "-11" in why and "tomli" not in why

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qa.gpu import setup
-from qa.gpu.needs import environment
+from qa.gpu.setup import environment
 
 NONE: list[Any] = [None, None, False, "ModuleNotFoundError: No module named 'torch'", ""]
 CPU: list[Any] = ["2.13.0+cpu", None, False, "", "/venv/torch"]

@@ -15,8 +15,8 @@ from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.trial.candidates import Place
 from ndd_engine.trial.claims_table import claims as all_claims
-from qa.faults.on_gpu import GPU_CASES
-from qa.faults.plants import write_module
+from qa.faults.cases import MODULE
+from qa.faults.faulty import GPU_CASES
 from qa.gpu import capped, claims, faults, first, first_scripts, memory, overhead, runs
 from qa.gpu.figures import FAIL, PASS, UNCLEAR, Figure, Task, read
 
@@ -89,12 +89,12 @@ def test_the_decisive_claims_and_severe_faults_run_and_the_others_are_left_to_on
 
 
 @pytest.mark.long
-def test_the_planted_workloads_train(tmp_path: Path) -> None:
-    write_module(tmp_path)
+def test_the_planted_workloads_train() -> None:
     reading = ("workload.options.reads=3", "workload.options.empty=1", "workload.options.rounds=4")
     for factory, options in (("reading", reading), ("heavy", ("workload.options.megabytes=2",))):
-        sets = (f'workload.path=["{tmp_path}"]', *options, *ONLY_STEPS, "run.device=cpu", "batch.micro=4")
-        with engine(f"planted:{factory}", sets) as subject:
+        place = f'workload.path=["{MODULE.parent}"]'
+        sets = (place, *options, *ONLY_STEPS, "run.device=cpu", "batch.micro=4")
+        with engine(f"{MODULE.stem}:{factory}", sets) as subject:
             subject.train(3)
             assert subject.loop.step == 3
 
@@ -138,6 +138,11 @@ def test_the_device_clock_is_compared_with_the_steps(
 ) -> None:
     first.clocks(given, "run", ended(given, *windows))
     assert verdicts(given)["run: device clock"] == verdict
+
+
+def test_a_phase_that_only_the_host_has_is_shown(given: Task) -> None:
+    first.phases(given, "script", {"steps": 2, "phases": {"other": {"host_ns": 4_000_000}}})
+    assert found_in(given)["script: other"].value == "host 2.000 ms"
 
 
 @pytest.mark.parametrize(

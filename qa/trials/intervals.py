@@ -71,12 +71,7 @@ def _simulated(
         null = rates(simulate(noise, 1.0, count, course, earlier=earlier, switched=switched))
         gain = rates(simulate(noise, GAIN, count, course, seed=14, earlier=earlier, switched=switched))
         covered = (null["covered"] + gain["covered"]) / 2
-        shares = (
-            covered,
-            null["faster"] + null["slower"],
-            null["inconclusive"],
-            gain["faster"],
-        )
+        shares = (covered, null["faster"] + null["slower"], null["inconclusive"], gain["faster"])
         verdict = "reached" if LOW <= covered <= HIGH else "above" if covered > HIGH else "below"
         cells = (f"{null['pairs']:.1f}", f"{null['seconds']:.0f}", verdict)
         table.add(name, f"{2 * count:,}", *map(as_percent, shares), *cells)

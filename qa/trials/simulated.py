@@ -184,7 +184,7 @@ def _covers(found: Estimate, machine: Machine) -> bool:
 
 
 def rates(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Shares of the verdicts and of intervals that contain the truth; mean seconds, pairs and half-width."""
+    """Shares of the verdicts and of intervals that contain the truth; mean seconds and pairs."""
     count = len(outcomes)
     shares = {
         name: sum(one.verdict == name for one in outcomes) / count
@@ -195,7 +195,6 @@ def rates(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "covered": sum(one.covered for one in outcomes) / count,
         "seconds": fmean(one.seconds for one in outcomes),
         "pairs": fmean(one.found.pairs for one in outcomes),
-        "half width": fmean(math.log(one.found.high / one.found.low) / 2 for one in outcomes),
     }
 
 

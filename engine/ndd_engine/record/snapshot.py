@@ -222,8 +222,8 @@ class Snapshot:
 
     step: optimizer step; micro_steps: forward and backward passes per step; step_ns: nanoseconds per step.
     memory_trend: (step, bytes) of allocated GPU memory, or of resident memory on the CPU; heap_trend: of the heap,
-    which falls when something is freed. scalars: (name, trend) of what the user's own training code logged; texts: its newest
-    samples. ranks: of a run with several, whose phases are then means over the ranks without their waiting, with
+    which falls when something is freed. scalars: (name, trend) of what the user's own training code logged; texts: its
+    newest samples. ranks: of a run with several, whose phases are then means over the ranks without their waiting, with
     "exchange" and "skew" as phases of their own. usual_clock_mhz: of the busy GPU in the first minutes.
     """
 

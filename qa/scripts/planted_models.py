@@ -1,7 +1,6 @@
 """Your own workloads with a fault that an option turns on; with default options none of them has one.
 
-The file is copied into the folder of a case and loaded from there, like a user's own module. It does not import the
-benchmarks.
+It is loaded like a user's own module, and does not import the benchmarks.
 """
 
 from __future__ import annotations
@@ -93,10 +92,8 @@ def storage(settings: Any) -> dict[str, Any]:
     def forward(model: nn.Module, batch: Any) -> Any:
         return model(batch[0].repeat_interleave(rows, dim=0)).view(len(batch[0]), rows, 1).mean(dim=1)
 
-    train, held = (
-        Items(count, partial(arrive, *tensors(count), seconds))
-        for count, seconds in ((items, latency / 1e3), (64, 0.0))
-    )
+    train = Items(items, partial(arrive, *tensors(items), latency / 1e3))
+    held = Items(64, partial(arrive, *tensors(64), 0.0))
     return {"model": Net(), "train_data": train, "eval_data": held, "loss": loss, "forward": forward}
 
 
@@ -263,9 +260,8 @@ def reading(settings: Any) -> dict[str, Any]:
     """Options: rounds through the net; reads: after how many of them a value is read from the GPU; empty: whether to
     empty the allocator's cache.
     """
-    rounds, reads, empty = (
-        settings.option(name, value) for name, value in (("rounds", 24), ("reads", 0), ("empty", 0))
-    )
+    rounds, reads = settings.option("rounds", 24), settings.option("reads", 0)
+    empty = settings.option("empty", 0)
 
     def forward(model: nn.Module, batch: Any) -> Any:
         total = torch.zeros(len(batch[0]), 1, device=batch[0].device)
@@ -292,10 +288,5 @@ def heavy(settings: Any) -> dict[str, Any]:
     def forward(model: nn.Module, batch: Any) -> Any:
         return model(batch[0].view(len(batch[0]), -1, WIDTH).mean(dim=1))
 
-    return {
-        "model": Net(),
-        "train_data": Items(8 * ITEMS, torch.tensor),
-        "loss": loss,
-        "forward": forward,
-        "collate": collate,
-    }
+    data = Items(8 * ITEMS, torch.tensor)
+    return {"model": Net(), "train_data": data, "loss": loss, "forward": forward, "collate": collate}
