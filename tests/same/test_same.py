@@ -1,6 +1,6 @@
 """Each case does the same whether it is observed or not.
 
-`make test` runs a tenth of them, with one of each kind, `make test-all` three of each kind, and `make test-slow` all.
+`make test` runs fifteen of them, with one of each kind, `make test-all` two of each kind, and `make test-slow` all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CASES = parse()
 PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
 # In `make test-all` besides the first ones of each kind, and of these kinds, two in `make test`.
 OFTEN = {"two_optimizers_late", "closures_of_lbfgs"}
-FIRST = 3
+FIRST = 2
 TWICE = {"counts", "files"}
 # What docs/noticeable.md lists.
 LISTED = {
