@@ -21,10 +21,10 @@ import pytest
 from ndd_console.output import run_log
 from ndd_console.output.run_log import Output
 from ndd_engine.record.events import PHASES
-from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from tests import forked
+from tests.records import snapshot_of
 from tests.waiting import contains, until
 
 from .program import ENDLESS, call, capture_fails, environment, run, start
@@ -50,9 +50,7 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
 
 
 def snapshot(folder: Path) -> Snapshot:
-    reader = RunReader(RunDir(folder / "runs" / "one"))
-    reader.poll()
-    return reader.snapshot()
+    return snapshot_of(RunDir(folder / "runs" / "one"))
 
 
 def status(folder: Path) -> str:
@@ -265,24 +263,18 @@ def test_reader_that_leaves_does_not_stop_the_run(tmp_path: Path) -> None:
     assert process.wait(timeout=150) == 0 and status(tmp_path) == "done"
 
 
-@contextlib.contextmanager
-def short_pipe() -> Any:
+def short_pipe() -> tuple[int, int]:
     """(read, write) of a pipe that holds as little as possible."""
     read, write = os.pipe()
     with contextlib.suppress(OSError):  # where the size of a pipe cannot be set
         fcntl.fcntl(write, F_SETPIPE_SZ, 4096)
-    try:
-        yield read, write
-    finally:
-        os.close(read)
+    return read, write
 
 
 @contextlib.contextmanager
 def unread(folder: Path, *sets: str) -> Iterator[subprocess.Popen[str]]:
     """Run "one", whose standard output nobody reads. Its pipe is never closed."""
-    read, write = os.pipe()
-    with contextlib.suppress(OSError):  # where the size of a pipe cannot be set
-        fcntl.fcntl(write, F_SETPIPE_SZ, 4096)
+    read, write = short_pipe()
     process = forked.Popen(
         ["--runs", "runs", "train", "--run", "one", "--json", *ENDLESS, "--set", "log.window_s=0", *sets],
         cwd=folder, env=environment(), stdout=write, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
@@ -316,9 +308,7 @@ def test_the_end_is_the_last_document_for_a_reader_that_was_too_slow(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(run_log, "PATIENT_LINES", 2)
-    read, write = os.pipe()
-    with contextlib.suppress(OSError):  # where the size of a pipe cannot be set
-        fcntl.fcntl(write, F_SETPIPE_SZ, 4096)
+    read, write = short_pipe()
     with os.fdopen(write, "w") as stream:
         output = Output(stream, "output")
         lines = [f"{number} {'x' * 3000}" for number in range(20)]

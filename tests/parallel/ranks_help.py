@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.records import events_of
 
-from ndd_engine.record.events import Event, MarkEvent, parse
+from ndd_engine.record.events import Event, MarkEvent
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.checkpoint_folder import rank_file
 
@@ -47,9 +49,7 @@ class Trained:
     @property
     def events(self) -> list[Event]:
         """What rank 0 recorded."""
-        return [
-            item[1] for item in map(parse, (self.folder / "events.jsonl").read_bytes().splitlines()) if item
-        ]
+        return events_of(RunDir(self.folder))
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.records import events_of, losses_of, snapshot_of
 from tests.states import equal
 
 from ndd_engine.config import read
-from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, SettingEvent, WindowEvent, parse
-from ndd_engine.record.reader import RunReader
+from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, SettingEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
@@ -79,7 +79,7 @@ class Result:
 
     @property
     def events(self) -> list[Event]:
-        return [item[1] for item in map(parse, self.directory.events.read_bytes().splitlines()) if item]
+        return events_of(self.directory)
 
     @property
     def windows(self) -> list[WindowEvent]:
@@ -96,20 +96,11 @@ class Result:
     @property
     def losses(self) -> dict[int, float]:
         """Loss by step; with EVERY_STEP each step has its own. Steps done twice must agree bit for bit."""
-        found: dict[int, float] = {}
-        for window in self.windows:
-            if window.last_loss is not None:
-                step, loss = window.last_loss
-                assert found.setdefault(step, loss) == loss, (
-                    f"step {step} was done twice with different losses"
-                )
-        return found
+        return losses_of(self.directory)
 
     @property
     def snapshot(self) -> Snapshot:
-        reader = RunReader(self.directory)
-        reader.poll()
-        return reader.snapshot()
+        return snapshot_of(self.directory)
 
     @property
     def settings(self) -> dict[str, SettingEvent]:
