@@ -96,49 +96,25 @@ def test_without_a_terminal_train_runs_headless_and_logs(tmp_path: Path) -> None
 
 @pytest.mark.promise
 def test_events_as_lines(tmp_path: Path) -> None:
-    done = run(
-        "train",
-        "--json",
-        *EEG,
-        "--run",
-        "one",
-        "--max-steps",
-        "20",
-        "--set",
-        "log.window_s=0",
-        folder=tmp_path,
-    )
+    options = (*EEG, "--run", "one", "--max-steps", "30", "--set", "log.window_s=0")
+    captured = ("--kernels-every", "10", "--trace", "t.json")
+    done = run("train", "--json", *options, *captured, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    # The profiler's own messages stay out of it.
+    assert "USDT" not in done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert events[-1]["type"] == "end"
     windows = [event for event in events if event["type"] == "window"]
-    assert sum(window["steps"] for window in windows) == 20
+    assert sum(window["steps"] for window in windows) == 30
     for window in windows:
         top = [item["host_ns"] for name, item in window["phases"].items() if name in PHASES]
         assert sum(top) == window["wall_ns"]
     assert [event["type"] for event in recorded(tmp_path)] == [event["type"] for event in events]
-
-
-def test_captures_and_a_trace(tmp_path: Path) -> None:
-    done = run(
-        "train",
-        "--json",
-        *EEG,
-        "--max-steps",
-        "30",
-        "--kernels-every",
-        "10",
-        "--trace",
-        "t.json",
-        folder=tmp_path,
-    )
-    captures = [event for event in map(json.loads, done.stdout.splitlines()) if event["type"] == "kernels"]
+    captures = [event for event in events if event["type"] == "kernels"]
     assert [event["step"] for event in captures] == [14, 24]
     for event in captures:
         assert event["busy_ns"] + sum(event["idle_ns"].values()) == event["wall_ns"]
         assert event["trace"] == str(tmp_path / "t.json")
-    # The profiler's own messages stay out of it.
-    assert "USDT" not in done.stderr
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 

@@ -73,19 +73,9 @@ class Trained:
 def train(root: Path, name: str, *sets: str, ranks: int, resume: bool = False) -> Trained:
     """Train as a user does: `ndd-console train --ranks N`, with as many ranks as given."""
     options = [word for each in (*sets, f'workload.path=["{WORKER.parent}"]') for word in ("--set", each)]
-    command = [
-        sys.executable,
-        "-m",
-        "ndd_console",
-        "--runs",
-        str(root),
-        "train",
-        "--headless",
-        "--ranks",
-        str(ranks),
-    ]
+    command = [sys.executable, "-m", "ndd_console", "--runs", str(root), "train", "--headless"]
     done = subprocess.run(
-        [*command, "--resume" if resume else "--run", name, *options],
+        [*command, "--ranks", str(ranks), "--resume" if resume else "--run", name, *options],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -138,15 +138,6 @@ class Trainer:
         draft = read(directory.config if directory else None, sets)
         return Run.open(RunRequest(draft, self.root, directory, from_step), listener)
 
-    def execute(self, *sets: str, resume: Result | None = None) -> Result:
-        """Train to the end with the listeners that the run itself has, such as loggers."""
-        run = self.open(*sets, resume=resume)
-        try:
-            end = run.execute()
-        finally:
-            run.close()
-        return Result(run.directory, end)
-
     def train(
         self,
         *sets: str,
@@ -154,12 +145,10 @@ class Trainer:
         from_step: int | None = None,
         steer: Callable[[Run, Event], None] | None = None,
     ) -> Result:
-        """Train to the end. steer: called with each recorded event, in the recorder's thread."""
-        made: list[Run] = []
-        listener = None if steer is None else lambda _, event: steer(made[0], event)
-        run = self.open(*sets, resume=resume, from_step=from_step, listener=None)
-        made.append(run)
-        run.recorder._listener = listener
+        """Train to the end. steer: called with each recorded event, in the recorder's thread, in place of loggers."""
+        run = self.open(*sets, resume=resume, from_step=from_step)
+        if steer is not None:
+            run.recorder._listener = lambda _, event: steer(run, event)
         try:
             end = run.execute()
         finally:
