@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from ndd_engine.record.events import EndEvent, MarkEvent, RunEvent, ScalarsEvent, WindowEvent
-from tests.records import events_of
+from ndd_engine.record.events import EndEvent, MarkEvent, RunEvent, ScalarsEvent, WindowEvent, parse
 
 from .test_extras import need
 
@@ -113,7 +112,7 @@ def ended(path: Path) -> list[Any]:
     """The events of a run, once its follower has ended it."""
     deadline = time.monotonic() + 30
     while True:
-        found = events_of(path)
+        found = [item[1] for item in map(parse, path.read_bytes().splitlines()) if item is not None]
         if isinstance(found[-1], EndEvent) or time.monotonic() > deadline:
             return found
         time.sleep(0.2)

@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-from ndd_engine.record.events import MarkEvent, RunEvent, ScalarsEvent, WindowEvent
-from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.events import MarkEvent, RunEvent, ScalarsEvent, WindowEvent, parse
 from ndd_watch import FOLDER, SITE
-from tests.records import events_of
 from tests.torch_exit import ABORTED
 
 from .test_extras import need
@@ -86,7 +84,11 @@ def recorded(folder: Path, *command: object) -> tuple[list[str], list[Any]]:
     """(what it reports, the events) of a command under `ndd-console run`."""
     console = (sys.executable, "-m", "ndd_console", "run", "--headless", "--run", "it", "--")
     said = words(execute(folder, *console, *command))
-    return said, events_of(RunDir(folder / "runs" / "it"))
+    run = folder / "runs" / "it"
+    found = [
+        item[1] for item in map(parse, (run / "events.jsonl").read_bytes().splitlines()) if item is not None
+    ]
+    return said, found
 
 
 def counted(events: list[Any]) -> tuple[int, int]:

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.records import events_of
 
 from ndd_engine.config import read
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.clock import PhaseClock
-from ndd_engine.record.events import Event, KernelsEvent, MarkEvent
+from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, parse
 from ndd_engine.script.captures import folded
 from ndd_engine.script.records import Records
 from ndd_engine.train.run import Run, RunRequest
@@ -160,7 +159,7 @@ def train(folder: Path, *sets: str) -> list[Event]:
     end = run.execute()
     run.close()
     assert end.status == "done", end.reason
-    return events_of(run.directory)
+    return [item[1] for item in map(parse, run.directory.events.read_bytes().splitlines()) if item]
 
 
 @pytest.mark.parametrize("sets", [(), ("speed.cuda_graph=true", "precision.amp=off")])
