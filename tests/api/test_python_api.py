@@ -102,15 +102,6 @@ def test_types_are_marked_in_all_three_packages() -> None:
 
 
 @pytest.mark.long
-def test_train_returns_the_end_of_the_run(trained: Result) -> None:
-    assert (trained.status, trained.step) == ("done", 20)
-    assert "20 steps" in trained.reason
-    assert trained.path.name == "one" and (trained.path / "events.jsonl").is_file()
-    assert isinstance(trained.snapshot, Snapshot)
-    assert trained.snapshot.loss is not None and trained.snapshot.final
-
-
-@pytest.mark.long
 def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
     run_training(TINY, run="one", runs=tmp_path)
     result = run_training(resume="one", sets={"run.max_steps": 30}, runs=tmp_path)
@@ -233,6 +224,8 @@ def test_resume_takes_no_other_configuration(tmp_path: Path) -> None:
 
 
 def test_a_record_gives_events_configuration_and_checkpoints(trained: Result) -> None:
+    assert (trained.status, trained.step, trained.path.name) == ("done", 20, "one")
+    assert "20 steps" in trained.reason and isinstance(trained.snapshot, Snapshot) and trained.snapshot.final
     record = open_run("one", runs=trained.path.parent)
     assert isinstance(record, Record) and record.name == "one" and not record.live
     events = [event for _, event in record]

@@ -24,6 +24,7 @@ micor = 3
 prefetch = 2
 [optimizer]
 lr = "fast"
+betas = [0.9, 2.0]
 """
 
 
@@ -37,6 +38,7 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         "batch.micor": "run.toml line 7",
         "loader": "run.toml line 8",
         "optimizer.lr": "run.toml line 11",
+        "optimizer.betas.1": "run.toml line 12",
     }
     for command in ("train", "check"):
         message = refused(command, "run.toml", folder=tmp_path)

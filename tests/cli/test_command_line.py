@@ -15,6 +15,8 @@ from ndd_console.cli.completion import Bash
 from ndd_engine.config import WORKLOADS, read
 from ndd_engine.config.reference import keys
 from ndd_engine.record.events import EndEvent, StageEvent
+from ndd_engine.record.rundir import RunDir
+from tests.records import write
 from tests.trial.written_runs import write_run
 
 from .program import call, environment
@@ -45,7 +47,7 @@ def test_a_run_that_ended_while_it_was_prepared_has_no_steps(tmp_path: Path) -> 
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text('[workload]\nname = "mine:factory"\n')
     events = StageEvent("prepare", "reading the data"), EndEvent("stopped", "stopped", 0, 0)
-    (folder / "events.jsonl").write_text("".join(event.to_json(1.0) + "\n" for event in events))
+    write(RunDir(folder), ((1.0, event) for event in events))
     (row,) = json.loads(call("runs", "--json", folder=tmp_path).stdout)["runs"]
     assert (row["name"], row["workload"], row["status"]) == ("early", "mine:factory", "stopped")
     assert row["started_t"] == 1.0

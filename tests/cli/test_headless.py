@@ -21,10 +21,10 @@ import pytest
 from ndd_console.output import run_log
 from ndd_console.output.run_log import Output
 from ndd_engine.record.events import PHASES
-from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from tests import forked
+from tests.records import snapshot_of
 from tests.waiting import contains, until
 
 from .program import ENDLESS, call, capture_fails, environment, run, start
@@ -50,9 +50,7 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
 
 
 def snapshot(folder: Path) -> Snapshot:
-    reader = RunReader(RunDir(folder / "runs" / "one"))
-    reader.poll()
-    return reader.snapshot()
+    return snapshot_of(RunDir(folder / "runs" / "one"))
 
 
 def status(folder: Path) -> str:
@@ -98,49 +96,25 @@ def test_without_a_terminal_train_runs_headless_and_logs(tmp_path: Path) -> None
 
 @pytest.mark.promise
 def test_events_as_lines(tmp_path: Path) -> None:
-    done = run(
-        "train",
-        "--json",
-        *EEG,
-        "--run",
-        "one",
-        "--max-steps",
-        "20",
-        "--set",
-        "log.window_s=0",
-        folder=tmp_path,
-    )
+    options = (*EEG, "--run", "one", "--max-steps", "30", "--set", "log.window_s=0")
+    captured = ("--kernels-every", "10", "--trace", "t.json")
+    done = run("train", "--json", *options, *captured, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    # The profiler's own messages stay out of it.
+    assert "USDT" not in done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert events[-1]["type"] == "end"
     windows = [event for event in events if event["type"] == "window"]
-    assert sum(window["steps"] for window in windows) == 20
+    assert sum(window["steps"] for window in windows) == 30
     for window in windows:
         top = [item["host_ns"] for name, item in window["phases"].items() if name in PHASES]
         assert sum(top) == window["wall_ns"]
     assert [event["type"] for event in recorded(tmp_path)] == [event["type"] for event in events]
-
-
-def test_captures_and_a_trace(tmp_path: Path) -> None:
-    done = run(
-        "train",
-        "--json",
-        *EEG,
-        "--max-steps",
-        "30",
-        "--kernels-every",
-        "10",
-        "--trace",
-        "t.json",
-        folder=tmp_path,
-    )
-    captures = [event for event in map(json.loads, done.stdout.splitlines()) if event["type"] == "kernels"]
+    captures = [event for event in events if event["type"] == "kernels"]
     assert [event["step"] for event in captures] == [14, 24]
     for event in captures:
         assert event["busy_ns"] + sum(event["idle_ns"].values()) == event["wall_ns"]
         assert event["trace"] == str(tmp_path / "t.json")
-    # The profiler's own messages stay out of it.
-    assert "USDT" not in done.stderr
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
@@ -265,24 +239,18 @@ def test_reader_that_leaves_does_not_stop_the_run(tmp_path: Path) -> None:
     assert process.wait(timeout=150) == 0 and status(tmp_path) == "done"
 
 
-@contextlib.contextmanager
-def short_pipe() -> Any:
+def short_pipe() -> tuple[int, int]:
     """(read, write) of a pipe that holds as little as possible."""
     read, write = os.pipe()
     with contextlib.suppress(OSError):  # where the size of a pipe cannot be set
         fcntl.fcntl(write, F_SETPIPE_SZ, 4096)
-    try:
-        yield read, write
-    finally:
-        os.close(read)
+    return read, write
 
 
 @contextlib.contextmanager
 def unread(folder: Path, *sets: str) -> Iterator[subprocess.Popen[str]]:
     """Run "one", whose standard output nobody reads. Its pipe is never closed."""
-    read, write = os.pipe()
-    with contextlib.suppress(OSError):  # where the size of a pipe cannot be set
-        fcntl.fcntl(write, F_SETPIPE_SZ, 4096)
+    read, write = short_pipe()
     process = forked.Popen(
         ["--runs", "runs", "train", "--run", "one", "--json", *ENDLESS, "--set", "log.window_s=0", *sets],
         cwd=folder, env=environment(), stdout=write, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
@@ -316,9 +284,7 @@ def test_the_end_is_the_last_document_for_a_reader_that_was_too_slow(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(run_log, "PATIENT_LINES", 2)
-    read, write = os.pipe()
-    with contextlib.suppress(OSError):  # where the size of a pipe cannot be set
-        fcntl.fcntl(write, F_SETPIPE_SZ, 4096)
+    read, write = short_pipe()
     with os.fdopen(write, "w") as stream:
         output = Output(stream, "output")
         lines = [f"{number} {'x' * 3000}" for number in range(20)]

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.record.events import EndEvent
-from ndd_engine.record.rundir import RunDir, RunLock
 from tests.report.report_help import whole_life, write
 
 from .program import call
@@ -64,14 +62,3 @@ def test_json_is_one_document(folder: Path) -> None:
     assert 0 < body["training_s"] < body["whole_s"]
     listed = json.loads(call("runs", "--json", folder=folder).stdout)["runs"]
     assert [row["training_s"] for row in listed] == [body["training_s"]]
-
-
-def test_a_live_run_has_a_report(tmp_path: Path) -> None:
-    write(tmp_path / "runs", [item for item in whole_life() if not isinstance(item[1], EndEvent)])
-    lock = RunLock(RunDir(tmp_path / "runs" / "one"))
-    lock.acquire()
-    try:
-        body = json.loads(call("report", "--json", folder=tmp_path).stdout)
-    finally:
-        lock.release()
-    assert body["status"] == "training"

@@ -14,9 +14,10 @@ import pytest
 from ndd_engine.api.requeue import resume_or_start
 from ndd_engine.config import read, to_toml
 from ndd_engine.errors import UsageError
-from ndd_engine.record.events import RunEvent, WindowEvent, parse
+from ndd_engine.record.events import RunEvent
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.train.request import RunRequest
+from tests.records import events_of, losses_of
 from tests.trial.written_runs import steady, windows, write_run
 from tests.waiting import until
 
@@ -36,19 +37,8 @@ def command(steps: int, *sets: str) -> tuple[str, ...]:
     return "train", "--headless", "--run", "job", "--resume-or-start", "--max-steps", str(steps), *options
 
 
-def losses(directory: RunDir) -> dict[int, float]:
-    """Loss by step. A step that was done twice must have the same loss."""
-    found: dict[int, float] = {}
-    for item in map(parse, directory.events.read_bytes().splitlines()):
-        if item is not None and isinstance(item[1], WindowEvent) and item[1].last_loss is not None:
-            step, loss = item[1].last_loss
-            assert found.setdefault(step, loss) == loss
-    return found
-
-
 def resumed_at(directory: RunDir) -> list[int | None]:
-    found = [item[1] for item in map(parse, directory.events.read_bytes().splitlines()) if item]
-    return [event.resumed_step for event in found if isinstance(event, RunEvent)]
+    return [event.resumed_step for event in events_of(directory) if isinstance(event, RunEvent)]
 
 
 def ended(process: subprocess.Popen[str], condition: Callable[[], bool], number: int) -> int:
@@ -64,16 +54,18 @@ def test_one_command_starts_resumes_and_ends_a_job_that_is_preempted_twice(tmp_p
     """SIGTERM, as SLURM sends it, then SIGKILL; the same command each time."""
     job, steps = RunDir(tmp_path / "runs" / "job"), 1500
     process = start(*command(steps), folder=tmp_path)
-    ended(process, lambda: job.events.exists() and len(losses(job)) > 120, signal.SIGTERM)
-    stopped = max(losses(job))
+    ended(process, lambda: job.events.exists() and len(losses_of(job)) > 120, signal.SIGTERM)
+    stopped = max(losses_of(job))
     assert process.returncode == 143
     assert (job.checkpoints / f"step-{stopped:08d}.pt").exists()  # written after the signal
-    ended(start(*command(steps), folder=tmp_path), lambda: max(losses(job)) > stopped + 120, signal.SIGKILL)
+    ended(
+        start(*command(steps), folder=tmp_path), lambda: max(losses_of(job)) > stopped + 120, signal.SIGKILL
+    )
     last = run(*command(steps), folder=tmp_path)
     assert last.returncode == 0, last.stderr
     first, second, third = resumed_at(job)
     assert (first, second) == (None, stopped) and third is not None and third >= stopped
-    assert sorted(losses(job)) == list(range(1, steps + 1))
+    assert sorted(losses_of(job)) == list(range(1, steps + 1))
     before = job.events.read_bytes()
     again = call(*command(steps), folder=tmp_path)
     assert (again.returncode, again.stdout, job.events.read_bytes()) == (0, "", before)
@@ -91,7 +83,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path
     job.config.write_text("")
     again = run(*command(8), folder=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert resumed_at(job) == [None] and max(losses(job)) == 8
+    assert resumed_at(job) == [None] and max(losses_of(job)) == 8
     kept = RunDir(job.path / "attempt-1")
     assert kept.events.read_bytes() == b"".join(died) and kept.config.exists()
     (row,) = json.loads(call("runs", "--json", folder=tmp_path).stdout)["runs"]

@@ -15,10 +15,11 @@ import pytest
 from ndd_console.cli.measuring import stoppable
 from ndd_console.cli.printing import say
 from ndd_console.cli.try_ import TrialProgress
-from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.trial.request import MEASURING, Progress
+from tests.records import snapshot_of
+from tests.trial.trial_help import SOURCE, planted
 from tests.waiting import until
 
 from .program import run, start
@@ -30,29 +31,9 @@ TINY = (
     "--set", "run.threads=1", "--set", "run.device=cpu", "--set", "evaluate.every_epochs=0",
 )  # fmt: skip
 
-BROKEN = """
-import torch
-from torch import nn
-
-class Line(nn.Linear):
-    broken = False
-    def forward(self, x):
-        if self.broken:
-            raise ValueError("this model is broken")
-        return super().forward(x)
-
-def factory(settings):
-    model = Line(3, 1)
-    model.broken = settings.option("broken", False)
-    data = torch.utils.data.TensorDataset(torch.ones(64, 3), torch.ones(64))
-    return dict(model=model, train_data=data, loss=lambda output, batch: (output.squeeze(1) - batch[1]).pow(2).mean())
-"""
-
 
 def snapshot(folder: Path) -> Snapshot:
-    reader = RunReader(RunDir(folder / "runs" / "one"))
-    reader.poll()
-    return reader.snapshot()
+    return snapshot_of(RunDir(folder / "runs" / "one"))
 
 
 @pytest.mark.slow
@@ -82,14 +63,13 @@ def test_a_live_run_is_paused_then_resumes_and_records_the_result(tmp_path: Path
 
 @pytest.mark.long
 def test_a_candidate_that_fails_is_reported_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "lines.py").write_text(BROKEN, encoding="utf-8")
-    (tmp_path / "lines.toml").write_text(
-        'workload.name = "lines:factory"\nrun = { epochs = 1, threads = 1 }\n', encoding="utf-8"
-    )
-    done = run("try", "lines.toml", "--set", "workload.options.broken=true", "--json", folder=tmp_path)
+    planted(tmp_path)
+    line = SOURCE.splitlines().index('                raise ValueError("this model is broken")') + 1
+    done = run("try", "planted.toml", "--set", "workload.options.fault=broken", "--json", folder=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     event = json.loads(done.stdout)
-    assert event["verdict"] == "failed" and "ValueError" in event["text"] and "lines.py:9" in event["text"]
+    assert event["verdict"] == "failed" and "ValueError" in event["text"]
+    assert f"planted.py:{line}" in event["text"]
     assert not (tmp_path / "runs").exists()
 
 

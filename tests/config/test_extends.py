@@ -8,7 +8,6 @@ import pytest
 
 from ndd_engine.config import read, to_toml
 from ndd_engine.errors import ConfigError, Problem
-from ndd_engine.wizard.writing import into
 
 
 def write(folder: Path, **files: str) -> None:
@@ -123,12 +122,3 @@ def test_an_own_module_is_also_found_beside_the_base(tmp_path: Path) -> None:
     write(tmp_path / "sub", run='extends = "../base.toml"\n')
     path = read(tmp_path / "sub" / "run.toml").resolve().workload.path  # type: ignore[union-attr]
     assert path[:2] == [str(tmp_path / "sub"), str(tmp_path)]
-
-
-def test_values_written_into_a_file_keep_its_extends(tmp_path: Path) -> None:
-    text = '# mine\nextends = "base.toml"  # shared\n\n[batch]\nmicro = 8\n'
-    changed = into(text, {"batch.micro": 16, "optimizer.lr": 0.5}, {})
-    assert changed.splitlines()[:2] == text.splitlines()[:2]
-    write(tmp_path, base="[run]\nepochs = 2\n")
-    config = read(tmp_path / "run.toml", text=changed).resolve()
-    assert (config.batch.micro, config.optimizer.lr, config.run.epochs) == (16, 0.5, 2)

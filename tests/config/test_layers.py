@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.config import Config, read
+from ndd_engine.config import read
 from ndd_engine.errors import ConfigError
 
 
@@ -124,16 +124,6 @@ def test_none_is_no_value_where_there_has_to_be_one() -> None:
 
 def test_the_last_of_two_sets_of_one_key_counts() -> None:
     assert read(None, ["batch.micro=2", "batch.micro=3"]).resolve().batch.micro == 3
-
-
-def test_every_size_of_every_workload_is_a_valid_configuration() -> None:
-    for workload in ("chartext", "eeg"):
-        draft = read(workload=workload)
-        assert draft.sizes
-        for size in draft.sizes:
-            config = read(None, [f"workload.size={size}"], workload).resolve()
-            assert isinstance(config, Config)
-            assert config.workload.size == size
 
 
 def test_auto_names_sizes_that_exist() -> None:

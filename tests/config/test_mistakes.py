@@ -32,47 +32,6 @@ def toml(tmp_path: Path) -> Path:
     return tmp_path / "run.toml"
 
 
-def test_all_mistakes_come_at_once_each_with_file_and_line(toml: Path) -> None:
-    toml.write_text(
-        "[run]\n"
-        "epochs = 0\n"
-        "sead = 3\n"
-        "[batch]\n"
-        'micro = "many"\n'
-        "[loader]\n"
-        "prefetch = 4\n"
-        "[precision]\n"
-        'amp = "fp8"\n'
-        "[optimizer]\n"
-        "betas = [0.9, 2.0]\n"
-        "[workload]\n"
-        "hiden = 3\n"
-    )
-    found = problems(toml, ("batch.accumulation=0", "clip.norm=1.0"))
-    told = {problem.key: problem for problem in found}
-    lines = {key: problem.where for key, problem in told.items()}
-    assert lines == {
-        "run.epochs": f"{toml} line 2",
-        "run.sead": f"{toml} line 3",
-        "batch.micro": f"{toml} line 5",
-        "loader": f"{toml} line 6",
-        "precision.amp": f"{toml} line 9",
-        "optimizer.betas.1": f"{toml} line 11",
-        "workload.hiden": f"{toml} line 13",
-        "batch.accumulation": "--set",
-        "clip.norm": "--set",
-    }
-    assert "seed" in (told["run.sead"].suggestion or "")
-    assert "max_norm" in (told["clip.norm"].suggestion or "")
-    assert (told["batch.micro"].found, told["batch.micro"].allowed) == ('"many"', "an integer")
-    assert (told["run.epochs"].found, told["run.epochs"].allowed) == ("0", "≥ 1")
-    lines = str(ConfigError(found)).splitlines()
-    assert len(lines) == len(found)
-    for problem, line in zip(found, lines, strict=True):
-        named = (problem.where, problem.key, problem.found, problem.allowed, problem.suggestion)
-        assert all(part in line for part in named if part)
-
-
 @pytest.mark.parametrize(
     ("item", "key", "meant"),
     [

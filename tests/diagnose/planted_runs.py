@@ -28,6 +28,7 @@ from ndd_engine.record.events import (
 )
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
+from tests import records
 
 MS = 1_000_000
 GIB = 1 << 30
@@ -109,15 +110,12 @@ class Planted:
         """On two cores with as many threads, unless `run` says otherwise; 200 steps an epoch, 100,000 in all."""
         config = configuration(self.workload, tuple(self.sets))
         body: dict[str, Any] = {
-            "name": "r", "workload": self.workload, "config": config, "pid": 1, "host": "h",
-            "device": "cpu" if self.device is None else "cuda:0", "device_name": "CPU",
-            "gpu": None if self.device is None else GPU, "versions": {}, "parameters": 10_000, "precision": "fp32",
-            "item": "window", "token": None, "tokens_per_item": 0,
+            "workload": self.workload, "config": config, "device": "cpu" if self.device is None else "cuda:0",
+            "gpu": None if self.device is None else GPU, "parameters": 10_000, "token": None, "tokens_per_item": 0,
             "items_per_step": config["batch"]["micro"] * config["batch"]["accumulation"], "items_per_epoch": 6400,
-            "steps_per_epoch": 200, "epochs": 500, "total_steps": 100_000, "model": "m", "data": "d", "threads": 2,
-            "usable_cores": 2.0,
+            "steps_per_epoch": 200, "epochs": 500, "total_steps": 100_000, "threads": 2,
         }  # fmt: skip
-        return RunEvent(**{**body, **self.run})
+        return records.run_event(**{**body, **self.run})
 
     def window_event(self, index: int, micro: int) -> WindowEvent:
         """Window `index`; its phases differ a little from those of the others."""
@@ -127,18 +125,14 @@ class Planted:
             sign = 1 if (index + place) % 2 else -1
             host = round(ms * MS * (1 + sign * self.wobble))
             device = self.device.get(name) if self.device is not None else None
-            phases[name] = {
-                "host_ns": host * self.steps, "p50_ns": host, "p95_ns": host, "max_ns": host,
-                "device_ns": None if device is None else round(device * MS),
-            }  # fmt: skip
+            there = None if device is None else round(device * MS)
+            phases[name] = records.phase(host * self.steps, there, self.steps)
         wall = sum(figures["host_ns"] or 0 for name, figures in phases.items() if "/" not in name)
         body: dict[str, Any] = {
-            "step": step, "epoch": step // 200, "epoch_step": step % 200, "steps": self.steps,
-            "micro_steps": self.steps * micro, "items": self.steps * 32, "tokens": 0, "wall_ns": wall,
-            "step_p50_ns": wall // self.steps, "step_p95_ns": wall // self.steps, "step_max_ns": wall // self.steps,
-            "phases": phases, "device_steps": 0 if self.device is None else self.steps,
+            "epoch": step // 200, "epoch_step": step % 200, "micro_steps": self.steps * micro, "tokens": 0,
+            "items": self.steps * 32, "phases": phases, "device_steps": 0 if self.device is None else self.steps,
         }  # fmt: skip
-        return WindowEvent(**{**body, **self.window})
+        return records.window(step, self.steps, wall, **{**body, **self.window})
 
     def state(self) -> RunState:
         """After all events."""

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from planted_runs import NVML, Planted, alone, cores, data, evaluated, files, saved, work
+from tests.records import write
 
 from ndd_console.render import html, text
 from ndd_console.report.model import load
@@ -209,11 +210,7 @@ def assert_tried(found: tuple[Finding, ...], width: int) -> None:
 @given(planted())
 def test_the_report_agrees_with_itself_in_all_formats(run: Planted) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        directory = RunDir(Path(folder, "one"))
-        directory.path.mkdir()
-        lines = "".join(event.to_json(t) + "\n" for t, event in run.events())
-        directory.events.write_text(lines, encoding="utf-8")
-        report = load(directory)
+        report = load(write(RunDir(Path(folder, "one")), run.events()))
         made = page(report)
         as_text, as_html, as_json = text.page_text(made), html.render(made), report.to_json()
     words = " ".join(as_text.split())

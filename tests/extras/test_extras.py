@@ -18,11 +18,7 @@ ROOT = Path(__file__).parents[2]
 EXTRAS: dict[str, list[str]] = tomli.loads((ROOT / "pyproject.toml").read_text())["project"][
     "optional-dependencies"
 ]
-TESTS = (
-    "tests/train/test_scalars.py",
-    "tests/train/test_loggers.py",
-    "tests/train/test_export.py",
-)
+TESTS = ("tests/train/test_scalars.py", "tests/train/test_loggers.py", "tests/train/test_export.py")
 
 
 def need(package: str) -> None:

@@ -70,15 +70,19 @@ def test_v2_takes_the_tightest_of_nested_groups(tree: Tree) -> None:
     assert usable_threads(host) == 1
 
 
-def test_v2_container_that_sees_its_group_as_the_root(tree: Tree) -> None:
+@pytest.mark.parametrize(("quota", "cores", "threads"), [(400_000, 4, 4), (50_000, 0.5, 1)])
+def test_v2_container_that_sees_its_group_as_the_root(
+    tree: Tree, quota: int, cores: float, threads: int
+) -> None:
     files = machine() | {
         "proc/self/cgroup": "0::/\n",
         "proc/self/mountinfo": V2_MOUNT,
-        "sys/fs/cgroup/cpu.max": "400000 100000\n",
+        "sys/fs/cgroup/cpu.max": f"{quota} 100000\n",
         "sys/fs/cgroup/memory.max": f"{8 * GIB}\n",
     }
     host = detect_host(tree(files), affinity=64)
-    assert (host.usable_cpus, host.memory_limit_bytes) == (4, 8 * GIB)
+    assert (host.usable_cpus, host.memory_limit_bytes) == (cores, 8 * GIB)
+    assert usable_threads(host) == threads
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -123,16 +127,6 @@ def test_v1_without_limits(tree: Tree) -> None:
     }
     host = detect_host(tree(files), affinity=64)
     assert (host.usable_cpus, host.memory_limit_bytes) == (64, None)
-
-
-def test_quota_below_one_core_still_gives_a_thread(tree: Tree) -> None:
-    files = machine() | {
-        "proc/self/cgroup": "0::/\n",
-        "proc/self/mountinfo": V2_MOUNT,
-        "sys/fs/cgroup/cpu.max": "50000 100000\n",
-    }
-    host = detect_host(tree(files), affinity=64)
-    assert host.usable_cpus == 0.5 and usable_threads(host) == 1
 
 
 def test_garbage_and_absence_are_no_limits(tree: Tree) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.records import events_of
 
-from ndd_engine.record.events import Event, MarkEvent, parse
+from ndd_engine.record.events import Event, MarkEvent
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.checkpoint_folder import rank_file
 
@@ -47,9 +49,7 @@ class Trained:
     @property
     def events(self) -> list[Event]:
         """What rank 0 recorded."""
-        return [
-            item[1] for item in map(parse, (self.folder / "events.jsonl").read_bytes().splitlines()) if item
-        ]
+        return events_of(RunDir(self.folder))
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
@@ -73,19 +73,9 @@ class Trained:
 def train(root: Path, name: str, *sets: str, ranks: int, resume: bool = False) -> Trained:
     """Train as a user does: `ndd-console train --ranks N`, with as many ranks as given."""
     options = [word for each in (*sets, f'workload.path=["{WORKER.parent}"]') for word in ("--set", each)]
-    command = [
-        sys.executable,
-        "-m",
-        "ndd_console",
-        "--runs",
-        str(root),
-        "train",
-        "--headless",
-        "--ranks",
-        str(ranks),
-    ]
+    command = [sys.executable, "-m", "ndd_console", "--runs", str(root), "train", "--headless"]
     done = subprocess.run(
-        [*command, "--resume" if resume else "--run", name, *options],
+        [*command, "--ranks", str(ranks), "--resume" if resume else "--run", name, *options],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -23,6 +23,7 @@ from ndd_engine.train.parallel.notes import StoreNotes
 from ndd_engine.train.parallel.place import Place
 from ndd_engine.train.parallel.spans import WindowSpans
 from ndd_engine.train.parallel.team import Team
+from tests import records
 
 MS = 1_000_000
 
@@ -81,13 +82,8 @@ def step(machine: Machine, clock: PhaseClock, wait_ms: float, data_ms: float = 0
 
 def event(window: Window, **more: object) -> WindowEvent:
     steps = len(window.rows)
-    empty = WindowEvent(
-        step=steps, epoch=0, epoch_step=steps, steps=steps, micro_steps=steps, items=steps, tokens=0,
-        wall_ns=window.wall_ns, step_p50_ns=None, step_p95_ns=None, step_max_ns=None, phases=window.phases(),
-        loss=None, last_loss=None, lr=None, grad_norm=None, loss_scale=None, device_steps=len(window.device),
-        gc_ns=0, gc_count=0, gc_max_ns=0, profiled=False,
-    )  # fmt: skip
-    return replace(empty, **more)  # type: ignore[arg-type]
+    more = {"phases": window.phases(), "device_steps": len(window.device), **more}
+    return records.window(steps, steps, window.wall_ns, **more)  # type: ignore[arg-type]
 
 
 def device_clock(machine: Machine) -> DevicePhaseClock:

@@ -20,15 +20,7 @@ from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.fakes import traced
 from ndd_engine.predict.linearity import UNCHECKED, alike
 from ndd_engine.predict.memory import HOST_GRANULE, MANY, ONE, Memory
-from ndd_engine.predict.probing import (
-    Prober,
-    caveat,
-    disagreement,
-    endless,
-    extremes,
-    longest_first,
-    sizes,
-)
+from ndd_engine.predict.probing import Prober, caveat, disagreement, endless, extremes, longest_first, sizes
 from ndd_engine.predict.recording import record
 from ndd_engine.predict.trace import Family, Trace, fit
 from ndd_engine.train.prepare import seed

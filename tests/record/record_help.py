@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
+from tests.records import CONFIG, phase, run_event, window
 
 from ndd_engine.record.events import (
     PHASES,
@@ -17,13 +18,11 @@ from ndd_engine.record.events import (
     Event,
     MarkEvent,
     MemoryEvent,
-    RunEvent,
     SampleEvent,
     ScalarsEvent,
     SettingEvent,
     StageEvent,
     TextsEvent,
-    WindowEvent,
     WorkEvent,
     parse,
 )
@@ -38,11 +37,6 @@ RunLock(RunDir(Path(sys.argv[1]).parent), Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(60)
 """
-CONFIG: dict[str, Any] = {
-    "batch": {"micro": 16},
-    "evaluate": {"every_steps": 0, "every_epochs": 0, "at_end": False},
-    "checkpoint": {"every_steps": 0, "every_epochs": 0, "every_minutes": 0.0, "at_end": False},
-}
 
 
 @contextmanager
@@ -55,39 +49,6 @@ def held(lock: Path) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
-
-
-def run_event(**changes: Any) -> RunEvent:
-    """A run of 1000 steps on the CPU: 100 steps per epoch, 16 items of 64 tokens per step."""
-    body: dict[str, Any] = {
-        "name": "r", "workload": "chartext", "config": CONFIG, "pid": 1, "host": "h",
-        "device": "cpu", "device_name": "CPU, 1 thread", "gpu": None, "versions": {}, "parameters": 10,
-        "precision": "fp32", "item": "window", "token": "character", "tokens_per_item": 64, "items_per_step": 16,
-        "items_per_epoch": 1600, "steps_per_epoch": 100, "epochs": 10, "total_steps": 1000, "model": "m", "data": "d",
-    }  # fmt: skip
-    return RunEvent(**{**body, **changes})
-
-
-def phase(host_ns: int, device_ns: int | None = None) -> dict[str, int | None]:
-    return {
-        "host_ns": host_ns,
-        "p50_ns": host_ns,
-        "p95_ns": host_ns,
-        "max_ns": host_ns,
-        "device_ns": device_ns,
-    }
-
-
-def window(
-    step: int, steps: int = 1, wall_ns: int = 100_000_000, loss: float | None = None, **changes: Any
-) -> WindowEvent:
-    """A window ending at `step` whose whole time is forward, unless `phases` is given."""
-    body: dict[str, Any] = {
-        "step": step, "epoch": step // 100, "epoch_step": step % 100, "steps": steps, "micro_steps": steps,
-        "items": steps * 16, "tokens": steps * 1024, "wall_ns": wall_ns, "step_p50_ns": 1, "step_p95_ns": 2,
-        "step_max_ns": 3, "phases": {"forward": phase(wall_ns)}, "loss": loss,
-    }  # fmt: skip
-    return WindowEvent(**{**body, **changes})
 
 
 def mark(kind: str, step: int = 0, text: str = "", **data: Any) -> MarkEvent:

@@ -22,13 +22,7 @@ from record_help import (
 
 from ndd_engine.record.events import Event, FoldEvent, StageEvent
 from ndd_engine.record.fold import from_event, to_event
-from ndd_engine.record.state import (
-    KEPT_EVALUATIONS,
-    KEPT_MARKS,
-    KEPT_SETTINGS,
-    RECENT_WINDOWS,
-    RunState,
-)
+from ndd_engine.record.state import KEPT_EVALUATIONS, KEPT_MARKS, KEPT_SETTINGS, RECENT_WINDOWS, RunState
 
 
 @settings(max_examples=150)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import record_help
 from qa.ranks.simulated import Planted
 from record_help import run_event
 
@@ -16,11 +17,7 @@ from ndd_engine.record.state import RECENT_WINDOWS, RunState
 
 
 def folded(planted: Planted, count: int = 20) -> RunState:
-    state = RunState()
-    state.fold(0.0, run_event())
-    for index, event in enumerate(planted.events(count)):
-        state.fold(float(index), event)
-    return state
+    return record_help.folded(run_event(), *planted.events(count))
 
 
 def test_a_fold_event_restores_the_ranks() -> None:

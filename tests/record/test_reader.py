@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from record_help import end, folded, held, mark, run_event, status, window
+from tests.records import snapshot_of
 
 from ndd_engine.record.events import Event, FoldEvent
 from ndd_engine.record.fold import to_event
 from ndd_engine.record.reader import RunReader, load_state, truncate_torn_line
 from ndd_engine.record.rundir import RunDir, RunLock
-from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 
 
@@ -26,12 +26,6 @@ def run(tmp_path: Path) -> RunDir:
 def append(run: RunDir, *events: Event) -> None:
     with run.events.open("a") as file:
         file.writelines(event.to_json(1.0) + "\n" for event in events)
-
-
-def read(run: RunDir) -> Snapshot:
-    reader = RunReader(run)
-    reader.poll()
-    return reader.snapshot()
 
 
 def test_a_log_is_followed_as_it_grows(run: RunDir) -> None:
@@ -74,13 +68,13 @@ def test_a_line_in_the_middle_of_being_written_is_read_when_it_is_whole(run: Run
 def test_a_damaged_fold_event_is_passed_over_for_an_earlier_one(run: RunDir) -> None:
     first, second = [run_event(), window(1)], [window(2), window(3)]
     append(run, *first, to_event(folded(*first)), *second)
-    good = read(run)
+    good = snapshot_of(run)
     line = to_event(folded(*first, *second)).to_json(1.0)
     for old, new in (('"step":3', '"step":"3"'), ('"stride":1', '"stride":[]'), ('"tokens"', '"took"')):
         assert old in line
         with run.events.open("a") as file:
             file.write(line.replace(old, new) + "\n")
-        assert read(run) == good
+        assert snapshot_of(run) == good
 
 
 def test_a_log_that_cannot_be_read_is_reported(run: RunDir) -> None:
@@ -207,23 +201,23 @@ def test_a_log_of_50_megabytes_opens_by_its_end(run: RunDir) -> None:
 
 def test_opening_by_the_end_and_reading_it_all_agree(run: RunDir) -> None:
     long_log(run, 2)
-    by_the_end = read(run)
+    by_the_end = snapshot_of(run)
     lines = run.events.read_bytes().splitlines(keepends=True)
     run.events.write_bytes(b"".join(line for line in lines if not line.startswith(b'{"v":1,"type":"fold"')))
-    assert read(run) == by_the_end
+    assert snapshot_of(run) == by_the_end
 
 
 @pytest.mark.parametrize("state", [{}, {"step": 5}, {"status": 3, "recent": "x"}, []])
 def test_a_fold_event_of_another_version_makes_it_read_everything(run: RunDir, state: object) -> None:
     append(run, run_event(), window(1, loss=2.0), window(2, loss=1.0), FoldEvent(state), window(3, loss=0.5))  # type: ignore[arg-type]
-    snapshot = read(run)
+    snapshot = snapshot_of(run)
     assert (snapshot.step, snapshot.loss, snapshot.elapsed_s) == (3, 0.5, pytest.approx(0.3))
     assert snapshot.loss_trend == ((1, 2.0), (2, 1.0), (3, 0.5))
 
 
 def test_words_that_look_like_a_fold_event_are_words(run: RunDir) -> None:
     append(run, run_event(), mark("note", 1, '"type":"fold"', type="fold"), window(1))
-    snapshot = read(run)
+    snapshot = snapshot_of(run)
     assert snapshot.step == 1
     assert snapshot.marks[0].mark.text == '"type":"fold"'
 
@@ -264,4 +258,4 @@ def test_what_other_ranks_say_of_a_hang_is_shown_once(run: RunDir) -> None:
 def test_a_damaged_file_of_a_hang_is_ignored(run: RunDir, text: str) -> None:
     append(run, run_event())
     run.hang.write_text(text)
-    assert not [timed for timed in read(run).marks if timed.mark.kind == "warning"]
+    assert not [timed for timed in snapshot_of(run).marks if timed.mark.kind == "warning"]

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from record_help import end, mark, run_event, window
+from tests.records import snapshot_of
 
 import ndd_engine.record.writer as writer_module
 from ndd_engine.record.events import Event, FoldEvent, MarkEvent, WindowEvent, parse
 from ndd_engine.record.fold import from_event
-from ndd_engine.record.reader import RunReader
 from ndd_engine.record.recorder import FOLD_EVERY_BYTES, Recorder
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
@@ -76,9 +76,7 @@ def test_events_are_folded_and_written_in_order(tmp_path: Path) -> None:
         live = recorder.snapshot()
     assert steps(path) == list(range(1, 200))
     assert (live.step, live.status, live.dropped_events) == (199, "done", 0)
-    reader = RunReader(RunDir(tmp_path))
-    reader.poll()
-    assert reader.snapshot() == live
+    assert snapshot_of(RunDir(tmp_path)) == live
 
 
 def test_put_is_safe_from_many_threads(tmp_path: Path) -> None:

@@ -214,13 +214,6 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(run: RunDir, tmp_p
     assert run.live_owner() is None
 
 
-def test_a_lock_that_is_a_fifo_blocks_nobody(run: RunDir) -> None:
-    os.mkfifo(run.lock)
-    with pytest.raises(OSError):
-        RunLock(run).acquire()
-    assert run.live_owner() is None
-
-
 def test_a_new_folder_is_discarded_with_what_opening_a_run_creates_only(tmp_path: Path) -> None:
     one, two = new_run_dir(tmp_path, "one", "eeg"), new_run_dir(tmp_path, "two", "eeg")
     for each in (one, two):

@@ -47,14 +47,7 @@ def left(*events: Event) -> TimeLeft:
     return folded(*events).snapshot().left
 
 
-@given(
-    st.integers(0, 12),
-    st.integers(0, 3),
-    st.booleans(),
-    st.integers(1, 9),
-    st.integers(1, 60),
-    st.data(),
-)
+@given(st.integers(0, 12), st.integers(0, 3), st.booleans(), st.integers(1, 9), st.integers(1, 60), st.data())
 def test_what_is_due_is_what_the_loop_will_do(
     every_steps: int, every_epochs: int, at_end: bool, per_epoch: int, total: int, data: st.DataObject
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,18 @@ from ndd_engine.record.events import (
     EndEvent,
     Event,
     FindingEvent,
-    FunctionsEvent,
-    KernelsEvent,
     MarkEvent,
     MemoryEvent,
     RunEvent,
-    SampleEvent,
-    SettingEvent,
-    StacksEvent,
     StageEvent,
     TrialEvent,
     WindowEvent,
-    WorkEvent,
 )
 from ndd_engine.record.rundir import RunDir
+from tests import records
+from tests.ui import fakes
+from tests.ui.fakes import GB, MEASURED, SETTINGS, T0, sample, work_event
 
-T0 = 1_750_000_000.0
-GIB = 1 << 30
 PHASES = {
     "data_wait": 30.0,
     "to_device": 1.0,
@@ -49,10 +45,7 @@ Timed = tuple[float, Event]
 
 def write(folder: Path, events: list[Timed], name: str = "one") -> RunDir:
     """Write a run folder with this record."""
-    run = RunDir(folder / name)
-    run.path.mkdir(parents=True)
-    run.events.write_text("".join(event.to_json(t) + "\n" for t, event in events), encoding="utf-8")
-    return run
+    return records.write(RunDir(folder / name), events)
 
 
 def pages(run: RunDir) -> tuple[Report, str, str]:
@@ -63,15 +56,9 @@ def pages(run: RunDir) -> tuple[Report, str, str]:
 
 
 def run_event(cuda: bool = True, **changes: Any) -> RunEvent:
-    body: dict[str, Any] = {
-        "name": "one", "workload": "chartext", "config": CONFIG, "pid": 1, "host": "trainer",
-        "device": "cuda:0" if cuda else "cpu", "device_name": "NVIDIA GeForce RTX 4080 SUPER" if cuda else "CPU",
-        "gpu": {"memory_total_bytes": 16 * GIB} if cuda else None, "versions": {"torch": "2.6.0"},
-        "parameters": 10_788_929, "precision": "bf16", "item": "window", "token": "character", "tokens_per_item": 256,
-        "items_per_step": 128, "items_per_epoch": 35_328, "steps_per_epoch": 276, "epochs": 25, "total_steps": 6_900,
-        "model": "6 layers, width 384", "data": "465,231 characters", "threads": 16,
-    }  # fmt: skip
-    return RunEvent(**{**body, **changes})
+    """A run without accumulation."""
+    usual = {"name": "one", "config": CONFIG, "items_per_step": 128, "items_per_epoch": 35_328}
+    return fakes.run_event(cuda, **{**usual, **changes})
 
 
 def window(
@@ -119,13 +106,7 @@ def trial(
     change: str, verdict: str, interval: tuple[float, float, float] | None, text: str, **more: Any
 ) -> TrialEvent:
     ratio, low, high = interval or (None, None, None)
-    body: dict[str, Any] = {
-        "abba_blocks": 6, "seconds": 41.0, "budget_s": 60.0, "device": "NVIDIA GeForce RTX 4080 SUPER", "loss": "same",
-        "loss_text": "equal over the first 20 steps", "base": {"peak_bytes": 6 * GIB, "prepare_s": 3.1},
-        "change": {"peak_bytes": None if interval is None else 7 * GIB, "prepare_s": 12.4},
-        "in_effect": True if interval is not None else None,
-    }  # fmt: skip
-    return TrialEvent([change], "run one at step 4,218", verdict, text, ratio, low, high, **{**body, **more})
+    return fakes.trial_event(verdict, sets=[change], text=text, ratio=ratio, low=low, high=high, **more)
 
 
 def whole_life(cuda: bool = True) -> list[Timed]:
@@ -138,14 +119,14 @@ def whole_life(cuda: bool = True) -> list[Timed]:
 
     put(StageEvent("prepare", "importing torch"))
     t += 4
-    put(run_event(cuda), *_applied())
+    put(run_event(cuda), *SETTINGS, work_event(cuda))
     put(MarkEvent("compile", 0, "compiled in 8.4 s (default)", {"seconds": 8.4}))
     t += 9
     for index in range(240):
         step += 18
         item = window(step, wait_ms=30 + 6 * math.sin(index / 9), cuda=cuda)
         t += item.wall_ns * 1e-9
-        put(item, _sample(index, cuda), *((_memory(index),) if cuda else ()))
+        put(item, sample(cuda), *((_memory(index),) if cuda else ()))
         if index == 20:
             title = "input-bound: the GPU waits 57 % of each step for the loader"
             put(FindingEvent(step, "few-workers", title, False, finding("few-workers", title, 2.3)))
@@ -162,79 +143,25 @@ def whole_life(cuda: bool = True) -> list[Timed]:
         if index == 100:
             put(MarkEvent("warning", step, "2 losses were not finite; the scaler skipped their steps"))
         if index == 120:
-            frames = [
-                ["data_wait", "data.py", 41, "__getitem__", 120, 1],
-                ["backward", "model.py", 8, "f", 60, 1],
-            ]
-            rows = [
-                ["data.py", 38, "Clips.__getitem__", 32, 9_000_000, 8_100_000, "", "data_wait"],
-                ["model.py", 8, "f", 1, 700_000, 600_000, "Net.forward", "forward"],
-            ]
-            # Runs before 0.6 recorded stacks.
-            put(_capture(step, cuda), StacksEvent(step, 240, frames), FunctionsEvent(step, 14_000_000, rows))
-            put(*_trials())
+            method = "kernels" if cuda else "operators"
+            put(
+                replace(MEASURED["kernels"], step=step, method=method),
+                replace(MEASURED["functions"], step=step),
+            )
+            put(trial("loader.workers=4", "faster", (2.11, 2.02, 2.2), "faster 2.11x: more workers"))
+            put(trial("speed.deterministic=true", "slower", (0.83, 0.8, 0.87), "slower by 17 %"))
+            put(trial("batch.micro=1024", "out of memory", None, "out of GPU memory in a test step"))
         if index == 150:
             put(EndEvent("stopped", "stopped from the console; checkpoint", step, 0, "step.pt"))
             t += 86_400
             put(StageEvent("resume", "importing torch"))
             t += 3
-            put(run_event(cuda, resumed_step=step, resumed_from="step.pt"), *_applied())
+            put(run_event(cuda, resumed_step=step, resumed_from="step.pt"), *SETTINGS, work_event(cuda))
             t += 2
     put(EndEvent("done", f"all {step} steps are done", step, 0, f"step-{step:08d}.pt"))
     return out
 
 
-def _applied() -> tuple[Event, ...]:
-    """Settings and work as a process records them."""
-    work = WorkEvent(
-        1_940_000_000_000, 31_000_000_000, 640_000_000_000, peak_tflops=104.4, peak_kind="bf16",
-        bandwidth_gb_s=736.0, peak_source="the vendor's sheet", attention=["flash"], method="operation by operation",
-    )  # fmt: skip
-    return (
-        SettingEvent("loader.workers", "4", "0", False, "the data is on the device"),
-        SettingEvent("precision.amp", "bf16", "bf16", True, "98 % of the products in bfloat16"),
-        SettingEvent("optimizer.implementation", "auto", "fused", None),
-        work,
-    )
-
-
-def _sample(index: int, cuda: bool) -> SampleEvent:
-    gpu = {
-        "util_percent": 35 + index % 5, "temperature_c": 55 + index / 20, "power_w": 210.0 + index % 9,
-        "sm_clock_mhz": 2505 - (index % 7), "memory_free_bytes": 7 * GIB,
-    }  # fmt: skip
-    host = {
-        "cpu_percent": 53.0, "process_cpu_percent": 101.0, "rss_bytes": 2.1 * GIB, "workers_rss_bytes": 0,
-        "memory_available_bytes": 24 * GIB, "memory_limit_bytes": 64 * GIB,
-    }  # fmt: skip
-    return SampleEvent(gpu if cuda else None, host)
-
-
 def _memory(index: int) -> MemoryEvent:
-    held = 5 * GIB + index * 2_000_000
-    return MemoryEvent(held, 7 * GIB, held + GIB, 7 * GIB, GIB, 0, 0, 8 * GIB, 16 * GIB, GIB)
-
-
-def _capture(step: int, cuda: bool) -> KernelsEvent:
-    idle = {"waiting for data": 92_000_000, "launch gaps": 6_000_000, "synchronising": 2_000_000}
-    top = [["ampere_bf16_gemm_128x64", 31_000_000, 36], ["flash_fwd_kernel", 12_000_000, 18]]
-    return KernelsEvent(
-        "kernels" if cuda else "operators", step, 3, 162_000_000, 62_000_000, 2_100_000, idle, 1_872, top
-    )
-
-
-def _trials() -> list[TrialEvent]:
-    return [
-        trial(
-            "loader.workers=4", "faster", (2.11, 2.02, 2.2), "faster 2.11x: more workers keep the GPU busy"
-        ),
-        trial(
-            "speed.compile=default",
-            "no difference",
-            (1.01, 0.985, 1.035),
-            "no difference",
-            in_effect=True,
-        ),
-        trial("speed.deterministic=true", "slower", (0.83, 0.8, 0.87), "slower by 17 %", in_effect=True),
-        trial("batch.micro=1024", "out of memory", None, "out of GPU memory in a test step"),
-    ]
+    held = 5 * GB + index * 2_000_000
+    return MemoryEvent(held, 7 * GB, held + GB, 7 * GB, GB, 0, 0, 8 * GB, 16 * GB, GB)

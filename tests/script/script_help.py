@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.records import events_of
+
 from ndd_console.__main__ import status_of
-from ndd_engine.record.events import parse
+from ndd_engine.record.rundir import RunDir
 
 CONSOLE = (sys.executable, "-m", "ndd_console")
 SUBJECTS = Path(__file__).parents[1] / "observe" / "subjects"
@@ -44,8 +46,7 @@ def start(folder: Path, *words: str, **more: str) -> subprocess.Popen[str]:
 
 def events(folder: Path, name: str) -> list[Any]:
     """What is recorded of a run."""
-    found = map(parse, (folder / "runs" / name / "events.jsonl").read_bytes().splitlines())
-    return [item[1] for item in found if item is not None]
+    return events_of(RunDir(folder / "runs" / name))
 
 
 def report(folder: Path, name: str) -> dict[str, Any]:

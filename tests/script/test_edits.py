@@ -136,12 +136,7 @@ THREADS, FLAG = "{torch}.set_num_threads({value})", "{torch}.backends.cudnn.benc
             2,
             "import torch\nif wide:\n    torch.set_num_threads(2)\n",
         ),
-        (
-            "import torch\ncudnn.benchmark = False\n",
-            FLAG,
-            True,
-            "import torch\ncudnn.benchmark = True\n",
-        ),
+        ("import torch\ncudnn.benchmark = False\n", FLAG, True, "import torch\ncudnn.benchmark = True\n"),
         ("import torch\ncudnn.benchmark = False\n" * 2, FLAG, True, None),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.records import run_event
 
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
@@ -26,12 +27,10 @@ def identity(tmp_path: Path, **changes: Any) -> RunEvent:
         "optimizer": {"implementation": "loop"},
     }  # fmt: skip
     body: dict[str, Any] = {
-        "name": "r", "workload": "train.py", "config": config, "pid": 1, "host": "h", "device": "cpu",
-        "device_name": "CPU", "gpu": None, "versions": {}, "parameters": 9, "precision": "", "item": "item",
-        "token": None, "tokens_per_item": 0, "items_per_step": 8, "items_per_epoch": 0, "steps_per_epoch": 0,
-        "epochs": 0, "total_steps": 0, "model": "AdamW", "data": "", "threads": 2,
+        "workload": "train.py", "config": config, "items_per_step": 8, "items_per_epoch": 0, "steps_per_epoch": 0,
+        "epochs": 0, "total_steps": 0, "threads": 2,
     }  # fmt: skip
-    return RunEvent(**{**body, **changes})
+    return run_event(**{**body, **changes})
 
 
 def test_what_applies_to_a_script_on_a_cpu(tmp_path: Path) -> None:

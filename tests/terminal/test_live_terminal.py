@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
+from tests.records import snapshot_of
 from tests.waiting import until
 
 from .screen import ENDLESS, START_S, Terminal
@@ -18,9 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
 
 
 def state(runs: Path, name: str) -> str:
-    reader = RunReader(RunDir(runs / name))
-    reader.poll()
-    return reader.snapshot().status
+    return snapshot_of(RunDir(runs / name)).status
 
 
 @pytest.mark.promise

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
+from tests.records import snapshot_of
 from tests.waiting import lives, until
 
 from .screen import ENDLESS, START_S, Terminal
@@ -19,9 +19,7 @@ PATIENCE_S = 90.0
 
 
 def look(runs: Path) -> Snapshot:
-    reader = RunReader(RunDir(runs / "live"))
-    reader.poll()
-    return reader.snapshot()
+    return snapshot_of(RunDir(runs / "live"))
 
 
 def sides(terminal: Terminal) -> list[psutil.Process]:

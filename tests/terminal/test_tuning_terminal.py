@@ -31,12 +31,6 @@ def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
     assert read(output).resolve().workload.name == "eeg"
 
 
-def test_a_mistake_in_the_configuration_is_reported_before_the_screen(tmp_path: Path) -> None:
-    with Terminal("tune", "--set", "batch.mikro=4", runs=tmp_path / "runs", columns=100) as terminal:
-        assert terminal.wait() == 2
-        assert "batch.mikro" in terminal.words and b"\x1b[?1049h" not in terminal.raw
-
-
 def test_an_unknown_setting_is_reported_without_a_screen_left_behind(tmp_path: Path) -> None:
     with Terminal("tune", "--only", "wrokers", runs=tmp_path / "runs", columns=100) as terminal:
         terminal.until("--only wrokers", START_S)

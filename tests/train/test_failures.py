@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
+from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import read
 from ndd_engine.measure.memory import is_out_of_memory
@@ -49,19 +49,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(trainer: Trainer, r
     for step in good:
         assert all(bool(torch.isfinite(value).all()) for value in result.state(step)["model"].values())
     assert all(window.loss is None or math.isfinite(window.loss) for window in result.windows)
-
-
-def test_a_bad_loss_is_found_late_but_named_right(trainer: Trainer, written: Written, tmp_path: Path) -> None:
-    # In the first run only.
-    flag = tmp_path / "flag"
-    body = f"if step == 23 and not open({str(flag)!r}, 'a').tell(): value = value * math.nan"
-    sets = (*written(spoiled(loss=body)), *OWN, *LONG, "run.max_steps=60")
-    result = trainer.train(*sets, "log.every_steps=10", "checkpoint.every_steps=20")
-    assert "nan at step 23" in result.end.reason
-    assert result.checkpoints == [20]
-    flag.write_text("seen")
-    again = trainer.train(resume=result)
-    assert (again.end.status, again.end.step) == ("done", 60)
 
 
 OUT_OF_MEMORY = """

@@ -98,10 +98,10 @@ def warnings(result: Result) -> list[str]:
 
 @pytest.mark.long
 def test_a_resume_continues_the_same_run_of_the_logger(trainer: Trainer, told: Told) -> None:
-    first = trainer.execute(
+    first = trainer.train(
         *trainer.ndd, *ON, "run.max_steps=6", "log.project=thesis", "evaluate.every_steps=3"
     )
-    second = trainer.execute("run.max_steps=9", resume=first)
+    second = trainer.train("run.max_steps=9", resume=first)
     assert warnings(second) == [] and second.end.status == "done"
     one, other = told.all("init")
     assert (
@@ -120,19 +120,15 @@ def test_a_resume_continues_the_same_run_of_the_logger(trainer: Trainer, told: T
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("fail", "why"),
-    [
-        ("init", "ValueError: no key"),
-        ("raise", "No space left on device"),
-        ("die", "SIGSEGV"),
-    ],
+    [("init", "ValueError: no key"), ("raise", "No space left on device"), ("die", "SIGSEGV")],
 )
 def test_a_logger_that_fails_costs_one_warning_and_changes_no_step(
     trainer: Trainer, told: Told, monkeypatch: pytest.MonkeyPatch, fail: str, why: str
 ) -> None:
     sets = (*trainer.ndd, *EVERY_STEP, "run.max_steps=12")
-    plain = trainer.execute(*sets)
+    plain = trainer.train(*sets)
     monkeypatch.setenv("FAIL", fail)
-    result = trainer.execute(*sets, "log.wandb=offline")
+    result = trainer.train(*sets, "log.wandb=offline")
     assert (result.end.status, result.end.step) == ("done", 12)
     (text,) = warnings(result)
     assert why in text and "\n" not in text
@@ -147,7 +143,7 @@ def test_a_logger_that_hangs_is_killed_at_the_end(
     monkeypatch.setenv("FAIL", fail)
     monkeypatch.setattr(logger_process, "PATIENCE_S", 1.0)
     monkeypatch.setattr(loggers, "PATIENCE_S", 3.0)
-    result = trainer.execute(*trainer.ndd, *ON, "run.max_steps=12")
+    result = trainer.train(*trainer.ndd, *ON, "run.max_steps=12")
     assert result.end.status == "done"
     assert len(warnings(result)) == 1
     until(lambda: not any(psutil.pid_exists(pid) for pid in told.all("pid")))
@@ -206,7 +202,7 @@ def test_a_folder_named_like_a_package_is_no_package(tmp_path: Path, monkeypatch
 
 
 def test_nothing_is_started_without_the_setting(trainer: Trainer, told: Told) -> None:
-    result = trainer.execute(*trainer.ndd, *EVERY_STEP, "run.max_steps=3")
+    result = trainer.train(*trainer.ndd, *EVERY_STEP, "run.max_steps=3")
     assert told.all("init") == []
     assert not any((result.directory.path / name).exists() for name in ("loggers", "tensorboard"))
 
@@ -248,8 +244,8 @@ def test_the_real_wandb_writes_offline_and_a_resume_continues(
     trainer: Trainer, connections: Callable[[], int]
 ) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed: make test-extras")
-    first = trainer.execute(*trainer.ndd, *ON, "run.max_steps=4", "log.project=thesis")
-    result = trainer.execute("run.max_steps=7", resume=first)
+    first = trainer.train(*trainer.ndd, *ON, "run.max_steps=4", "log.project=thesis")
+    result = trainer.train("run.max_steps=7", resume=first)
     assert warnings(result) == [] and connections() == 0
     folder = result.directory.path / "loggers" / "wandb"
     files = sorted(folder.glob("offline-run-*/run-*.wandb"))
@@ -267,10 +263,10 @@ def test_the_real_mlflow_reads_back_what_was_written(
     pytest.importorskip("sqlalchemy", reason=reason)
     monkeypatch.chdir(tmp_path)
     on = ("log.mlflow=results.db", "log.project=thesis", *EVERY_STEP)
-    first = trainer.execute(*trainer.ndd, *on, "run.max_steps=4", "optimizer.lr=0.0125")
+    first = trainer.train(*trainer.ndd, *on, "run.max_steps=4", "optimizer.lr=0.0125")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    result = trainer.execute("run.max_steps=7", resume=first)
+    result = trainer.train("run.max_steps=7", resume=first)
     assert warnings(result) == [] and connections() == 0
     client = tracking.MlflowClient(f"sqlite:///{tmp_path}/results.db", f"file://{tmp_path}/registry")
     (run,) = client.search_runs([client.get_experiment_by_name("thesis").experiment_id])
@@ -288,6 +284,6 @@ def test_the_real_mlflow_on_a_full_disk_costs_one_warning(
     pytest.importorskip("sqlalchemy", reason="mlflow is not installed: make test-extras")
     pytest.importorskip("mlflow.tracking", reason="mlflow is not installed: make test-extras")
     disk = small_disk(64)
-    result = trainer.execute(*trainer.ndd, f"log.mlflow={disk}/results.db", *EVERY_STEP, "run.max_steps=6")
+    result = trainer.train(*trainer.ndd, f"log.mlflow={disk}/results.db", *EVERY_STEP, "run.max_steps=6")
     assert (result.end.status, result.end.step) == ("done", 6)
     assert len(warnings(result)) == 1 and "MLflow" in warnings(result)[0]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from train_help import EVERY_STEP, Trainer
+from train_help import Trainer
 
 from ndd_engine.config import read
 from ndd_engine.errors import MachineError, UsageError
-from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.record.rundir import RunLock
 from ndd_engine.train.run import Run, RunRequest
 
@@ -61,16 +59,3 @@ def test_a_fifo_among_the_files_of_a_run_is_one_error(trainer: Trainer, name: st
     os.mkfifo(path)
     with pytest.raises(UsageError, match=name):
         Run.open(RunRequest(draft, trainer.root, result.directory))
-
-
-def test_a_folder_deleted_during_training_is_a_failure_and_not_recreated(trainer: Trainer) -> None:
-    def delete(run: Run, event: Event) -> None:
-        if isinstance(event, WindowEvent) and event.step >= 5:
-            shutil.rmtree(run.directory.path, ignore_errors=True)
-
-    result = trainer.train(
-        *trainer.ndd, *EVERY_STEP, "run.max_steps=60", "checkpoint.at_end=false", steer=delete
-    )
-    assert (result.end.status, result.end.exit_status) == ("failed", 1)
-    assert result.end.step == 60
-    assert not result.directory.path.exists()

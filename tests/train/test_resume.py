@@ -94,15 +94,6 @@ def stopped(finished: Result, trainer: Trainer) -> Result:
     return Result(copy)
 
 
-def test_a_finished_run_is_refused_and_stays_finished(trainer: Trainer, stopped: Result) -> None:
-    before = stopped.directory.events.read_bytes()
-    with pytest.raises(UsageError) as caught:
-        trainer.open(resume=stopped)
-    assert caught.value.exit_status == EXIT_USAGE
-    assert stopped.directory.events.read_bytes() == before
-    assert stopped.snapshot.status == "done"
-
-
 def test_a_run_killed_after_its_last_checkpoint_ends_as_done(trainer: Trainer, stopped: Result) -> None:
     # The last line of the record is the end, which a killed run does not write.
     *lines, end = stopped.directory.events.read_bytes().splitlines(keepends=True)
@@ -199,22 +190,6 @@ def test_changed_settings_of_the_optimizer_take_effect(trainer: Trainer, stopped
     assert [window.lr for window in again.windows if window.steps][-1] == 0.5
 
 
-@pytest.mark.long
-def test_going_back_makes_the_new_branch_the_newest(trainer: Trainer, stopped: Result) -> None:
-    again = trainer.train(
-        "run.max_steps=14",
-        "run.seed=1337",
-        "optimizer.lr=0.2",
-        "checkpoint.keep=1",
-        resume=stopped,
-        from_step=10,
-    )
-    assert (again.end.status, again.end.checkpoint) == ("done", "step-00000014.pt")
-    assert (again.directory.checkpoints / again.end.checkpoint).exists()
-    further = trainer.train("run.max_steps=16", resume=again)
-    assert further.identity.resumed_step == 14
-
-
 def test_a_damaged_checkpoint_is_told_and_the_one_before_works(trainer: Trainer, stopped: Result) -> None:
     path = stopped.directory.checkpoints / "step-00000020.pt"
     data = bytearray(path.read_bytes())
@@ -232,14 +207,6 @@ def test_another_number_of_threads_is_a_warning(trainer: Trainer, stopped: Resul
     again = trainer.train("run.max_steps=22", "run.threads=2", resume=stopped)
     assert len(again.marks("warning")) == 1
     assert again.end.status == "done"
-
-
-def test_a_torn_record_is_mended(trainer: Trainer, stopped: Result) -> None:
-    with stopped.directory.events.open("ab") as file:
-        file.write(b'{"v":1,"type":"window","t":17')
-    again = trainer.train("run.max_steps=24", resume=stopped)
-    assert sorted(again.losses) == list(range(1, 25))
-    assert len(again.events) == len(again.directory.events.read_bytes().splitlines())
 
 
 def test_the_record_of_a_moved_run_goes_on(trainer: Trainer, stopped: Result, tmp_path: Path) -> None:

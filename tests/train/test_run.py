@@ -10,7 +10,6 @@ import pytest
 from train_help import EVERY_STEP, OWN, Result, Trainer, Written, spoiled
 
 from ndd_engine.config import read
-from ndd_engine.errors import ConfigError, RunLockedError, UsageError
 from ndd_engine.record import writer
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
 from ndd_engine.train.checkpoint import CheckpointStore
@@ -180,35 +179,6 @@ def test_an_epoch_leaves_out_the_items_that_fill_no_step(trainer: Trainer) -> No
     # 352 windows: 35 micro-batches, 8 whole steps.
     assert result.identity.steps_per_epoch == 8
     assert result.end.step == 16
-
-
-def test_mistakes_are_refused_before_anything_is_written(trainer: Trainer, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        trainer.open("workload.name=eeg", f"workload.data={tmp_path}/none.csv", "batch.mikro=3")
-    text = str(caught.value)
-    # Mistakes in the file and in the data are reported at once.
-    assert "batch.mikro" in text and "none.csv" in text
-    with pytest.raises(ConfigError, match=r"batch\.sequence"):
-        trainer.open(*trainer.ndd, "batch.sequence=4000")
-    assert not trainer.root.exists()
-
-
-def test_a_name_that_is_taken_is_refused(trainer: Trainer) -> None:
-    trainer.train(*trainer.ndd, "run.max_steps=1", "run.name=mine")
-    with pytest.raises(UsageError, match=r"--resume mine"):
-        trainer.open(*trainer.ndd, "run.name=mine")
-
-
-def test_a_run_that_is_being_written_cannot_be_opened_again(trainer: Trainer) -> None:
-    result = trainer.train(*trainer.ndd, "run.max_steps=2")
-    run = trainer.open("run.max_steps=4", resume=result)
-    before = result.directory.events.read_bytes()
-    with pytest.raises(RunLockedError):
-        trainer.open("run.max_steps=4", resume=result)
-    assert result.directory.events.read_bytes() == before
-    run.close()
-    run.close()
-    trainer.open("run.max_steps=4", resume=result).close()
 
 
 def test_an_error_in_the_model_is_told_with_step_and_phase(trainer: Trainer, written: Written) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.records import run_event, window
 from train_help import EVERY_STEP, Trainer
 
-from ndd_engine.record.events import EndEvent, MarkEvent, MemoryEvent, RunEvent, WindowEvent
+from ndd_engine.record.events import EndEvent, MarkEvent, MemoryEvent
 from ndd_engine.train import loggers
 from ndd_engine.train.loggers import TENSORBOARD as FOLDER
 from ndd_engine.train.loggers import TensorBoard
@@ -66,7 +67,7 @@ ON = ("log.tensorboard=true", *EVERY_STEP)
 
 
 def test_a_run_writes_its_figures_by_step(trainer: Trainer, writers: dict[str, Any]) -> None:
-    result = trainer.execute(
+    result = trainer.train(
         *trainer.ndd, *ON, "run.max_steps=12", "evaluate.every_steps=6", "clip.max_norm=1.0"
     )
     assert result.end.status == "done"
@@ -86,14 +87,14 @@ def test_a_run_writes_its_figures_by_step(trainer: Trainer, writers: dict[str, A
 
 
 def test_a_resume_hides_what_it_does_again(trainer: Trainer, writers: dict[str, Any]) -> None:
-    first = trainer.execute(*trainer.ndd, *ON, "run.max_steps=6")
-    trainer.execute("run.max_steps=9", resume=first)
+    first = trainer.train(*trainer.ndd, *ON, "run.max_steps=6")
+    trainer.train("run.max_steps=9", resume=first)
     assert [writer.purge_step for writer in writers["made"]] == [None, 7]
 
 
 def test_a_disk_that_fails_costs_one_warning_and_no_step(trainer: Trainer, writers: dict[str, Any]) -> None:
     writers["fails_at"] = 30
-    result = trainer.execute(*trainer.ndd, *ON, "run.max_steps=12")
+    result = trainer.train(*trainer.ndd, *ON, "run.max_steps=12")
     assert result.end.status == "done" and result.end.step == 12
     told = [mark.text for mark in result.marks("warning") if "TensorBoard" in mark.text]
     assert len(told) == 1 and "No space left" in told[0]
@@ -112,30 +113,22 @@ def test_an_installation_that_is_broken_costs_one_warning(
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    result = trainer.execute(*trainer.ndd, *ON, "run.max_steps=3")
+    result = trainer.train(*trainer.ndd, *ON, "run.max_steps=3")
     assert result.end.status == "done"
     assert ["another world" in mark.text for mark in result.marks("warning")] == [True]
     assert not (result.directory.path / FOLDER).exists()
 
 
-def test_what_is_missing_is_not_written(tmp_path: Path) -> None:
-    made: list[FakeWriter] = []
-
-    def opener(folder: Path, purge_step: int | None) -> FakeWriter:
-        made.append(FakeWriter(folder, purge_step))
-        return made[0]
-
+def test_what_is_missing_is_not_written(tmp_path: Path, writers: dict[str, Any]) -> None:
     marks: list[Any] = []
-    view = Scalars(TensorBoard(tmp_path, opener), marks.append)
-    values: dict[str, Any] = dict.fromkeys(RunEvent.__dataclass_fields__, 1)
-    values.pop("type", None)
-    identity = RunEvent(**{**values, "device": "cuda:0", "resumed_step": None})
+    made = writers["made"]
+    view = Scalars(loggers.TensorBoard(tmp_path), marks.append)
+    identity = run_event(device="cuda:0")
     view(1.0, identity)  # not prepared yet: nothing happens
     assert made == []
     view.prepare()
     view(1.0, identity)
-    phases = {"forward": {"host_ns": 5, "p50_ns": 1, "p95_ns": 1, "max_ns": 1, "device_ns": None}}
-    view(2.0, WindowEvent(3, 0, 3, 1, 1, 16, 0, 5, 1, 1, 1, phases, loss=float("nan"), lr=None))
+    view(2.0, window(3, loss=float("nan")))
     view(2.0, MemoryEvent(10, 20, 30, 40, None, 0, 0, None, None, None))
     view(2.0, MarkEvent("evaluation", 3, "", {"metrics": {"loss": 2.5, "lost": None}}))
     view(3.0, EndEvent("done", "", 3, 0))
@@ -149,8 +142,8 @@ def test_the_real_package_reads_back_what_was_written(trainer: Trainer) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    first = trainer.execute(*trainer.ndd, *ON, "run.max_steps=6")
-    result = trainer.execute("run.max_steps=9", resume=first)
+    first = trainer.train(*trainer.ndd, *ON, "run.max_steps=6")
+    result = trainer.train("run.max_steps=9", resume=first)
     assert [mark for mark in result.marks("warning") if "TensorBoard" in mark.text] == []
     read = EventAccumulator(str(result.directory.path / FOLDER))
     read.Reload()

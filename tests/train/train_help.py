@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.records import events_of, losses_of, snapshot_of
 from tests.states import equal
 
 from ndd_engine.config import read
-from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, SettingEvent, WindowEvent, parse
-from ndd_engine.record.reader import RunReader
+from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, SettingEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
@@ -79,7 +79,7 @@ class Result:
 
     @property
     def events(self) -> list[Event]:
-        return [item[1] for item in map(parse, self.directory.events.read_bytes().splitlines()) if item]
+        return events_of(self.directory)
 
     @property
     def windows(self) -> list[WindowEvent]:
@@ -96,20 +96,11 @@ class Result:
     @property
     def losses(self) -> dict[int, float]:
         """Loss by step; with EVERY_STEP each step has its own. Steps done twice must agree bit for bit."""
-        found: dict[int, float] = {}
-        for window in self.windows:
-            if window.last_loss is not None:
-                step, loss = window.last_loss
-                assert found.setdefault(step, loss) == loss, (
-                    f"step {step} was done twice with different losses"
-                )
-        return found
+        return losses_of(self.directory)
 
     @property
     def snapshot(self) -> Snapshot:
-        reader = RunReader(self.directory)
-        reader.poll()
-        return reader.snapshot()
+        return snapshot_of(self.directory)
 
     @property
     def settings(self) -> dict[str, SettingEvent]:
@@ -147,15 +138,6 @@ class Trainer:
         draft = read(directory.config if directory else None, sets)
         return Run.open(RunRequest(draft, self.root, directory, from_step), listener)
 
-    def execute(self, *sets: str, resume: Result | None = None) -> Result:
-        """Train to the end with the listeners that the run itself has, such as loggers."""
-        run = self.open(*sets, resume=resume)
-        try:
-            end = run.execute()
-        finally:
-            run.close()
-        return Result(run.directory, end)
-
     def train(
         self,
         *sets: str,
@@ -163,12 +145,10 @@ class Trainer:
         from_step: int | None = None,
         steer: Callable[[Run, Event], None] | None = None,
     ) -> Result:
-        """Train to the end. steer: called with each recorded event, in the recorder's thread."""
-        made: list[Run] = []
-        listener = None if steer is None else lambda _, event: steer(made[0], event)
-        run = self.open(*sets, resume=resume, from_step=from_step, listener=None)
-        made.append(run)
-        run.recorder._listener = listener
+        """Train to the end. steer: called with each recorded event, in the recorder's thread, in place of loggers."""
+        run = self.open(*sets, resume=resume, from_step=from_step)
+        if steer is not None:
+            run.recorder._listener = lambda _, event: steer(run, event)
         try:
             end = run.execute()
         finally:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.records import snapshot_of
 from tests.waiting import until
-from trial_help import ended_run, live_run, snapshot
+from trial_help import ended_run, live_run
 
 from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.record.channel import MAX_LINE, ControlServer, send
@@ -80,7 +81,7 @@ def test_what_a_person_paused_stays_paused_and_what_a_person_resumes_goes_on_and
         told.clear()
         send(live.directory.control_socket, "resume")
         becomes(live, "training")
-        until(lambda: snapshot(live.directory).status == "training")
+        until(lambda: snapshot_of(live.directory).status == "training")
     (text,) = told
     assert "resumed" in text
 
@@ -158,12 +159,12 @@ def test_which_runs_have_to_stand_still(live: Run, tmp_path: Path) -> None:
 
 def test_a_trial_is_recorded_in_a_run_that_has_ended(tmp_path: Path) -> None:
     run = ended_run(tmp_path)
-    before = snapshot(run)
+    before = snapshot_of(run)
     with run.events.open("ab") as file:
         file.write(b'{"v":1,"type":"torn')
     record_trial(run, EVENT)
     record_trial(run, EVENT)
-    after = snapshot(run)
+    after = snapshot_of(run)
     assert after.trials == (EVENT, EVENT)
     assert (after.status, after.step) == (before.status, before.step) == ("done", 5)
     assert all(parse(line) for line in run.events.read_bytes().splitlines())
@@ -180,7 +181,7 @@ def test_a_trial_is_recorded_by_the_run_that_lives(live: Run) -> None:
             send(socket, "record", event=event)
     with pytest.raises(UsageError, match=f"{MAX_LINE:,}"):
         send(socket, "record", event={"text": "x" * MAX_LINE})
-    until(lambda: snapshot(live.directory).trials == (EVENT,))
+    until(lambda: snapshot_of(live.directory).trials == (EVENT,))
 
 
 def test_a_trial_that_cannot_be_recorded_says_why(tmp_path: Path) -> None:

@@ -12,9 +12,7 @@ from tests.waiting import children, lives, until
 
 from ndd_engine.config import read
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_engine.trial.trial import run_trial
@@ -110,7 +108,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 NDD = (
     "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
     "batch.micro=16", "run.threads=1", "run.device=cpu", "evaluate.every_epochs=0", "checkpoint.every_epochs=0",
-    "evaluate.at_end=false",
+    "evaluate.at_end=false", "log.window_s=0.02", "log.every_steps=1",
 )  # fmt: skip
 
 
@@ -138,9 +136,3 @@ def ended_run(root: Path, name: str = "ended") -> RunDir:
     finally:
         run.close()
     return run.directory
-
-
-def snapshot(run: RunDir) -> Snapshot:
-    reader = RunReader(run)
-    reader.poll()
-    return reader.snapshot()

@@ -162,11 +162,7 @@ def snapshot(cuda: bool = True, **changes: Any) -> Snapshot:
     step_ns = sum(host for host, _ in MILLISECONDS.values()) * 1e6
     shares = phases(cuda)
     causes = (("waiting for data", 0.571), ("synchronising", 0.004), ("checkpoint", 0.0), ("other", 0.043))
-    host_causes = (
-        ("waiting for data", 0.571),
-        ("copying", 0.016),
-        ("other", 0.008),
-    )
+    host_causes = (("waiting for data", 0.571), ("copying", 0.016), ("other", 0.008))
     head = (
         Headroom(int(7.9 * GB), 16 * GB, int(6.9 * GB), int(1.2 * GB), int(7.4 * GB), 288, "gpu")
         if cuda

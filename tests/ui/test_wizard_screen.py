@@ -15,7 +15,7 @@ from ndd_console.screens.pages import HelpScreen
 from ndd_console.screens.wizard import BY_SPEED, WizardScreen, ordered
 from ndd_console.view.scatter import plot_rows
 from ndd_console.words.wizard import COLUMNS
-from ndd_engine.wizard.proposals import Measured, pareto
+from ndd_engine.wizard.proposals import Measured
 
 from . import pilots
 from .fake_wizard import ROWS, TOML, FakeWizard, proposal
@@ -218,14 +218,6 @@ def test_proposals_that_fit_come_first_in_every_order() -> None:
     for column in range(len(COLUMNS)):
         assert ordered(ROWS, column)[-1] == ROWS[2]
     assert ordered(ROWS, BY_SPEED)[0] == ROWS[5]
-
-
-def test_marks_of_the_plot() -> None:
-    rows = plot_rows(ROWS, pareto(ROWS), ROWS[0], 80, 10)
-    text = "\n".join("".join(part for part, _ in row) for row in rows)
-    for mark in ("●", "✖", "▲", "│", "memory"):
-        assert mark in text
-    assert plot_rows(ROWS[:1], (), None, 80, 10) == []
 
 
 @pytest.mark.parametrize(

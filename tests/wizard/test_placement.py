@@ -14,7 +14,7 @@ from ndd_engine.predict.memory import Items, Memory
 from ndd_engine.predict.steptime import StepTime, TimedBatch
 from ndd_engine.predict.trace import Family, Trace
 from ndd_engine.wizard.answers import Answers, gpu_named
-from ndd_engine.wizard.planner import Planner, ProbedModel
+from ndd_engine.wizard.planner import Planner, ProbedModel, Situation
 from ndd_engine.wizard.proposals import ranked
 from ndd_engine.wizard.rows import proposals
 from ndd_engine.wizard.session import reasons
@@ -42,19 +42,17 @@ def test_data_on_the_gpu_costs_memory_and_saves_time() -> None:
         assert device.total_s < host.total_s
 
 
-def test_data_that_changes_every_epoch_stays_on_the_host() -> None:
-    rows = proposals(situation(opened=replace(OPENED, items=Items(None, gathers=False))), Answers(), found())
-    assert {one.placement for one in rows} == {"host"}
-
-
-def test_loader_workers_exclude_data_on_the_gpu() -> None:
-    rows = proposals(situation("loader.workers=2"), Answers(), found())
-    assert {one.placement for one in rows} == {"host"}
-
-
-def test_without_a_gpu_there_is_one_placement() -> None:
-    rows = proposals(situation(gpu=None), Answers(), found())
-    assert {one.placement for one in rows} == {"host"}
+@pytest.mark.parametrize(
+    "there",
+    [
+        situation(opened=replace(OPENED, items=Items(None, gathers=False))),
+        situation("loader.workers=2"),
+        situation(gpu=None),
+    ],
+    ids=["every epoch has other data", "loader workers", "no GPU"],
+)
+def test_what_cannot_be_kept_on_a_gpu_stays_on_the_host(there: Situation) -> None:
+    assert {one.placement for one in proposals(there, Answers(), found())} == {"host"}
 
 
 def test_cached_items_count_where_they_are_stored() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from situations import BASE, situation
 
 from ndd_console.jobs.wizard import WizardJob
@@ -40,17 +41,15 @@ def test_a_file_that_is_edited_meanwhile_is_not_overwritten_unasked(tmp_path: Pa
     assert "seed = 7" in path.read_text() and "micro = 4" in path.read_text()
 
 
-def test_a_file_that_appears_meanwhile_is_not_overwritten_unasked(tmp_path: Path) -> None:
-    path = tmp_path / "new.toml"
-    made = job(path, None)
-    assert not made.preview(WANTED).there and not made.changed()
-    path.write_text(MINE)
-    assert made.changed()
-
-
-def test_a_file_that_disappears_meanwhile_is_shown_as_new(tmp_path: Path) -> None:
+@pytest.mark.parametrize("there", [False, True])
+def test_a_file_that_appears_or_disappears_meanwhile_is_not_overwritten_unasked(
+    tmp_path: Path, there: bool
+) -> None:
     path = tmp_path / "mine.toml"
-    made = job(path, MINE)
-    made.preview(WANTED)
-    path.unlink()
+    made = job(path, MINE if there else None)
+    assert made.preview(WANTED).there == there and not made.changed()
+    if there:
+        path.unlink()
+    else:
+        path.write_text(MINE)
     assert made.changed()

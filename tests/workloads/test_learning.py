@@ -11,48 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from learning_help import evaluate, train
 
 from ndd_engine.config.schema import Config
-from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.registry import prepare
 
 MakeConfig = Callable[..., Config]
 
 TINY_TEXT: dict[str, Any] = {"name": "chartext", "layers": 2, "heads": 2, "width": 32, "dropout": 0.0}
 TINY_EEG: dict[str, Any] = {"name": "eeg", "samples": 6000, "channels": 4}
-
-
-def train(workload: Workload, steps: int, lr: float, micro: int) -> list[float]:
-    """The losses of `steps` steps over the windows in an order of its own seed."""
-    optimizer = torch.optim.AdamW(workload.model.parameters(), lr=lr)
-    order = torch.Generator().manual_seed(0)
-    losses: list[float] = []
-    while len(losses) < steps:
-        loader = DataLoader(
-            workload.train_data, batch_size=micro, shuffle=True, drop_last=True, generator=order
-        )
-        for batch in loader:
-            loss = workload.loss(workload.forward(workload.model, batch), batch)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
-            if len(losses) == steps:
-                break
-    return losses
-
-
-@torch.no_grad()
-def evaluate(workload: Workload, predict: Callable[[Any], Any] | None = None) -> dict[str, float]:
-    """The metric of the model, or of `predict` in its place."""
-    workload.model.eval()
-    metric = workload.metric()
-    for batch in DataLoader(workload.eval_data, batch_size=256):
-        output = predict(batch) if predict else workload.forward(workload.model, batch)
-        metric.update(output, batch, workload.loss(output, batch))
-    workload.model.train()
-    return metric.result()
 
 
 def unigram_entropy(text: str) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from learning_help import evaluate, train
 
 from ndd_engine.config.schema import Config
 from ndd_engine.workloads.registry import prepare
@@ -32,45 +32,6 @@ def make(make_config: MakeConfig, sequence: int = 48, micro: int = 8, **section:
     workload = prepare(make_config({**TINY, **section}, micro=micro, sequence=sequence))
     assert isinstance(workload, Summarise)
     return workload
-
-
-@torch.inference_mode()
-def evaluate(workload: Summarise, batches: int | None = None, micro: int = 8) -> dict[str, float]:
-    workload.model.eval()
-    metric = workload.metric()
-    loader = DataLoader(workload.eval_data, batch_size=micro, collate_fn=workload.collate)
-    for number, batch in enumerate(loader):
-        if number == batches:
-            break
-        output = workload.forward(workload.model, batch)
-        metric.update(output, batch, workload.loss(output, batch))
-    workload.model.train()
-    return metric.result()
-
-
-def train(workload: Summarise, steps: int, lr: float, micro: int = 8) -> list[float]:
-    optimizer = torch.optim.Adam(workload.model.parameters(), lr=lr)
-    order = torch.Generator().manual_seed(0)
-    losses: list[float] = []
-    while len(losses) < steps:
-        loader = DataLoader(
-            workload.train_data,
-            micro,
-            shuffle=True,
-            drop_last=True,
-            generator=order,
-            collate_fn=workload.collate,
-        )
-        for batch in loader:
-            loss = workload.loss(workload.forward(workload.model, batch), batch)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(workload.model.parameters(), 1.0)
-            optimizer.step()
-            losses.append(float(loss.detach()))
-            if len(losses) == steps:
-                break
-    return losses
 
 
 @pytest.mark.parametrize("pad", ["longest", "full"])
@@ -137,7 +98,7 @@ def test_metric_writes_the_first_summaries_and_compares_them(make_config: MakeCo
 def test_without_summaries_the_loss_is_what_counts(make_config: MakeConfig) -> None:
     workload = make(make_config, summaries=0)
     assert workload.better == "lower"
-    assert list(evaluate(workload)) == ["loss"]
+    assert list(evaluate(workload, micro=8)) == ["loss"]
 
 
 def unigram_loss(workload: Summarise) -> float:
@@ -164,8 +125,8 @@ def test_it_beats_the_unigram_entropy(make_config: MakeConfig) -> None:
     """On functions of the standard library, with most summary words outside of so small a vocabulary."""
     workload = make(make_config, summaries=6, beam=2)
     baseline = unigram_loss(workload)
-    before = evaluate(workload)
-    train(workload, 150, 5e-3)
-    after = evaluate(workload)
+    before = evaluate(workload, micro=8)
+    train(workload, 150, 5e-3, 8, clip=1.0)
+    after = evaluate(workload, micro=8)
     assert after["loss"] < baseline - 0.3 < baseline < before["loss"]
     assert after["rouge_1"] > before["rouge_1"]
