@@ -57,7 +57,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield
     long = item.get_closest_marker("long") is not None
-    if _started and not long:
+    if _started and not long and item.get_closest_marker("slow") is None:
         pytest.fail(f"mark this test with pytest.mark.long: it starts {_started[0]!r}", pytrace=False)
     if os.environ.get("NDD_TEST_BUDGET") and item.get_closest_marker("slow") is None:
         more = item.get_closest_marker("budget")
