@@ -98,11 +98,6 @@ def test_another_rank_of_the_run_is_no_neighbour_and_its_cores_are_not_used_by_o
     assert all(item["pid"] != neighbour for sample in samples for item in sample["neighbours"] or ())
 
 
-def test_without_other_ranks_there_is_no_use_of_theirs() -> None:
-    found = HostCounters(detect_host(), None, lambda *_: None)
-    assert [found.read()["ranks_cpu_percent"], found.read()["ranks_cpu_percent"]] == [None, None]
-
-
 def process(pid: int, ticks: int, name: str = "busy", parent: int = 1, core: int = 0) -> dict[str, str]:
     words = ["R", str(parent), *["0"] * 9, str(ticks), "0", *["0"] * 6, "77", *["0"] * 16, str(core), "0"]
     return {f"proc/{pid}/stat": f"{pid} ({name}) {' '.join(words)}\n"}

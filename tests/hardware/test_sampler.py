@@ -73,24 +73,6 @@ with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) 
 
 
 @pytest.mark.long
-def test_a_busy_child_is_a_worker() -> None:
-    sampler = Sampler(None, ignore)
-    before = sampler.read_once().host["workers"]  # what another test has left in this process
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
-        try:
-            time.sleep(0.3)
-            sampler.read_once()
-            time.sleep(0.5)
-            host = sampler.read_once().host
-        finally:
-            child.kill()
-    assert host["workers"] == before + 1 and host["workers_rss_bytes"] > 1 << 20
-    assert host["process_cpu_percent"] > 20 and host["cpu_percent"] > 10
-    assert sampler.read_once().host["workers"] == before
-    sampler.stop()
-
-
-@pytest.mark.long
 def test_memory_and_workers_are_those_of_the_process_that_trains() -> None:
     """`ndd-console run` trains in another process, and the CPU time of all belongs to the run."""
     words = "import subprocess, sys; held = bytearray(200 << 20)"
