@@ -35,11 +35,11 @@ def test_recompilations_are_told_with_their_reason_and_the_limit(tmp_path: Path)
     assert lines[-1]["limit"] and "bins" in lines[-1]["reason"]
     file, line, name = lines[-1]["function"]
     assert (Path(file).name, line, name) == ("recompiles.py", 11, "forward")
-    assert sum(line["again_s"] for line in lines) > 0
     (steady,) = run(tmp_path / "steady", "recompiles.py").of("compiled")
     assert (steady["compiled"], steady["again"], steady["limit"]) == (1, 0, False)
 
 
+@pytest.mark.budget(30)
 def test_garbage_collections_that_the_script_asks_for_are_told_with_their_line(tmp_path: Path) -> None:
     ran = run(tmp_path, "collects.py", "each")
     waits = [wait for line in ran.of("profile") for wait in line["waits"]]

@@ -10,11 +10,11 @@ kept = [{"id": number, "tags": [number]} for number in range(8_000)]
 model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 x, y = data(64).tensors
-for step in range(60):
+for step in range(80):
     loss = ((model(x) - y) ** 2).mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     if "each" in sys.argv:
         gc.collect()
-report(60, loss)
+report(80, loss)
