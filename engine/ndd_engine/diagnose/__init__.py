@@ -12,12 +12,12 @@ rule that needs a signal that is missing (null) returns no finding.
     many-workers       data wait; making a batch in-process is faster            loader.workers=0
     on-the-fly         data wait; items need CPU time and can be cached          loader.cache=true
     few-workers        data wait; items cannot be cached; cores are free         loader.workers
-    data-wait          data wait for none of these reasons                       code, with its line
+    data-wait          data wait for none of these reasons                       code, with its line; loader.cache
     oversubscribed     more threads than cores; fewer measured faster            run.threads
     few-threads        fewer threads than cores; more measured faster            run.threads
     neighbour-cores    other processes fill the cores; slower model              run.threads, stop your own
     quota              time throttled by the cgroup CPU quota                    run.threads
-    gc                 time in Python's garbage collector                        run.gc_every_steps
+    gc                 time in Python's garbage collector                        run.gc_every_steps; code
     transfer           copies by the device clock                                loader.pin_memory
     launch-bound       launch gaps in a capture; or utilization and power        speed.cuda_graph, speed.compile
                        perhaps: equal times of host and device, nothing else     a capture
@@ -38,7 +38,7 @@ rule that needs a signal that is missing (null) returns no finding.
                        function in a profiled step
     slow-function      a user's function in a profiled step                      code, with its line
     anomaly            torch.autograd.set_detect_anomaly in a script              code
-    recompile          recompilations; model slower than usual                   speed.compile_dynamic=true
+    recompile          time of recompilations, and their limit, by torch         speed.compile_dynamic=true, code
     compile-cost       compile time compared with the whole run                  speed.compile=off
     deterministic      a trial that was faster                                   speed.deterministic=false
     optimizer          share of the update; loop/foreach, or zeroed gradients    optimizer.implementation
@@ -46,7 +46,7 @@ rule that needs a signal that is missing (null) returns no finding.
     logging            share of log and other; short windows, frequent reads     log.window_s, log.every_steps
     evaluation         mean time of one compared with its interval               evaluate.every_*, evaluate.batches
     checkpoint         mean time of one compared with its interval               checkpoint.every_*
-    leak               memory grows steadily and does not level off              code, with its line
+    leak               memory grows steadily, or from release to release         code, with its line
     near-limit         less than 4 % of memory free                              batch.micro, batch.accumulation
     no-effect          settings verified as not in effect                        -
 """

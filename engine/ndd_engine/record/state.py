@@ -161,6 +161,10 @@ class RunState:
             self.status = event.status
             self.step = max(self.step, event.step)
 
+    @property
+    def _trends(self) -> tuple[Trend, ...]:
+        return self.losses, self.rates, self.memories, self.heaps, *self.scalars.values()
+
     def _run(self, t: float, event: RunEvent) -> None:
         self.started_t = self.started_t if self.started_t is not None else t
         self.run = event
@@ -178,7 +182,7 @@ class RunState:
             self.tokens = round(self.items * event.tokens_per_item)
             self.recent.clear()
             self.recent_ranks.clear()
-            for trend in (self.losses, self.rates, self.memories, self.heaps, *self.scalars.values()):
+            for trend in self._trends:
                 trend.cut(step)
             if self.texts is not None and self.texts.step > step:
                 self.texts = None
@@ -196,7 +200,7 @@ class RunState:
             self.status = "training"
             self.stage = ""
         if event.step < self.step:  # steps of a script that were counted have turned out to be none
-            for trend in (self.losses, self.rates, self.memories, self.heaps, *self.scalars.values()):
+            for trend in self._trends:
                 trend.cut(event.step)
         self.step, self.epoch, self.epoch_step = event.step, event.epoch, event.epoch_step
         self.items += event.items

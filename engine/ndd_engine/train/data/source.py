@@ -21,12 +21,10 @@ from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
 from ndd_engine.train.random_state import kept_random
 from ndd_engine.workloads.base import Batch, Collate, GatherDataset, items_at
-from ndd_watch.caching import same_item
+from ndd_watch.caching import CHECKED, same_item
 
 # Share of the free memory that cached items may use; training needs the rest.
 SHARE = 0.8
-# Items that are read twice before all are cached: random ones are not.
-CHECKED = 16
 # Items that are sampled to predict the size of all of them.
 LOOKED_AT = 8
 
