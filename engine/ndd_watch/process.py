@@ -1,4 +1,4 @@
-"""What Linux knows of this process."""
+"""What Linux and the C library know of this process."""
 
 from __future__ import annotations
 

@@ -86,8 +86,11 @@ def test_memory_and_workers_are_those_of_the_process_that_trains() -> None:
         sampler.follow(child.pid, None)
         host = sampler.read_once().host
         child.communicate()
-    sampler.stop()
+    gone = sampler.read_once().host
     assert host["rss_bytes"] > 200 << 20 and host["workers"] == 1 and host["workers_rss_bytes"] < 100 << 20
+    assert (
+        gone["rss_bytes"] is None and gone["process_cpu_percent"] is not None
+    )  # a launcher may start it again
 
 
 @pytest.mark.long

@@ -21,7 +21,6 @@ from ndd_engine.measure.compiling import compile_marks, guard
             "bins == 7 (train.py:13 in forward)",
         ),
         ("tensor 'x' size mismatch at index 0", "tensor 'x' size mismatch at index 0"),
-        ("", ""),
     ],
 )
 def test_the_assumption_and_its_place_are_taken_from_the_reason(reason: str, told: str) -> None:

@@ -195,7 +195,7 @@ class HostCounters:
             self._workers = [
                 process for process in found[1:] if process in known or not _serves(process, trainer)
             ]
-        alone = len(self._family) == 1
+        alone = len(self._family) <= 1
         self._next_search = now + max(
             0.0 if alone else _SEARCH_S, (time.thread_time() - begin) / _SEARCH_SHARE
         )
@@ -273,8 +273,11 @@ def _usable_cores() -> frozenset[int]:
 
 
 def _with_descendants(process: psutil.Process) -> list[psutil.Process]:
-    """The process and those that it has started, directly or not; raises psutil.Error if it has ended."""
-    return [process, *process.children(recursive=True)]
+    """The process and those that it has started, directly or not; none if it has ended."""
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 def _serves(process: psutil.Process, trainer: psutil.Process) -> bool:
