@@ -86,6 +86,7 @@ def test_memory_and_workers_are_those_of_the_process_that_trains() -> None:
         sampler.follow(child.pid, None)
         host = sampler.read_once().host
         child.communicate()
+    time.sleep(0.1)
     gone = sampler.read_once().host
     assert host["rss_bytes"] > 200 << 20 and host["workers"] == 1 and host["workers_rss_bytes"] < 100 << 20
     assert (
