@@ -28,6 +28,7 @@ COMMANDS = {
     "check": "Check configuration, data and hardware; predict memory and step time.",
     "gpu": "Show the GPU and the host, and how each value was detected.",
     "attach": "Watch a run, live or finished; control a live one.",
+    "log": "Print what a run has written: its own lines, warnings, and the output of your code.",
     "runs": "List the runs; delete some with `runs delete`.",
     "try": "Measure a change against a baseline in a paired A/B trial.",
     "tune": "Measure settings one after another and keep those that significantly help.",
