@@ -147,6 +147,9 @@ class FakeHome:
             RunRow("charlm-001", "chartext", "lost", 77, 6_900, T0 - 100_000, "loss 2.310", False),
         ]
 
+    def report(self, name: str) -> Path:
+        return Path("runs") / name / "report.html"
+
     def details(self, row: StartRow) -> list[str]:
         return [f"ndd-console train --workload {row.name}", "details of \x1b[1m" + row.title]
 

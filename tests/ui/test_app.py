@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from textual import timer
 from textual.pilot import Pilot
 
+from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.screens.dialogs import TextQuestion
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.interfaces import RunSource, StartRow
@@ -19,10 +21,13 @@ from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.keys import NEEDS
 from ndd_console.view.style import Look
 from ndd_engine.errors import UsageError
+from ndd_engine.record.events import EndEvent
+from ndd_engine.record.rundir import RunDir
+from tests.records import run_event, write
 
 from .fake_sources import FakeHome, FakeSource
 from .fake_wizard import FakeWizard
-from .fakes import ended
+from .fakes import T0, ended
 from .pilots import make, press, running, text_of, tick, until
 
 
@@ -170,6 +175,17 @@ async def test_enter_opens_and_a_named_key_starts() -> None:
         await until(pilot, lambda: isinstance(app.screen, LiveScreen))
         assert started == ["chartext"]
         await press(pilot, "q", "d")
+
+
+async def test_home_writes_the_report_of_a_run(tmp_path: Path) -> None:
+    directory = write(RunDir(tmp_path / "one"), [(T0, run_event()), (T0 + 1, EndEvent("done", "", 9, 0))])
+    async with running(None, HomeFolder(tmp_path)) as (app, pilot):
+        await until(pilot, lambda: "one" in text_of(app) and "chartext" in text_of(app))
+        await press(pilot, "home", "x")
+        assert NEEDS["run"] in text_of(app) and not directory.report.exists()
+        await press(pilot, "end", "x")
+        await until(pilot, lambda: "written:" in text_of(app))
+    assert "<html" in directory.report.read_text()
 
 
 async def test_an_own_workload_is_asked_for_its_epochs() -> None:

@@ -69,6 +69,10 @@ class RunDir:
         return self.path / "console.log"
 
     @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -58,7 +58,7 @@ def report(asked: Asked) -> None:
     if output is None and (as_text or as_json):
         click.echo(written, nl=False)
         return
-    path = output or directory.path / "report.html"
+    path = output or directory.report
     try:
         write_text(path, written, "-o " if output else "")
     except UsageError as error:

@@ -15,6 +15,7 @@ from ndd_console.screens.interfaces import Action, RunRow, StartRow
 from ndd_console.words.machine import machine_blocks
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import NddError, UsageError, error_text
+from ndd_engine.files import write_text
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, TrialEvent
 from ndd_engine.record.log import damage_text
@@ -217,6 +218,15 @@ class HomeFolder:
             damaged |= {run.name: lines} if lines else {}
         self.damaged = damaged
         return sorted(rows, key=lambda row: row.started_t or 0.0, reverse=True)
+
+    def report(self, name: str) -> Path:
+        from ndd_console.render import html
+        from ndd_console.report.model import load
+        from ndd_console.report.sections import page
+
+        directory = RunDir(self.root / name)
+        write_text(directory.report, html.render(page(load(directory))))
+        return directory.report
 
     def workloads(self) -> list[StartRow]:
         from .folder import folder_rows

@@ -14,6 +14,7 @@ from ndd_console.view.keys import HOME_KEYS
 from ndd_console.view.rows import BLANK, aligned, ends, rule, shorten
 from ndd_console.view.style import Look, Row, Span, status_span
 from ndd_console.widgets.lines import RowList
+from ndd_engine.errors import error_text
 from ndd_engine.text import MISSING, foreign, printable
 
 from .base import WidgetScreen, call_from_thread
@@ -140,7 +141,9 @@ class HomeScreen(WidgetScreen):
     # Keys.
 
     def has(self, need: str) -> bool:
-        return self._wizard is not None if need == "wizard" else isinstance(self.body.chosen, StartRow)
+        if need == "wizard":
+            return self._wizard is not None
+        return isinstance(self.body.chosen, RunRow if need == "run" else StartRow)
 
     def on_option_list_option_highlighted(self) -> None:
         self.paint()  # other keys may work
@@ -164,6 +167,19 @@ class HomeScreen(WidgetScreen):
         """Open the wizard for the selected entry."""
         assert self._wizard is not None
         self._wizard(self.body.chosen if isinstance(self.body.chosen, StartRow) else None)
+
+    def action_report(self) -> None:
+        """Write the report of the selected run."""
+        threading.Thread(
+            target=self._write_report, args=(self.body.chosen.name,), name="ndd-home-report"
+        ).start()
+
+    def _write_report(self, name: str) -> None:
+        try:
+            said, style = f"written: {self._home.report(name)}", "accent"
+        except Exception as error:  # noqa: BLE001  without a message the user would wait forever
+            said, style = error_text(error), "bad"
+        call_from_thread(self, self.say, said, style)
 
     def action_reload(self) -> None:
         """Read everything again."""

@@ -138,3 +138,4 @@ class HomeSource(Protocol):
     # What can be trained: configurations and own workloads of the folder, then the built-in workloads.
     def workloads(self) -> list[StartRow]: ...
     def details(self, row: StartRow) -> Sequence[str]: ...  # a page about one of them
+    def report(self, name: str) -> Path: ...  # writes the HTML page about a run

@@ -48,6 +48,7 @@ NEEDS: dict[str, str] = {
     "proposal": "no proposed change is selected",
     "own training": "an observed script takes no such command",
     "ranks": "this run has one rank",
+    "run": "this key works on a run",
     "result": "there is no result to write yet",
     "search": "search for a text first, with /",
     "startable": "only configurations and workloads can be started; press enter to open a run",
@@ -117,6 +118,9 @@ HOME_KEYS = (
     Key("enter", "open", "open", "open: a run, or what an entry would train"),
     Key("s", "start", "start", "start the selected configuration or workload", ("startable",)),
     Key("w", "wizard", "wizard", "wizard for the selected configuration or workload", ("wizard",)),
+    Key(
+        "x", "report", "report", "write the selected run as an HTML page, report.html in its folder", ("run",)
+    ),
     Key("r", "reload", "refresh", "read the folder and the runs again"),
     Key("question_mark", "help", "help", "help: keys and glossary", label="?"),
     Key("escape", "close_message", "close message", drop=None),
