@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ndd_console.screens.interfaces import Action, RunRow, StartRow
+from ndd_console.words.blocks import Block, Facts, Table
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import (
     TrialEvent,
@@ -146,6 +147,11 @@ class FakeHome:
             RunRow("eeg-lstm", "eeg", "failed", 120, 2_440, T0 - 90_000, "", False),
             RunRow("charlm-001", "chartext", "lost", 77, 6_900, T0 - 100_000, "loss 2.310", False),
         ]
+
+    def compare(self, a: str, b: str) -> list[Block]:
+        facts = Facts((("A", a), ("B", b), ("speed", "B/A 1.214x, 95 % CI 1.180 to 1.251: B is faster")))
+        rows = (("step time", "12.4 ms", "10.2 ms", "0.82"), ("data_wait", "3.1 ms", "0.9 ms", "0.29"))
+        return [facts, Table("", ("", "A", "B", "B / A"), rows, frozenset({1, 2, 3}))]
 
     def report(self, name: str) -> Path:
         return Path("runs") / name / "report.html"

@@ -15,6 +15,7 @@ from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp, ScreenApp, TuningApp, WizardApp
 from ndd_console.screens.home import HomeScreen
+from ndd_console.screens.pages import ComparisonScreen
 from ndd_console.view.style import PLAIN, Look
 from ndd_console.words.diagnosis import Rules
 from ndd_engine.config.messages import meant
@@ -144,6 +145,9 @@ SCREENS = {
     "tuning": Scene("tuning under way", tuning(MEASURING)),
     "tuning-done": Scene("the result of tuning", tuning(DONE)),
     "home": Scene("runs, configurations and workloads", lambda look: ConsoleApp(None, FakeHome(), look=look)),
+    "comparison": Scene(
+        "two runs compared", lambda look: ConsoleApp(None, FakeHome(), look=look), ["end", "c", "up", "c"]
+    ),
     "wizard": Scene("the wizard, page by page", wizard(QuickWizard)),
     "wizard-workload": Scene("its workloads", wizard(QuickWizard), ["enter"]),
     "wizard-goal": Scene("its goals and limits", wizard(QuickWizard), ["enter"] * 2),
@@ -167,6 +171,8 @@ async def settled(pilot: Pilot[Any]) -> None:
     await pilot.pause()
     screen = pilot.app.screen
     while isinstance(screen, HomeScreen) and (screen.machine is None or screen.runs is None):
+        await asyncio.sleep(0.02)
+    while isinstance(screen, ComparisonScreen) and screen.comparison is None:
         await asyncio.sleep(0.02)
     for method in ("poll", "look_again"):
         getattr(screen, method, lambda: None)()

@@ -23,7 +23,7 @@ from ndd_console.view.style import Look
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir
-from tests.records import run_event, write
+from tests.records import run_event, window, write
 
 from .fake_sources import FakeHome, FakeSource
 from .fake_wizard import FakeWizard
@@ -186,6 +186,21 @@ async def test_home_writes_the_report_of_a_run(tmp_path: Path) -> None:
         await press(pilot, "end", "x")
         await until(pilot, lambda: "written:" in text_of(app))
     assert "<html" in directory.report.read_text()
+
+
+async def test_home_compares_two_runs(tmp_path: Path) -> None:
+    for name, step_ns in (("one", 4_000_000), ("two", 2_000_000)):
+        windows = [(T0 + n, window(10 * n, wall_ns=10 * step_ns)) for n in range(1, 9)]
+        end = (T0 + 10, EndEvent("done", "", 80, 0))
+        write(RunDir(tmp_path / name), [(T0, run_event(name=name)), *windows, end])
+    async with running(None, HomeFolder(tmp_path)) as (app, pilot):
+        await until(pilot, lambda: "two" in text_of(app))
+        await press(pilot, "end", "c")
+        assert "select another run" in text_of(app)
+        await press(pilot, "up", "c")
+        await until(pilot, lambda: "2.000x" in text_of(app) or "0.500x" in text_of(app))
+        await press(pilot, "escape", "c", "c")  # a run is not compared with itself
+        assert isinstance(app.screen, HomeScreen)
 
 
 async def test_an_own_workload_is_asked_for_its_epochs() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import ndd_profiles
 from ndd_console.render.text import lines as text_lines
 from ndd_console.screens.interfaces import Action, RunRow, StartRow
+from ndd_console.words.blocks import Block, Text
 from ndd_console.words.machine import machine_blocks
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import NddError, UsageError, error_text
@@ -218,6 +219,15 @@ class HomeFolder:
             damaged |= {run.name: lines} if lines else {}
         self.damaged = damaged
         return sorted(rows, key=lambda row: row.started_t or 0.0, reverse=True)
+
+    def compare(self, a: str, b: str) -> list[Block]:
+        from ndd_console.words.comparison import two_compared
+        from ndd_engine.trial.compare import compare_several
+
+        comparison = compare_several([RunDir(self.root / name) for name in (a, b)])
+        only = comparison.candidates[0]
+        warnings = [Text(f"not directly comparable: {text}", "warn") for text in only.unlike]
+        return [*warnings, *two_compared(only)]
 
     def report(self, name: str) -> Path:
         from ndd_console.render import html

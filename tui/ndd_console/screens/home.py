@@ -19,7 +19,7 @@ from ndd_engine.text import MISSING, foreign, printable
 
 from .base import WidgetScreen, call_from_thread
 from .dialogs import TextQuestion
-from .pages import HelpScreen, StartScreen
+from .pages import ComparisonScreen, HelpScreen, StartScreen
 
 DEFAULT_EPOCHS = 1
 SLOGAN = "train PyTorch models and see where the time goes"
@@ -100,6 +100,7 @@ class HomeScreen(WidgetScreen):
         self.workloads: Sequence[StartRow] | None = None
         self.runs: Sequence[RunRow] | None = None
         self._home = home
+        self._compared = ""  # the first run of a comparison
         self._wizard = wizard
         self._open_run = attach
         self._train = start
@@ -180,6 +181,14 @@ class HomeScreen(WidgetScreen):
         except Exception as error:  # noqa: BLE001  without a message the user would wait forever
             said, style = error_text(error), "bad"
         call_from_thread(self, self.say, said, style)
+
+    def action_compare(self) -> None:
+        """Remember the selected run, or compare it with the one before."""
+        name, before = self.body.chosen.name, self._compared
+        self._compared = "" if before else name
+        if before and before != name:
+            self.app.push_screen(ComparisonScreen(self.look, self._home, before, name))
+        self.say("" if before else f"compare {foreign(name)} with: select another run and press c")
 
     def action_reload(self) -> None:
         """Read everything again."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from ndd_console.words.blocks import Block
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.snapshot import Snapshot
 
@@ -138,4 +139,5 @@ class HomeSource(Protocol):
     # What can be trained: configurations and own workloads of the folder, then the built-in workloads.
     def workloads(self) -> list[StartRow]: ...
     def details(self, row: StartRow) -> Sequence[str]: ...  # a page about one of them
+    def compare(self, a: str, b: str) -> Sequence[Block]: ...  # run b compared with run a
     def report(self, name: str) -> Path: ...  # writes the HTML page about a run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -138,6 +138,31 @@ class HelpScreen(PageScreen):
 
     def lines(self, width: int) -> list[Row]:
         return help_lines((*self._of, *APP_KEYS), width)
+
+
+class ComparisonScreen(PageScreen):
+    """Run b compared with run a."""
+
+    BINDINGS = _closed_by("c")
+
+    def __init__(self, look: Look, home: HomeSource, a: str, b: str) -> None:
+        super().__init__(look)
+        self.title_text = f"{b} compared with {a}"
+        self._runs, self._home = (a, b), home
+        self.comparison: Sequence[Block] | None = None  # None while the records are read
+
+    def on_mount(self) -> None:
+        threading.Thread(target=self._read, name="ndd-home-comparison", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            self.comparison = self._home.compare(*self._runs)
+        except Exception as error:  # noqa: BLE001  without a message the page would load forever
+            self.comparison = (Text(error_text(error), "bad"),)
+        call_from_thread(self, self.paint_if_current)
+
+    def lines(self, width: int) -> list[Row]:
+        return block_rows(self.comparison or [Text("loading…", "note")], width)
 
 
 class StartScreen(PageScreen):

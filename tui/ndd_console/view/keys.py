@@ -121,6 +121,7 @@ HOME_KEYS = (
     Key(
         "x", "report", "report", "write the selected run as an HTML page, report.html in its folder", ("run",)
     ),
+    Key("c", "compare", "compare", "compare with another run: press c on each of the two", ("run",)),
     Key("r", "reload", "refresh", "read the folder and the runs again"),
     Key("question_mark", "help", "help", "help: keys and glossary", label="?"),
     Key("escape", "close_message", "close message", drop=None),
