@@ -51,6 +51,9 @@ def test_recompilation_names_what_changes_and_where() -> None:
 def test_a_function_that_is_compiled_no_more_is_told_however_short_the_compilations_were() -> None:
     found = findings(marks=[recompiled(0.01, limit=True)])["recompile"]
     assert "step 40" in found.title and found.ceiling is None
+    slow = {"phases": {**HEALTHY, "data_wait": 8.0}}
+    assert next(iter(findings(marks=[recompiled(0.01, limit=True)], **slow))) == "recompile"
+    assert next(iter(findings(marks=[recompiled(1.5)], **slow))) == "data-wait"
 
 
 def test_a_setting_is_not_offered_for_collections_that_the_script_asks_for() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ndd_console.output.progress import RunProgress
 from ndd_console.words.run import introduction, progress_line, summary
 from ndd_engine.diagnose import Change, Finding
@@ -177,3 +179,12 @@ def test_a_finding_whose_ceiling_moves_is_one_line() -> None:
     hear(0.5, 8, gone=True)
     hear(0.5, 8)
     assert [line.split()[1] for line in lines[1:]] == ["50%", "cleared:", "50%"]
+
+
+def test_the_summary_names_three_findings_with_their_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [FINDING, *(replace(SECOND, cause=cause, changes=()) for cause in ("gc", "log", "clip"))]
+    monkeypatch.setattr("ndd_console.words.run.diagnose", lambda snapshot: found)
+    lines = summary(snapshot(), None, "runs/mine")
+    told = [index for index, line in enumerate(lines) if line.startswith("finding: ")]
+    assert len(told) == 3
+    assert lines[told[0] + 1].startswith("measure it: ndd-console try charlm-001 --set loader.workers=4")

@@ -33,8 +33,9 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
     few_steps: judge any number of steps, such as those of a trace.
 
-    Order: hazards, bottlenecks by the measured speedup of their change (if there is none, by ceiling or share of the
-    time), bottlenecks whose change was tried and not faster, findings that cost no time.
+    Order: hazards, a model that is compiled no more, bottlenecks, bottlenecks whose change was tried and not faster,
+    findings that cost no time. Bottlenecks are sorted by the measured speedup of their change; if there is none, by
+    ceiling or share of the time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]
@@ -53,6 +54,8 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 def _rank(view: View, item: Finding) -> tuple[int, float]:
     if item.cause in ("leak", "near-limit"):
         return 0, 0.0
+    if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without
+        return 1, float("-inf")
     if item.ceiling is not None or item.share is not None:
         bound = proved(view, item) or item.ceiling or ceiling(item.share or 0.0)
         return (1 if tried(view, item) is None else 2), -bound

@@ -15,6 +15,8 @@ from .figures import percent
 from .finding import finding_line, first_command
 from .ranks import late_words
 
+# In the summary of a run.
+MOST_FINDINGS = 3
 LOST = "the process ended unexpectedly (kill -9 or power loss?)"
 
 
@@ -110,7 +112,7 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     if lost:
         lines.append(f"requested but not in effect: {printable(', '.join(lost))}")
     script = RunDir(Path(folder)).command.exists()
-    lines += advice(snapshot) if script else []
+    lines += advice(snapshot)
     lines.append(f"{'record' if script else 'record and checkpoints'}: {printable(folder)}")
     if end is not None and end.checkpoint and status not in ("done", "failed"):
         name = run.name if run is not None else Path(folder).name
@@ -119,14 +121,16 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
 
 
 def advice(snapshot: Snapshot) -> list[str]:
-    """The first finding of a script's run and the command that measures its change; [] where nothing is found."""
+    """The first findings of a run and the commands that measure their changes; [] where nothing is found."""
     try:
-        finding = next((finding for finding in diagnose(snapshot) if finding.cause != "too-short"), None)
+        findings = [finding for finding in diagnose(snapshot) if finding.cause != "too-short"][:MOST_FINDINGS]
     except Exception:  # noqa: BLE001  a defect in a rule must not cost the summary
         return []
-    if finding is None or snapshot.run is None:
+    if snapshot.run is None:
         return []
-    lines = [printable(finding_line(finding))]
-    if command := first_command(snapshot.run.name, [finding]):
-        lines.append(printable(f"measure it: {command}"))
+    lines = []
+    for finding in findings:
+        lines.append(printable(finding_line(finding)))
+        if command := first_command(snapshot.run.name, [finding]):
+            lines.append(printable(f"measure it: {command}"))
     return lines
