@@ -22,12 +22,10 @@ from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.share import Share
 from ndd_engine.train.evaluate import evaluate
-from ndd_engine.train.parallel.loop import _Shared
-from ndd_engine.train.parallel.notes import StoreNotes
-from ndd_engine.train.parallel.place import Place
-from ndd_engine.train.parallel.same import check_data, check_model
+from ndd_engine.train.parallel.rank_loop import _Shared
+from ndd_engine.train.parallel.rank_place import Place, StoreNotes
 from ndd_engine.train.parallel.strategy import Strategy, strategy_of
-from ndd_engine.train.parallel.world import World
+from ndd_engine.train.parallel.world import World, check_data, check_model
 from ndd_engine.train.prepare import seed, total_steps, training_batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare

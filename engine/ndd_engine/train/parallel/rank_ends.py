@@ -1,4 +1,4 @@
-"""Why a rank cannot go on: its own failure, or another rank that failed, was stopped or is gone."""
+"""Why a rank cannot go on: it failed itself, or another rank failed, was stopped or is gone. Records such an end."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ import socket
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ndd_engine.errors import message_of, shortened
+from ndd_engine.errors import RunLockedError, message_of, shortened
+from ndd_engine.record.events import EndEvent, Event
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.recorder import Recorder
+from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.text import printable
 
-from .notes import Notes
+from .rank_place import Notes
 
 if TYPE_CHECKING:
     from ndd_engine.train.request import Ranks
+
 
 # Time for the other ranks to leave their notes, and for the system to notice a lost connection.
 PATIENCE_S = 2.0
@@ -239,3 +244,42 @@ def _member(notes: Notes, rank: int) -> Any:
 def _read(notes: Notes, name: str) -> Any:
     text = notes.get(name)
     return None if text is None else json.loads(text)
+
+
+def ended_since(run: RunDir, begun: float) -> EndEvent | None:
+    """The end that was recorded since then (Unix time in seconds), or None."""
+    ended_t = 0.0
+
+    def hear(t: float, event: Event) -> None:
+        nonlocal ended_t
+        ended_t = t if isinstance(event, EndEvent) else ended_t
+
+    reader = RunReader(run, hear)
+    reader.poll()
+    return reader.snapshot().end if ended_t >= begun else None
+
+
+def record_end(run: RunDir, end: EndEvent) -> None:
+    """Record the end of a run that no process writes; its step is the last one of the record. Never raises OSError."""
+    lock = RunLock(run)
+    try:
+        lock.acquire(patience_s=2.0)
+    except (RunLockedError, OSError):
+        return
+    try:
+        reader = RunReader(run)
+        reader.poll()
+        snapshot = reader.snapshot()
+        how = ""
+        if end.status == "failed" and (saved := snapshot.checkpoint) is not None:
+            resume = f"resume with: ndd-console train --resume {run.name}"
+            how = f"; the last checkpoint is step {saved.mark.step}; {resume}"
+        recorder = Recorder(run.events, reader.state)
+        recorder.start()
+        recorder.put(replace(end, reason=end.reason + how, step=snapshot.step))
+        recorder.flush()
+        recorder.close()
+    except OSError:
+        return
+    finally:
+        lock.release()
