@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,12 @@ from ndd_engine.train.parallel.hang import Note, verdict, waiting_in
 from ndd_engine.train.parallel.rank_ends import (
     Cause,
     Neighbours,
-    _space,
     first_over,
     introduce,
     leave_cause,
     others,
 )
-from ndd_engine.train.parallel.rank_place import FolderNotes, Place
+from ndd_engine.train.parallel.rank_place import FolderNotes, Member, Place
 from ndd_engine.train.request import Ranks
 
 HOSTS = ["one", "one", "two", "two"]
@@ -124,9 +124,11 @@ def ended() -> int:
     return process.pid
 
 
-def member(pid: int, host: str, space: str) -> str:
-    """What a rank says of itself."""
-    return json.dumps({"host": host, "pid": pid, "space": space})
+def member(rank: int, pid: int, host: str = "", space: str = "") -> str:
+    """What a rank says of itself. host: of this one by default."""
+    mine = Member.mine(rank)
+    found = replace(mine, pid=pid) if not host else Member(rank, host, pid, space or mine.space)
+    return json.dumps(asdict(found))
 
 
 @pytest.mark.long
@@ -135,7 +137,7 @@ def test_a_rank_whose_process_is_gone_was_killed_unless_it_left(tmp_path: Path) 
     introduce(zero)
     gone, host = ended(), socket.gethostname()
     for rank in (1, 2):
-        zero.notes.put(f"here/{rank}", member(gone, host, _space()))
+        zero.notes.put(f"here/{rank}", member(rank, gone))
     two.notes.put("left/2", "")
     cause = others(zero, LOST, "", "at step 7")
     assert cause.text.startswith(f"rank 1 ({host}, process {gone})")
@@ -151,11 +153,11 @@ def test_a_rank_that_was_killed_is_told_to_other_hosts_by_its_neighbour(tmp_path
     zero, one, two = ranks_in(tmp_path)
     introduce(one)
     gone, host = ended(), socket.gethostname()
-    two.notes.put("here/2", member(gone, host, _space()))
+    two.notes.put("here/2", member(2, gone))
     found = Neighbours(one).gone()
     # As rank 0 of another host sees them.
-    zero.notes.put("here/1", member(1, "elsewhere", ""))
-    zero.notes.put("here/2", member(gone, host, "another container"))
+    zero.notes.put("here/1", member(1, 1, "elsewhere"))
+    zero.notes.put("here/2", member(2, gone, host, "another container"))
     assert Neighbours(zero).gone() is None
     told = first_over(zero)
     assert told is not None and found is not None
@@ -169,7 +171,7 @@ def test_after_a_lost_connection_the_ranks_without_a_word_are_named(
     zero, one, two = ranks_in(tmp_path / "in")
     introduce(one)
     assert json.loads(one.notes.get("here/1") or "")["pid"] == os.getpid()
-    one.notes.put("here/1", member(77, "elsewhere", ""))
+    one.notes.put("here/1", member(1, 77, "elsewhere"))
     two.notes.put("noticed/2", "")
     cause = others(zero, LOST, "RuntimeError: …", "at step 7")
     assert "rank 1 (elsewhere, process 77)" in cause.text and "rank 2" not in cause.text

@@ -17,8 +17,9 @@ class RankEvent(Event):
     """What one rank did in the steps of a window; from these the ranks are compared. In the record of a rank.
 
     step: optimizer steps done at the end. begin: steps before the window. numbers: the steps that were timed, counted
-    from begin; own_ns and wait_ns: their wall time without and in waiting for other ranks. phases_ns: time of these
-    steps by phase, without that waiting, evaluations and checkpoints. cpu_ns: processor time of these steps, or null.
+    from begin. own_ns: wall time of each of these without waiting for other ranks, evaluations and checkpoints.
+    wait_ns: time in which they waited for other ranks. phases_ns: {phase: own time of these steps}.
+    cpu_ns: processor time of these steps, or null.
     hidden_ns: exchange during the computation of one step, or null. rss_bytes: resident memory of the process, or null.
     allocated_bytes: GPU memory allocated by torch, or null.
     """

@@ -8,11 +8,15 @@ is stopped. Under another launcher texts are keys of the store.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+import psutil
 
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.text import printable
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 
 # The folder of the run, set by `ndd-console train --ranks`, which reads the outcome from the record there.
 ENV_OWN_LAUNCHER = "NDD_RANKS"
+# The folder of the notes, set by the launcher of `ndd-console train --ranks`.
+ENV_NOTES = "NDD_RANKS_NOTES"
 # Set for ranks that it starts after it was told to stop.
 ENV_STOPPED = "NDD_RANKS_STOPPED"
 
@@ -101,8 +107,60 @@ def _number(name: str, default: int) -> int:
         ) from None
 
 
-# The folder of the notes, set by the launcher of `ndd-console train --ranks`.
-ENV_NOTES = "NDD_RANKS_NOTES"
+@dataclass(frozen=True)
+class Member:
+    """The process of a rank. space: what its id belongs to, since containers may share the name of a host."""
+
+    rank: int
+    host: str
+    pid: int
+    space: str = ""
+
+    @classmethod
+    def mine(cls, rank: int) -> Member:
+        """This process."""
+        return cls(rank, socket.gethostname(), os.getpid(), _space())
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({printable(self.host)}, process {self.pid})"
+
+    @property
+    def here(self) -> bool:
+        """Whether it runs on this host."""
+        return self.host == socket.gethostname() and self.space == _space()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, seen from its host; also as a zombie."""
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.Error:
+            return False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it. Raises psutil.Error."""
+        return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+    def state(self) -> str:
+        """What the system says about a process that does not answer, as far as this host can know."""
+        if self.here:
+            with contextlib.suppress(psutil.Error):
+                if self.stopped:
+                    return f"is stopped (process {self.pid}; kill -CONT {self.pid} continues it)"
+                return f"does not answer: a call outside of Python holds the interpreter lock (process {self.pid})"
+        return f"does not answer: its process ({self.pid}) is stopped or gone, or holds the interpreter lock"
+
+
+@functools.cache
+def _space() -> str:
+    """What process ids of this process belong to; "" if it is not known."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return ""
 
 
 class Notes(Protocol):

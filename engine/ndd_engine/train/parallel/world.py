@@ -46,7 +46,7 @@ from ndd_engine.train.data.checksum import checksum
 from ndd_engine.train.data.loader import Batches
 
 from .rank_ends import first_over
-from .rank_place import Notes, OtherRankError, Place, own_launcher
+from .rank_place import Member, Notes, OtherRankError, Place, own_launcher
 
 if TYPE_CHECKING:
     from ndd_engine.train.request import OpenRun, Ranks
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 # Rank 0 may choose a model size or read data for a while before it shares what it found.
 STORE_TIMEOUT = timedelta(hours=2)
-# Votes continue while a rank compiles or evaluates; a rank that hangs is noticed by `hang`.
+# Ranks wait while one of them compiles or evaluates; one that hangs is noticed by `hang`.
 CONTROL_TIMEOUT = timedelta(days=7)
 # The flight recorder lists the collectives that a rank waits in; older versions of torch keep it for NCCL only.
 # (torch compares its version with a string as versions.)
@@ -65,34 +65,6 @@ LOOK_S = 0.05
 MISSING_S = 5.0
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Member:
-    """A rank: its host and process."""
-
-    rank: int
-    host: str
-    pid: int
-
-    @property
-    def here(self) -> bool:
-        """Whether it runs on this host."""
-        return self.host == socket.gethostname()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it. Raises psutil.Error."""
-        return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-
-    def state(self) -> str:
-        """What the system says about its process, as far as this host can know."""
-        if self.here:
-            with contextlib.suppress(psutil.Error):
-                if self.stopped:
-                    return f"is stopped (process {self.pid}; kill -CONT {self.pid} continues it)"
-                return f"does not answer: a call outside of Python holds the interpreter lock (process {self.pid})"
-        return f"does not answer: its process ({self.pid}) is stopped or gone, or holds the interpreter lock"
 
 
 class World:
@@ -106,9 +78,7 @@ class World:
         self.place, self.store, self.notes, self.device = place, store, notes, device
         self.control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
         self.exchange = Exchange(self.control)
-        mine = socket.gethostname(), os.getpid()
-        everyone = self.exchange.everywhere(mine)
-        self.members = [Member(rank, host, pid) for rank, (host, pid) in enumerate(everyone)]
+        self.members = self.exchange.everywhere(Member.mine(place.rank))
 
     @property
     def rank(self) -> int:
