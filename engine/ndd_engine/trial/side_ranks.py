@@ -170,6 +170,7 @@ class RankBlocks(Blocks):
         exchange, pipe = self._exchange, self._side.pipe
         with self._loop.quiet():
             exchange.from_all(lambda: None)  # all ranks are at rest before the other side begins
+            self._loop.compared()
             if exchange.leads:
                 pipe.send(answer)
             while (command := exchange.from_first(pipe.receive))["do"] != "train":

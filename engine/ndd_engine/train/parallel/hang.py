@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -41,6 +42,7 @@ from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import duration, printable
 
+from .rank_place import Member
 from .world import World
 
 # How often a rank looks for progress and for a question, how long all of them have to answer one, and how often the
@@ -165,7 +167,7 @@ class HangWatch:
             self._listening.stop()
 
     def moved(self) -> None:
-        """Progress between two steps: a batch of an evaluation, or a vote during a pause."""
+        """Progress between two steps: a batch of an evaluation, or an agreement during a pause."""
         self._moves += 1
 
     @contextlib.contextmanager
@@ -212,25 +214,26 @@ class HangWatch:
         deadline = time.monotonic() + PATIENCE_S
         found = {self._world.rank: self._note()}  # also if no note can be left
         while len(found) < self._world.size and time.monotonic() < deadline:
-            found |= {
-                rank: note for rank in range(self._world.size) if (note := self._answer_of(rank)) is not None
-            }
+            for rank in range(self._world.size):
+                told = json.loads(notes.get(f"hang/{rank}") or "[0, 0]")
+                if told[0] == self._question:
+                    found[rank] = Note(**told[1])
             if self._stopping.wait(ANSWERS_S):
                 return
         stuck_s = time.monotonic() - since
-        missing = [rank for rank in range(self._world.size) if rank not in found]
-        silent = {
-            rank: self._stack_of(rank) if index < MOST_READ else [] for index, rank in enumerate(missing)
-        }
-        states = {rank: self._state_of(rank, stack) for rank, stack in silent.items()}
-        text = verdict(found, states, self._world.hosts, stuck_s)
-        told = {rank: [words(*frame) for frame in stack[:KEPT]] for rank, stack in silent.items() if stack}
-        behind = _behind(found)
+        silent: dict[int, str] = {}
+        stacks: Stacks = {}
+        for member in self._world.members:
+            if member.rank not in found:
+                stack = self._stack_of(member) if len(silent) < MOST_READ else []
+                silent[member.rank] = member.state() + (f", at {place(stack)}" if stack else "")
+                stacks |= {str(member.rank): [words(*frame) for frame in stack[:KEPT]]} if stack else {}
+        text, behind = verdict(found, silent, self._world.hosts, stuck_s), _behind(found)
         for note in sorted(
             found.values(), key=lambda note: note is not behind
         ):  # the one they wait for first
-            told[note.rank] = list(note.stack)
-        stacks = {str(rank): told[rank] for rank in list(told)[:MOST_STACKS]}
+            stacks[str(note.rank)] = list(note.stack)
+        stacks = dict(islice(stacks.items(), MOST_STACKS))
         notes.put(_VERDICT, json.dumps([self._question, text, stacks]))
         self._tell(self._question, text, stacks)
         if 0 in silent:
@@ -248,20 +251,16 @@ class HangWatch:
         if question != self._answered:
             self._answered = question
             notes.put(f"hang/{self._world.rank}", json.dumps([question, asdict(self._note())]))
-        self._hear(question)
+        found = json.loads(notes.get(_VERDICT) or "[0, 0, 0]")
+        if found[0] == question:
+            self._tell(question, found[1], found[2])
 
     def _note(self) -> Note:
         """Where this rank is."""
-        frame = self._frame()
         begun, waits_in = waiting_in()
-        stack = frames_of(frame)
-        told = [words(*each) for each in stack[:KEPT]]
+        stack = frames_of(sys._current_frames().get(self._main))
+        told = [words(*frame) for frame in stack[:KEPT]]
         return Note(self._world.rank, self._step(), self._clock.current, place(stack), begun, waits_in, told)
-
-    def _hear(self, question: str) -> None:
-        found = json.loads(self._world.notes.get(_VERDICT) or "[0, 0, 0]")
-        if found[0] == question:
-            self._tell(question, found[1], found[2])
 
     def _tell(self, question: str, text: str, stacks: Stacks) -> None:
         """Record what was concluded, once."""
@@ -279,29 +278,13 @@ class HangWatch:
         with contextlib.suppress(OSError), self._run.console_log.open("a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
 
-    def _answer_of(self, rank: int) -> Note | None:
-        found = json.loads(self._world.notes.get(f"hang/{rank}") or "[0, 0]")
-        return Note(**found[1]) if found[0] == self._question else None
-
-    def _stack_of(self, rank: int) -> list[Frame]:
+    def _stack_of(self, member: Member) -> list[Frame]:
         """The stack of a rank that does not answer, as far as this one can read it."""
-        member, told = self._world.members[rank], self._world.notes.get(f"{_LISTENS}/{rank}")
+        told = self._world.notes.get(f"{_LISTENS}/{member.rank}")
         found: Any = json.loads(told) if told and member.here else None
-        if found is None:
-            return []
-        try:
-            return stack_of(found, member.stopped)
-        except psutil.Error:
-            return []
-
-    def _state_of(self, rank: int, stack: Sequence[Frame]) -> str:
-        """What the system says about the process of a rank that does not answer, and where it is."""
-        state = self._world.members[rank].state()
-        return f"{state}, at {place(stack)}" if stack else state
-
-    def _frame(self) -> FrameType | None:
-        """The innermost frame of the thread that trains."""
-        return sys._current_frames().get(self._main)
+        with contextlib.suppress(psutil.Error):
+            return [] if found is None else stack_of(found, member.stopped)
+        return []
 
 
 def waiting_in() -> tuple[int | None, str]:

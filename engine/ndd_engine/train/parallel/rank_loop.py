@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -168,8 +168,11 @@ class RankLoop(Loop):
 
     # Where all ranks are at the same place.
 
-    def _agree(self, more: Set[str] = frozenset()) -> Mapping[str, int]:
-        """Wait for all ranks, and take over what they ask for. more: what this rank asks for beside requests."""
+    def _agree(self, more: Set[str] = frozenset(), timed: bool = True) -> Mapping[str, int]:
+        """Wait for all ranks, and take over what they ask for.
+
+        more: what this rank asks for beside requests. timed: whether the time counts.
+        """
         asks = self.control.asks() | more
         if self.callbacks.wanted is not None:
             asks.add("early")
@@ -177,7 +180,7 @@ class RankLoop(Loop):
             asks.add("not_finite")
         arrived, self._arrived = self._arrived, []
         mine = Losses(sum(arrived), len(arrived), arrived[-1] if arrived else None)
-        with self.clock.part(PART):
+        with self.clock.part(PART) if timed else nullcontext():
             asked, found = self.agreement.now(self.step, asks, mine)
         of_all = self._of_all
         last = of_all.last if found.last is None else found.last
@@ -189,7 +192,7 @@ class RankLoop(Loop):
 
     def _meet(self) -> None:
         """While all ranks pause."""
-        self._agree()
+        self._agree(timed=False)
         self._hang.moved()
 
     def _finish(self) -> None:
@@ -204,10 +207,14 @@ class RankLoop(Loop):
     def _evaluated(self) -> Result:
         if self.stepper.strategy is not None:
             self.stepper.strategy.sync_buffers()
-        found = evaluate(self.stepper, self.evaluation, self._between, _Shared(self.world, self.clock))
+        found = evaluate(self.stepper, self.evaluation, self._between, self._everywhere)
         # Each rank computes a metric that cannot be merged. Schedulers follow it, which must not differ between ranks.
         with self.clock.part(PART):
             return replace(found, metrics=self.world.exchange.from_first(lambda: found.metrics))
+
+    def _everywhere(self, mine: Any) -> list[Any]:
+        with self.clock.part(PART):
+            return self.world.exchange.everywhere(mine)
 
     def save(self, again: bool = False) -> bool:
         if self.stepper.strategy is not None:
@@ -338,7 +345,10 @@ class DeviceSteps:
     def known(self) -> dict[int, list[float | None]]:
         """Steps since the last call but the newest two, which the device may still work at."""
         keys = [self._keys.popleft() for _ in range(len(self._keys) - 2)]
-        return {key: self._rows.pop(key) for key in keys if key in self._rows}
+        found = {key: self._rows[key] for key in keys if key in self._rows}
+        for key in [key for key in self._rows if key not in self._keys]:
+            del self._rows[key]
+        return found
 
 
 class Comparing:
@@ -366,8 +376,8 @@ class Comparing:
         self._put = put
         self._mine: queue.SimpleQueue[RankEvent | FunctionsEvent | None] = queue.SimpleQueue()
         self._idle = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="ndd-compare", daemon=True)
-        self._thread.start()
+        self._idle.set()
+        threading.Thread(target=self._work, name="ndd-compare", daemon=True).start()
 
     def add(self, event: RankEvent | FunctionsEvent) -> None:
         """What this rank tells."""
@@ -389,7 +399,8 @@ class Comparing:
                 if (mine := self._mine.get(timeout=self._look_s if comparison.waits else None)) is None:
                     return
                 comparison.take(0, mine)
-                continue
+                if comparison.waits:
+                    continue  # the others are writing
             for rank, log in self._logs.items():
                 with suppress(OSError):  # it is not there yet, or a network disk does not answer
                     for _t, event in log.new():
@@ -399,17 +410,6 @@ class Comparing:
                 self._put(event)
             if not comparison.waits and self._mine.empty():
                 self._idle.set()
-
-
-class _Shared:
-    """See evaluate.Shared."""
-
-    def __init__(self, world: World, clock: PhaseClock) -> None:
-        self._world, self._clock = world, clock
-
-    def parts(self, mine: Any) -> list[Any]:
-        with self._clock.part(PART):
-            return self._world.exchange.everywhere(mine)
 
 
 class RankCallbacks(Callbacks):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -45,6 +45,7 @@ from ndd_engine.train.control import StopNow
 from ndd_engine.train.data.checksum import checksum
 from ndd_engine.train.data.loader import Batches
 
+from .marks import GATHER
 from .rank_ends import first_over
 from .rank_place import Member, Notes, OtherRankError, Place, own_launcher
 
@@ -310,79 +311,48 @@ class Exchange:
 
     def from_first(self, work: Callable[[], T]) -> T:
         """The result of `work` on rank 0, on all ranks, which raise the error that it raises."""
-        outcome: T | Failure | None = None
-        failed: BaseException | None = None
-        if self.leads:
-            outcome, failed = self._tried(work)
-        data, buffer = _packed(outcome)
-        length = torch.tensor([data.numel()])
+        outcome, failed = self._tried(work) if self.leads else (None, None)
+        buffer = bytearray(pickle.dumps(outcome))
+        length = torch.tensor([len(buffer)])
         dist.broadcast(length, self._first, self._group)
         if not self.leads:
-            data, buffer = _room(int(length))
-        dist.broadcast(data, self._first, self._group)
-        return self._result(pickle.loads(buffer), failed)  # type: ignore[no-any-return]
+            buffer = bytearray(int(length))
+        dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), self._first, self._group)
+        found = pickle.loads(buffer)
+        if isinstance(found, Failure):
+            raise found.raised() from failed
+        return found  # type: ignore[no-any-return]
 
     def from_all(self, work: Callable[[], T]) -> list[T]:
         """The results of `work` of all ranks on rank 0, [] on the others. If one raises an error, all do."""
         outcome, failed = self._tried(work)
-        data, _ = _packed(outcome)
-        most = torch.tensor([data.numel()])
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
-        rooms = [_room(int(most)) for _ in range(self.size if self.leads else 0)]
-        dist.gather(_padded(data, int(most)), [room for room, _ in rooms] or None, self._first, self._group)
-        found = [pickle.loads(buffer) for _, buffer in rooms]
-        first = next((each for each in found if isinstance(each, Failure)), None)
-        failure = self.from_first(lambda: first)
-        if failure is not None:
-            raise failure.raised() from failed
-        return found
+        found: list[Any] = self.everywhere(outcome)
+        for each in found:
+            if isinstance(each, Failure):
+                raise each.raised() from failed
+        return found if self.leads else []
 
     def everywhere(self, value: T) -> list[T]:
         """The values of all ranks, in their order, on all ranks."""
-        found = self.from_all(lambda: value)
-        return self.from_first(lambda: found)
+        mine = pickle.dumps(value)
+        most = torch.tensor([len(mine)])
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
+        length = int(most)
+        # Zeros at the end are ignored when it is unpickled.
+        sent = torch.frombuffer(bytearray(mine.ljust(length, b"\0")), dtype=torch.uint8)
+        buffer = memoryview(bytearray(length * self.size))
+        getattr(dist, GATHER)(torch.frombuffer(buffer, dtype=torch.uint8), sent, group=self._group)
+        return [pickle.loads(buffer[begin : begin + length]) for begin in range(0, len(buffer), length)]
 
     def to_each(self, work: Callable[[], Sequence[T]]) -> T:
         """The own element of the results of `work`, which runs on rank 0. All ranks raise the error that it raises."""
-        parts: list[tuple[Tensor, bytearray]] = []
-        failed: BaseException | None = None
-        if self.leads:
-            outcome, failed = self._tried(work)
-            each = [outcome] * self.size if isinstance(outcome, Failure) else outcome
-            parts = [_packed(part) for part in each]
-        most = torch.tensor([max((data.numel() for data, _ in parts), default=0)])
-        dist.broadcast(most, self._first, self._group)
-        room, buffer = _room(int(most))
-        padded = [_padded(data, int(most)) for data, _ in parts]
-        dist.scatter(room, padded or None, self._first, self._group)
-        return self._result(pickle.loads(buffer), failed)  # type: ignore[no-any-return]
+        return self.from_first(work)[self.rank]
 
     def _tried(self, work: Callable[[], T]) -> tuple[T | Failure, BaseException | None]:
         try:
             return work(), None
         except Exception as error:  # noqa: BLE001  the other ranks have to learn of it
             return failure_of(error, self.rank), error
-
-    def _result(self, outcome: Any, failed: BaseException | None) -> Any:
-        if isinstance(outcome, Failure):
-            raise outcome.raised() from failed
-        return outcome
-
-
-def _room(count: int) -> tuple[Tensor, bytearray]:
-    """A tensor of so many bytes, and its memory."""
-    buffer = bytearray(count)
-    return torch.frombuffer(buffer, dtype=torch.uint8), buffer
-
-
-def _packed(value: object) -> tuple[Tensor, bytearray]:
-    buffer = bytearray(pickle.dumps(value))
-    return torch.frombuffer(buffer, dtype=torch.uint8), buffer
-
-
-def _padded(data: Tensor, count: int) -> Tensor:
-    """With zeros at the end, which unpickling ignores."""
-    return torch.cat([data, data.new_zeros(count - data.numel())])
 
 
 def device_of(asked: str, place: Place) -> str:
