@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.measure.stragglers import Comparison
-from ndd_engine.record.events import PHASES, Event, FunctionsEvent, MarkEvent, RankEvent
+from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, RankEvent
 from ndd_engine.text import counted, number, printable
 
 from .gone import Gone
@@ -64,9 +64,9 @@ class ScriptRanks:
         if member is None:
             return
         if kind == "window" and "ranks" in line:
-            window = _window(line, member)
-            member.step = window.step
-            comparison.take(member.rank, window)
+            member.step = int(line["step"])
+            told = {**line["ranks"], "allocated_bytes": member.allocated}
+            comparison.take(member.rank, RankEvent.from_dict(told))
         elif kind == "stacks":
             comparison.look(member.rank, line["frames"])
         elif kind == "profile":
@@ -166,12 +166,6 @@ class ScriptRanks:
                 if text not in self._told:
                     self._told.add(text)
                     yield MarkEvent("note", step, text)
-
-
-def _window(line: Line, member: _Member) -> RankEvent:
-    told = {**line["ranks"], "step": int(line["step"]), "allocated_bytes": member.allocated}
-    told["phases_ns"] = dict(zip(PHASES, told["phases_ns"], strict=bool(told["phases_ns"])))
-    return RankEvent.from_dict(told)
 
 
 def _step(member: _Member) -> int:
