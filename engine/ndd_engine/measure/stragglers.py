@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
 from statistics import median
@@ -253,51 +253,22 @@ class Comparison:
         if not common:
             return None
         rows = [_row(windows, steps, common) for windows, steps in zip(taken, timed, strict=True)]
-        least = sum(min(steps[at][1] for steps in timed) for at in common)
-        most = sum(max(steps[at][0] for steps in timed) for at in common)
-
-        def places(index: int) -> Mapping[str, str]:
-            others = [rank for rank in active if rank is not active[index]]
-            found = active[index].places(self._short) | active[index].longer(others, self._short)
-            return {phase: printable(place)[:_PLACE_CHARS] for phase, place in found.items()}
-
-        return self._numbered(self._folded(earlier + end, len(common), rows, least, most, places), numbers)
-
-    def _short(self, file: str) -> str:
-        """The path relative to the folder if it is in it, otherwise its last two parts."""
-        inside = file.removeprefix(self._folder)
-        return inside if inside != file and len(self._folder) > 1 else "/".join(Path(file).parts[-2:])
-
-    def _folded(
-        self,
-        step: int,
-        steps: int,
-        rows: Sequence[_Row],
-        least_wait_ns: float,
-        most_own_ns: float,
-        places: Callable[[int], Mapping[str, str]],
-    ) -> RanksEvent:
-        """The event of a window.
-
-        rows: of each rank, over the same steps. least_wait_ns, most_own_ns: sums over the steps of the least wait and
-        of the longest own time of any rank. places: returns for a rank, by phase, the file, line and function that
-        takes most of it, where they are known.
-        """
-        assert self._judge is not None
-        world = len(rows)
+        steps, world = len(common), len(rows)
         waits, owns = [row.wait for row in rows], [row.own for row in rows]
-        shown = {name: [row.phases.get(name, 0.0) for row in rows] for name in IN_STEP}
         wall_ns = (sum(owns) + sum(waits)) / world
+        shown = {name: [row.phases.get(name, 0.0) for row in rows] for name in IN_STEP}
         phases = {name: Column([value / steps for value in column]) for name, column in shown.items()}
-        self._judge.add(Judged(step, Column([own / steps for own in owns]), phases, wall_ns / steps))
-        late = self._judge.late(places)
+        self._judge.add(Judged(earlier + end, Column([own / steps for own in owns]), phases, wall_ns / steps))
+        late = self._judge.late(lambda index: self._places(active, index))
 
         shown = {name: column for name, column in shown.items() if any(column)}
         shown |= {"wait": waits, "own": owns}
         if None not in (cpu := [row.cpu for row in rows]):
             shown["cpu"] = cpu  # type: ignore[assignment]
         each_us = {name: [value / steps / 1e3 for value in column] for name, column in shown.items()}
-        exchange = max(min(least_wait_ns, *waits), 0.0)
+        memory = {"rss": [row.rss for row in rows], "allocated": [row.allocated for row in rows]}
+        hidden = [row.hidden for row in rows if row.hidden is not None]
+        exchange = sum(min(each[at][1] for each in timed) for at in common)
         slowest = sorted(range(world), key=owns.__getitem__, reverse=True)[:KEPT_ROWS]
         if late is not None and late["rank"] not in slowest:
             slowest[-1] = late["rank"]
@@ -305,32 +276,45 @@ class Comparison:
         parts = [name for name in IN_STEP if name in each_us and max(each_us[name]) >= floor]
         names = ["own", "wait", *(["cpu"] if "cpu" in each_us else []), *parts]
         cells, cell_ranks = self._cells(owns, steps)
-        hidden = [row.hidden for row in rows if row.hidden is not None]
-        memory = {"rss": [row.rss for row in rows], "allocated": [row.allocated for row in rows]}
         return RanksEvent(
-            step=step,
+            step=earlier + end,
             steps=steps,
             world=world,
             hosts=len(set(self._hosts)),
             strategy=self.strategy,
             wall_ns=round(wall_ns),
-            exchange_ns=round(exchange),
+            exchange_ns=exchange,
             skew_ns=round(sum(waits) / world - exchange),
-            critical_ns=round(max(most_own_ns, *owns, 0.0)),
+            critical_ns=sum(max(each[at][0] for each in timed) for at in common),
             hidden_ns=round(sum(hidden) * steps / world) if len(hidden) == world else None,
-            columns_us={name: summary(column, _rounded) for name, column in each_us.items()},
+            columns_us={name: summary(column, _rounded, numbers) for name, column in each_us.items()},
             memory_bytes={
-                name: summary([each or 0 for each in column], round)
+                name: summary([each or 0 for each in column], round, numbers)
                 for name, column in memory.items()
                 if None not in column and any(column)
             },
             row_names=names,
-            rows_us={str(rank): [_rounded(each_us[name][rank]) for name in names] for rank in slowest},
-            row_hosts={str(rank): self._hosts[rank] for rank in slowest} if len(set(self._hosts)) > 1 else {},
+            rows_us={str(numbers[at]): [_rounded(each_us[name][at]) for name in names] for at in slowest},
+            row_hosts={str(numbers[at]): self._hosts[at] for at in slowest}
+            if len(set(self._hosts)) > 1
+            else {},
             cells=cells,
             cell_ranks=cell_ranks,
-            late=late,
+            late=None if late is None else {**late, "rank": numbers[late["rank"]]},
+            launched=None if world == self.launched else self.launched,
+            first_rank=numbers[0],
         )
+
+    def _places(self, active: Sequence[_Rank], index: int) -> Mapping[str, str]:
+        """By phase, the file, line and function that takes most of a rank, where they are known."""
+        others = [rank for rank in active if rank is not active[index]]
+        found = active[index].places(self._short) | active[index].longer(others, self._short)
+        return {phase: printable(place)[:_PLACE_CHARS] for phase, place in found.items()}
+
+    def _short(self, file: str) -> str:
+        """The path relative to the folder if it is in it, otherwise its last two parts."""
+        inside = file.removeprefix(self._folder)
+        return inside if inside != file and len(self._folder) > 1 else "/".join(Path(file).parts[-2:])
 
     def _cells(self, own: Sequence[float], steps: int) -> tuple[str, int]:
         """The heat map and the number of ranks in a cell; ("", 0) if every rank has a row."""
@@ -349,22 +333,6 @@ class Comparison:
         unit = LEVEL * max(sum(own) / world / steps, 1.0)
         groups = (excess[begin : begin + size] for begin in range(0, world, size))
         return "".join(str(min(max(int(max(group) / unit), 0), 9)) for group in groups), size
-
-    def _numbered(self, event: RanksEvent, ranks: Sequence[int]) -> RanksEvent:
-        """With the numbers of the ranks instead of their places among those that are observed."""
-        if len(ranks) == self.launched:
-            return event
-        late = event.late
-        return replace(
-            event,
-            launched=self.launched,
-            first_rank=ranks[0],
-            columns_us={name: [*each[:4], ranks[each[4]]] for name, each in event.columns_us.items()},
-            memory_bytes={name: [*each[:4], ranks[each[4]]] for name, each in event.memory_bytes.items()},
-            rows_us={str(ranks[int(index)]): row for index, row in event.rows_us.items()},
-            row_hosts={str(ranks[int(index)]): host for index, host in event.row_hosts.items()},
-            late=None if late is None else {**late, "rank": ranks[late["rank"]]},
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,13 +377,13 @@ def _common_end(active: Sequence[_Rank]) -> int | None:
         end = max(ends)
 
 
-def summary(values: Sequence[float], rounded: Callable[[float], float]) -> list[float]:
-    """[least, median, mean, most, rank of the most] of the values of all ranks."""
+def summary(values: Sequence[float], rounded: Callable[[float], float], ranks: Sequence[int]) -> list[float]:
+    """[least, median, mean, most, rank of the most] of the values of these ranks."""
     order = sorted(values)
     count = len(order)
     middle = (order[(count - 1) // 2] + order[count // 2]) / 2
     figures = [rounded(value) for value in (order[0], middle, sum(order) / count, order[-1])]
-    return [*figures, values.index(order[-1])]
+    return [*figures, ranks[values.index(order[-1])]]
 
 
 def _rounded(value: float) -> float:
@@ -566,7 +534,8 @@ class Judge:
             return newest, found
         if len(every) >= 2 * KEPT_WINDOWS:
             found = self._late(every, self._excess_of(MORE_WINDOWS), LATE_SHARE_OF_MORE)
-            if found is not None and self._still(found[0], newest):
+            wall_ns = median(window.wall_ns for window in newest)
+            if found and Column(self.excess).delay(found[0]) > STILL * LATE_SHARE_OF_MORE * wall_ns:
                 return every, found
         return None
 
@@ -595,10 +564,6 @@ class Judge:
         # Without these ranks a step waits for the next slowest.
         gain = values[order[-1]] - max(rest, default=usual)
         return rank, late_ns, wall_ns / max(wall_ns - gain, 0.01 * wall_ns), also
-
-    def _still(self, rank: int, newest: Sequence[Judged]) -> bool:
-        wall_ns = median(window.wall_ns for window in newest)
-        return Column(self.excess).delay(rank) > STILL * LATE_SHARE_OF_MORE * wall_ns
 
 
 def _lasting(windows: Sequence[Judged], rank: int, ease: float) -> bool:
