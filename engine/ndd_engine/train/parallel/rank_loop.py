@@ -262,8 +262,9 @@ class RankLoop(Loop):
 
     def _windowed(self, window: Window, event: WindowEvent) -> WindowEvent:
         """Tell what this rank did in the steps of a window; returns its event with the losses of all ranks."""
+        cpu_ns, self._cpu_ns = self._cpu_ns, time.process_time_ns()
         if window.rows and not event.profiled:
-            self._tell(window, event)
+            self._tell(window, event.step, self._cpu_ns - cpu_ns)
         of_all = self._of_all
         if not of_all.count:
             return replace(event, loss=None, last_loss=None)
@@ -272,24 +273,26 @@ class RankLoop(Loop):
         last = None if of_all.last is None else (step, of_all.last)
         return replace(event, loss=of_all.total / of_all.count, last_loss=last)
 
-    def _tell(self, window: Window, event: WindowEvent) -> None:
-        begin = event.step - len(window.rows)
+    def _tell(self, window: Window, step: int, cpu_ns: int) -> None:
+        begin, last = step - len(window.rows), window.rows[-1]
         rows: dict[int, Sequence[float | None]]
         if self._device_steps is not None:
             rows = {**self._device_steps.known()}
         else:
             rows = {**dict(enumerate(window.rows, begin))}
             # What follows the last step, such as the agreement.
-            rows[event.step - 1] = [a + b for a, b in zip_longest(window.rows[-1], window.rest, fillvalue=0)]
-        cpu_ns, self._cpu_ns = self._cpu_ns, time.process_time_ns()
+            rows[step - 1] = [spent + after for spent, after in zip_longest(last, window.rest, fillvalue=0)]
         strategy, device = self.stepper.strategy, self.world.device
         hidden = None if strategy is None else strategy.hidden_ns()
-        told = compared_steps(event.step, begin, window.names, rows)
+        rss = None
+        with suppress(psutil.Error):
+            rss = self._process.memory_info().rss
+        told = compared_steps(step, begin, window.names, rows)
         told = replace(
             told,
-            cpu_ns=round((self._cpu_ns - cpu_ns) * told.wall_ns / window.wall_ns),
+            cpu_ns=round(cpu_ns * told.wall_ns / window.wall_ns),
             hidden_ns=None if hidden is None else round(hidden),
-            rss_bytes=self._process.memory_info().rss,
+            rss_bytes=rss,
             allocated_bytes=torch.cuda.memory_allocated(device) if device.type == "cuda" else None,
         )
         if self._comparing is not None:
