@@ -24,8 +24,8 @@ ASKS = (*STOPS, "kill", "pause", *ONCE, "early", "not_finite", "window", "profil
 # Seconds from one agreement to the next: those of a window, within these bounds.
 MOST_OFTEN_S, LEAST_OFTEN_S = 0.25, 1.0
 MOST_STEPS = 4096
-# An agreement is late after this multiple of these seconds, and rank 0 brings it forward after the larger one.
-LATE, FORWARD = 1.25, 1.5
+# After this multiple of these seconds it is late, and rank 0 brings it forward.
+LATE = 1.2
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Agreement:
         if not self._told:
             self._told = True
             world.store.set(ranks[world.rank], str(step))
-        if world.place.first and self.since_s > FORWARD * self.every_s and world.store.check(ranks):
+        if world.place.first and world.store.check(ranks):
             world.store.set(name, str(max(step, *(int(world.store.get(key)) for key in ranks)) + 1))
         if world.store.check([name]):
             self._next = min(self._next, int(world.store.get(name)))
