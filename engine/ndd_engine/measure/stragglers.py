@@ -352,7 +352,10 @@ def _row(windows: Sequence[RankEvent], steps: Mapping[int, tuple[int, int]], com
     """Phases and processor time are known of whole windows only, and shared out by own time."""
     own, wait = (sum(steps[at][index] for at in common) for index in range(2))
     part = own / max(sum(each for each, _ in steps.values()), 1)
-    phases = {name: sum(window.phases_ns.get(name, 0) for window in windows) * part for name in IN_STEP}
+    phases: dict[str, float] = {}
+    for window in windows:
+        for name, spent_ns in window.phases_ns.items():
+            phases[name] = phases.get(name, 0.0) + spent_ns * part
     spent = [window.cpu_ns for window in windows if window.cpu_ns is not None]
     last = windows[-1]
     cpu = sum(spent) * part if len(spent) == len(windows) else None
