@@ -152,7 +152,7 @@ STOP_WAYS: dict[str, tuple[Callable[[RanksJob], None], int]] = {
 def stops(folder: Path, options: Options) -> Iterator[Found]:
     """Ways to stop: the same step on all ranks, the documented status, and how long until the end is recorded."""
     for name, (stop, status) in STOP_WAYS.items():
-        found = Found(f"{name}: same step, status {status}", 1.0)
+        found = Found(f"{name}: same step, status {status}", 2.0)
         for index in range(options.repeats(*STOPS)):
             with training(folder / f"{name} {index}") as (job, t):
                 stop(job)

@@ -12,11 +12,9 @@ from statistics import median
 
 from benchmarks.common import Options, Table, as_percent, say
 
-from ndd_engine.measure.ranks import RanksFold
+from .simulated import Planted, compared, named
 
-from .simulated import Planted, named
-
-TITLE = "ranks_fold: fold and judgement of all ranks (steps of 75 ms, 20 windows)"
+TITLE = "ranks_fold: comparison and judgement of all ranks (steps of 75 ms, 20 windows)"
 COLUMNS = (
     "ranks",
     "CPU time",
@@ -50,16 +48,12 @@ def measure(options: Options) -> Table:
 def _cost(world: int) -> tuple[float, int]:
     """(median CPU milliseconds of a window once the judgement is under way, bytes of its event)."""
     planted = Planted(world, late=(world // 2,), late_ms=20.0)
-    windows = list(planted.windows(WINDOWS, 1))
-    fold = RanksFold(planted.strategy, planted.hosts)
-    for index, window in enumerate(windows):
-        event = fold.window(index, *window)
-    times = []
-    for index, window in enumerate(windows):
+    comparison, times = planted.comparison(), []
+    for window in planted.windows(2 * WINDOWS, 1):
         begin = time.process_time()
-        event = fold.window(WINDOWS + index, *window)
+        (event,) = compared(comparison, [window])
         times.append(time.process_time() - begin)
-    return median(times) * 1e3, len(event.to_json(time.time()))
+    return median(times[WINDOWS:]) * 1e3, len(event.to_json(time.time()))
 
 
 def _named(world: int, late_ms: float, runs: int) -> float:

@@ -1,9 +1,9 @@
 """Two ranks of the engine vs. a plain loop over DistributedDataParallel: what recording on every rank costs.
 
 In a pair of processes, which torchrun starts, 10 steps of the engine and 10 of the plain loop alternate, so that what
-else happens on the machine hits both. The engine's steps include the votes, the windows of all ranks and their fold;
-evaluation and checkpoints are off. The plain loop reads the loss every 10 steps. Not part of it is the step that
-Python's profiler sees every 30 s.
+else happens on the machine hits both. The engine's steps include the agreements, the windows of all ranks and
+their comparison; evaluation and checkpoints are off. The plain loop reads the loss every 10 steps. The step that
+Python's profiler sees every 30 s is not part of it.
 
 The engine's threads (recorder, sampler of rank 0, hang watch, ...) run all the time, also during the plain loop. Their
 processor time is deducted from the plain loop's: that of this rank from its processor time, and that of both ranks from
@@ -43,8 +43,8 @@ from benchmarks.rival_loops import Bare
 from torch.nn.parallel import DistributedDataParallel
 
 from ndd_engine.config import read
-from ndd_engine.train.parallel.loop import RankLoop
-from ndd_engine.train.parallel.place import place
+from ndd_engine.train.parallel.rank_loop import RankLoop
+from ndd_engine.train.parallel.rank_place import place
 from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.rank_run import met
 from ndd_engine.train.run import RunRequest
@@ -63,7 +63,7 @@ CASES = (
 )
 TIMEOUT_S = 900
 CHUNK = 10  # steps
-# The first votes are one, two, four ... steps apart, up to a second.
+# The first agreements are one, two, four ... steps apart, up to a second.
 SETTLED_S = 3.0
 
 
@@ -137,10 +137,8 @@ class Turns:
         self._before: Spent | None = None
         self._steps = 0
         loop._after_step = self._stepped  # type: ignore[method-assign]
-        # Votes and windows come after so many seconds, of which the engine trains half. Without the second, a window
-        # would seem late each time, and the ranks would be called for it.
-        loop.team.votes._every_s *= 2
-        loop.team._every_s *= 2
+        # Agreements and windows come after so many seconds, of which the engine trains half.
+        loop.agreement.every_s *= 2
 
     def _stepped(self, action: int) -> None:
         self._after_step(action)

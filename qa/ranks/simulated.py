@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ndd_engine.measure.ranks import FIGURES, RanksFold
-from ndd_engine.record.events import PHASES, WindowEvent
-from ndd_engine.record.ranks import RanksEvent
+from ndd_engine.measure.stragglers import Comparison
+from ndd_engine.record.events import PHASES, FunctionsEvent, WindowEvent
+from ndd_engine.record.ranks import RankEvent, RanksEvent
 
 MS = 1e6
 # Milliseconds of a step without exchange.
@@ -52,8 +52,8 @@ class Planted:
         """Of each rank."""
         return [f"node{rank // self.on_host}" for rank in range(self.world)]
 
-    def windows(self, count: int, seed: int) -> Iterator[tuple[list[list[float]], float, float]]:
-        """(rows of FIGURES, least wait, longest own time) of each window. The first one is four times as long."""
+    def windows(self, count: int, seed: int, begin: int = 0) -> Iterator[list[RankEvent]]:
+        """What each rank tells of each window, from a step on. The first one is four times as long."""
         rng = random.Random(seed)
         noise = [rng.uniform(*self.noise) for _ in range(self.world)]
         speed = [rng.gauss(1, self.lasting) for _ in range(self.world)]
@@ -68,36 +68,65 @@ class Planted:
                 if rank == stalled:
                     row["other"] += 50 * MS
                 phases.append(row)
-            owns = [sum(row.values()) for row in phases]
-            longest = max(owns)
-            if self.turns:  # each of these ranks is the slowest in some of the steps
-                longest += self.late_ms * MS * self.steps * (1 - 1 / len(self.late))
-            exchange = self.exchange_ms * self.steps * MS
-            yield (
-                [self._figures(row, own, longest, exchange) for row, own in zip(phases, owns, strict=True)],
-                exchange,
-                longest,
-            )
+            first = begin + index * self.steps
+            yield [self._told(first, rank, row) for rank, row in enumerate(self._steps(phases))]
 
-    def _figures(self, phases: dict[str, float], own: float, longest: float, exchange: float) -> list[float]:
-        found: dict[str, float] = {
-            **phases, "wait": exchange + longest - own, "hidden": 0.4 * exchange, "wall": longest + exchange,
-            "cpu": 0.97 * own, "steps": self.steps, "loss_sum": 1.6, "loss_count": 1, "rss": 475 << 20, "allocated": -1,
-        }  # fmt: skip
-        return [found[name] for name in FIGURES]
+    def _steps(self, phases: list[dict[str, float]]) -> list[tuple[dict[str, float], list[int], list[int]]]:
+        """Of each rank: its phases, and the own time and the wait of each step."""
+        owns = [[sum(row.values()) / self.steps] * self.steps for row in phases]
+        if self.turns:  # in each step another one of these ranks has the whole delay
+            for step in range(self.steps):
+                for rank in self.late:
+                    turn = self.late[step % len(self.late)] == rank
+                    owns[rank][step] += self.late_ms * MS * (turn - 1 / len(self.late))
+        longest = [max(column) for column in zip(*owns, strict=True)]
+        return [
+            (
+                row,
+                [round(own) for own in each],
+                [round(most - own + self.exchange_ms * MS) for own, most in zip(each, longest, strict=True)],
+            )
+            for row, each in zip(phases, owns, strict=True)
+        ]
+
+    def _told(
+        self, begin: int, rank: int, figures: tuple[dict[str, float], list[int], list[int]]
+    ) -> RankEvent:
+        phases, owns, waits = figures
+        return RankEvent(
+            step=begin + self.steps, begin=begin, numbers=list(range(self.steps)), own_ns=owns, wait_ns=waits,
+            phases_ns={name: round(value) for name, value in phases.items()}, cpu_ns=round(0.97 * sum(owns)),
+            hidden_ns=round(0.4 * self.exchange_ms * MS), rss_bytes=475 << 20,
+        )  # fmt: skip
+
+    def comparison(self) -> Comparison:
+        """That of these ranks, before their first window."""
+        found = Comparison()
+        found.strategy, found.launched = self.strategy, self.world
+        for rank, host in enumerate(self.hosts):
+            found.join(rank, host)
+        for rank, place in zip(self.late, self.places, strict=False):
+            file, _, line = place.partition(":")
+            number, _, name = line.partition(" ")
+            row: Any = [file, int(number), name, 1, 10**9, 10**9, "", self.phase]
+            found.take(rank, FunctionsEvent(0, 10**9, [row]))
+        return found
 
     def events(self, count: int = 20, seed: int = 1) -> list[RanksEvent]:
-        """The events of the fold."""
-        fold = RanksFold(self.strategy, self.hosts)
-        known = dict(zip(self.late, self.places, strict=False))
+        """The events of the comparison."""
+        return compared(self.comparison(), self.windows(count, seed))
 
-        def places(rank: int) -> dict[str, str]:
-            return {self.phase: known[rank]} if rank in known else {}
 
-        return [
-            fold.window((index + 1) * self.steps, *window, places)
-            for index, window in enumerate(self.windows(count, seed))
-        ]
+def compared(comparison: Comparison, windows: Iterable[Sequence[RankEvent]]) -> list[RanksEvent]:
+    """The events of windows of all ranks."""
+    found: list[RanksEvent] = []
+    for window in windows:
+        for rank, event in enumerate(window):
+            comparison.take(rank, event)
+        for new in comparison.new():
+            assert isinstance(new, RanksEvent), new
+            found.append(new)
+    return found
 
 
 def named(events: Sequence[RanksEvent]) -> tuple[int, str] | None:

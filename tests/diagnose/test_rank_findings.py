@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from planted_runs import Planted as Run
 from planted_runs import cores
-from qa.ranks.simulated import Planted, beside
+from qa.ranks.simulated import Planted, beside, compared
 
 from ndd_engine.diagnose import Finding, diagnose
-from ndd_engine.measure.ranks import RanksFold
 from ndd_engine.record.events import SampleEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
@@ -130,12 +129,11 @@ def test_ranks_that_take_turns_are_skew_and_not_late() -> None:
 
 
 def test_the_phase_in_which_ranks_take_turns_is_named() -> None:
-    fold, state = RanksFold("ddp", ["a"] * 4), RunState()
+    state = RunState()
     state.fold(0.0, Run(sets=["parallel.ranks=4"]).run_event())
     plans = [Planted(4, late=(rank,), late_ms=40.0, exchange_ms=2.0, **QUIET) for rank in range(4)]
-    for index in range(16):
-        window = list(plans[index % 4].windows(index + 1, 1))[index]
-        event = fold.window(4 * (index + 1), *window)
+    windows = (list(plans[index % 4].windows(index + 1, 1))[index] for index in range(16))
+    for index, event in enumerate(compared(plans[0].comparison(), windows)):
         state.fold(float(index), beside(event))
         state.fold(float(index), event)
     snapshot = state.snapshot()

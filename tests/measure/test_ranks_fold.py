@@ -6,12 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from qa.ranks.simulated import Planted, named
+from qa.ranks.simulated import Planted, compared, named
 
-from ndd_engine.measure.late import KEPT_WINDOWS, WARM_UP
-from ndd_engine.measure.ranks import FIGURES, RanksFold
-from ndd_engine.record.events import PHASES, RanksEvent, decode
-from ndd_engine.record.ranks import ASIDES
+from ndd_engine.measure.stragglers import KEPT_WINDOWS, TOLD_STEPS, WARM_UP, compared_steps
+from ndd_engine.record.events import PHASES, decode
 
 WHERE = ("data_wait", "forward", "backward", "optimizer")
 # Least part of the runs in which the planted rank and phase are named.
@@ -63,22 +61,20 @@ def test_two_late_ranks_of_different_hosts() -> None:
 
 def test_the_ceiling_is_the_time_until_the_next_slowest() -> None:
     planted = Planted(
-        2, late=(1,), late_ms=20.0, noise=(0.0, 0.0), lasting=0.0, stalls=0.0, places=("text.py:8",)
+        2, late=(1,), late_ms=20.0, noise=(0.0, 0.0), lasting=0.0, stalls=0.0, places=("text.py:8 load",)
     )
     late = planted.events()[-1].late
     assert late is not None
     assert late["late_ns"] == pytest.approx(20e6, rel=0.05)
     assert late["phase_ns"] == pytest.approx(20e6, rel=0.01)
     assert late["ceiling"] == pytest.approx(95.1 / 75.1, rel=0.02)
-    assert late["where"] == "text.py:8"
+    assert late["where"] == "text.py:8 load"
 
 
 def test_a_rank_that_recovers_is_no_longer_named_and_since_is_its_first_window() -> None:
-    fold = RanksFold("ddp", ["a", "a"])
-    slow = list(Planted(2, late=(1,), late_ms=20.0).windows(20, 1))
-    fast = list(Planted(2).windows(30, 2))
-    events = [fold.window(4 * (index + 1), *window) for index, window in enumerate([*slow, *fast])]
-    late = [event.late for event in events]
+    slow, fast = Planted(2, late=(1,), late_ms=20.0), Planted(2)
+    windows = [*slow.windows(20, 1), *fast.windows(30, 2, begin=80)]
+    late = [event.late for event in compared(fast.comparison(), windows)]
     assert late[19] is not None
     assert {item["since_step"] for item in late[12:20] if item} == {late[19]["since_step"]}
     assert late[-1] is None
@@ -92,10 +88,9 @@ def test_more_windows_show_a_smaller_delay() -> None:
 
 
 def test_a_rank_that_recovers_is_not_named_for_what_more_windows_show() -> None:
-    fold = RanksFold("ddp", ["a", "a"])
     late, well = Planted(2, late=(1,), late_ms=8.0), Planted(2)
-    windows = [*late.windows(40, 3), *list(well.windows(41 + KEPT_WINDOWS, 4))[1:]]
-    events = [fold.window(4 * index, *window) for index, window in enumerate(windows, 1)]
+    windows = [*late.windows(40, 3), *list(well.windows(41 + KEPT_WINDOWS, 4, begin=156))[1:]]
+    events = compared(well.comparison(), windows)
     assert events[39].late is not None and events[39].late["rank"] == 1
     assert all(event.late is None for event in events[40 + KEPT_WINDOWS :])
 
@@ -106,48 +101,43 @@ def test_nothing_is_named_before_there_is_enough() -> None:
 
 
 def test_means_add_up_to_the_step() -> None:
-    for planted in (Planted(2, late=(1,), late_ms=9.0), Planted(64), Planted(1)):
+    for planted in (Planted(2, late=(1,), late_ms=9.0), Planted(64)):
         for event in planted.events(5):
             phases = sum(event.columns_us[name][2] for name in PHASES if name in event.columns_us)
             waits = (event.exchange_ns + event.skew_ns) / event.steps / 1e3
             assert phases + waits == pytest.approx(event.wall_ns / event.steps / 1e3, rel=1e-4)
 
 
-def test_evaluations_and_checkpoints_do_not_make_a_rank_late() -> None:
-    fold = RanksFold("ddp", ["a", "a"])
-    event: RanksEvent | None = None
-    for index, (rows, least, most) in enumerate(Planted(2).windows(20, 3)):
-        rows[0][FIGURES.index("checkpoint")] += 400e6
-        for row in rows:
-            row[FIGURES.index("wall")] += 400e6
-        rows[1][FIGURES.index("wait")] += 400e6
-        event = fold.window(4 * (index + 1), rows, least, most)
-        assert event.late is None
-    assert event is not None
-    assert all(name not in event.columns_us or name == "checkpoint" for name in ASIDES)
+def test_evaluations_and_checkpoints_are_no_part_of_what_is_compared() -> None:
+    names = ("forward", "forward/part", "backward/exchange", "checkpoint", "checkpoint/exchange")
+    told = compared_steps(6, 4, names, {4: [10, 1, 5, 0, 0], 5: [20, 2, 5, 900, 30]})
+    assert (told.numbers, told.own_ns, told.wait_ns) == ([0, 1], [11, 22], [5, 5])
+    assert told.phases_ns == {"forward": 33}
+
+
+def test_of_many_short_steps_all_ranks_tell_of_the_same_ones() -> None:
+    rows = {step: [1, step] for step in range(1000, 3000)}
+    one, other = (compared_steps(3000, 1000, ("forward", name), rows) for name in ("clip", "clip/exchange"))
+    assert one.numbers == other.numbers and TOLD_STEPS / 2 < len(one.numbers) < 2 * TOLD_STEPS
 
 
 def test_unknown_figures_are_left_out() -> None:
-    fold = RanksFold("", ["a"] * 3)
-    rows, least, most = next(Planted(3).windows(1, 1))
-    for row in rows:
-        for name in ("hidden", "cpu", "rss", "allocated"):
-            row[FIGURES.index(name)] = -1
-    event = fold.window(4, rows, least, most)
+    planted = Planted(3)
+    window = [
+        replace(told, hidden_ns=None, cpu_ns=None, rss_bytes=None) for told in next(planted.windows(1, 1))
+    ]
+    (event,) = compared(planted.comparison(), [window])
     assert event.hidden_ns is None
     assert "cpu" not in event.columns_us
     assert event.memory_bytes == {}
     assert "cpu" not in event.row_names
 
 
-def test_a_window_without_steps_is_an_event_and_is_not_judged() -> None:
-    fold = RanksFold("ddp", ["a", "a"])
-    rows, least, most = next(Planted(2, steps=1).windows(1, 1))
-    for row in rows:
-        row[FIGURES.index("steps")] = 0
-    for _ in range(KEPT_WINDOWS):
-        event = fold.window(0, rows, least, most)
-        assert (event.steps, event.late) == (0, None)
+def test_a_window_without_timed_steps_is_no_event() -> None:
+    planted = Planted(2)
+    first, second = planted.windows(2, 1)
+    empty = [replace(told, numbers=[], own_ns=[], wait_ns=[]) for told in first]
+    assert [event.step for event in compared(planted.comparison(), [empty, second])] == [second[0].step]
 
 
 @pytest.mark.parametrize("world", [2, 9, 64, 1024, 4096])

@@ -23,10 +23,8 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.train import rank_run
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.parallel import world
-from ndd_engine.train.parallel.devices import Used, conflict, device_of
-from ndd_engine.train.parallel.notes import FolderNotes
-from ndd_engine.train.parallel.place import OtherRankError, Place
-from ndd_engine.train.parallel.world import _attempt, from_others
+from ndd_engine.train.parallel.rank_place import FolderNotes, OtherRankError, Place
+from ndd_engine.train.parallel.world import Used, _attempt, conflict, device_of, from_others
 from ndd_engine.train.rank_run import _launched
 from ndd_engine.train.request import Ranks, RunRequest
 

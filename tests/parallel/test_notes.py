@@ -9,28 +9,24 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from ndd_engine.train.control import Control
-from ndd_engine.train.parallel.agreement import Decision, SharedControl
-from ndd_engine.train.parallel.failures import (
+from ndd_engine.train.control import Control, StopNow
+from ndd_engine.train.parallel.hang import Note, verdict, waiting_in
+from ndd_engine.train.parallel.rank_ends import (
     Cause,
     Neighbours,
-    _space,
     first_over,
     introduce,
     leave_cause,
     others,
 )
-from ndd_engine.train.parallel.flight import waiting_in
-from ndd_engine.train.parallel.hang import Note, verdict
-from ndd_engine.train.parallel.notes import FolderNotes
-from ndd_engine.train.parallel.place import Place
+from ndd_engine.train.parallel.rank_place import FolderNotes, Member, Place
 from ndd_engine.train.request import Ranks
 
 HOSTS = ["one", "one", "two", "two"]
@@ -128,9 +124,11 @@ def ended() -> int:
     return process.pid
 
 
-def member(pid: int, host: str, space: str) -> str:
-    """What a rank says of itself."""
-    return json.dumps({"host": host, "pid": pid, "space": space})
+def member(rank: int, pid: int, host: str = "", space: str = "") -> str:
+    """What a rank says of itself. host: of this one by default."""
+    mine = Member.mine(rank)
+    found = replace(mine, pid=pid) if not host else Member(rank, host, pid, space or mine.space)
+    return json.dumps(asdict(found))
 
 
 @pytest.mark.long
@@ -139,7 +137,7 @@ def test_a_rank_whose_process_is_gone_was_killed_unless_it_left(tmp_path: Path) 
     introduce(zero)
     gone, host = ended(), socket.gethostname()
     for rank in (1, 2):
-        zero.notes.put(f"here/{rank}", member(gone, host, _space()))
+        zero.notes.put(f"here/{rank}", member(rank, gone))
     two.notes.put("left/2", "")
     cause = others(zero, LOST, "", "at step 7")
     assert cause.text.startswith(f"rank 1 ({host}, process {gone})")
@@ -155,11 +153,11 @@ def test_a_rank_that_was_killed_is_told_to_other_hosts_by_its_neighbour(tmp_path
     zero, one, two = ranks_in(tmp_path)
     introduce(one)
     gone, host = ended(), socket.gethostname()
-    two.notes.put("here/2", member(gone, host, _space()))
+    two.notes.put("here/2", member(2, gone))
     found = Neighbours(one).gone()
     # As rank 0 of another host sees them.
-    zero.notes.put("here/1", member(1, "elsewhere", ""))
-    zero.notes.put("here/2", member(gone, host, "another container"))
+    zero.notes.put("here/1", member(1, 1, "elsewhere"))
+    zero.notes.put("here/2", member(2, gone, host, "another container"))
     assert Neighbours(zero).gone() is None
     told = first_over(zero)
     assert told is not None and found is not None
@@ -169,11 +167,11 @@ def test_a_rank_that_was_killed_is_told_to_other_hosts_by_its_neighbour(tmp_path
 def test_after_a_lost_connection_the_ranks_without_a_word_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ndd_engine.train.parallel.failures.PATIENCE_S", 0.2)
+    monkeypatch.setattr("ndd_engine.train.parallel.rank_ends.PATIENCE_S", 0.2)
     zero, one, two = ranks_in(tmp_path / "in")
     introduce(one)
     assert json.loads(one.notes.get("here/1") or "")["pid"] == os.getpid()
-    one.notes.put("here/1", member(77, "elsewhere", ""))
+    one.notes.put("here/1", member(1, 77, "elsewhere"))
     two.notes.put("noticed/2", "")
     cause = others(zero, LOST, "RuntimeError: …", "at step 7")
     assert "rank 1 (elsewhere, process 77)" in cause.text and "rank 2" not in cause.text
@@ -188,39 +186,51 @@ def test_after_a_lost_connection_the_ranks_without_a_word_are_named(
 # Requests.
 
 
-def shared() -> SharedControl:
-    return SharedControl(Control(), lambda: None)
-
-
-def agreed(**asked: int) -> Decision:
-    return Decision(asked, 1, 0.0, 0.0)
+def shared() -> Control:
+    control = Control()
+    control.share(lambda: None)
+    return control
 
 
 def test_a_stop_that_another_rank_asked_for_is_the_reason_of_this_one() -> None:
     control = shared()
-    control.obey(agreed(terminated=3))
-    for each in (control, control.own):
-        assert each.stop_status == "terminated" and each.stop_reason.endswith("rank 3")
-    assert not control.kill
+    control.obey({"terminated": 3})
+    assert control.stops == control.stop_status == "terminated" and control.stop_reason.endswith("rank 3")
+    assert control.pending and not control.kill
 
 
 def test_the_reason_of_the_rank_that_was_asked_is_kept() -> None:
     control = shared()
-    control.own.request("stop", "Ctrl-C", "interrupted")
-    assert control.asks()["interrupted"]
-    assert not control.stopping  # not before all ranks have agreed
-    control.obey(agreed(interrupted=0))
-    assert control.stop_reason == "Ctrl-C"
+    control.request("stop", "Ctrl-C", "interrupted")
+    assert control.asks() == {"interrupted"}
+    assert control.stopping and not control.stops and not control.pending  # before all ranks have agreed
+    control.obey({"interrupted": 0})
+    assert control.stop_reason == "Ctrl-C" and control.stops == "interrupted"
 
 
 def test_an_immediate_stop_waits_for_the_agreement_between_steps() -> None:
     control = shared()
-    control.own.request("kill", "Ctrl-C", "interrupted")
+    control.request("kill", "Ctrl-C", "interrupted")
     control.check_kill()
-    assert control.asks()["kill"]
-    control.obey(agreed(interrupted=0, kill=0))
-    assert control.kill
-    assert control.pending
+    with pytest.raises(StopNow):
+        control.check_kill(alone=True)
+    assert control.asks() == {"kill", "interrupted"}
+    control.obey({"interrupted": 0, "kill": 0})
+    with pytest.raises(StopNow):
+        control.check_kill()
+
+
+def test_what_is_done_once_is_asked_for_once_and_a_pause_as_long_as_it_lasts() -> None:
+    control = shared()
+    for action in ("evaluate", "pause"):
+        control.request(action)
+    assert [control.asks(), control.asks()] == [{"evaluate", "pause"}, {"pause"}]
+    control.obey({"evaluate": 0, "pause": 0})
+    assert control.take_once() == {"evaluate"} and control.paused
+    control.request("resume")
+    assert control.asks() == set() and control.paused
+    control.obey({})
+    assert not control.paused and not control.pending
 
 
 # Hangs.
@@ -277,7 +287,7 @@ def recorder(begun: int, number: int, *entries: dict[str, Any]) -> dict[str, Any
     return {"entries": list(entries), "pg_status": {str(number): {"last_enqueued_collective": begun}}}
 
 
-VOTES = recorder(3, 1, entry("values", 1, "gloo:all_reduce"))
+AGREED = recorder(3, 1, entry("1", 1, "gloo:all_gather", True))
 
 
 @pytest.mark.parametrize(
@@ -285,12 +295,11 @@ VOTES = recorder(3, 1, entry("values", 1, "gloo:all_reduce"))
     [
         (
             recorder(7, 0, entry("0", 0, "nccl:x", True), entry("0", 0, "nccl:all_gather")),
-            VOTES,
-            7,
+            AGREED,
+            10,
             "all_gather",
         ),
-        # The same number as the group of the votes, which count for nothing.
-        (recorder(5, 1, entry("0", 1, "nccl:broadcast")), VOTES, 5, "broadcast"),
+        (recorder(5, 1, entry("0", 1, "nccl:broadcast", True)), AGREED, 8, ""),
         (None, recorder(4, 0, entry("0", 0, "gloo:all_reduce")), 4, "all_reduce"),
         (None, None, None, ""),
     ],
@@ -307,5 +316,4 @@ def test_the_collective_is_that_of_either_recorder(
             return json.dumps(told).encode()
 
         monkeypatch.setattr(c10d, f"_dump_{kind}_trace_json", dump, raising=False)
-    group: Any = SimpleNamespace(group_name="values")
-    assert waiting_in(group, None) == (begun, f"{name} of [[8]]" if name else "")
+    assert waiting_in() == (begun, f"{name} of [[8]]" if name else "")

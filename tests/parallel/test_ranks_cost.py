@@ -1,4 +1,4 @@
-"""Ranks exchange gradients in each step, and nothing else: votes and figures of windows are about one a second."""
+"""Ranks exchange gradients in each step, and nothing else: they agree about once a second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 from ranks_help import train
+from tests.records import events_of
 
+from ndd_engine.record.events import RanksEvent, WindowEvent
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.parallel.world import FLIGHT_RECORDER
 
 STEPS = 400
@@ -37,5 +40,23 @@ def test_steps_have_no_collective_beside_the_exchange_of_gradients(
         for before, after in pairwise(begun):
             in_steps[sum(after.values()) - sum(before.values())] += 1
         assert in_steps.most_common(1)[0][0] == of_step
-        # At first the votes are 1, 2, 4, ... steps apart. Each lets rank 0 gather the figures of a window.
+        # At first the agreements are 1, 2, 4, ... steps apart.
         assert STEPS - in_steps[of_step] < 30, in_steps
+    records = (RunDir(done.folder), RunDir(done.folder / "ranks" / "1"))
+    losses, others = (
+        {event.step: event.loss for event in events_of(run) if isinstance(event, WindowEvent)}
+        for run in records
+    )
+    # The mean over the ranks, whose own losses differ.
+    assert losses == others and None not in losses.values()
+    compared = [event for event in done.events if isinstance(event, RanksEvent)]
+    # Of a window with very many steps, only some are compared.
+    assert STEPS / 2 < sum(event.steps for event in compared) <= STEPS and compared[-1].step == STEPS
+    for event in compared:
+        phases = sum(
+            mean
+            for name, (_, _, mean, _, _) in event.columns_us.items()
+            if name not in ("own", "wait", "cpu")
+        )
+        waits = (event.exchange_ns + event.skew_ns) / event.steps / 1e3
+        assert phases + waits == pytest.approx(event.wall_ns / event.steps / 1e3, rel=1e-3)

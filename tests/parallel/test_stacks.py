@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from ndd_engine.measure import spy
-from ndd_engine.train.parallel.stacks import Listening, parsed, place, stack_of
+from ndd_engine.train.parallel.hang import Listening, parsed, place, stack_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 # A thread that waits, and a call of three seconds that keeps the interpreter lock.
 SUBJECT = """
 import ctypes, json, threading, time
-from ndd_engine.train.parallel.stacks import Listening
+from ndd_engine.train.parallel.hang import Listening
 
 def stuck():
     begin = time.monotonic()

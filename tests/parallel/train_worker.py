@@ -22,12 +22,9 @@ from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.share import Share
 from ndd_engine.train.evaluate import evaluate
-from ndd_engine.train.parallel.loop import _Shared
-from ndd_engine.train.parallel.notes import StoreNotes
-from ndd_engine.train.parallel.place import Place
-from ndd_engine.train.parallel.same import check_data, check_model
+from ndd_engine.train.parallel.rank_place import Place, StoreNotes
 from ndd_engine.train.parallel.strategy import Strategy, strategy_of
-from ndd_engine.train.parallel.world import World
+from ndd_engine.train.parallel.world import World, check_data, check_model
 from ndd_engine.train.prepare import seed, total_steps, training_batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare
@@ -123,7 +120,7 @@ def trained(case: Case, config: Config, world: World | None = None) -> dict[str,
         losses.append(float(mean))
         clock.end_step()
     evaluation = EvalBatches(workload.eval_data, config, workload.collate, CPU, share=share)
-    shared = None if world is None else _Shared(world, clock)
+    shared = None if world is None else world.exchange.everywhere
     result = evaluate(stepper, evaluation, lambda: None, shared)
     return {
         "losses": losses, "gradients": gradients, "weights": named(iter(stepper.model.state_dict().items())),

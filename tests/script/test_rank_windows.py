@@ -16,7 +16,6 @@ from ndd_engine.script.command import Command
 from ndd_engine.script.contained import check_ranks
 from ndd_engine.script.follower import Follower
 from ndd_watch.mapped import Memory
-from ndd_watch.phases import PHASES
 
 MS = 10**6
 
@@ -61,12 +60,10 @@ class Job:
         """Steps with 10 ms of forward, some of data_wait, and some of waiting for other ranks in backward."""
         numbers = [step - begin for step in range(begin, end) if step not in without]
         own, wait, count = round((10 + data_ms) * MS), round(wait_ms * MS), len(numbers)
-        phases = [0] * len(PHASES)
-        phases[PHASES.index("forward")] = count * 10 * MS
-        phases[PHASES.index("data_wait")] = round(count * data_ms * MS)
+        phases = {"forward": count * 10 * MS, "data_wait": round(count * data_ms * MS)}
         told = {
-            "begin": begin, "numbers": numbers, "own_ns": [own] * count, "wait_ns": [wait] * count, "phases_ns": phases,
-            "cpu_ns": count * 5 * MS, "rss_bytes": 10**8 + rank,
+            "step": end, "begin": begin, "numbers": numbers, "own_ns": [own] * count, "wait_ns": [wait] * count,
+            "phases_ns": phases, "cpu_ns": count * 5 * MS, "rss_bytes": 10**8 + rank,
         }  # fmt: skip
         wall = (end - begin) * (own + wait)
         forward = {"host_ns": wall, "p50_ns": 1, "p95_ns": 1, "max_ns": 1, "device_ns": None}

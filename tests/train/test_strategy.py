@@ -20,8 +20,7 @@ from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.predict.probing import endless
 from ndd_engine.predict.ranks import pretended
 from ndd_engine.train.data.loader import Batches, EvalBatches
-from ndd_engine.train.parallel.effects import effects
-from ndd_engine.train.parallel.strategy import Fsdp2, _hook, blocks, strategy_of
+from ndd_engine.train.parallel.strategy import Fsdp2, _hook, blocks, effects, strategy_of
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.settings import VerifiedSettings

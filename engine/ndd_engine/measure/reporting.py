@@ -12,7 +12,7 @@ from ndd_engine.text import printable
 from ndd_watch.compilers import Compilations
 from ndd_watch.process import Heap
 
-from .clock import PhaseClock
+from .clock import PhaseClock, Window
 from .collector import Collector
 from .compiling import compile_marks
 from .losses import LossReader
@@ -48,7 +48,8 @@ class Reporter:
     """Turns what was measured since the last window into events; `put` records one.
 
     steps: optimizer steps in the current window. arrived: (step, loss) pairs that reached the host in it. profiled: the
-    window contains a profiler capture or a profiled step.
+    window contains a profiler capture or a profiled step. windowed: called with each window that ends; returns what is
+    recorded of it.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Reporter:
         gc_every_steps: int = 0,
     ) -> None:
         self.clock, self.losses, self.put = clock, losses, put
+        self.windowed: Callable[[Window, WindowEvent], WindowEvent] = lambda _window, event: event
         self.steps = 0
         self.profiled = False
         self.arrived: list[tuple[int, float]] = []
@@ -118,38 +120,37 @@ class Reporter:
         p50, p95, longest = window.steps()
         epoch, epoch_step = divmod(step, work.steps_per_epoch) if work.place is None else work.place()
         extras = self.losses.extras
-        self.put(
-            WindowEvent(
-                step=step,
-                epoch=epoch,
-                epoch_step=epoch_step,
-                steps=steps,
-                micro_steps=steps * work.micro_steps,
-                items=items,
-                tokens=round(items * work.tokens_per_item),
-                wall_ns=window.wall_ns,
-                step_p50_ns=p50,
-                step_p95_ns=p95,
-                step_max_ns=longest,
-                phases=window.phases(),
-                loss=sum(value for _, value in arrived) / len(arrived) if arrived else None,
-                last_loss=arrived[-1] if arrived else None,
-                lr=self._stepping.lr,
-                grad_norm=extras.get("grad_norm"),
-                loss_scale=extras.get("loss_scale"),
-                device_steps=len(window.device),
-                gc_ns=pauses.ns,
-                gc_count=pauses.number,
-                gc_max_ns=pauses.longest_ns,
-                profiled=self.profiled,
-                heap_bytes=self._heap.read(),
-            )
+        event = WindowEvent(
+            step=step,
+            epoch=epoch,
+            epoch_step=epoch_step,
+            steps=steps,
+            micro_steps=steps * work.micro_steps,
+            items=items,
+            tokens=round(items * work.tokens_per_item),
+            wall_ns=window.wall_ns,
+            step_p50_ns=p50,
+            step_p95_ns=p95,
+            step_max_ns=longest,
+            phases=window.phases(),
+            loss=sum(value for _, value in arrived) / len(arrived) if arrived else None,
+            last_loss=arrived[-1] if arrived else None,
+            lr=self._stepping.lr,
+            grad_norm=extras.get("grad_norm"),
+            loss_scale=extras.get("loss_scale"),
+            device_steps=len(window.device),
+            gc_ns=pauses.ns,
+            gc_count=pauses.number,
+            gc_max_ns=pauses.longest_ns,
+            profiled=self.profiled,
+            heap_bytes=self._heap.read(),
         )
+        self.put(self.windowed(window, event))
         if self.losses.scalars:
             self.put(ScalarsEvent(step, _means(self.losses.scalars)))
             self.losses.scalars = []
-        for event in self._stepping.reports:
-            self.put(event)
+        for report in self._stepping.reports:
+            self.put(report)
         self._stepping.reports.clear()
         if (compiled := self._compilations.take()) is not None:
             for mark in compile_marks(compiled, step):

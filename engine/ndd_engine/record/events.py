@@ -7,6 +7,7 @@ are incomplete or have a value of another type than declared.
     run      the run, its configuration and machine; the first event, repeated on resume with `resumed_step`
     stage    a stage of the preparation, such as importing torch
     window   a group of consecutive steps: wall time, phases, loss, throughput
+    rank     what one rank did in the steps of a window, in its own record
     ranks    what all ranks of a run with several did in the same steps
     sample   counters of the GPU and the host
     memory   counters of the CUDA allocator
@@ -43,13 +44,13 @@ from .evidence import (
     TrialEvent,
 )
 from .parts import Configuration, Ended, Gpu, GpuCounters, HostCounters, MarkData, PhaseTimes, State
-from .ranks import RanksEvent
+from .ranks import RankEvent, RanksEvent
 from .shape import Time, check_of
 
 __all__ = [
     "EVENT_TYPES", "PHASES", "BaselineEvent", "EndEvent", "Event", "FindingEvent", "FoldEvent",
-    "FunctionsEvent", "Json", "KernelsEvent", "LoaderEvent", "MarkEvent", "MemoryEvent", "RanksEvent", "RunEvent",
-    "SampleEvent", "ScalarsEvent", "SettingEvent", "StacksEvent", "StageEvent", "TextsEvent", "TrialEvent",
+    "FunctionsEvent", "Json", "KernelsEvent", "LoaderEvent", "MarkEvent", "MemoryEvent", "RankEvent", "RanksEvent",
+    "RunEvent", "SampleEvent", "ScalarsEvent", "SettingEvent", "StacksEvent", "StageEvent", "TextsEvent", "TrialEvent",
     "WindowEvent", "WorkEvent", "decode", "decoded", "finite", "parse",
 ]  # fmt: skip
 
@@ -319,9 +320,9 @@ class EndEvent(Event):
 EVENT_TYPES: dict[str, type[Event]] = {
     kind.type: kind
     for kind in (
-        RunEvent, StageEvent, WindowEvent, RanksEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent, LoaderEvent,
-        BaselineEvent, KernelsEvent, StacksEvent, FunctionsEvent, FindingEvent, TrialEvent, ScalarsEvent, TextsEvent,
-        MarkEvent, FoldEvent, EndEvent,
+        RunEvent, StageEvent, WindowEvent, RankEvent, RanksEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent,
+        LoaderEvent, BaselineEvent, KernelsEvent, StacksEvent, FunctionsEvent, FindingEvent, TrialEvent, ScalarsEvent,
+        TextsEvent, MarkEvent, FoldEvent, EndEvent,
     )
 }  # fmt: skip
 

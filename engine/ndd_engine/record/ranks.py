@@ -1,4 +1,4 @@
-"""What all ranks of a run with several did in the same steps: an event, gathered by rank 0."""
+"""What the ranks of a run with several did: each by itself, and all of them in the same steps."""
 
 from __future__ import annotations
 
@@ -8,23 +8,52 @@ from typing import Annotated, Any, ClassVar
 from .event import Event
 from .parts import Late
 
-# Phases that are not part of a step.
 # Phases outside of steps: how often they run is a setting, so they do not count towards the speed.
 ASIDES = ("evaluate", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
-class RanksEvent(Event):
-    """What all ranks did in the same steps, gathered by rank 0.
+class RankEvent(Event):
+    """What one rank did in the steps of a window; from these the ranks are compared. In the record of a rank.
 
-    step: optimizer steps done at the end. steps: number of steps that the figures are of; in a script those that every
-    rank timed by phase. world, hosts: numbers of ranks and of hosts. strategy: "ddp", "fsdp2", or "" if it is unknown.
+    step: optimizer steps done at the end. begin: steps before the window. numbers: the steps that were timed, counted
+    from begin. own_ns: wall time of each of these without waiting for other ranks, evaluations and checkpoints.
+    wait_ns: time in which they waited for other ranks. phases_ns: {phase: own time of these steps}.
+    cpu_ns: processor time of these steps, or null.
+    hidden_ns: exchange during the computation of one step, or null. rss_bytes: resident memory of the process, or null.
+    allocated_bytes: GPU memory allocated by torch, or null.
+    """
+
+    type: ClassVar[str] = "rank"
+    step: int
+    begin: int
+    numbers: list[int]
+    own_ns: list[int]
+    wait_ns: list[int]
+    phases_ns: dict[str, int]
+    cpu_ns: int | None = None
+    hidden_ns: int | None = None
+    rss_bytes: int | None = None
+    allocated_bytes: int | None = None
+
+    @property
+    def wall_ns(self) -> int:
+        """Wall time of the timed steps."""
+        return sum(self.own_ns) + sum(self.wait_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class RanksEvent(Event):
+    """What all ranks did in the same steps, compared by rank 0 or by the console that observes a script.
+
+    step: optimizer steps done at the end. steps: number of steps that the figures are of, which every rank timed.
+    world, hosts: numbers of ranks and of hosts. strategy: "ddp", "fsdp2", or "" if it is unknown.
     wall_ns: mean wall time of the ranks. exchange_ns: sum over the steps of the least wait of any rank, which is what
     exchanging data takes; skew_ns: mean wait beyond that, which is waiting for slower ranks. hidden_ns: mean time of
     exchange during computation, or null. critical_ns: sum over the steps of the longest own time of any rank.
 
-    columns_us: {name: [least, median, mean, most, rank of the most]} over the ranks, in microseconds per step, or in
-    all if the window has no steps. Names are the phases without their waiting for other ranks, "wait" (that waiting),
+    columns_us: {name: [least, median, mean, most, rank of the most]} over the ranks, in microseconds per step.
+    Names are the phases without their waiting for other ranks, "wait" (that waiting),
     "own" (wall time without "wait", evaluations and checkpoints) and "cpu" (processor time). memory_bytes: the same for
     "rss" and "allocated". rows_us: {rank: figures} of up to eight ranks with the longest own time, in microseconds per
     step; row_names: what the figures are: "own", "wait", "cpu" if it is known, and the larger phases. row_hosts:

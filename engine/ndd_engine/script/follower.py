@@ -15,8 +15,8 @@ from ndd_engine.text import counted, number, printable
 from .captures import Captures
 from .command import Command
 from .facts import Facts
+from .observed_ranks import ScriptRanks
 from .progress import Stalls
-from .ranks import ScriptRanks
 from .records import Line, Records
 
 # Lines of the other ranks that become marks of the run.

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import psutil
 
 from ndd_engine.files import open_regular
+from ndd_engine.measure.stragglers import compared_steps
 from ndd_watch import mapped
 from ndd_watch.phases import FIRST_BATCH, NAMES, OTHER, PHASES, WAITING
 
@@ -237,11 +239,11 @@ class Process:
                 found["phases"][FIRST_BATCH] = {"host_ns": first_ns - self._first_ns}
                 self._first_ns = first_ns
             if "cpu_ns" in line:
-                numbers = [row[0] for row in rows]
-                found["ranks"] = {
-                    **of_rank(timed, int(line["wall_ns"]), numbers, begin, int(line["cpu_ns"])),
-                    "rss_bytes": line.get("rss_bytes"),
-                }
+                told = compared_steps(
+                    shown, begin, NAMES, dict(zip((row[0] for row in rows), timed, strict=True))
+                )
+                cpu_ns = round(int(line["cpu_ns"]) * told.wall_ns / max(int(line["wall_ns"]), 1))
+                found["ranks"] = {**asdict(told), "cpu_ns": cpu_ns, "rss_bytes": line.get("rss_bytes")}
             self._micro += int(line["micro_steps"])
             self._step, self._shown = end, shown
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -397,21 +399,3 @@ def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
 
 def _at(ordered: Sequence[int], share: float) -> int | None:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else None
-
-
-def of_rank(
-    rows: Sequence[Sequence[int]], wall_ns: int, numbers: Sequence[int], begin: int, cpu_ns: int
-) -> dict[str, Any]:
-    """What a rank tells of the timed steps of a window, so that it can be compared with others.
-
-    begin: steps before the window; numbers: steps before each row. Waiting for others is no part of phases_ns and
-    own_ns; cpu_ns, processor time, is scaled to these steps. Evaluations and checkpoints are no part of a step.
-    """
-    owns = [sum(each[:WAITING]) for each in rows]
-    waits = [sum(each[WAITING:]) for each in rows]
-    phases = [sum(column) for column in zip(*rows, strict=True)][:WAITING]
-    part = (sum(owns) + sum(waits)) / max(wall_ns, 1)
-    return {
-        "begin": begin, "numbers": [number - begin for number in numbers], "own_ns": owns, "wait_ns": waits,
-        "phases_ns": phases, "cpu_ns": round(cpu_ns * part),
-    }  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -15,18 +17,35 @@ class StopNow(BaseException):
     """Stops the loop immediately, without a checkpoint. Not an Exception, so that nothing swallows it."""
 
 
+# What is done once after a request, and the statuses of a run that stops.
+ONCE = ("checkpoint", "evaluate", "kernels")
+STOPS = ("stopped", "interrupted", "terminated", "failed")
+
+
+@dataclass
+class Requests:
+    """once: of `ONCE`. stop: the status of a run that is to stop. kill: without a checkpoint."""
+
+    paused: bool = False
+    once: set[str] = field(default_factory=set)
+    stop: str | None = None
+    kill: bool = False
+
+
 class Control:
-    """Requests to the loop. `pending` is a plain attribute, so that checking it costs nothing."""
+    """Requests to the loop. Those to one of several ranks act on it once all ranks have agreed on them, see `share`.
+
+    pending: whether a request acts on the loop; a plain attribute, so that checking it costs nothing.
+    """
 
     def __init__(self) -> None:
         self.pending = False
-        self._changed = threading.Condition()
-        self._paused = False
-        self._holders: dict[int, psutil.Process] = {}
-        self._once: set[str] = set()
-        self.stop_status: str | None = None
         self.stop_reason = ""
-        self.kill = False
+        self._changed = threading.Condition()
+        self._wanted = self._acting = Requests()
+        self._meet: Callable[[], None] | None = None
+        self._paused = False  # without a holder
+        self._holders: dict[int, psutil.Process] = {}
 
     def request(
         self, action: str, reason: str = "on request", status: str = "stopped", holder: int | None = None
@@ -39,6 +58,7 @@ class Control:
         """
         process = _process(holder) if holder is not None and action == "pause" else None
         with self._changed:
+            wanted = self._wanted
             if action == "pause":
                 if process is None:
                     self._paused = True
@@ -50,55 +70,107 @@ class Control:
                     self._holders.clear()
                 else:
                     self._holders.pop(holder, None)
-            elif action in ("checkpoint", "evaluate", "kernels"):
-                self._once.add(action)
+            elif action in ONCE:
+                wanted.once.add(action)
             elif action in ("stop", "kill"):
                 # The first reason is kept; a second request only stops faster.
-                if self.stop_status is None:
-                    self.stop_status, self.stop_reason = status, reason
-                self.kill = self.kill or action == "kill"
+                if wanted.stop is None:
+                    wanted.stop, self.stop_reason = status, reason
+                wanted.kill = wanted.kill or action == "kill"
             else:
                 raise ValueError(f"unknown action {action!r}")
-            self.pending = True
+            wanted.paused = self._paused or bool(self._holders)
+            self.pending = self.pending or wanted is self._acting
             self._changed.notify_all()
 
-    @property
-    def has_once(self) -> bool:
-        """Whether there are one-time requests."""
-        return bool(self._once)
-
-    def take_once(self) -> set[str]:
-        """Return the one-time requests since the last call; clears `pending` unless the run is paused or stopping."""
-        with self._changed:
-            once, self._once = self._once, set()
-            self.pending = self.paused or self.stop_status is not None
-            return once
+    # What was requested.
 
     @property
-    def paused(self) -> bool:
-        return self._paused or bool(self._holders)
+    def stop_status(self) -> str | None:
+        """The status of a run that is to stop; None without such a request."""
+        return self._wanted.stop
+
+    @property
+    def stopping(self) -> bool:
+        return self._wanted.stop is not None
+
+    @property
+    def kill(self) -> bool:
+        """Whether an immediate stop was requested."""
+        return self._wanted.kill
 
     @property
     def holders(self) -> tuple[int, ...]:
         """Ids of the processes that hold a pause."""
         return tuple(self._holders)
 
-    @property
-    def stopping(self) -> bool:
-        return self.stop_status is not None
+    # What acts on the loop.
 
-    def check_kill(self) -> None:
-        """Raise StopNow if an immediate stop was requested."""
-        if self.kill:
+    @property
+    def paused(self) -> bool:
+        return self._acting.paused
+
+    @property
+    def stops(self) -> str | None:
+        """The status with which the loop has to end, or None."""
+        return self._acting.stop
+
+    def take_once(self) -> set[str]:
+        """Return the one-time requests since the last call; clears `pending` unless the run is paused or stopping."""
+        with self._changed:
+            acting = self._acting
+            once, acting.once = acting.once, set()
+            self.pending = acting.paused or acting.stop is not None
+            return once
+
+    def check_kill(self, alone: bool = False) -> None:
+        """Raise StopNow for an immediate stop. alone: also for one that other ranks have not agreed on."""
+        if self._wanted.kill if alone else self._acting.kill:
             raise StopNow
 
     def wait(self, timeout_s: float) -> None:
-        """While paused: sleep until a request or the timeout, and drop holders that have exited."""
+        """While paused: sleep until a request or the timeout, drop holders that have exited, and meet other ranks."""
         with self._changed:
-            if self.paused and not self._once and self.stop_status is None:
+            wanted = self._wanted
+            if wanted.paused and not wanted.once and wanted.stop is None:
                 self._changed.wait(timeout_s)
             for process in [held for held in self._holders.values() if not _lives(held)]:
                 del self._holders[process.pid]
+            wanted.paused = self._paused or bool(self._holders)
+        if self._meet is not None:
+            self._meet()
+
+    # With other ranks.
+
+    def share(self, meet: Callable[[], None]) -> None:
+        """From now on only `obey` lets requests act. meet: called again and again while all ranks pause, to agree."""
+        self._acting, self._meet, self.pending = Requests(), meet, False
+
+    def asks(self) -> set[str]:
+        """What this rank wants of all of them: what is done once only once, a pause and a stop as long as they last."""
+        with self._changed:
+            wanted = self._wanted
+            asked, wanted.once = wanted.once, set()
+            lasting = {
+                "pause": wanted.paused,
+                "kill": wanted.kill,
+                wanted.stop or "": wanted.stop is not None,
+            }
+            return asked | {name for name, on in lasting.items() if on}
+
+    def obey(self, asked: Mapping[str, int]) -> None:
+        """Let requests act on this rank. asked: of all ranks, with one that asks."""
+        with self._changed:
+            wanted, acting = self._wanted, self._acting
+            acting.once |= asked.keys() & set(ONCE)
+            acting.paused, acting.kill = "pause" in asked, "kill" in asked
+            wanted.kill = wanted.kill or acting.kill
+            for status in STOPS:
+                if status in asked and acting.stop is None:
+                    acting.stop = status
+                    if wanted.stop is None:
+                        wanted.stop, self.stop_reason = status, f"{status} at rank {asked[status]}"
+            self.pending = bool(acting.once) or acting.paused or acting.stop is not None
 
 
 def _process(pid: int) -> psutil.Process:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,13 +59,17 @@ class Result:
 
 
 def evaluate(
-    stepper: Stepper, loader: EvalBatches, between: Callable[[], None], shared: Shared | None = None
+    stepper: Stepper,
+    loader: EvalBatches,
+    between: Callable[[], None],
+    parts_of_all: Callable[[Any], list[Any]] | None = None,
 ) -> Result:
     """Evaluate without changing the training state: no gradients, no dropout, separate random numbers.
 
-    between: called after every batch, to report progress and to stop (it may raise). shared: with other ranks; each
-    evaluates a part of the batches if the metric can be merged and the order is the engine's, otherwise all of them. A
-    rank that has fewer than another calls a sharded model as often as that one, without counting the result.
+    between: called after every batch, to report progress and to stop (it may raise). parts_of_all: of several ranks,
+    waits for the parts of all of them. Each evaluates a part of the batches if the metric can be merged and the order
+    is the engine's, otherwise all of them. A rank that has fewer than another calls a sharded model as often as that
+    one, without counting the result.
     """
     workload, device, config = stepper.workload, stepper.device, stepper.config
     model, batches, carry = workload.model, config.evaluate.batches, Carry(workload)
@@ -75,7 +79,7 @@ def evaluate(
         workload.metric() if own_step is None else _Means(stepper.workload_parts.where, workload.weight)
     )
     strategy, own = stepper.strategy, None
-    if shared is not None and loader.shares and getattr(metric, "mergeable", False):
+    if parts_of_all is not None and loader.shares and getattr(metric, "mergeable", False):
         own = loader.divide(batches, strategy is not None and strategy.gathers)
     count = 0
     model.eval()
@@ -99,8 +103,8 @@ def evaluate(
                 between()
                 if own is None and batches is not None and count >= batches:
                     break
-            if shared is not None and own is not None:
-                parts = shared.parts([own, metric.parts()])
+            if parts_of_all is not None and own is not None:
+                parts = parts_of_all([own, metric.parts()])
                 count = sum(part[0] for part in parts)
                 metric.merge([part[1] for part in parts])
             metrics = monitored_first(metric.result(), config.evaluate.metric)
@@ -124,13 +128,6 @@ def monitored_first(metrics: dict[str, float], name: str | None) -> dict[str, fl
             f"evaluate.metric = {name!r}: the evaluation has no such metric; allowed: {there}"
         )
     return {name: metrics[name], **metrics}
-
-
-class Shared(Protocol):
-    """How several ranks share an evaluation."""
-
-    def parts(self, mine: Any) -> list[Any]:
-        """The parts of all ranks. Waits for them."""
 
 
 class _Means:

@@ -227,7 +227,7 @@ class Loop:
         while True:
             control.check_kill()
             once = control.take_once()
-            if once != {"kernels"} or control.paused or control.stopping:
+            if once != {"kernels"} or control.paused or control.stops:
                 self.captures.finish(self.step)  # requested work does not belong to a step
             if "kernels" in once:
                 self.captures.ask(self.step)
@@ -237,7 +237,7 @@ class Loop:
                 self.save(again=True)
                 if paused_at is not None:
                     self._window()  # the pause that follows belongs to no window, the checkpoint does
-            if control.stopping or not control.paused:
+            if control.stops or not control.paused:
                 break
             if paused_at is None:
                 self._check(self.losses.drain())
@@ -253,7 +253,7 @@ class Loop:
             self._resting = "training"
             self._status("training")
             self.put(resume_mark(self.step, time.monotonic() - paused_at))
-        return control.stopping
+        return control.stops is not None
 
     def _stop(self) -> str:
         self._resting = "stopping"
@@ -263,7 +263,7 @@ class Loop:
         self._window()
         if not saved:
             raise TrainingError(f"stopped at step {self.step}, but {self.save_error}")
-        return self.control.stop_status or "stopped"
+        return self.control.stops or "stopped"
 
     def _finish(self) -> None:
         self._check(self.losses.drain())
@@ -374,7 +374,7 @@ class Loop:
 
     def _between(self) -> None:
         """During a long evaluation: keep recording windows, and obey an immediate stop."""
-        self.control.check_kill()
+        self.control.check_kill(alone=True)
         self.clock.enter(phase.EVALUATE)
         if self.clock.window_ns >= max(self._window_ns, 200_000_000):
             self._window()

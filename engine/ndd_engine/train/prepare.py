@@ -34,10 +34,8 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.place import cannot_load, no_step
 from ndd_engine.train.data.probe import probe_loader
 from ndd_engine.train.data.share import ALONE, Share
-from ndd_engine.train.parallel.devices import device_of
-from ndd_engine.train.parallel.same import check_data, check_model
 from ndd_engine.train.parallel.strategy import strategy_of
-from ndd_engine.train.parallel.world import World, from_first
+from ndd_engine.train.parallel.world import World, check_data, check_model, device_of, from_first
 from ndd_engine.train.probes.autosize import SizeChoice, decide
 from ndd_engine.train.probes.baseline import Baseline
 from ndd_engine.train.probes.rehearsal import Rehearsal, rehearse
@@ -121,7 +119,7 @@ def prepare_run(run: OpenRun) -> Prepared:
     if world is None:
         loop = Loop(run, stepper, batches, evaluation, clock)
     else:
-        from .parallel.loop import RankLoop  # imports much that a single process does not need
+        from .parallel.rank_loop import RankLoop  # imports much that a single process does not need
 
         ranked = RankLoop(run, stepper, batches, evaluation, clock, world)
         loop, settle = ranked, ranked.settle

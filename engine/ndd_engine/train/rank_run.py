@@ -19,10 +19,8 @@ from ndd_engine.record.rundir import RunDir, RunLock, bare
 from ndd_engine.text import printable
 
 from .checkpoint import CheckpointStore
-from .parallel.ending import record_end
-from .parallel.failures import Cause, Neighbours, first_over, introduce
-from .parallel.notes import notes_of
-from .parallel.place import Place, own_launcher
+from .parallel.rank_ends import Cause, Neighbours, first_over, introduce, record_end
+from .parallel.rank_place import Place, notes_of, own_launcher
 from .parallel.world import connect, from_first, from_others
 from .request import Ranks
 from .run import EXIT_OF, Run, RunRequest

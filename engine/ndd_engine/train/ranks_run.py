@@ -23,7 +23,7 @@ from ndd_engine.record.rundir import RunDir, RunLock, discard, new_run_dir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import counted
 
-from .parallel.ending import record_end
+from .parallel.rank_ends import record_end
 from .preflight import check_resume, preflight
 from .request import RunRequest
 from .run import EXIT_OF

@@ -15,8 +15,7 @@ from .control import Control
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from .parallel.notes import Notes
-    from .parallel.place import Place
+    from .parallel.rank_place import Notes, Place
 
 
 @dataclass(frozen=True)

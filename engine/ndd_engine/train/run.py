@@ -38,8 +38,8 @@ from ndd_engine.record.rundir import RunDir, RunLock, bare, discard, new_run_dir
 
 from .control import Control, StopNow
 from .loggers import Loggers, enabled
-from .parallel.failures import Cause, leave_cause, other_over, others
-from .parallel.place import OtherRankError
+from .parallel.rank_ends import Cause, leave_cause, other_over, others
+from .parallel.rank_place import OtherRankError
 from .preflight import check_resume, preflight
 from .request import RunRequest
 from .scalars import both

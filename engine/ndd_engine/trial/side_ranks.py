@@ -23,7 +23,7 @@ from .side import RANKS, Blocks, Side
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from ndd_engine.train.parallel.loop import RankLoop
+    from ndd_engine.train.parallel.rank_loop import RankLoop
     from ndd_engine.train.prepare import Prepared
     from ndd_engine.train.run import Run
 
@@ -111,8 +111,7 @@ def lead(side: Side, command: Json, size: int) -> Run:
 
 
 def _opened(side: Side, command: Json, rank: int, size: int, store: Store) -> Run:
-    from ndd_engine.train.parallel.notes import notes_of
-    from ndd_engine.train.parallel.place import Place
+    from ndd_engine.train.parallel.rank_place import Place, notes_of
     from ndd_engine.train.parallel.world import STORE_TIMEOUT
     from ndd_engine.train.rank_run import Meeting
     from ndd_engine.train.request import Ranks
@@ -135,7 +134,7 @@ class OtherRank(Side):
         return _opened(self, command, int(command["rank"]), size, store)
 
     def _error(self, error: BaseException) -> Json:
-        from ndd_engine.train.parallel.place import OtherRankError
+        from ndd_engine.train.parallel.rank_place import OtherRankError
 
         if isinstance(error, OtherRankError):
             self.leave()  # rank 0 reports it
@@ -154,8 +153,7 @@ class RankBlocks(Blocks):
     def __init__(self, side: Side, run: Run, prepared: Prepared, begin: float) -> None:
         import torch.distributed as dist
 
-        from ndd_engine.train.parallel.exchange import Exchange
-        from ndd_engine.train.parallel.world import CONTROL_TIMEOUT
+        from ndd_engine.train.parallel.world import CONTROL_TIMEOUT, Exchange
 
         super().__init__(side, run, prepared, begin)
         self._exchange = Exchange(dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT))
@@ -172,6 +170,7 @@ class RankBlocks(Blocks):
         exchange, pipe = self._exchange, self._side.pipe
         with self._loop.quiet():
             exchange.from_all(lambda: None)  # all ranks are at rest before the other side begins
+            self._loop.compared()
             if exchange.leads:
                 pipe.send(answer)
             while (command := exchange.from_first(pipe.receive))["do"] != "train":

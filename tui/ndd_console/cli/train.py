@@ -11,7 +11,7 @@ from ndd_engine.api.sources import configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, UsageError
 from ndd_engine.text import counted
-from ndd_engine.train.parallel.place import Place, place
+from ndd_engine.train.parallel.rank_place import Place, place
 from ndd_engine.train.preflight import preflight
 from ndd_engine.train.run import RunRequest
 

@@ -17,7 +17,7 @@ from ndd_console.output.run_log import Output
 from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.record.events import Event
-from ndd_engine.train.parallel.place import ENV_STOPPED, OtherRankError, Place, own_launcher
+from ndd_engine.train.parallel.rank_place import ENV_STOPPED, OtherRankError, Place, own_launcher
 from ndd_engine.train.ranks_run import RanksRun
 from ndd_engine.train.run import RunRequest
 

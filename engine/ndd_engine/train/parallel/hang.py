@@ -1,33 +1,48 @@
 """Notices that training stands still, and names the rank that the others wait for.
 
 Each rank watches itself from a thread. Nothing is sent while it makes progress. The first rank that makes none for the
-limit asks all ranks, by a note, where they are: step, phase and stack, and the collective they wait in. It tells all of
-them what it concludes. A rank that does not answer is stopped, or holds the interpreter lock: see stacks.
+limit asks all ranks, by a note, where they are: step, phase and stack, and the collective they wait in, from torch's
+flight recorder. It tells all of them what it concludes.
+
+A rank that holds the interpreter lock in a call outside of Python cannot answer. A signal to its watching thread, which
+waits for that lock, makes faulthandler write the stacks of all threads; no call of the training is interrupted. A rank
+that was stopped runs nothing at all: its stack is read from outside with py-spy, if it is there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
+import importlib
 import json
+import os
+import re
 import secrets
+import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import psutil
+import torch
 
+from ndd_engine.errors import shortened
 from ndd_engine.files import write_text
+from ndd_engine.measure import spy
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.text import duration
+from ndd_engine.text import duration, printable
 
-from .flight import waiting_in
-from .stacks import KEPT, Frame, Listening, frames_of, place, stack_of, words
+from .rank_place import Member
 from .world import World
 
 # How often a rank looks for progress and for a question, how long all of them have to answer one, and how often the
@@ -42,6 +57,19 @@ Stacks = dict[str, list[str]]
 MOST_STACKS = 8
 # Silent ranks whose stacks are read from outside, which takes a while.
 MOST_READ = 3
+# A frame: file, line, function.
+Frame = tuple[str, int, str]
+# Frames of a stack that are told, the innermost first.
+KEPT = 12
+# For the stacks to be written.
+WRITTEN_S = 0.5
+# For py-spy; a rank that hangs is to be named within a few seconds.
+SPY_S = 3.0
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parents[1]), "/ndd_console/"
+_THREADING = str(Path(threading.__file__))
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 @dataclass(frozen=True)
@@ -139,7 +167,7 @@ class HangWatch:
             self._listening.stop()
 
     def moved(self) -> None:
-        """Progress between two steps: a batch of an evaluation, or a vote during a pause."""
+        """Progress between two steps: a batch of an evaluation, or an agreement during a pause."""
         self._moves += 1
 
     @contextlib.contextmanager
@@ -186,25 +214,26 @@ class HangWatch:
         deadline = time.monotonic() + PATIENCE_S
         found = {self._world.rank: self._note()}  # also if no note can be left
         while len(found) < self._world.size and time.monotonic() < deadline:
-            found |= {
-                rank: note for rank in range(self._world.size) if (note := self._answer_of(rank)) is not None
-            }
+            for rank in range(self._world.size):
+                told = json.loads(notes.get(f"hang/{rank}") or "[0, 0]")
+                if told[0] == self._question:
+                    found[rank] = Note(**told[1])
             if self._stopping.wait(ANSWERS_S):
                 return
         stuck_s = time.monotonic() - since
-        missing = [rank for rank in range(self._world.size) if rank not in found]
-        silent = {
-            rank: self._stack_of(rank) if index < MOST_READ else [] for index, rank in enumerate(missing)
-        }
-        states = {rank: self._state_of(rank, stack) for rank, stack in silent.items()}
-        text = verdict(found, states, self._world.hosts, stuck_s)
-        told = {rank: [words(*frame) for frame in stack[:KEPT]] for rank, stack in silent.items() if stack}
-        behind = _behind(found)
+        silent: dict[int, str] = {}
+        stacks: Stacks = {}
+        for member in self._world.members:
+            if member.rank not in found:
+                stack = self._stack_of(member) if len(silent) < MOST_READ else []
+                silent[member.rank] = member.state() + (f", at {place(stack)}" if stack else "")
+                stacks |= {str(member.rank): [words(*frame) for frame in stack[:KEPT]]} if stack else {}
+        text, behind = verdict(found, silent, self._world.hosts, stuck_s), _behind(found)
         for note in sorted(
             found.values(), key=lambda note: note is not behind
         ):  # the one they wait for first
-            told[note.rank] = list(note.stack)
-        stacks = {str(rank): told[rank] for rank in list(told)[:MOST_STACKS]}
+            stacks[str(note.rank)] = list(note.stack)
+        stacks = dict(islice(stacks.items(), MOST_STACKS))
         notes.put(_VERDICT, json.dumps([self._question, text, stacks]))
         self._tell(self._question, text, stacks)
         if 0 in silent:
@@ -222,20 +251,16 @@ class HangWatch:
         if question != self._answered:
             self._answered = question
             notes.put(f"hang/{self._world.rank}", json.dumps([question, asdict(self._note())]))
-        self._hear(question)
+        found = json.loads(notes.get(_VERDICT) or "[0, 0, 0]")
+        if found[0] == question:
+            self._tell(question, found[1], found[2])
 
     def _note(self) -> Note:
         """Where this rank is."""
-        frame = self._frame()
-        begun, waits_in = waiting_in(self._world.control, frame)
-        stack = frames_of(frame)
-        told = [words(*each) for each in stack[:KEPT]]
+        begun, waits_in = waiting_in()
+        stack = frames_of(sys._current_frames().get(self._main))
+        told = [words(*frame) for frame in stack[:KEPT]]
         return Note(self._world.rank, self._step(), self._clock.current, place(stack), begun, waits_in, told)
-
-    def _hear(self, question: str) -> None:
-        found = json.loads(self._world.notes.get(_VERDICT) or "[0, 0, 0]")
-        if found[0] == question:
-            self._tell(question, found[1], found[2])
 
     def _tell(self, question: str, text: str, stacks: Stacks) -> None:
         """Record what was concluded, once."""
@@ -253,26 +278,153 @@ class HangWatch:
         with contextlib.suppress(OSError), self._run.console_log.open("a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
 
-    def _answer_of(self, rank: int) -> Note | None:
-        found = json.loads(self._world.notes.get(f"hang/{rank}") or "[0, 0]")
-        return Note(**found[1]) if found[0] == self._question else None
-
-    def _stack_of(self, rank: int) -> list[Frame]:
+    def _stack_of(self, member: Member) -> list[Frame]:
         """The stack of a rank that does not answer, as far as this one can read it."""
-        member, told = self._world.members[rank], self._world.notes.get(f"{_LISTENS}/{rank}")
+        told = self._world.notes.get(f"{_LISTENS}/{member.rank}")
         found: Any = json.loads(told) if told and member.here else None
-        if found is None:
-            return []
-        try:
-            return stack_of(found, member.stopped)
-        except psutil.Error:
-            return []
+        with contextlib.suppress(psutil.Error):
+            return [] if found is None else stack_of(found, member.stopped)
+        return []
 
-    def _state_of(self, rank: int, stack: Sequence[Frame]) -> str:
-        """What the system says about the process of a rank that does not answer, and where it is."""
-        state = self._world.members[rank].state()
-        return f"{state}, at {place(stack)}" if stack else state
 
-    def _frame(self) -> FrameType | None:
-        """The innermost frame of the thread that trains."""
-        return sys._current_frames().get(self._main)
+def waiting_in() -> tuple[int | None, str]:
+    """(collectives begun, the one this process waits in or ""); (None, "") where torch does not record them."""
+    traces = list(_traces())
+    open_entries = [entry for trace in traces for entry in trace["entries"] if not entry["retired"]]
+    begun = [
+        int(status["last_enqueued_collective"]) for trace in traces for status in trace["pg_status"].values()
+    ]
+    if not traces:
+        return None, ""
+    if not open_entries:
+        return sum(begun), ""
+    name = str(open_entries[0]["profiling_name"]).removeprefix("gloo:").removeprefix("nccl:")
+    return sum(begun), shortened(f"{name} of {open_entries[0]['input_sizes']}", 120)
+
+
+def _traces() -> Iterator[Any]:
+    """What was recorded. NCCL has a recorder of its own, beside that of the other backends, with groups of its own."""
+    with contextlib.suppress(ImportError):
+        c10d: Any = importlib.import_module("torch._C._distributed_c10d")
+        for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+            with contextlib.suppress(
+                Exception
+            ):  # another torch, a backend that is missing, or nothing was recorded
+                trace = json.loads(getattr(c10d, name)(True, False))
+                if trace["entries"] and trace["pg_status"] is not None:
+                    yield trace
+
+
+def frames_of(frame: FrameType | None) -> list[Frame]:
+    """The stack that ends with this frame, the innermost first."""
+    found: list[Frame] = []
+    while frame is not None:
+        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return found
+
+
+def place(stack: Sequence[Frame]) -> str:
+    """File, line and function of the innermost frame outside torch, or of the engine if there is no other."""
+    ours = ""
+    for file, line, name in stack:
+        if not file.startswith((_TORCH, "<")) and file != _THREADING:
+            text = words(file, line, name)
+            if not any(folder in file for folder in _OURS):
+                return text
+            ours = ours or text
+    return ours or "an unknown line"
+
+
+def words(file: str, line: int, name: str) -> str:
+    """A frame in words."""
+    return printable(f"{'/'.join(Path(file).parts[-2:])}:{line} {name}")
+
+
+class Listening:
+    """Lets other processes ask for the stack of a thread of this one.
+
+    told: what they need for that; None where the signal is used for something else, or there is no such signal.
+    """
+
+    def __init__(self, thread: int, asked: int) -> None:
+        """thread: its identifier. asked: the native id of a thread that waits in Python, which receives the signal."""
+        self.told: dict[str, int] | None = None
+        self._file: IO[bytes] | None = None
+        number = getattr(signal, "SIGRTMAX", 0) - 2
+        with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
+            if number > 0 and signal.getsignal(number) == signal.SIG_DFL:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115  as long as this listens
+                faulthandler.register(number, self._file, all_threads=True)
+                self._number = number
+                self.told = {
+                    "pid": os.getpid(), "asked": asked, "thread": thread,
+                    "signal": number, "file": self._file.fileno(),
+                }  # fmt: skip
+
+    def stop(self) -> None:
+        """Listen no more."""
+        if self.told is not None:
+            faulthandler.unregister(self._number)
+            self.told = None
+        if self._file is not None:
+            self._file.close()
+
+
+def stack_of(told: dict[str, Any], stopped: bool) -> list[Frame]:
+    """The stack of the thread that trains of another rank on this host, the innermost frame first; [] if unknown.
+
+    told: see Listening. stopped: it does not react to signals.
+    """
+    found: list[Frame] = []
+    with contextlib.suppress(Exception):  # it may end at any moment
+        if not stopped:
+            found = _asked(told)
+        if not found and (path := spy.find()) is not None:
+            for thread in spy.threads(path, told["pid"], SPY_S):
+                if thread["thread_id"] == told["thread"]:
+                    found = [
+                        (str(each["filename"]), int(each["line"]), str(each["name"]))
+                        for each in thread["frames"]
+                    ]
+    return found
+
+
+def _asked(told: dict[str, Any]) -> list[Frame]:
+    """Ask by the signal. Raises OSError."""
+    pid, number = int(told["pid"]), int(told["signal"])
+    if not _catches(pid, number):
+        return []  # it would end
+    path = Path(f"/proc/{pid}/fd/{told['file']}")
+    before = path.stat().st_size
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.tgkill(pid, int(told["asked"]), number):
+        return []
+    deadline, size = time.monotonic() + WRITTEN_S, before
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        last, size = size, path.stat().st_size
+        if size == last > before:
+            break
+    with path.open("rb") as file:
+        file.seek(before)
+        return parsed(file.read(1 << 20).decode(errors="replace"), int(told["thread"]))
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def parsed(text: str, thread: int) -> list[Frame]:
+    """The stack of a thread in what faulthandler wrote, the innermost frame first. thread: its identifier."""
+    found: list[Frame] = []
+    inside = False
+    for line in text.splitlines():
+        if (head := _THREAD.match(line)) is not None:
+            inside = int(head[1], 16) == thread
+        elif inside and (frame := _FRAME.match(line)) is not None:
+            found.append((frame[1], int(frame[2]), frame[3]))
+    return found

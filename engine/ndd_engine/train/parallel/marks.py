@@ -60,35 +60,17 @@ class DdpMarks:
 
 
 class _Marked:
-    """A collective of FSDP2 inside the sub-phase. Implements the interface of its custom collectives."""
+    """A collective inside the sub-phase. Implements the interface of FSDP2's custom collectives."""
 
-    def __init__(self, clock: PhaseClock) -> None:
-        self._clock = clock
+    def __init__(self, clock: PhaseClock, name: str) -> None:
+        self._clock, self._name = clock, name
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-
-class _Gather(_Marked):
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
-    ) -> Any:
-        outer = self._clock.enter_part(PART)
-        try:
-            return getattr(dist, GATHER)(output_tensor, input_tensor, group=group, async_op=async_op)
-        finally:
-            self._clock.enter(outer)
-
-
-class _Scatter(_Marked):
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
-    ) -> Any:
-        outer = self._clock.enter_part(PART)
-        try:
-            return getattr(dist, SCATTER)(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        finally:
-            self._clock.enter(outer)
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **more: Any) -> Any:
+        with self._clock.part(PART):
+            return getattr(dist, self._name)(output_tensor, input_tensor, **more)
 
 
 def mark_collectives(modules: Iterable[nn.Module], clock: PhaseClock) -> bool:
@@ -96,8 +78,8 @@ def mark_collectives(modules: Iterable[nn.Module], clock: PhaseClock) -> bool:
     marked = False
     for module in cast("Iterable[Any]", modules):
         if hasattr(module, "set_custom_all_gather") and hasattr(module, "set_custom_reduce_scatter"):
-            module.set_custom_all_gather(_Gather(clock))
-            module.set_custom_reduce_scatter(_Scatter(clock))
+            module.set_custom_all_gather(_Marked(clock, GATHER))
+            module.set_custom_reduce_scatter(_Marked(clock, SCATTER))
             marked = True
     return marked
 
@@ -129,8 +111,5 @@ class StreamWaits:
         if phase not in ("forward", "loss", "backward") or stream != self._compute:
             self._wait_event(stream, event)
             return
-        outer = clock.enter_part(PART)
-        try:
+        with clock.part(PART):
             self._wait_event(stream, event)
-        finally:
-            clock.enter(outer)

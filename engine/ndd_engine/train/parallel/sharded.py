@@ -44,7 +44,7 @@ from ndd_engine.train.checkpoint_tree import Like, aliases, is_sharded, mapped, 
 from ndd_engine.train.checkpoint_tree import Path as StatePath
 from ndd_engine.train.random_state import seeded_random_state
 
-from .exchange import Exchange
+from .world import Exchange
 
 if TYPE_CHECKING:
     from ndd_engine.train.step.stepper import Stepper

@@ -1,45 +1,61 @@
-"""The ranks as this process sees them: the process groups, and small values that they exchange.
+"""The ranks as this process sees them: how they meet, their devices, the process groups, and values that they exchange.
 
-Values go over a gloo group of their own, also on GPUs, and as bytes: torch's collectives for objects need NumPy.
+Values go over a gloo group of their own, also on GPUs, and as bytes: torch's collectives for objects need NumPy. They
+are pickled: they come from processes of the same run only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import pickle
 import socket
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from ndd_engine.errors import EXIT_USAGE, NddError, UsageError, message_of
+from ndd_engine.errors import (
+    EXIT_USAGE,
+    CheckpointError,
+    NddError,
+    TrainingError,
+    UsageError,
+    message_of,
+    said,
+)
+from ndd_engine.limits import limit_of
 from ndd_engine.text import counted, printable
 from ndd_engine.train.control import StopNow
+from ndd_engine.train.data.checksum import checksum
+from ndd_engine.train.data.loader import Batches
 
-from .devices import Used, conflict, used
-from .exchange import Exchange
-from .failures import first_over
-from .notes import Notes
-from .place import OtherRankError, Place, own_launcher
+from .marks import GATHER
+from .rank_ends import first_over
+from .rank_place import Member, Notes, OtherRankError, Place, own_launcher
 
 if TYPE_CHECKING:
     from ndd_engine.train.request import OpenRun, Ranks
 
+
 # Rank 0 may choose a model size or read data for a while before it shares what it found.
 STORE_TIMEOUT = timedelta(hours=2)
-# Votes continue while a rank compiles or evaluates; a rank that hangs is noticed by `hang`.
+# Ranks wait while one of them compiles or evaluates; one that hangs is noticed by `hang`.
 CONTROL_TIMEOUT = timedelta(days=7)
 # The flight recorder lists the collectives that a rank waits in; older versions of torch keep it for NCCL only.
 # (torch compares its version with a string as versions.)
@@ -50,34 +66,6 @@ LOOK_S = 0.05
 MISSING_S = 5.0
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Member:
-    """A rank: its host and process."""
-
-    rank: int
-    host: str
-    pid: int
-
-    @property
-    def here(self) -> bool:
-        """Whether it runs on this host."""
-        return self.host == socket.gethostname()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it. Raises psutil.Error."""
-        return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-
-    def state(self) -> str:
-        """What the system says about its process, as far as this host can know."""
-        if self.here:
-            with contextlib.suppress(psutil.Error):
-                if self.stopped:
-                    return f"is stopped (process {self.pid}; kill -CONT {self.pid} continues it)"
-                return f"does not answer: a call outside of Python holds the interpreter lock (process {self.pid})"
-        return f"does not answer: its process ({self.pid}) is stopped or gone, or holds the interpreter lock"
 
 
 class World:
@@ -91,9 +79,7 @@ class World:
         self.place, self.store, self.notes, self.device = place, store, notes, device
         self.control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
         self.exchange = Exchange(self.control)
-        mine = socket.gethostname(), os.getpid()
-        everyone = self.exchange.everywhere(mine)
-        self.members = [Member(rank, host, pid) for rank, (host, pid) in enumerate(everyone)]
+        self.members = self.exchange.everywhere(Member.mine(place.rank))
 
     @property
     def rank(self) -> int:
@@ -277,3 +263,192 @@ def from_others(store: Store, place: Place, key: str, make: Callable[[], T]) -> 
         raise
     store.set(f"{key}/{place.rank}", "")
     return made
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error of one rank, for all of them. kind: the type to raise. number: errno of an OSError."""
+
+    kind: type[Exception]
+    text: str
+    number: int = errno.EIO
+
+    def raised(self) -> Exception:
+        """The error to raise."""
+        return OSError(self.number, self.text) if self.kind is OSError else self.kind(self.text)
+
+
+def failure_of(error: Exception, rank: int) -> Failure:
+    """What the other ranks raise: an OSError with rank, file and reason, an error of the user as it is."""
+    who = f"rank {rank} on {printable(socket.gethostname())}"
+    if isinstance(error, OSError):
+        file = f"{printable(Path(str(error.filename)).name)}: " if error.filename else ""
+        limit = limit_of(error)
+        text = f"{who}: {file}{limit or error.strerror or said(error)}"
+        # The limits of another process are not those that the reader of the number would look up.
+        return Failure(OSError, text, errno.EIO if limit else error.errno or errno.EIO)
+    for kind in (CheckpointError, UsageError):
+        if isinstance(error, kind):
+            return Failure(kind, str(error))
+    return Failure(TrainingError, f"{who}: {error if isinstance(error, NddError) else said(error)}")
+
+
+class Exchange:
+    """The ranks of a process group on the CPU (gloo). All ranks call each method together, in the same order.
+
+    rank, size: of this process in the group, and of the group. If a rank dies, the others raise RuntimeError.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._first = dist.get_global_rank(group, 0)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """The result of `work` on rank 0, on all ranks, which raise the error that it raises."""
+        outcome, failed = self._tried(work) if self.leads else (None, None)
+        buffer = bytearray(pickle.dumps(outcome))
+        length = torch.tensor([len(buffer)])
+        dist.broadcast(length, self._first, self._group)
+        if not self.leads:
+            buffer = bytearray(int(length))
+        dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), self._first, self._group)
+        found = pickle.loads(buffer)
+        if isinstance(found, Failure):
+            raise found.raised() from failed
+        return found  # type: ignore[no-any-return]
+
+    def from_all(self, work: Callable[[], T]) -> list[T]:
+        """The results of `work` of all ranks on rank 0, [] on the others. If one raises an error, all do."""
+        outcome, failed = self._tried(work)
+        found: list[Any] = self.everywhere(outcome)
+        for each in found:
+            if isinstance(each, Failure):
+                raise each.raised() from failed
+        return found if self.leads else []
+
+    def everywhere(self, value: T) -> list[T]:
+        """The values of all ranks, in their order, on all ranks."""
+        mine = pickle.dumps(value)
+        most = torch.tensor([len(mine)])
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
+        length = int(most)
+        # Zeros at the end are ignored when it is unpickled.
+        sent = torch.frombuffer(bytearray(mine.ljust(length, b"\0")), dtype=torch.uint8)
+        buffer = memoryview(bytearray(length * self.size))
+        getattr(dist, GATHER)(torch.frombuffer(buffer, dtype=torch.uint8), sent, group=self._group)
+        return [pickle.loads(buffer[begin : begin + length]) for begin in range(0, len(buffer), length)]
+
+    def to_each(self, work: Callable[[], Sequence[T]]) -> T:
+        """The own element of the results of `work`, which runs on rank 0. All ranks raise the error that it raises."""
+        return self.from_first(work)[self.rank]
+
+    def _tried(self, work: Callable[[], T]) -> tuple[T | Failure, BaseException | None]:
+        try:
+            return work(), None
+        except Exception as error:  # noqa: BLE001  the other ranks have to learn of it
+            return failure_of(error, self.rank), error
+
+
+def device_of(asked: str, place: Place) -> str:
+    """The device of a rank: with several on a host, each has a GPU of its own. Raises UsageError if it has none.
+
+    asked: run.device.
+    """
+    if asked == "cpu" or not torch.cuda.is_available():
+        return asked
+    # Where a cluster gives each process a GPU of its own, it is the only one that the process sees.
+    gpus = torch.cuda.device_count()
+    if asked.startswith("cuda:"):
+        if place.local_size > 1 and gpus > 1:
+            raise UsageError(f'run.device = "{asked}", which all ranks would share: set run.device = "auto"')
+        return asked
+    if gpus > 1 and place.local_rank >= gpus:
+        text = (
+            f"{counted(place.local_size, 'rank')} on {printable(socket.gethostname())}, which has {gpus} GPUs"
+        )
+        raise UsageError(f"{text}: start at most {gpus} there (parallel.ranks, --nproc-per-node)")
+    return f"cuda:{place.local_rank if gpus > 1 else 0}"
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a rank trains on. device: "cpu" or "cuda". gpu: what tells the GPUs of a host apart."""
+
+    host: str
+    device: str
+    gpu: str = ""
+
+
+def used(device: torch.device) -> Used:
+    """What this rank trains on."""
+    gpu = ""
+    if device.type == "cuda":
+        known = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+        gpu = str(known or f"{device} of {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}")
+    return Used(socket.gethostname(), device.type, gpu)
+
+
+def conflict(each: Sequence[Used]) -> str:
+    """Why these ranks cannot train together, or "". each: in the order of the ranks."""
+    on_gpu = [rank for rank, one in enumerate(each) if one.device == "cuda"]
+    if 0 < len(on_gpu) < len(each):
+        without = next(rank for rank, one in enumerate(each) if one.device != "cuda")
+        have = f"rank {on_gpu[0]} (on {each[on_gpu[0]].host}) has a GPU"
+        return (
+            f"{have}, rank {without} (on {each[without].host}) has none that it can use: repair that, or set "
+            'run.device = "cpu" for all of them'
+        )
+    owner: dict[Used, int] = {}
+    for rank in on_gpu:
+        first = owner.setdefault(each[rank], rank)
+        if first != rank:
+            text = f"ranks {first} and {rank} (on {each[rank].host}) have the same GPU: each rank needs one of its own"
+            return f"{text}; start at most as many ranks on a host as it has GPUs (parallel.ranks, --nproc-per-node)"
+    return ""
+
+
+# Of each parameter, this many elements are compared: what is drawn at random differs everywhere.
+LOOKED_AT = 1024
+
+
+def check_data(world: World, batches: Batches) -> None:
+    """Raise UsageError on all ranks if one of them has other training data than rank 0: items would be lost.
+
+    Of a stream, the first micro-batch is compared.
+    """
+    streams = batches.items is None
+    crc = checksum([batches.sample()], 1)[0] if streams else batches.crc
+    words = {
+        "items": "another number of training items",
+        "order": "training data in another order",
+        "crc": "another first batch of its stream" if streams else "other training data",
+    }
+    advice = "every rank has to read all of the data alike, and the run deals each its share of the batches"
+    _compare(world, {"items": batches.items, "order": batches.order, "crc": crc}, words, advice)
+
+
+def check_model(world: World, model: nn.Module) -> None:
+    """Raise UsageError on all ranks if one of them has built another model than rank 0.
+
+    DistributedDataParallel begins with the parameters of rank 0, but shards come from every rank. Call it before.
+    """
+    crc = 0
+    for name, parameter in model.named_parameters():
+        value = parameter.detach().flatten()[:LOOKED_AT].cpu()
+        crc = zlib.crc32(bytes(value.view(torch.uint8).tolist()), zlib.crc32(name.encode(), crc))
+    advice = "draw them from torch's generator, or from one that is seeded by settings.seed"
+    _compare(world, {"crc": crc}, {"crc": "other initial parameters"}, advice)
+
+
+def _compare(world: World, mine: dict[str, Any], words: dict[str, str], advice: str) -> None:
+    first, *others = world.exchange.everywhere(mine)
+    for member, other in zip(world.members[1:], others, strict=True):
+        for key, text in words.items():
+            if other[key] != first[key]:
+                raise UsageError(f"rank {member.rank} ({member.host}) has {text} than rank 0: {advice}")

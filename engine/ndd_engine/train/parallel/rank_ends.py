@@ -1,29 +1,28 @@
-"""Why a rank cannot go on: its own failure, or another rank that failed, was stopped or is gone."""
+"""Why a rank cannot go on: it failed itself, or another rank failed, was stopped or is gone. Records such an end."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
-import os
 import re
-import socket
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import psutil
-
-from ndd_engine.errors import message_of, shortened
+from ndd_engine.errors import RunLockedError, message_of, shortened
+from ndd_engine.record.events import EndEvent, Event
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.recorder import Recorder
+from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.text import printable
 
-from .notes import Notes
+from .rank_place import Member, Notes
 
 if TYPE_CHECKING:
     from ndd_engine.train.request import Ranks
+
 
 # Time for the other ranks to leave their notes, and for the system to notice a lost connection.
 PATIENCE_S = 2.0
@@ -56,25 +55,12 @@ class Cause:
 
 def introduce(ranks: Ranks) -> None:
     """Tell the other ranks which process this is."""
-    body = {"host": socket.gethostname(), "pid": os.getpid(), "space": _space()}
-    ranks.notes.put(f"here/{ranks.place.rank}", json.dumps(body))
+    ranks.notes.put(f"here/{ranks.place.rank}", json.dumps(asdict(Member.mine(ranks.place.rank))))
 
 
-@functools.cache
-def _space() -> str:
-    """What a process id belongs to: containers and machines may have the same host name. "" if it is not known."""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    return ""
-
-
-def leave_cause(ranks: Ranks, cause: Cause) -> Cause:
-    """Tell the other ranks why this one ends; returns the cause."""
-    return _leave(ranks, ranks.place.rank, cause)
-
-
-def _leave(ranks: Ranks, rank: int, cause: Cause) -> Cause:
+def leave_cause(ranks: Ranks, cause: Cause, rank: int | None = None) -> Cause:
+    """Tell the other ranks why a rank ends, by default this one; returns the cause."""
+    rank = ranks.place.rank if rank is None else rank
     body = asdict(cause) | {"text": shortened(cause.text, LONGEST)}
     ranks.notes.put(f"over/{rank}", json.dumps(body))
     ranks.notes.put("over", str(rank))
@@ -103,19 +89,15 @@ def others(ranks: Ranks, error: BaseException, text: str, place: str) -> Cause:
     ranks.notes.put(f"noticed/{rank}", "")
     noticed = f"rank {rank} noticed {place}"
     deadline = time.monotonic() + PATIENCE_S
+    neighbours = Neighbours(ranks)
     while time.monotonic() < deadline:
+        neighbours.gone()
         told = [cause for other in _others(ranks) if (cause := _told(ranks.notes, other)) is not None]
-        gone = [
-            words
-            for other in _others(ranks)
-            if (words := _gone(ranks.notes, other, _member(ranks.notes, other)))
-        ]
         if stopped := next((cause for cause in told if cause.status != "failed"), None):
             return stopped
-        if told or gone:
-            words = "; ".join(dict.fromkeys((*(cause.text for cause in told), *gone)))
-            status = told[0].exit_status if told else None
-            curable = not told or any(cause.curable for cause in told)
+        if told:
+            words = "; ".join(dict.fromkeys(cause.text for cause in told))
+            curable, status = any(cause.curable for cause in told), told[0].exit_status
             return Cause("failed", f"{words} ({noticed})", own=False, curable=curable, exit_status=status)
         time.sleep(0.1)
     lost = f"rank {rank} lost the connection to another rank {place}{_silent(ranks)}: {text}"
@@ -147,8 +129,7 @@ def _silent(ranks: Ranks) -> str:
     named = []
     for rank in silent[:4]:
         member = _member(notes, rank)
-        where = "" if member is None else f" ({printable(member['host'])}, process {member['pid']})"
-        named.append(f"rank {rank}{where}")
+        named.append(f"rank {rank}" if member is None else str(member))
     if not named or len(silent) > ranks.place.size // 2 + 1:
         return UNKNOWN
     more = f" and {len(silent) - 4} more" if len(silent) > 4 else ""
@@ -162,9 +143,10 @@ def _others(ranks: Ranks) -> Iterable[int]:
 
 def _told(notes: Notes, rank: int) -> Cause | None:
     """Why a rank ended, in its own words."""
-    body = _read(notes, f"over/{rank}")
-    if body is None:
+    found = notes.get(f"over/{rank}")
+    if found is None:
         return None
+    body = json.loads(found)
     text, status = str(body["text"]), str(body["status"])
     if status == "failed" and not text.startswith("rank "):
         text = f"rank {rank}: {text}"
@@ -180,62 +162,64 @@ class Neighbours:
         self._ranks = ranks
         # Whose host is not known yet: launchers may deal out ranks to hosts in any order.
         self._unknown = set(_others(ranks))
-        # What those of this host said of themselves, which does not change, and their processes: looking at them does
-        # not ask the store.
-        self._known: dict[int, tuple[Any, psutil.Process | None]] = {}
+        # Those of this host: looking at them does not ask the store.
+        self._known: list[Member] = []
 
     def gone(self) -> Cause | None:
-        """That the process of one of them has ended without leaving. Tells the ranks of other hosts."""
+        """That the process of one of them has ended without leaving. Tells all ranks."""
+        notes = self._ranks.notes
         if len(self._known) < self._ranks.place.local_size - 1:
             for rank in sorted(self._unknown):
-                if (member := _member(self._ranks.notes, rank)) is not None:
+                if (member := _member(notes, rank)) is not None:
                     self._unknown.discard(rank)
-                    if _is_here(member):
-                        self._known[rank] = member, _process(member)
-        for rank, (member, process) in self._known.items():
-            if _ended(process) and (words := _gone(self._ranks.notes, rank, member)):
-                return _leave(self._ranks, rank, Cause("failed", words, own=False, curable=True))
+                    self._known += [member] if member.here else []
+        for member in self._known:
+            if member.ended and notes.get(f"left/{member.rank}") is None:
+                cause = Cause("failed", f"{member} was killed or ended", own=False, curable=True)
+                return leave_cause(self._ranks, cause, member.rank)
         return None
 
 
-def _is_here(member: Any) -> bool:
-    return bool(member["host"] == socket.gethostname() and member["space"] == _space())
-
-
-def _gone(notes: Notes, rank: int, member: Any) -> str:
-    """That the process of a rank on this host has ended without leaving; "" if it has not. A zombie has ended.
-
-    member: what it said of itself, None before it did.
-    """
-    if member is None or not _is_here(member) or not _ended(_process(member)):
-        return ""
-    if notes.get(f"left/{rank}") is not None:
-        return ""
-    return f"rank {rank} ({printable(member['host'])}, process {member['pid']}) was killed or ended"
-
-
-def _process(member: Any) -> psutil.Process | None:
-    """The process of a rank on this host; None if there is none any more."""
-    try:
-        return psutil.Process(member["pid"])
-    except psutil.NoSuchProcess:
-        return None
-
-
-def _ended(process: psutil.Process | None) -> bool:
-    try:
-        return process is None or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.Error:
-        return False
-
-
-def _member(notes: Notes, rank: int) -> Any:
+def _member(notes: Notes, rank: int) -> Member | None:
     """What a rank said of itself; None before it did."""
-    return _read(notes, f"here/{rank}")
+    text = notes.get(f"here/{rank}")
+    return None if text is None else Member(**json.loads(text))
 
 
-def _read(notes: Notes, name: str) -> Any:
-    text = notes.get(name)
-    return None if text is None else json.loads(text)
+def ended_since(run: RunDir, begun: float) -> EndEvent | None:
+    """The end that was recorded since then (Unix time in seconds), or None."""
+    ended_t = 0.0
+
+    def hear(t: float, event: Event) -> None:
+        nonlocal ended_t
+        ended_t = t if isinstance(event, EndEvent) else ended_t
+
+    reader = RunReader(run, hear)
+    reader.poll()
+    return reader.snapshot().end if ended_t >= begun else None
+
+
+def record_end(run: RunDir, end: EndEvent) -> None:
+    """Record the end of a run that no process writes; its step is the last one of the record. Never raises OSError."""
+    lock = RunLock(run)
+    try:
+        lock.acquire(patience_s=2.0)
+    except (RunLockedError, OSError):
+        return
+    try:
+        reader = RunReader(run)
+        reader.poll()
+        snapshot = reader.snapshot()
+        how = ""
+        if end.status == "failed" and (saved := snapshot.checkpoint) is not None:
+            resume = f"resume with: ndd-console train --resume {run.name}"
+            how = f"; the last checkpoint is step {saved.mark.step}; {resume}"
+        recorder = Recorder(run.events, reader.state)
+        recorder.start()
+        recorder.put(replace(end, reason=end.reason + how, step=snapshot.step))
+        recorder.flush()
+        recorder.close()
+    except OSError:
+        return
+    finally:
+        lock.release()

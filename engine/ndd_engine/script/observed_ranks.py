@@ -1,0 +1,181 @@
+"""The ranks of a script: what each tells for their comparison, which one ended first, and whether they start again."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ndd_engine.measure.stragglers import Comparison
+from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, RankEvent
+from ndd_engine.text import counted, number, printable
+
+from .gone import Gone
+from .records import Line
+
+# Windows of a rank that wait for those of the others; after so many, it is compared without the ranks that are silent.
+PATIENCE = 8
+# A larger number in a record is damage.
+MOST_RANKS = 1 << 16
+# Errors of a rank whose partner is gone: of gloo, and of NCCL.
+_SECONDARY = ("closed by peer", "reset by peer", "broken pipe", "remote process exited", "connection refused")
+
+
+@dataclass
+class _Member:
+    """A rank. ended: (Unix time, status, reason), as it wrote. allocated: bytes of its GPU's memory, if it has one."""
+
+    rank: int
+    pid: int
+    step: int = 0
+    ended: tuple[float, str, str] | None = None
+    allocated: int | None = None
+
+
+class ScriptRanks:
+    """The ranks that this host observes. folder: of the command; places in it are shown relative to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._host = socket.gethostname()
+        self._members: dict[str, _Member] = {}
+        self._gone = Gone()
+        self._launch: tuple[Any, ...] = ()
+        # The ranks of this host, as the launcher says, or else all of them.
+        self._here = range(0)
+        self._comparison = Comparison(PATIENCE, str(folder))
+        self._told: set[str] = set()
+
+    def rank_of(self, name: str) -> int | None:
+        """The rank of a process that exchanges data with others; None for any other process."""
+        member = self._members.get(name)
+        return None if member is None else member.rank
+
+    def take(self, name: str, line: Line, earlier: int) -> Iterator[Event]:
+        """The events of a line of a process. earlier: steps before the present launch.
+
+        Raises KeyError, TypeError or ValueError for a line of another format.
+        """
+        kind, comparison = line["type"], self._comparison
+        if kind == "process":
+            yield from self._joins(name, line, earlier)
+        member = self._members.get(name)
+        if member is None:
+            return
+        if kind == "window" and "ranks" in line:
+            member.step = int(line["step"])
+            told = {**line["ranks"], "allocated_bytes": member.allocated}
+            comparison.take(member.rank, RankEvent.from_dict(told))
+        elif kind == "stacks":
+            comparison.look(member.rank, line["frames"])
+        elif kind == "profile":
+            comparison.take(member.rank, FunctionsEvent(0, int(line["ns"]), line["functions"]))
+        elif kind == "memory":
+            member.allocated = int(line["allocated_bytes"])
+        elif kind == "model":
+            comparison.strategy = str(line.get("strategy") or "")
+        elif kind == "end":
+            member.ended = float(line["t"]), str(line["status"]), printable(str(line["reason"]))
+            member.step = int(line["step"])
+        if kind in ("end", "unobserved"):
+            comparison.leave(member.rank)
+        if kind in ("window", "end", "unobserved"):
+            for event in comparison.new(earlier):
+                yield from self._tell(event.step)
+                yield event
+
+    def first_end(self) -> tuple[str, str] | None:
+        """(status, reason) of the rank that ended before the others; None if none did, or all of them have come to
+        their end."""
+        members = self._members.values()
+        # The first one decides; the kernel may report later that a process is gone than its partner notices.
+        found: list[tuple[bool, float, str, str]] = []
+        for member in members:
+            who = f"rank {member.rank}"
+            if member.ended is not None:
+                t, status, reason = member.ended
+                after = f"{who} ended first, after {counted(member.step, 'step')}"
+                secondary = any(text in reason.lower() for text in _SECONDARY)
+                found.append((secondary, t, status, f"{who}: {reason}" if status != "done" else after))
+            elif t := self._gone.times.get(member.pid, 0.0):
+                reason = (
+                    f"{who} (process {member.pid}) exited first, without an end event: killed, or by os._exit"
+                )
+                found.append((False, t, "failed", reason))
+        all_done = all(member.ended is not None and member.ended[1] == "done" for member in members)
+        if len(members) < 2 or all_done or not found:
+            return None
+        return min(found)[2:]
+
+    def finish(self) -> Iterator[Event]:
+        """At the end of the command: say how far the ranks came, if they did not come equally far."""
+        self._gone.close()
+        ended = [member for member in self._members.values() if member.ended is not None]
+        if len(ended) > 1 and len({member.step for member in ended}) > 1:
+            least, most = min(ended, key=_step), max(ended, key=_step)
+            yield MarkEvent(
+                "warning", most.step,
+                f"the ranks ran different numbers of steps: {counted(least.step, 'step')} on rank {least.rank}, "
+                f"{number(most.step)} on rank {most.rank}",
+            )  # fmt: skip
+
+    def _joins(self, name: str, line: Line, earlier: int) -> Iterator[Event]:
+        """A process begins to train."""
+        if not line.get("exchanges"):
+            self._members.pop(name, None)
+            return
+        rank, world, restart = int(line["rank"]), int(line["ranks"]), line.get("restart")
+        if not 0 <= rank < world <= MOST_RANKS:
+            raise ValueError("no such rank")
+        launch = line.get("launch"), restart, world
+        if self._members and (launch != self._launch or rank in self._ranks()):
+            first = self.first_end()
+            reason = f"{first[1]}; " if first is not None else ""
+            which = f" (restart {int(restart)})" if restart else ""
+            step = earlier + max(member.step for member in self._members.values())
+            about = "" if any(member.ended is not None for member in self._members.values()) else "about "
+            yield MarkEvent(
+                "warning", step,
+                f"{reason}the ranks were started again{which} after {about}step {number(step)}; steps go on counting",
+            )  # fmt: skip
+            self._members.clear()
+            self._comparison.clear()
+        self._launch, self._comparison.launched = launch, world
+        begin, count = map(int, line.get("here") or (0, world))
+        self._here = range(begin, begin + min(count, world))
+        member = self._members[name] = _Member(rank, int(line["pid"]))
+        self._comparison.join(rank, str(line["host"]))
+        self._comparison.expect(self._here)
+        if line["host"] == self._host:
+            self._gone.watch(member.pid)
+
+    def _ranks(self) -> set[int]:
+        return {member.rank for member in self._members.values()}
+
+    def _tell(self, step: int) -> Iterator[Event]:
+        """Say once which ranks are not compared."""
+        lacking = self._comparison.lacking()
+        ended = {member.rank for member in self._members.values() if member.ended is not None}
+        elsewhere = [rank for rank in lacking if rank not in self._here]
+        lost = [rank for rank in lacking if rank not in elsewhere and rank not in ended]
+        for ranks, why in ((elsewhere, "on other hosts"), (lost, "not observed")):
+            if ranks:
+                launched = self._comparison.launched
+                text = f"{_span(ranks)} of {launched}: {why}, so no part of the comparison of ranks"
+                if text not in self._told:
+                    self._told.add(text)
+                    yield MarkEvent("note", step, text)
+
+
+def _step(member: _Member) -> int:
+    return member.step
+
+
+def _span(ranks: Sequence[int]) -> str:
+    """ "rank 3", "ranks 4 to 7", "ranks 1, 3, 5"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:8]))}{' …' if len(ranks) > 8 else ''}"

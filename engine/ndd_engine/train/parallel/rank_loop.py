@@ -1,0 +1,466 @@
+"""The training loop of one of several ranks: what all of them do together, and what only rank 0 does."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
+
+import psutil
+import torch
+
+from ndd_engine.batches import map_tensors
+from ndd_engine.errors import TrainingError
+from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, Window, no_phase
+from ndd_engine.measure.functions import NEVER, FunctionProfiles
+from ndd_engine.measure.losses import first_bad
+from ndd_engine.measure.stragglers import Comparison, compared_steps
+from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, WindowEvent
+from ndd_engine.record.log import EventLog
+from ndd_engine.record.ranks import RankEvent
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.train.callbacks import Callbacks
+from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.evaluate import Result, evaluate
+from ndd_engine.train.loop import Loop
+from ndd_engine.train.probes.rehearsal import kept_training
+from ndd_engine.train.random_state import kept_random
+from ndd_engine.train.request import OpenRun
+from ndd_engine.train.step.kept import kept_buffers
+from ndd_engine.train.step.stepper import Stepper
+
+from .agreement import Agreement, Losses
+from .hang import HangWatch
+from .marks import PART, DdpMarks, StreamWaits, mark_collectives
+from .sharded import ShardedStore, placed_like
+from .strategy import Ddp, effects
+from .world import World
+
+
+class RankLoop(Loop):
+    """A loop that takes every step, evaluation and checkpoint together with the other ranks.
+
+    Requests, the ends of windows and early ends are agreed on, see Agreement.
+    """
+
+    callbacks: RankCallbacks
+    functions: AgreedProfiles
+    world: World
+
+    def __init__(
+        self,
+        run: OpenRun,
+        stepper: Stepper,
+        batches: Batches,
+        evaluation: EvalBatches,
+        clock: PhaseClock,
+        world: World,
+    ) -> None:
+        config, strategy = stepper.config, stepper.strategy
+        if not world.place.first:
+            # on_step and on_evaluate may change the model or the learning rate: every rank has to. Only all ranks
+            # together can call a sharded model.
+            parts = stepper.workload_parts
+            samples = parts.samples if strategy is not None and strategy.gathers else None
+            stepper.workload_parts = replace(parts, on_checkpoint=None, samples=samples)
+        super().__init__(run, stepper, batches, evaluation, clock)
+        self.world = world
+        run.control.share(self._meet)
+        self.callbacks = RankCallbacks(
+            stepper, run.request.probes, run.put, self.losses, self.better, self._callback_failed
+        )
+        self.store = ShardedStore(
+            self.store.folder, config.checkpoint.keep, world.control, stepper.device, placed_like(stepper)
+        )
+        self.functions = AgreedProfiles(self.reporter, config.log.profile_every_s, stepper.settled)
+        if not world.place.first and (trace := self.captures.trace) is not None:
+            # One file for each rank; `ndd-console trace` reads them together.
+            stem, dot, rest = trace.name.partition(".")
+            self.captures.trace = trace.with_name(f"{stem}.rank-{world.rank}{dot}{rest}")
+        self.agreement = Agreement(world, config.log.window_s)
+        # Losses since the last agreement, and those of all ranks that no window has yet.
+        self._arrived: list[float] = []
+        self._of_all = Losses()
+        # What is not finite on this rank, and one of the ranks where something is, once all know it.
+        self._bad: str | None = None
+        self._bad_rank: int | None = None
+        self.reporter.put, self.reporter.windowed = self._put, self._windowed
+        self._comparing = None
+        if world.place.first:
+            self._comparing = Comparing(run.directory, world.hosts, config.parallel.strategy, run.put)
+        self._device_steps = DeviceSteps(clock) if isinstance(clock, DevicePhaseClock) else None
+        self._process, self._cpu_ns = psutil.Process(), time.process_time_ns()
+        self._waits: StreamWaits | None = None
+        self._hang = HangWatch(
+            world, lambda: self.step, clock, run.put, config.parallel.hang_s, run.directory
+        )
+        if strategy is not None:
+            self.settings.of_ranks = lambda: effects(strategy, config.parallel, self._hang.limit_s)
+
+    def settle(self, sample: Callable[[], Any]) -> None:
+        """Before the first step: two passes for DDP's final buckets, which also show where the exchange begins.
+
+        Without them, a resumed run would sum gradients in another order than the run before. Nothing else changes: a
+        resumed run continues with the random numbers and the buffers that it loaded. sample: makes a micro-batch.
+        """
+        stepper, strategy = self.stepper, self.stepper.strategy
+        if not isinstance(strategy, Ddp):
+            if stepper.device.type == "cuda":
+                self._waits = StreamWaits(self.clock, torch.cuda.current_stream(stepper.device))
+            elif not mark_collectives(stepper.model.modules(), self.clock):
+                text = "exchange and skew are not measured: this version of torch cannot time FSDP2 on a CPU"
+                self.put(MarkEvent("note", self.step, text))
+            return
+        assert strategy.ddp is not None
+        marks = DdpMarks(strategy.ddp)
+        with kept_random(stepper.device), kept_training(stepper), kept_buffers(stepper.model):
+            batch = stepper.moved(sample())
+            for _ in range(2):
+                stepper.forward_backward(map_tensors(batch, torch.clone), no_phase)
+                stepper.drop_gradients()
+        marks.learned(self.clock)
+
+    def run(self) -> str | None:
+        self.agreement.begin(self.step)
+        self._cpu_ns = time.process_time_ns()
+        self._hang.start()
+        try:
+            status = super().run()
+            self.compared()
+            return status
+        finally:
+            self._hang.stop()
+            if self._comparing is not None:
+                self._comparing.stop()
+            if self._waits is not None:
+                self._waits.stop()
+
+    def _after_step(self, action: int) -> None:
+        if self._device_steps is not None:
+            self._device_steps.after(self.step)
+        if not self.agreement.due(self.step):
+            return
+        first, functions, clock = self.world.place.first, self.functions, self.clock
+        if first and self._long_ago():
+            self.control.request("checkpoint")
+            self._last_save = time.monotonic()
+        more = set()
+        # A window ends at the agreement that is nearest to its length.
+        if clock.window_ns + 0.5e9 * self.agreement.since_s >= self._window_ns:
+            more.add("window")
+        if first and functions.wished(self.step):
+            more.add("profile")
+        asked = self._agree(more)
+        if self._device_steps is not None:
+            self._device_steps.wanted = True
+        if "window" in asked:
+            self._window()
+        if "profile" in asked:
+            functions.agreed()
+        self._end_if_bad()
+
+    # Where all ranks are at the same place.
+
+    def _agree(self, more: Set[str] = frozenset(), timed: bool = True) -> Mapping[str, int]:
+        """Wait for all ranks, and take over what they ask for.
+
+        more: what this rank asks for beside requests. timed: whether the time counts.
+        """
+        asks = self.control.asks() | more
+        if self.callbacks.wanted is not None:
+            asks.add("early")
+        if self._bad is not None:
+            asks.add("not_finite")
+        arrived, self._arrived = self._arrived, []
+        mine = Losses(sum(arrived), len(arrived), arrived[-1] if arrived else None)
+        with self.clock.part(PART) if timed else nullcontext():
+            asked, found = self.agreement.now(self.step, asks, mine)
+        of_all = self._of_all
+        last = of_all.last if found.last is None else found.last
+        self._of_all = Losses(of_all.total + found.total, of_all.count + found.count, last)
+        self.control.obey(asked)
+        self.callbacks.asking = asked.get("early", self.callbacks.asking)
+        self._bad_rank = asked.get("not_finite", self._bad_rank)
+        return asked
+
+    def _meet(self) -> None:
+        """While all ranks pause."""
+        self._agree(timed=False)
+        self._hang.moved()
+
+    def _finish(self) -> None:
+        self._check(self.losses.drain(), agreed=True)
+        super()._finish()
+
+    def evaluate(self, again: bool = False, due: bool = False) -> None:
+        super().evaluate(again, due)
+        self._agree()
+        self._end_if_bad()
+
+    def _evaluated(self) -> Result:
+        if self.stepper.strategy is not None:
+            self.stepper.strategy.sync_buffers()
+        found = evaluate(self.stepper, self.evaluation, self._between, self._everywhere)
+        # Each rank computes a metric that cannot be merged. Schedulers follow it, which must not differ between ranks.
+        with self.clock.part(PART):
+            return replace(found, metrics=self.world.exchange.from_first(lambda: found.metrics))
+
+    def _everywhere(self, mine: Any) -> list[Any]:
+        with self.clock.part(PART):
+            return self.world.exchange.everywhere(mine)
+
+    def save(self, again: bool = False) -> bool:
+        if self.stepper.strategy is not None:
+            self.stepper.strategy.sync_buffers()
+        saved = super().save(again)
+        self.agreement.rested()
+        return saved
+
+    def _check(self, arrived: list[tuple[int, float]], saving: bool = False, agreed: bool = False) -> None:
+        """What is not finite on one rank ends all of them after the same step, or now if all are here.
+
+        saving, agreed: all ranks call this.
+        """
+        self._arrived += [value for _, value in arrived]
+        try:
+            super()._check(arrived, saving)
+        except TrainingError as error:
+            if self._bad is None:
+                self._bad, bad = str(error), first_bad(arrived)
+                body = json.dumps([self.step if bad is None else bad[0], self._bad])
+                self.world.notes.put(f"bad/{self.world.rank}", body)
+        if saving or agreed:
+            self._agree()
+            self._end_if_bad()
+
+    def _end_if_bad(self) -> None:
+        """Raise TrainingError if something is not finite on a rank: on rank 0 with what was found first."""
+        if self._bad_rank is None:
+            return
+        ranks = range(self.world.size) if self.world.place.first else (self._bad_rank,)
+        found = [(*json.loads(text), rank) for rank in ranks if (text := self.world.notes.get(f"bad/{rank}"))]
+        if not found:
+            raise TrainingError(
+                self._bad or f"rank {self._bad_rank} has a loss or a parameter that is not finite"
+            )
+        _step, text, rank = min(found)
+        raise TrainingError(text if rank == self.world.rank else f"rank {rank}: {text}")
+
+    # What is recorded.
+
+    def _put(self, event: Event) -> None:
+        self.put(event)
+        if isinstance(event, FunctionsEvent) and self._comparing is not None:
+            self._comparing.add(event)
+
+    def _windowed(self, window: Window, event: WindowEvent) -> WindowEvent:
+        """Tell what this rank did in the steps of a window; returns its event with the losses of all ranks."""
+        cpu_ns, self._cpu_ns = self._cpu_ns, time.process_time_ns()
+        if window.rows and not event.profiled:
+            self._tell(window, event.step, self._cpu_ns - cpu_ns)
+        of_all = self._of_all
+        if not of_all.count:
+            return replace(event, loss=None, last_loss=None)
+        self._of_all = Losses()
+        step = event.step if event.last_loss is None else event.last_loss[0]
+        last = None if of_all.last is None else (step, of_all.last)
+        return replace(event, loss=of_all.total / of_all.count, last_loss=last)
+
+    def _tell(self, window: Window, step: int, cpu_ns: int) -> None:
+        begin, last = step - len(window.rows), window.rows[-1]
+        rows: dict[int, Sequence[float | None]]
+        if self._device_steps is not None:
+            rows = {**self._device_steps.known()}
+        else:
+            rows = {**dict(enumerate(window.rows, begin))}
+            # What follows the last step, such as the agreement.
+            rows[step - 1] = [spent + after for spent, after in zip_longest(last, window.rest, fillvalue=0)]
+        strategy, device = self.stepper.strategy, self.world.device
+        hidden = None if strategy is None else strategy.hidden_ns()
+        rss = None
+        with suppress(psutil.Error):
+            rss = self._process.memory_info().rss
+        told = compared_steps(step, begin, window.names, rows)
+        told = replace(
+            told,
+            cpu_ns=round(cpu_ns * told.wall_ns / window.wall_ns),
+            hidden_ns=None if hidden is None else round(hidden),
+            rss_bytes=rss,
+            allocated_bytes=torch.cuda.memory_allocated(device) if device.type == "cuda" else None,
+        )
+        if self._comparing is not None:
+            self._comparing.add(told)
+        else:
+            self.put(told)
+
+    def compared(self) -> None:
+        """Wait until the windows so far are compared, on rank 0; not long."""
+        if self._comparing is not None:
+            self._comparing.wait()
+
+    # While the caller keeps all ranks from their next step.
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """A context in which no rank is expected to end a step."""
+        return self._hang.quiet()
+
+    def slept(self, seconds: float) -> None:
+        super().slept(seconds)
+        self.agreement.rested()
+
+    # What only one rank decides, or none.
+
+    def _save_if_long_ago(self) -> None:
+        """Rank 0 asks for such a checkpoint, see `_after_step`."""
+
+    def _between(self) -> None:
+        super()._between()
+        self._hang.moved()
+
+
+class DeviceSteps:
+    """The steps of which a GPU's clock knows the phases: one after each agreement, on all ranks the same.
+
+    It is not the step right after the agreement, which includes the recording of a window. wanted: whether one is due.
+    """
+
+    def __init__(self, clock: DevicePhaseClock) -> None:
+        self.wanted = False
+        self._clock = clock
+        self._keys: deque[int] = deque()
+        self._rows: dict[int, list[float | None]] = {}
+        clock.choose(self._rows.__setitem__)
+
+    def after(self, step: int) -> None:
+        """After each step."""
+        if self.wanted:
+            self.wanted = False
+            self._keys.append(step)
+            self._clock.sample(step)
+
+    def known(self) -> dict[int, list[float | None]]:
+        """Steps since the last call but the newest two, which the device may still work at."""
+        keys = [self._keys.popleft() for _ in range(len(self._keys) - 2)]
+        found = {key: self._rows[key] for key in keys if key in self._rows}
+        for key in [key for key in self._rows if key not in self._keys]:
+            del self._rows[key]
+        return found
+
+
+class Comparing:
+    """Compares all ranks, on a thread of rank 0: its own windows, and those in the records of the others.
+
+    hosts: of each rank. put: records what is found.
+    """
+
+    # Between two looks at the records, and for each rank; how long `wait` waits.
+    LOOK_S, RANK_S, REST_S = 0.1, 0.005, 2.0
+
+    def __init__(
+        self, run: RunDir, hosts: Sequence[str], strategy: str, put: Callable[[Event], None]
+    ) -> None:
+        self._comparison = Comparison()
+        self._comparison.strategy, self._comparison.launched = strategy, len(hosts)
+        for rank, host in enumerate(hosts):
+            self._comparison.join(rank, host)
+        self._look_s = max(self.LOOK_S, self.RANK_S * len(hosts))
+        # What earlier processes recorded does not count.
+        paths = {rank: run.ranks / str(rank) / "events.jsonl" for rank in range(1, len(hosts))}
+        self._logs = {
+            rank: EventLog(path, path.stat().st_size if path.exists() else 0) for rank, path in paths.items()
+        }
+        self._put = put
+        self._mine: queue.SimpleQueue[RankEvent | FunctionsEvent | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        threading.Thread(target=self._work, name="ndd-compare", daemon=True).start()
+
+    def add(self, event: RankEvent | FunctionsEvent) -> None:
+        """What this rank tells."""
+        self._idle.clear()
+        self._mine.put(event)
+
+    def wait(self) -> None:
+        """Wait until all windows so far are compared, for a moment at most."""
+        self._idle.wait(self.REST_S)
+
+    def stop(self) -> None:
+        """Compare no more."""
+        self._mine.put(None)
+
+    def _work(self) -> None:
+        comparison = self._comparison
+        while True:
+            with suppress(queue.Empty):
+                if (mine := self._mine.get(timeout=self._look_s if comparison.waits else None)) is None:
+                    return
+                comparison.take(0, mine)
+                if comparison.waits:
+                    continue  # the others are writing
+            for rank, log in self._logs.items():
+                with suppress(OSError):  # it is not there yet, or a network disk does not answer
+                    for _t, event in log.new():
+                        if isinstance(event, (RankEvent, FunctionsEvent)):
+                            comparison.take(rank, event)
+            for event in comparison.new():
+                self._put(event)
+            if not comparison.waits and self._mine.empty():
+                self._idle.set()
+
+
+class RankCallbacks(Callbacks):
+    """Callbacks whose early end takes effect on all ranks after the same step.
+
+    wanted: why this rank wants training to end early. asking: a rank that does, once all know it.
+    """
+
+    wanted: str | None = None
+    asking: int | None = None
+
+    @property
+    def early(self) -> str | None:
+        return None if self.asking is None else self.wanted or f"asked for by rank {self.asking}"
+
+    @early.setter
+    def early(self, reason: str | None) -> None:
+        self.wanted = reason
+
+
+class AgreedProfiles(FunctionProfiles):
+    """Profiles the step after an agreement on it. Rank 0 asks for one when it is due.
+
+    A rank alone that profiles a step would hold up the others, and would be taken for a straggler.
+    """
+
+    _wished_ns = NEVER
+
+    def wished(self, step: int) -> bool:
+        """Whether a step should be profiled now that so many are done."""
+        return self._clock.now() >= self._wished_ns and step >= self._next_step
+
+    def agreed(self) -> None:
+        """All ranks profile the next step."""
+        self.due_ns = 0
+
+    def start(self, step: int) -> None:
+        super().start(step)
+        self._postpone()
+
+    def begin(self, step: int) -> None:
+        super().begin(step)
+        if not self.active and not self.due_ns:
+            self._wait()
+
+    def _wait(self) -> None:
+        super()._wait()
+        self._postpone()
+
+    def _postpone(self) -> None:
+        self._wished_ns, self.due_ns = self.due_ns, NEVER
