@@ -98,7 +98,7 @@ def test_prepared_builtin(make_config: Callable[..., Config]) -> None:
     output = workload.forward(workload.model, batch)
     metric = workload.metric()
     metric.update(output, batch, workload.loss(output, batch))
-    assert list(metric.result()) == ["rmse", "loss", "auroc"]
+    assert list(metric.result()) == ["rmse", "auroc", "loss"]
 
 
 def test_outliers_are_clipped_by_the_training_part() -> None:

@@ -27,7 +27,7 @@ from .antispoof_signals import (
     to_int16,
     utterance,
 )
-from .base import Batch, GatherItems, MeanLoss, build_checked
+from .base import Batch, GatherItems, build_checked
 from .interface import Settings
 
 SPOOF, REAL = 0, 1  # labels, and indices of the logits
@@ -46,7 +46,6 @@ def factory(settings: Settings) -> dict[str, Any]:
     data, options, augment = read(settings), settings.options, settings.options["augment"]
     train, evaluation = (SpeechClips.of(part, data.samples) for part in make_clips(data, settings))
     blocks, channels, reduction = options["blocks"], options["channels"], options["reduction"]
-    weight = partial(total_weight, options["class_weights"])
     settings.progress("building the model")
     model = build_checked(lambda: SeResNet(blocks, channels, reduction, options["dropout"]))
     return {
@@ -55,8 +54,8 @@ def factory(settings: Settings) -> dict[str, Any]:
         "eval_data": evaluation,
         "epochs_differ": augment,
         "loss": partial(weighted_loss, options["class_weights"]),
-        "weight": weight,
-        "metric": partial(EqualErrorRate, weight=weight),
+        "weight": partial(total_weight, options["class_weights"]),
+        "metric": EqualErrorRate,
         "item": "clip",
         "token": "frame",
         "tokens_per_item": data.facts.tokens_per_item,
@@ -141,8 +140,8 @@ class AugmentedClips(Dataset[Any]):
 
 
 @dataclass
-class EqualErrorRate(MeanLoss):
-    """The loss and eer_percent (see `equal_error_rate`), which is absent if all clips are of one kind.
+class EqualErrorRate:
+    """eer_percent (see `equal_error_rate`), which is absent if all clips are of one kind.
 
     Keeps a score and a label per clip on the device.
     """
@@ -151,26 +150,22 @@ class EqualErrorRate(MeanLoss):
     labels: list[Tensor] = field(default_factory=list)
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
-        super().update(output, batch, loss)
         logits = output.detach().float()
         self.scores.append(logits[:, REAL] - logits[:, SPOOF])
         self.labels.append(batch[1].detach())
 
     def parts(self) -> Any:
-        kept = [torch.cat(kept).cpu() for kept in (self.scores, self.labels) if kept]
-        return [super().parts(), *kept]
+        return [torch.cat(kept).cpu() for kept in (self.scores, self.labels) if kept]
 
     def merge(self, parts: Sequence[Any]) -> None:
-        super().merge([part[0] for part in parts])
-        kept = [part for part in parts if len(part) > 1]
-        self.scores, self.labels = [part[1] for part in kept], [part[2] for part in kept]
+        """Continue with the clips of all ranks."""
+        self.scores, self.labels = ([part[place] for part in parts if part] for place in range(2))
 
     def result(self) -> dict[str, float]:
-        loss = super().result()
-        if not self.scores:
-            return loss
-        rate = equal_error_rate(torch.cat(self.scores).cpu(), torch.cat(self.labels).cpu())
-        return loss if rate is None else {"eer_percent": rate, **loss}
+        rate = None
+        if self.scores:
+            rate = equal_error_rate(torch.cat(self.scores).cpu(), torch.cat(self.labels).cpu())
+        return {} if rate is None else {"eer_percent": rate}
 
 
 def clip_weights(of_class: Sequence[float], batch: Batch) -> Tensor:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ndd_engine.text import printable
 
-from .base import Batch, GatherItems, MeanLoss, build_checked, sliding_windows
+from .base import Batch, GatherItems, build_checked, sliding_windows
 from .eeg_data import EegData, read
 from .interface import Settings
 from .windows import Layout, window_count
@@ -83,29 +83,27 @@ class SampleWindows(GatherItems):
 
 
 @dataclass
-class ForecastError(MeanLoss):
+class ForecastError:
     """rmse: the mean over channels and spans of `span` predictions; auroc: of the error, if there are labels.
 
-    Errors are in standard deviations of the channel. Batches must come in the order of the recording. Keeps one float
-    per prediction and channel on the device: 4 MB for 10,000 samples of 100 channels.
+    Errors are in standard deviations of the channel. Batches must come in the order of the recording, so ranks cannot
+    share them. Keeps one float per prediction and channel on the device: 4 MB for 10,000 samples of 100 channels.
     """
 
-    span: int = 64
-    mergeable: ClassVar[bool] = False  # the order of the batches matters
+    span: int
     squares: list[Tensor] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
-        super().update(output, batch, loss)
         self.squares.append((output.detach().float() - batch[1]).square().flatten(1))
         if len(batch) > 2:
             self.labels.append(batch[2].detach())
 
     def result(self) -> dict[str, float]:
         if not self.squares:
-            return {"rmse": float("nan"), **super().result()}
+            return {"rmse": math.nan}
         squares = torch.cat(self.squares).cpu()  # (N, channels)
-        result = {"rmse": windowed_rmse(squares, self.span), **super().result()}
+        result = {"rmse": windowed_rmse(squares, self.span)}
         if self.labels:
             # The mean over channels: a seizure shows in many of them.
             score = area_under_roc(squares.mean(dim=1), torch.cat(self.labels).cpu())

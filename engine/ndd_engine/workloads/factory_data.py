@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from ndd_watch.caching import same_item
 from .base import Batch, Collate, FactoryResult, GatherItems, batch_size, items_at
 from .order import Order, Stream, has_state, position
 from .own_module import calling, kind
-from .problems import Problems
+from .problems import Problems, in_toml
 
 MAP_STYLE = "a map-style dataset with __len__ and __getitem__(index)"
 DATA = f"{MAP_STYLE}, or an IterableDataset"
@@ -64,7 +63,7 @@ def read_data(name: str, found: Any, config: Config, problems: Problems) -> Data
     Adds a problem for each part of a DataLoader that cannot be used.
     """
     if isinstance(found, DataLoader):
-        read = _Loader(name, found, config, problems).read()
+        read = _read_loader(name, found, config, problems)
     elif isinstance(found, IterableDataset):
         train = name == "train_data"
         read = Data(found, None, Order(shuffle=False, drop_last=train, name=name))
@@ -139,7 +138,7 @@ def check_order(train: Data, has_eval: bool, config: Config, problems: Problems)
         elif order.shuffle != loader.shuffle:
             of = f"the factory asks for shuffle={order.shuffle}"
         if of is not None:
-            settings.add("loader.shuffle", f"cannot be used: {of}", _Toml(loader.shuffle), None, "remove it")
+            settings.add("loader.shuffle", f"cannot be used: {of}", loader.shuffle, None, "remove it")
     if order is None:
         return
     unknown = train.streams or (chosen is not None and not hasattr(type(chosen), "__len__"))
@@ -152,100 +151,75 @@ def check_order(train: Data, has_eval: bool, config: Config, problems: Problems)
             settings.add("schedule.kind", message, config.schedule.kind, None, "set run.max_steps")
 
 
-class _Loader:
-    """Reads a DataLoader and adds a problem for each argument that the run does not use."""
+def _read_loader(name: str, loader: Any, config: Config, problems: Problems) -> Data:
+    """The parts of a DataLoader; adds a problem for each argument that the run does not use."""
+    train, settings = name == "train_data", config.loader
 
-    def __init__(self, name: str, loader: DataLoader[Any], config: Config, problems: Problems) -> None:
-        self.name, self.loader, self.config, self.problems = name, loader, config, problems
-        self.train = name == "train_data"
-        self.prefix = "loader." if self.train else "loader.eval_"
+    def refuse(argument: str, message: str, advice: str = "remove it") -> None:
+        problems.add(f"{name}.{argument}", message, None, None, advice)
 
-    def refuse(self, argument: str, message: str, advice: str) -> None:
-        self.problems.add(f"{self.name}.{argument}", message, None, None, advice)
+    if type(loader).__iter__ is not DataLoader.__iter__ and not type(loader).__module__.startswith(_STATEFUL):
+        message = f"{type(loader).__name__} replaces DataLoader.__iter__, which is not called"
+        advice = (
+            "move what it does into the dataset or collate_fn, or return an IterableDataset of the batches"
+        )
+        refuse("__iter__", message, advice)
+    if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
+        message = "is None, so that each index is a whole batch"
+        refuse("batch_size", message, "return items and give batch_size, or return an IterableDataset")
+    order = _order_of(name, loader)
+    pin = settings.pin_memory
+    if not train and settings.eval_pin_memory is not None:
+        pin = settings.eval_pin_memory
+    prefix = "" if train else "eval_"
+    for argument, value, key, same in (
+        ("num_workers", loader.num_workers, f"{prefix}workers", (0,)),
+        ("pin_memory", loader.pin_memory, f"{prefix}pin_memory", (False, pin)),
+        # Of training, persistent workers are the default.
+        ("persistent_workers", loader.persistent_workers, f"{prefix}persistent", (False,)),
+        ("prefetch_factor", loader.prefetch_factor, f"{prefix}prefetch", (None, 2)),
+        ("timeout", loader.timeout, "timeout_s", (0,)),
+    ):
+        now = getattr(settings, key)
+        default = train and now is None and argument == "persistent_workers"
+        if value not in (*same, now) and not default:
+            written = "not set" if now is None else in_toml(now)
+            advice = f"remove it from the DataLoader, and set loader.{key} = {in_toml(value)}"
+            refuse(argument, f"is {value}, but loader.{key} is {written}", advice)
+    context = loader.multiprocessing_context
+    method = context if isinstance(context, str) or context is None else context.get_start_method()
+    if method not in (None, "forkserver"):
+        message = f'is "{method}", but workers are started with forkserver, because the run has threads'
+        refuse("multiprocessing_context", message)
+    if getattr(loader, "pin_memory_device", ""):
+        message = f'is "{loader.pin_memory_device}", but memory is pinned for the device of the run'
+        refuse("pin_memory_device", message)
+    if not getattr(loader, "in_order", True):
+        refuse("in_order", "is False: the order of a resumed run would be another one")
+    if getattr(loader, "snapshot_every_n_steps", 1) != 1:
+        message = f"is {loader.snapshot_every_n_steps}, but the run itself decides when it copies states"
+        refuse("snapshot_every_n_steps", message)
+    _check_size("batch_size", order, config, problems, name)
+    plain = loader.collate_fn in (default_collate, default_convert)
+    return Data(loader.dataset, None if plain else loader.collate_fn, order)
 
-    def read(self) -> Data:
-        loader: Any = self.loader
-        own_iter = type(loader).__iter__ is not DataLoader.__iter__
-        if own_iter and not type(loader).__module__.startswith(_STATEFUL):
-            advice = "move what it does into the dataset or collate_fn, or return an IterableDataset of the batches"
-            self.refuse(
-                "__iter__",
-                f"{type(loader).__name__} replaces DataLoader.__iter__, which is not called",
-                advice,
-            )
-        streams = isinstance(loader.dataset, IterableDataset)
-        order = self._order(streams)
-        self._workers()
-        _check_size("batch_size", order, self.config, self.problems, self.name, self.train)
-        plain: tuple[Callable[..., Any], ...] = (default_collate, default_convert)
-        return Data(loader.dataset, None if loader.collate_fn in plain else loader.collate_fn, order)
 
-    def _order(self, streams: bool) -> Order:
-        loader: Any = self.loader
-        common = {"generator": loader.generator, "worker_init_fn": loader.worker_init_fn, "name": self.name}
-        if streams:
-            whole = loader.batch_size is None
-            return Order(
-                False, batch_size=loader.batch_size, whole=whole, drop_last=loader.drop_last, **common
-            )
-        if loader.batch_sampler is None:
-            message = "is None, so that each index is a whole batch"
-            self.refuse(
-                "batch_size", message, "return items and give batch_size, or return an IterableDataset"
-            )
-            return Order(False, **common)
-        if loader.batch_size is None:
-            return _unwrapped(Order(False, batch_sampler=loader.batch_sampler, **common))
-        sampler: Any = loader.sampler
-        more = {"batch_size": loader.batch_size, "drop_last": loader.drop_last, **common}
-        whole_data = type(sampler) is SequentialSampler and _covers(sampler, loader.dataset)
-        if whole_data:
-            return Order(False, **more)
-        shuffled = type(sampler) is RandomSampler and _covers(sampler, loader.dataset)
-        if shuffled and not sampler.replacement and sampler.num_samples == len(loader.dataset):
-            # With a generator of the user's, the order is that of torch's own DataLoader.
-            return Order(True, **more) if sampler.generator is None else Order(False, sampler=sampler, **more)
-        return Order(False, sampler=sampler, **more)
-
-    def _workers(self) -> None:
-        loader: Any = self.loader
-        settings = self.config.loader
-        workers = settings.workers if self.train else settings.eval_workers
-        pin = settings.pin_memory
-        if not self.train and settings.eval_pin_memory is not None:
-            pin = settings.eval_pin_memory
-        persistent = settings.persistent if self.train else settings.eval_persistent
-        prefetch = settings.prefetch if self.train else settings.eval_prefetch
-
-        def instead(argument: str, key: str, value: object) -> None:
-            now = getattr(self.config.loader, key.removeprefix("loader."))
-            message = f"is {value}, but {key} is {'not set' if now is None else _Toml(now)}"
-            self.refuse(argument, message, f"remove it from the DataLoader, and set {key} = {_Toml(value)}")
-
-        if loader.num_workers not in (0, workers):
-            instead("num_workers", f"{self.prefix}workers", loader.num_workers)
-        if loader.pin_memory and not pin:
-            instead("pin_memory", f"{self.prefix if not self.train else 'loader.'}pin_memory", True)
-        if loader.persistent_workers and not (persistent or (self.train and persistent is None)):
-            instead("persistent_workers", f"{self.prefix}persistent", True)
-        if loader.prefetch_factor not in (None, 2, prefetch):
-            instead("prefetch_factor", f"{self.prefix}prefetch", loader.prefetch_factor)
-        if loader.timeout not in (0, settings.timeout_s):
-            instead("timeout", "loader.timeout_s", loader.timeout)
-        context = loader.multiprocessing_context
-        method = context if isinstance(context, str) or context is None else context.get_start_method()
-        if method not in (None, "forkserver"):
-            message = f'is "{method}", but workers are started with forkserver, because the run has threads'
-            self.refuse("multiprocessing_context", message, "remove it")
-        if getattr(loader, "pin_memory_device", ""):
-            message = f'is "{loader.pin_memory_device}", but memory is pinned for the device of the run'
-            self.refuse("pin_memory_device", message, "remove it")
-        if not getattr(loader, "in_order", True):
-            message = "is False: the order of a resumed run would be another one"
-            self.refuse("in_order", message, "remove it")
-        if getattr(loader, "snapshot_every_n_steps", 1) != 1:
-            message = f"is {loader.snapshot_every_n_steps}, but the run itself decides when it copies states"
-            self.refuse("snapshot_every_n_steps", message, "remove it")
+def _order_of(name: str, loader: Any) -> Order:
+    order = Order(False, generator=loader.generator, worker_init_fn=loader.worker_init_fn, name=name)
+    size, data, sampler = loader.batch_size, loader.dataset, loader.sampler
+    if isinstance(data, IterableDataset):
+        return replace(order, batch_size=size, whole=size is None, drop_last=loader.drop_last)
+    if size is None:
+        return _unwrapped(replace(order, batch_sampler=loader.batch_sampler))
+    order = replace(order, batch_size=size, drop_last=loader.drop_last)
+    whole = getattr(sampler, "data_source", None) is data
+    if whole and type(sampler) is SequentialSampler:
+        return order
+    # With a generator of the user's, the order is that of torch's own DataLoader.
+    plain = whole and type(sampler) is RandomSampler and sampler.generator is None
+    if plain and not sampler.replacement and sampler.num_samples == len(data):
+        return replace(order, shuffle=True)
+    return replace(order, sampler=sampler)
 
 
 def _check_stream(name: str, data: Any, config: Config, problems: Problems) -> None:
@@ -263,28 +237,22 @@ def _check_stream(name: str, data: Any, config: Config, problems: Problems) -> N
     ):
         if on and not any(problem.key == f"loader.{key}" for problem in problems.found):
             found = getattr(loader, key)
-            shown = found if isinstance(found, str) else _Toml(found)
-            settings.add(f"loader.{key}", f"cannot be used: {why}", shown, None, "remove it")
+            settings.add(f"loader.{key}", f"cannot be used: {why}", found, None, "remove it")
 
 
 def _check_size(
-    argument: str,
-    order: Order,
-    config: Config,
-    problems: Problems,
-    name: str = "train_data",
-    train: bool = True,
+    argument: str, order: Order, config: Config, problems: Problems, name: str = "train_data"
 ) -> None:
     """Adds a problem if the size of the training batches is not `batch.micro`, a step would stay incomplete, or each
     rank would get a share of its share.
     """
-    batch = config.batch
+    batch, train = config.batch, name == "train_data"
     found = order.batch_size
     if order.batch_sampler is not None and isinstance(
         of := getattr(order.batch_sampler, "batch_size", None), int
     ):
         found, argument = of, "batch_sampler"
-    key = argument if name == "train_data" and argument == "batch_sampler" else f"{name}.{argument}"
+    key = argument if train and argument == "batch_sampler" else f"{name}.{argument}"
     if train and found is not None and found != batch.micro:
         makes = "makes batches of" if argument == "batch_sampler" else "is"
         message = f"{makes} {found}, but batch.micro is {batch.micro}"
@@ -309,30 +277,12 @@ def _unwrapped(order: Order) -> Order:
     found = order.batch_sampler
     if type(found) is not BatchSampler:
         return order
-    changed: dict[str, Any] = {"batch_sampler": None, "sampler": found.sampler}
-    return Order(**{**vars(order), **changed, "batch_size": found.batch_size, "drop_last": found.drop_last})
-
-
-def _covers(sampler: Any, data: Any) -> bool:
-    return getattr(sampler, "data_source", None) is data
+    size, drop = found.batch_size, found.drop_last
+    return replace(order, batch_sampler=None, sampler=found.sampler, batch_size=size, drop_last=drop)
 
 
 def _iterates(value: Any) -> bool:
-    return (
-        hasattr(type(value), "__iter__")
-        and not isinstance(value, (str, bytes, Mapping))
-        and not inspect.isclass(value)
-    )
-
-
-class _Toml:
-    """A value as it is written in TOML, without quotes."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __str__(self) -> str:
-        return str(self._value).lower() if isinstance(self._value, bool) else str(self._value)
+    return hasattr(type(value), "__iter__") and not isinstance(value, (str, bytes, Mapping, type))
 
 
 def restarts(order: Order | None, data: Any, iterator: Any = None) -> str | None:

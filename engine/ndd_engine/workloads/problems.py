@@ -50,7 +50,7 @@ class Problems:
             if isinstance(found, str)
             else None
             if found is None
-            else _cut(str(found), 120)
+            else _cut(in_toml(found), 120)
         )
         advice = None if suggestion is None else _cut(suggestion)
         self.found.append(Problem(self.where, _cut(key, 120), _cut(message), shown, allowed, advice))
@@ -72,6 +72,11 @@ class Problems:
     def of(self, data: str) -> Problems:
         """The same list of errors, for another file."""
         return replace(self, data=data)
+
+
+def in_toml(value: object) -> str:
+    """A value as TOML writes it, without quotes."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _cut(text: str, longest: int = 600) -> str:

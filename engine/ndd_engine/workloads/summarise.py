@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ndd_engine.batches import map_tensors
 
-from .base import Batch, GatherItems, MeanLoss, build_checked, full_precision
+from .base import Batch, GatherItems, build_checked, full_precision
 from .interface import Settings
 from .summarise_data import END, PADDING, START, UNKNOWN, Encoded, Vocabulary, read
 
@@ -157,7 +157,7 @@ class Padder:
 
 @dataclass
 class Rouge:
-    """The loss, and ROUGE of generated summaries of the first pairs of an evaluation; implements Metric.
+    """ROUGE of generated summaries of the first pairs of an evaluation.
 
     The summaries of a batch are generated together, with beam search and greedily. pairs: of those to generate
     summaries for, at the start of the evaluation data, the reference and the words that the vocabulary lacks.
@@ -168,13 +168,11 @@ class Rouge:
     pairs: Sequence[tuple[str, Sequence[str]]]
     width: int
     limit: int
-    mean: MeanLoss = field(default_factory=MeanLoss)
     seen: int = 0
     sums: dict[str, float] = field(default_factory=dict)
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
         """Adds a batch; batches come in the order of the evaluation pairs."""
-        self.mean.update(output, batch, loss)
         pairs = self.pairs[self.seen : self.seen + len(batch[0])]
         if not pairs:
             return
@@ -188,9 +186,9 @@ class Rouge:
         self.seen += len(pairs)
 
     def result(self) -> dict[str, float]:
-        """ROUGE-L of beam search first, then its other scores, those of greedy search, and the loss."""
+        """ROUGE-L of beam search first, then its other scores, and those of greedy search."""
         means = {name: total / self.seen for name, total in self.sums.items()}
-        return {"rouge_l": means.pop("rouge_l", float("nan")), **means, **self.mean.result()}
+        return {"rouge_l": means.pop("rouge_l", float("nan")), **means}
 
 
 def rouge(candidate: str, reference: str) -> dict[str, float]:
@@ -236,14 +234,6 @@ def f1(hits: int, candidate: int, reference: int) -> float:
     return 2 * hits / (candidate + reference) if hits else 0.0
 
 
-class Searcher(Protocol):
-    """The methods of a model that a search uses; see PointerGenerator."""
-
-    def read(self, source: Tensor, extended: Tensor, project: bool) -> tuple[EncodedSources, State]: ...
-
-    def step(self, words: Tensor, memory: EncodedSources, state: State) -> tuple[Tensor, State]: ...
-
-
 class Written(NamedTuple):
     """A summary as extended words, without END. score: mean log-probability of its words and END."""
 
@@ -252,11 +242,12 @@ class Written(NamedTuple):
 
 
 @torch.no_grad()
-def beam(model: Searcher, source: Tensor, extended: Tensor, width: int, limit: int) -> list[Written]:
+def beam(model: Any, source: Tensor, extended: Tensor, width: int, limit: int) -> list[Written]:
     """Beam search with `width` summaries per source: sources (B, S) -> B summaries.
 
     Each step keeps the `width` most probable prefixes; finished summaries stay and compete with the others. The best
-    has the highest mean log-probability, since a sum would favour short ones. Width 1 is greedy search.
+    has the highest mean log-probability, since a sum would favour short ones. Width 1 is greedy search. model: a
+    PointerGenerator, or anything with its methods read and step.
     """
     batch = len(source)
     memory, state = model.read(source, extended, True)
