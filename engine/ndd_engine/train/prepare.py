@@ -39,8 +39,7 @@ from ndd_engine.train.parallel.same import check_data, check_model
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.parallel.world import World, from_first
 from ndd_engine.train.probes.autosize import SizeChoice, decide
-from ndd_engine.train.probes.baseline import Baseline
-from ndd_engine.train.probes.rehearsal import Rehearsal, rehearse
+from ndd_engine.train.probes.rehearsal import Baseline, Rehearsal, rehearse
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.version import __version__
 from ndd_engine.workloads.base import Workload, parameter_count
