@@ -17,7 +17,7 @@ from ndd_engine.config import read
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.train.data.loader import CPU, Batches
 from ndd_engine.train.data.probe import MOST_ITEMS, probe_loader
-from ndd_engine.train.probes import baseline as probes
+from ndd_engine.train.probes import rehearsal as probes
 from ndd_engine.train.probes.rehearsal import Baseline, rehearse
 from ndd_engine.train.random_state import random_state
 from ndd_engine.train.step.stepper import Stepper
