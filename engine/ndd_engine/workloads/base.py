@@ -88,32 +88,6 @@ class Metric(Protocol):
 
 
 @dataclass
-class FactoryResult:
-    """The parts of a workload that a factory returned, or their defaults."""
-
-    model: nn.Module
-    train_data: Any
-    loss: Callable[..., Any] | None
-    eval_data: Any = None
-    forward: Callable[..., Any] | None = None
-    metric: Callable[..., Any] | None = None
-    weight: Weight | None = None
-    better: str = "lower"
-    item: str = "item"
-    token: str | None = None
-    tokens_per_item: float = 1.0
-    collate: Collate | None = None
-    parts: Mapping[str, Parted] = field(default_factory=dict)
-    epochs_differ: bool = False
-    describe_model: str | None = None
-    describe_data: str | None = None
-    notes: list[str] = field(default_factory=list)
-    order: Order | None = None
-    eval_order: Order | None = None
-    training: TrainingParts = field(default_factory=TrainingParts)
-
-
-@dataclass
 class MeanLoss:
     """The default metric: mean loss over batches, weighted by `weight` or batch size, on the device until `result`."""
 
@@ -186,7 +160,7 @@ class _Checked:
         return values if "loss" in values else {**values, **self._loss.result()}
 
 
-class _Weight:
+class CheckedWeight:
     """A user's weight(batch), checked."""
 
     def __init__(self, weight: Weight, where: str) -> None:
@@ -207,31 +181,38 @@ class _Weight:
         return value
 
 
+@dataclass
 class Workload:
     """A model with its data, as the training loop uses it. `forward` and `loss` are separate, so that each is timed.
 
-    item, token: names of an item and of what it is made of. tokens_per_item: the mean over the training items if
-    lengths vary. collate: None for torch's default. parts: sub-phases of forward, by their modules. weight: what the
-    loss of a batch is a mean over, if not its items; batches may be on the host or on the device. order, eval_order:
-    None for the engine's. epochs_differ: item i of epoch e has the index e * len(train_data) + i, and cannot be cached.
-    An item depends only on its index and the seed, so that a resumed run sees the same data.
+    where: file and line of the factory. item, token: names of an item and of what it is made of. tokens_per_item: the
+    mean over the training items if lengths vary. collate: None for torch's default. parts: sub-phases of forward, by
+    their modules. weight: what the loss of a batch is a mean over, if not its items; batches may be on the host or on
+    the device. order, eval_order: None for the engine's. epochs_differ: item i of epoch e has the index
+    e * len(train_data) + i, and cannot be cached. functions: the factory's forward, loss and metric, as far as it has
+    them. An item depends only on its index and the seed, so that a resumed run sees the same data.
     """
 
-    def __init__(self, name: str, where: str, result: FactoryResult) -> None:
-        """where: file and line of the factory."""
-        self.name = name
-        self.item, self.token, self.tokens_per_item = result.item, result.token, result.tokens_per_item
-        self.model: nn.Module = result.model
-        self.train_data: Dataset[Any] = result.train_data
-        self.eval_data: Dataset[Any] = result.eval_data
-        self.better = result.better
-        self.collate: Collate | None = result.collate
-        self.parts: Mapping[str, Parted] = result.parts
-        self.epochs_differ = result.epochs_differ
-        self.weight: Weight | None = None if result.weight is None else _Weight(result.weight, where)
-        self.training: TrainingParts = result.training
-        self.order, self.eval_order = result.order, result.eval_order
-        self._result, self._where = result, where
+    name: str
+    where: str
+    model: nn.Module
+    train_data: Any
+    eval_data: Any
+    functions: Mapping[str, Callable[..., Any] | None]
+    weight: Weight | None
+    better: str
+    item: str
+    token: str | None
+    tokens_per_item: float
+    collate: Collate | None
+    parts: Mapping[str, Parted]
+    epochs_differ: bool
+    model_text: str | None
+    data_text: str | None
+    remarks: list[str]
+    order: Order | None
+    eval_order: Order | None
+    training: TrainingParts
 
     def with_model(self, model: nn.Module, known: dict[int, Any]) -> Workload:
         """The same workload with a copy of the model. known: id of a parameter -> its copy."""
@@ -242,23 +223,23 @@ class Workload:
     @property
     def own_forward(self) -> bool:
         """Whether `forward` is the factory's, which may call parts of the model, or a closure of its own."""
-        return self._result.forward is not None
+        return self.functions["forward"] is not None
 
     def forward(self, model: nn.Module, batch: Batch, *state: Any) -> Any:
         """The factory's forward, or the model called with the batch, its first element or its items as keywords.
 
         state: what the model carries from batch to batch, if the factory returned `state`.
         """
-        if self._result.forward is not None:
-            return self._result.forward(model, batch, *state)
+        if (forward := self.functions["forward"]) is not None:
+            return forward(model, batch, *state)
         if isinstance(batch, dict):
             return model(**batch, **({"state": state[0]} if state else {}))
         return model(batch[0] if isinstance(batch, (tuple, list)) else batch, *state)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """The factory's loss. Raises TrainingError if it is not a scalar with a gradient."""
-        assert self._result.loss is not None  # else the factory has its own step and eval_step
-        value = self._result.loss(output, batch)
+        assert self.functions["loss"] is not None  # else the factory has its own step and eval_step
+        value = self.functions["loss"](output, batch)
         if not isinstance(value, Tensor):
             raise self._wrong(f"loss returned {kind(value)}, not a scalar tensor")
         if value.ndim:
@@ -272,9 +253,9 @@ class Workload:
     def metric(self) -> Metric:
         """The factory's metric with the mean loss, or only the mean loss."""
         loss = MeanLoss(weight=self.weight)
-        if self._result.metric is None:
+        if self.functions["metric"] is None:
             return loss
-        found = self._result.metric()
+        found = self.functions["metric"]()
         lacks = [name for name in ("update", "result") if not callable(getattr(found, name, None))]
         if lacks:
             message = f"metric() returned {kind(found)}, which has no {' and no '.join(lacks)}"
@@ -283,8 +264,8 @@ class Workload:
 
     def describe_model(self) -> str:
         """One line: that of the factory, or the class and its layers."""
-        if self._result.describe_model is not None:
-            return self._result.describe_model
+        if self.model_text is not None:
+            return self.model_text
         leaves = [module for module in self.model.modules() if not any(module.children())]
         kinds = Counter(type(module).__name__ for module in leaves if module is not self.model)
         layers = ", ".join(f"{count} {name}" for name, count in kinds.most_common(4))
@@ -294,8 +275,8 @@ class Workload:
 
     def describe_data(self) -> str:
         """One line: that of the factory, or the numbers of items."""
-        if self._result.describe_data is not None:
-            return self._result.describe_data
+        if self.data_text is not None:
+            return self.data_text
         train, evaluation = (
             "a stream of unknown length" if count is None else f"{count:,} items"
             for count in map(item_count, (self.train_data, self.eval_data))
@@ -304,10 +285,10 @@ class Workload:
 
     def notes(self) -> Sequence[str]:
         """What a user should know about this data or model: clipped outliers, dropped characters."""
-        return self._result.notes
+        return self.remarks
 
     def _wrong(self, message: str) -> TrainingError:
-        return TrainingError(f"{self._where}: {message}")
+        return TrainingError(f"{self.where}: {message}")
 
 
 class _SkipInitialisation(TorchFunctionMode):

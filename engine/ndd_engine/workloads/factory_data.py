@@ -29,7 +29,7 @@ from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
 from ndd_watch.caching import same_item
 
-from .base import Batch, Collate, FactoryResult, GatherItems, batch_size, items_at
+from .base import Batch, Collate, GatherItems, Workload, batch_size, items_at
 from .order import Order, Stream, has_state, position
 from .own_module import calling, kind
 from .problems import Problems, in_toml
@@ -353,37 +353,40 @@ class GatherSlice(DatasetSlice):
         return int(self.data.nbytes)
 
 
-def train_and_eval(result: FactoryResult, where: str, config: Config) -> tuple[Any, Any, list[str]]:
-    """(training data, evaluation data, notes). Without eval_data, the last items of train_data become it.
+def split(workload: Workload, config: Config) -> None:
+    """Make its data ready for the loader. Without eval_data, the last items of train_data become it.
 
     An IterableDataset becomes a Stream. Raises ConfigError if train_data has only one item.
     """
-    loader = config.loader
-    train = _read(result.train_data, result.collate, loader.workers > 0)
-    if result.eval_data is not None:
-        return train, _read(result.eval_data, result.collate, loader.eval_workers > 0, evaluates=True), []
-    total, problems = len(train), Problems(where)
+    loader, evaluation = config.loader, workload.eval_data
+    workload.train_data = train = _read(workload.train_data, workload.collate, loader.workers > 0)
+    if evaluation is not None:
+        workload.eval_data = _read(evaluation, workload.collate, loader.eval_workers > 0, evaluates=True)
+        return
+    total, problems = len(train), Problems(workload.where)
     kept = max(int(total * EVAL_SHARE), 1)
     if kept >= total:
         message = "is missing, and train_data has only one item, so none can be kept for evaluation"
         problems.add("eval_data", message, suggestion="add eval_data, or more items")
         problems.check()
-    note = f"Without eval_data, the last {kept:,} of {total:,} items are kept for evaluation ({kept / total:.0%})."
-    return _slice(train, 0, total - kept), _slice(train, total - kept, kept), [note]
+    share = f"the last {kept:,} of {total:,} items are kept for evaluation ({kept / total:.0%})"
+    workload.remarks.append(f"Without eval_data, {share}.")
+    workload.train_data = _slice(train, 0, total - kept)
+    workload.eval_data = _slice(train, total - kept, kept)
 
 
-def try_items(result: FactoryResult, where: str, config: Config) -> list[str]:
+def try_items(workload: Workload, config: Config) -> list[str]:
     """Fetches and collates a few items, and returns notes about what a resumed run will not see again.
 
     Raises ConfigError that names the line of the user's code, or the allowed contents of a batch.
     """
-    train: Any = result.train_data
-    join = result.collate or default_collate
-    advice = None if result.collate else "add collate, a function from a list of items to a batch"
+    train, where = workload.train_data, workload.where
+    join = workload.collate or default_collate
+    advice = None if workload.collate else "add collate, a function from a list of items to a batch"
     problems = Problems(where)
     for name, data, order in (
-        ("train_data", train, result.order),
-        ("eval_data", result.eval_data, result.eval_order),
+        ("train_data", train, workload.order),
+        ("eval_data", workload.eval_data, workload.eval_order),
     ):
         whole = isinstance(data, Stream) and order is not None and order.whole
         if isinstance(data, Stream):
@@ -396,8 +399,8 @@ def try_items(result: FactoryResult, where: str, config: Config) -> list[str]:
             with calling(f"{name}[0]", where=where):
                 items = [data[0], data[min(1, len(data) - 1)]]
         with calling(f"collating two items of {name}", advice, where):
-            batch = (result.collate or _as_it_is)(items[0]) if whole else join(items)
-        _check_batch(batch, name, "change" if result.collate else "add", problems)
+            batch = (workload.collate or _as_it_is)(items[0]) if whole else join(items)
+        _check_batch(batch, name, "change" if workload.collate else "add", problems)
         micro = config.batch.micro
         if whole and name == "train_data" and not problems.found and (count := batch_size(batch)) != micro:
             message = f"yields batches of {count} items, but batch.micro is {micro}"
@@ -405,23 +408,23 @@ def try_items(result: FactoryResult, where: str, config: Config) -> list[str]:
                 name, message, suggestion=f"set batch.micro = {count}, or yield batches of settings.micro"
             )
     if isinstance(train, Stream):
-        if result.epochs_differ:
+        if workload.epochs_differ:
             message = "cannot be used with an IterableDataset, whose items have no index"
             problems.add("epochs_differ", message, suggestion="remove it")
         problems.check()
-        note = restarts(result.order, train, train.first_iterator)
+        note = restarts(workload.order, train, train.first_iterator)
         return [note] if note else []
     with calling("train_data[0]", where=where):
         steady = same_item(torch, train[0], train[0], unknown=True)
-    if result.epochs_differ:
+    if workload.epochs_differ:
         total = len(train)
         with calling(f"train_data[{total}] (epochs_differ: item 0 of the second epoch)", where=where):
             train[total]
     problems.check()
-    notes = [note] if (note := restarts(result.order, train)) else []
-    if result.order is not None and result.order.batch_sampler is not None:
+    notes = [note] if (note := restarts(workload.order, train)) else []
+    if workload.order is not None and workload.order.batch_sampler is not None:
         notes.append(
-            f"The {result.order.title} decides the number of items of each batch; batch.micro = {config.batch.micro} "
+            f"The {workload.order.title} decides the number of items of each batch; batch.micro = {config.batch.micro} "
             "is used for predictions and for the test step only."
         )
     if steady:
@@ -443,17 +446,23 @@ def _read(data: Any, collate: Collate | None, in_workers: bool, evaluates: bool 
     return _gathering(data, collate)
 
 
-def check_workers(result: FactoryResult, config: Config, problems: Problems) -> None:
+def check_workers(workload: Workload, config: Config, problems: Problems) -> None:
     """Adds a problem if loader workers are configured and the data cannot be pickled for them."""
     for key, workers, name, data, order in (
-        ("loader.workers", config.loader.workers, "train_data", result.train_data, result.order),
-        ("loader.eval_workers", config.loader.eval_workers, "eval_data", result.eval_data, result.eval_order),
+        ("loader.workers", config.loader.workers, "train_data", workload.train_data, workload.order),
+        (
+            "loader.eval_workers",
+            config.loader.eval_workers,
+            "eval_data",
+            workload.eval_data,
+            workload.eval_order,
+        ),
     ):
         if not workers:
             continue
         try:
             _PickleCheck(_NullFile(), pickle.HIGHEST_PROTOCOL).dump(
-                (data, result.collate, order and order.worker_init_fn)
+                (data, workload.collate, order and order.worker_init_fn)
             )
         except Exception as error:  # noqa: BLE001  a user's __reduce__ may raise anything
             message = f"{name} or its collate function cannot be pickled for a worker process: {said(error)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,21 +12,22 @@ from torch import nn
 from ndd_engine.config.schema import Config
 
 from . import factory_data, own_module
-from .base import FactoryResult, Workload
+from .base import CheckedWeight, Workload
 from .factory_data import Data
 from .interface import Settings
 from .order import item_count
 from .own_module import calling
 from .problems import Problems, Progress
 from .result import NAME_LENGTH, Reader, wrong_result
-from .training import TrainingParts, check_conflicts, read_training
+from .training import check_conflicts, read_training
 
 RESULT = "an object, dict or SimpleNamespace with model, train_data and loss"
-_DERIVED = ("order", "eval_order", "training", "where", "optimizers", "schedulers")
-PARTS = [
-    *(part.name for part in (*fields(FactoryResult), *fields(TrainingParts)) if part.name not in _DERIVED),
-    "shuffle", "sampler", "batch_sampler", "optimizer", "scheduler", "scheduler_every",
-]  # fmt: skip
+PARTS = (
+    "model", "train_data", "loss", "eval_data", "forward", "metric", "weight", "better", "item", "token",
+    "tokens_per_item", "collate", "parts", "epochs_differ", "describe_model", "describe_data", "notes", "shuffle",
+    "sampler", "batch_sampler", "optimizer", "scheduler", "scheduler_every", "lr", "step", "eval_step", "state",
+    "stateful", "on_step", "on_evaluate", "on_checkpoint", "samples",
+)  # fmt: skip
 
 
 def prepare(config: Config, progress: Progress = lambda _: None) -> Workload:
@@ -52,21 +52,21 @@ def prepare(config: Config, progress: Progress = lambda _: None) -> Workload:
         )
     problems.check()
     progress(f"checking the data of {section.name}")
-    result = read_result(value, where, config, settings)
-    result.train_data, result.eval_data, split = factory_data.train_and_eval(result, where, config)
-    tried = factory_data.try_items(result, where, config)
-    place = [f"{section.name} is defined at {where}"] if ":" in section.name else []
-    result.notes = [*place, *result.notes, *split, *tried]
+    workload = read_result(value, where, config, settings)
+    if ":" in section.name:
+        workload.remarks.insert(0, f"{section.name} is defined at {where}")
+    factory_data.split(workload, config)
+    workload.remarks += factory_data.try_items(workload, config)
     if hasattr(section, "options"):
         settings.options.unused(problems)
-    if (items := item_count(result.train_data)) is not None and result.order is None:
-        settings.check_items(items, f"{result.item}s")
-    factory_data.check_workers(result, config, problems)
+    if (items := item_count(workload.train_data)) is not None and workload.order is None:
+        settings.check_items(items, f"{workload.item}s")
+    factory_data.check_workers(workload, config, problems)
     problems.check()
-    return Workload(section.name, where, result)
+    return workload
 
 
-def read_result(value: object, where: str, config: Config, settings: Settings) -> FactoryResult:
+def read_result(value: object, where: str, config: Config, settings: Settings) -> Workload:
     """The parts of the value that a factory returned. where: file and line of the factory.
 
     Raises ConfigError with everything that is missing or wrong.
@@ -112,27 +112,31 @@ def read_result(value: object, where: str, config: Config, settings: Settings) -
             allowed = "one function for both, from a list of items to a batch"
             reader.add("collate", message, allowed=allowed, suggestion="return it as collate")
     carried = ("state",) if training.state is not None else ()
-    others: dict[str, Any] = {
-        "better": better,
-        "training": training,
+    functions = {
+        "loss": loss,
         "forward": reader.function("forward", ("model", "batch", *carried)),
         "metric": reader.function("metric", ()),
-        "weight": reader.function("weight", ("batch",)),
+    }
+    weight = reader.function("weight", ("batch",))
+    others: dict[str, Any] = {
+        "weight": None if weight is None else CheckedWeight(weight, where),
+        "better": better,
         "item": reader.text("item", longest=NAME_LENGTH) or "item",
         "token": reader.text("token", longest=NAME_LENGTH),
         "tokens_per_item": reader.tokens_per_item(),
         "collate": collate,
         "parts": reader.parts(model),
         "epochs_differ": reader.typed("epochs_differ", bool, "True or False") is True,
-        "describe_model": reader.text("describe_model", called=True),
-        "describe_data": reader.text("describe_data", called=True),
-        "notes": reader.lines("notes"),
+        "model_text": reader.text("describe_model", called=True),
+        "data_text": reader.text("describe_data", called=True),
+        "remarks": reader.lines("notes"),
         "order": train.order,
         "eval_order": evaluation.order,
+        "training": training,
     }
     problems.check()
     assert model is not None
-    return FactoryResult(model, train.data, loss, evaluation.data, **others)
+    return Workload(config.workload.name, where, model, train.data, evaluation.data, functions, **others)
 
 
 def _seed(seed: int) -> None:
