@@ -334,11 +334,11 @@ def obey(order: dict[str, Any], out: int, counts: Path) -> None:
 
         from ndd_console.__main__ import status_of
         from ndd_engine.record import recorder
-        from ndd_engine.train.probes import baseline
+        from ndd_engine.train.probes import rehearsal
 
         torch.set_num_threads(1)
         recorder.FOLD_EVERY_BYTES = 4000  # so that folds are written, too
-        baseline.BASELINE_NS = baseline.SLOW_NS = 0
+        rehearsal.BASELINE_NS = rehearsal.SLOW_NS = 0
         wire = Tripwire(order)
         wire.install()
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -192,20 +192,20 @@ def _stop(process: subprocess.Popen[bytes], events: Path, words: str) -> None:
 @contextlib.contextmanager
 def _restored() -> Iterator[None]:
     """Undo what a run in this process leaves: signal handlers, threads, paths, frozen objects."""
-    from ndd_engine.train.probes import baseline
+    from ndd_engine.train.probes import rehearsal
 
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     threads, path = torch.get_num_threads(), list(sys.path)
-    probes = {name: getattr(baseline, name) for name in PROBES}
+    probes = {name: getattr(rehearsal, name) for name in PROBES}
     for name in PROBES:
-        setattr(baseline, name, 0)
+        setattr(rehearsal, name, 0)
     try:
         yield
     finally:
         for number, handler in signals.items():
             signal.signal(number, handler)
         for name, value in probes.items():
-            setattr(baseline, name, value)
+            setattr(rehearsal, name, value)
         torch.set_num_threads(threads)
         sys.path[:] = path
         gc.unfreeze()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.config import read
+from ndd_engine.config import read, to_toml
 from ndd_engine.errors import ConfigError
 
 
@@ -129,3 +129,55 @@ def test_the_last_of_two_sets_of_one_key_counts() -> None:
 def test_auto_names_sizes_that_exist() -> None:
     auto = read().auto
     assert {auto["gpu_size"], *auto["candidates"]} <= set(read().sizes)
+
+
+SIZES = """
+[workload]
+name = "mine:factory"
+size = "{size}"
+[sizes.small]
+workload = {{ options = {{ width = 8, items = 50 }} }}
+batch = {{ micro = 4 }}
+[sizes.large]
+workload.options.width = 64
+[auto]
+candidates = ["small", "{candidate}"]
+gpu_size = "large"
+min_steps_per_second = 2
+probe = {{ options = {{ items = 9 }} }}
+[run]
+epochs = 1
+"""
+
+
+def test_a_file_names_sizes_of_an_own_workload(toml: Path) -> None:
+    toml.write_text(SIZES.format(size="auto", candidate="large"))
+    draft = read(toml, ["batch.micro=5"])
+    assert draft.sizes == ("small", "large") and draft.auto["gpu_size"] == "large"
+    small, large = draft.resolve("small"), draft.resolve("large")
+    assert (small.workload.options, small.batch.micro) == ({"width": 8, "items": 50}, 5)
+    assert (large.workload.size, large.workload.options) == ("large", {"width": 64})
+    assert draft.resolve("small", few=True).workload.options == {"width": 8, "items": 9}
+    assert read(toml, ["workload.size=small"]).resolve().batch.micro == 4
+    # A recorded configuration has the values and the name, and no sizes to choose from.
+    toml.write_text(to_toml(small))
+    assert read(toml).resolve() == small
+
+
+@pytest.mark.parametrize(
+    ("size", "candidate", "named"),
+    [("medium", "large", "small, large, auto"), ("auto", "huge", "[sizes.huge]")],
+)
+def test_mistakes_in_sizes_are_told(toml: Path, size: str, candidate: str, named: str) -> None:
+    toml.write_text(SIZES.format(size=size, candidate=candidate))
+    with pytest.raises(ConfigError) as caught:
+        read(toml).resolve()
+    assert named in str(caught.value)
+
+
+def test_an_own_workload_without_sizes_has_none_to_choose(toml: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\[sizes.NAME\]"):
+        read(None, ["workload.size=auto", "run.epochs=1"], "mine:factory").resolve()
+    toml.write_text("[workload]\nname = 'eeg'\n[sizes.small]\nbatch.micro = 4\n")
+    with pytest.raises(ConfigError, match="sizes"):
+        read(toml).resolve()

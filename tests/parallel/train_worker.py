@@ -28,7 +28,6 @@ from ndd_engine.train.parallel.world import World, check_data, check_model
 from ndd_engine.train.prepare import seed, total_steps, training_batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.training import training_of
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -90,7 +89,7 @@ def trained(case: Case, config: Config, world: World | None = None) -> dict[str,
     seed(config.run.seed)
     workload = prepare(config)
     share = Share(rank, ranks)
-    strategy = strategy_of(config, CPU, training_of(workload))
+    strategy = strategy_of(config, CPU, workload.training)
     batches = training_batches(workload, config, CPU, lambda _text: None, share)
     stepper = Stepper(workload, config, CPU, total_steps(config, batches.steps_per_epoch), strategy)
     if rank:

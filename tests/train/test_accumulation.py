@@ -163,7 +163,7 @@ def test_clips_weighted_by_class_have_the_same_loss_in_every_division() -> None:
     config = read(None, [*sets, "batch.micro=2", "batch.accumulation=4"]).resolve()
     workload = prepare(config)
     stepper = Stepper(workload, config, CPU, total_steps=10)
-    output = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    output = torch.randn(8, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
     labels = torch.tensor([0, 0, 0, 1, 1, 0, 1, 1])  # 2 x spoof, one of each, ...
     batches = [(torch.zeros(2), labels[start : start + 2]) for start in range(0, 8, 2)]
     losses = [workload.loss(output[2 * index : 2 * index + 2], batch) for index, batch in enumerate(batches)]

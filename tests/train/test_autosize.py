@@ -89,3 +89,28 @@ def test_a_size_is_really_measured() -> None:
     choice = choose_size(draft, CPU, told.append)
     assert choice.size in draft.auto["candidates"]
     assert any("tiny" in text for text in told)
+
+
+def test_sizes_and_threads_of_an_own_workload_are_measured_too(
+    speeds: dict[tuple[str, int], float], tmp_path: Path
+) -> None:
+    (tmp_path / "sized.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "from torch.utils.data import TensorDataset\n"
+        "def factory(settings):\n"
+        "    model = nn.Linear(3, settings.option('width', 1))\n"
+        "    data = TensorDataset(torch.rand(settings.option('items', 1000), 3))\n"
+        "    return dict(model=model, train_data=data, loss=lambda output, batch: output.square().mean())\n"
+    )
+    file = tmp_path / "sized.toml"
+    file.write_text(
+        "[workload]\nname = 'sized:factory'\nsize = 'auto'\n[run]\nepochs = 1\n[batch]\nmicro = 2\n"
+        "[sizes.small.workload.options]\nwidth = 2\n[sizes.large.workload.options]\nwidth = 4\n"
+        "[auto]\ncandidates = ['small', 'large']\ngpu_size = 'large'\nmin_steps_per_second = 5\n"
+        "probe = { options = { items = 9 } }\n"
+    )
+    torch.set_num_threads(2)
+    speeds.update({("small", 2): 1.2, ("small", 1): 100.0, ("large", 1): 50.0})
+    choice = choose_size(read(file), CPU, TOLD.append)
+    assert (choice.size, choice.threads) == ("large", 1)

@@ -17,12 +17,11 @@ from ndd_engine.config import read
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.train.data.loader import CPU, Batches
 from ndd_engine.train.data.probe import MOST_ITEMS, probe_loader
-from ndd_engine.train.probes import baseline as probes
-from ndd_engine.train.probes.baseline import Baseline
-from ndd_engine.train.probes.rehearsal import rehearse
+from ndd_engine.train.probes import rehearsal as probes
+from ndd_engine.train.probes.rehearsal import Baseline, rehearse
 from ndd_engine.train.random_state import random_state
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.eeg import Eeg
+from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.registry import prepare
 
 
@@ -159,14 +158,14 @@ def test_what_would_take_long_is_left_out() -> None:
     baseline = Baseline(batches.sample, 1e9, 1)  # an item of a second
     event = rehearse(stepper, batches.sample(), baseline).baseline
     assert event is not None and event.other_ns is None and event.other_micro is None
-    plain = Eeg.forward
+    plain = Workload.forward
 
-    def slow(self: Eeg, model: Any, batch: Any) -> Any:
+    def slow(self: Workload, model: Any, batch: Any) -> Any:
         time.sleep(0.5)
         return plain(self, model, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Eeg, "forward", slow)
+        patch.setattr(Workload, "forward", slow)
         event = rehearse(stepper, batches.sample(), Baseline(batches.sample, 1e3, 2)).baseline
         patch.setattr(probes, "SLOW_NS", 0.3e9)
         slower = rehearse(stepper, batches.sample(), Baseline(batches.sample, 1e3, 2)).baseline

@@ -82,7 +82,7 @@ def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         (pytest.__file__, False),
         (own_code.__file__, False),
         (str(Path(own_code.__file__).parents[1] / "workloads" / "eeg.py"), True),
-        (str(Path(own_code.__file__).parents[1] / "workloads" / "own_items.py"), False),
+        (str(Path(own_code.__file__).parents[1] / "workloads" / "factory_data.py"), False),
         (__file__, True),
         ("<string>", False),
     ],

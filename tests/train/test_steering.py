@@ -13,7 +13,7 @@ from train_help import EVERY_STEP, Result, Trainer, in_step
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.train.run import Run
-from ndd_engine.workloads.eeg import Eeg
+from ndd_engine.workloads.base import Workload
 
 LONG = ("run.epochs=100000", "evaluate.every_epochs=0", "checkpoint.every_epochs=0", "evaluate.at_end=false")
 
@@ -75,15 +75,15 @@ def test_a_paused_run_can_be_stopped_and_keeps_its_checkpoint(trainer: Trainer) 
 def test_what_is_due_is_done_before_a_stop_is_obeyed(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, calls, runs = Eeg.loss, [], []
+    plain, calls, runs = Workload.loss, [], []
 
-    def loss(self: Eeg, output: Any, batch: Any) -> Any:
+    def loss(self: Workload, output: Any, batch: Any) -> Any:
         calls.append(in_step())
         if calls.count(True) == 10:
             runs[0].control.request("stop", "enough")
         return plain(self, output, batch)
 
-    monkeypatch.setattr(Eeg, "loss", loss)
+    monkeypatch.setattr(Workload, "loss", loss)
     result = trainer.train(
         *trainer.ndd, *LONG, "evaluate.every_steps=10", steer=lambda run, _: runs.append(run)
     )

@@ -26,7 +26,7 @@ from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.stepper import Stepper, _nothing, _without_gradient
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.training import TrainingParts, training_of
+from ndd_engine.workloads.training import TrainingParts
 
 CPU = torch.device("cpu")
 
@@ -55,7 +55,7 @@ def trained(config: Config, steps: int = 3) -> tuple[Stepper, list[float]]:
     """The stepper after a few steps, and the losses."""
     seed(config.run.seed)
     workload = prepare(config)
-    stepper = Stepper(workload, config, CPU, 10, strategy_of(config, CPU, training_of(workload)))
+    stepper = Stepper(workload, config, CPU, 10, strategy_of(config, CPU, workload.training))
     batches = endless(workload, config, config.batch.micro)
     return stepper, [float(stepper.step(batches, PhaseClock(), step) or 0) for step in range(steps)]
 

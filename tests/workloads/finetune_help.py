@@ -10,8 +10,8 @@ from problems_help import refused
 from ndd_engine.config import read
 from ndd_engine.config.schema import Config
 from ndd_engine.workloads import finetune_data
-from ndd_engine.workloads.finetune import Finetune
-from ndd_engine.workloads.problems import Problems
+from ndd_engine.workloads.base import Workload
+from ndd_engine.workloads.interface import Settings
 from ndd_engine.workloads.registry import prepare
 
 TINY = (
@@ -25,19 +25,15 @@ def configured(*sets: str) -> Config:
     return read(None, ["workload.name=finetune", *TINY, *sets]).resolve()
 
 
-def prepared(*sets: str) -> Finetune:
+def prepared(*sets: str) -> Workload:
     """The same, prepared, with weights of a fixed seed."""
     torch.manual_seed(1)
-    workload = prepare(configured(*sets))
-    assert isinstance(workload, Finetune)
-    return workload
+    return prepare(configured(*sets))
 
 
 def documents(*sets: str) -> finetune_data.DocumentData:
     """The data alone."""
-    config = configured(*sets)
-    problems = Problems("x", config.workload.data)
-    return finetune_data.read_documents(config, config.workload, problems, lambda _: None)  # type: ignore[arg-type]
+    return finetune_data.read(Settings.of(configured(*sets)))
 
 
 def told(*sets: str) -> str:

@@ -13,11 +13,11 @@ import pytest
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
-from ndd_engine.workloads.own import Own
+from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.registry import prepare
 
 MakeConfig = Callable[..., Config]
-Prepare = Callable[..., Own]
+Prepare = Callable[..., Workload]
 _numbers = itertools.count()
 
 START = """
@@ -82,14 +82,12 @@ def own(module: Callable[[str], str], make_config: MakeConfig) -> Prepare:
 
     def make(
         source: str = PLAIN, options: dict[str, Any] | None = None, loader: Any = None, **batch: int
-    ) -> Own:
+    ) -> Workload:
         section = {"name": f"{module(source)}:factory", "options": options or {}}
         config = make_config(section, **{"micro": 4, **batch})
         if loader is not None:
             config = Config.model_validate({**config.model_dump(), "loader": loader})
-        workload = prepare(config)
-        assert isinstance(workload, Own)
-        return workload
+        return prepare(config)
 
     return make
 

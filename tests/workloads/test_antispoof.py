@@ -20,15 +20,15 @@ from ndd_engine.workloads import antispoof_data
 from ndd_engine.workloads.antispoof import (
     REAL,
     SPOOF,
-    Antispoof,
     AugmentedClips,
+    SeResNet,
     SpeechClips,
     equal_error_rate,
     evaluation_notes,
     make_clips,
 )
-from ndd_engine.workloads.antispoof_model import SeResNet
-from ndd_engine.workloads.base import parameter_count
+from ndd_engine.workloads.base import Workload, parameter_count
+from ndd_engine.workloads.interface import Settings
 from ndd_engine.workloads.registry import prepare
 
 MakeConfig = Callable[..., Config]
@@ -39,13 +39,7 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def prepared(config: Config) -> Antispoof:
-    workload = prepare(config)
-    assert isinstance(workload, Antispoof)
-    return workload
-
-
-def clips_of(workload: Antispoof) -> SpeechClips:
+def clips_of(workload: Workload) -> SpeechClips:
     assert isinstance(workload.train_data, SpeechClips)
     return workload.train_data
 
@@ -58,8 +52,8 @@ def test_parameters_of_the_guide() -> None:
 
 
 def test_loss_weighs_clips_by_class(make_config: MakeConfig) -> None:
-    workload = prepared(make_config({**TINY, "class_weights": [0.1, 0.9]}, micro=2, sequence=1600))
-    logits, labels = torch.randn(6, 2), torch.tensor([0, 1, 1, 0, 0, 0])
+    workload = prepare(make_config({**TINY, "class_weights": [0.1, 0.9]}, micro=2, sequence=1600))
+    logits, labels = torch.randn(6, 2, requires_grad=True), torch.tensor([0, 1, 1, 0, 0, 0])
     expected = torch.nn.functional.cross_entropy(logits, labels, weight=torch.tensor([0.1, 0.9]))
     assert torch.allclose(workload.loss(logits, (None, labels)), expected)
     assert workload.loss(logits.half(), (None, labels)).dtype == torch.float32
@@ -90,9 +84,9 @@ def test_equal_error_rate(real: list[float], spoof: list[float], expected: float
 
 
 def test_metric_without_both_kinds_has_no_equal_error_rate(make_config: MakeConfig) -> None:
-    workload = prepared(make_config(TINY, micro=2, sequence=1600))
+    workload = prepare(make_config(TINY, micro=2, sequence=1600))
     assert workload.better == "lower"
-    logits = torch.tensor([[0.0, 2.0], [0.0, 1.0]])
+    logits = torch.tensor([[0.0, 2.0], [0.0, 1.0]], requires_grad=True)
     for labels, names in (([1, 1], ["loss"]), ([1, 0], ["eer_percent", "loss"])):
         metric = workload.metric()
         for score, label in zip(logits, labels, strict=True):
@@ -105,13 +99,11 @@ def test_metric_without_both_kinds_has_no_equal_error_rate(make_config: MakeConf
 
 def test_builtin_voices_repeat_and_evaluation_hears_others(make_config: MakeConfig) -> None:
     config = make_config({**TINY, "clips": 60}, micro=4, sequence=4800)
-    first, again = (prepared(config) for _ in range(2))
+    first, again = (prepare(config) for _ in range(2))
     assert torch.equal(clips_of(first).samples, clips_of(again).samples)
-    other = prepared(make_config({**TINY, "clips": 60}, seed=1, micro=4, sequence=4800))
+    other = prepare(make_config({**TINY, "clips": 60}, seed=1, micro=4, sequence=4800))
     assert not torch.equal(clips_of(first).samples[:2000], clips_of(other).samples[:2000])
-    section = config.workload
-    assert section.name == "antispoof"
-    recordings = antispoof_data.synthetic_recordings(section, 4800).recordings  # type: ignore[arg-type]
+    recordings = antispoof_data.read(Settings.of(config)).recordings
     heard = [{r.speaker for r in recordings if r.held_out is part} for part in (False, True)]
     assert [len(voices) for voices in heard] == [2, 1] and not heard[0] & heard[1]
     assert sorted(clips_of(first).labels.tolist()) == [SPOOF] * 20 + [REAL] * 20
@@ -133,12 +125,12 @@ def test_an_evaluation_of_one_kind_is_told(make_config: MakeConfig) -> None:
     clips = SpeechClips.of([(torch.zeros(9, dtype=torch.int16), label) for label in (1, 1, 1, 1, 0)], 1600)
     config = make_config(TINY, micro=2, sequence=1600)
     short = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"batches": 2})})
-    assert evaluation_notes(config, clips) == []
-    assert "evaluate.batches" in evaluation_notes(short, clips)[0]
+    assert evaluation_notes(Settings.of(config), clips) == []
+    assert "evaluate.batches" in evaluation_notes(Settings.of(short), clips)[0]
 
 
 def test_gathered_batch_is_the_collated_batch(make_config: MakeConfig) -> None:
-    clips = clips_of(prepared(make_config(TINY, micro=4, sequence=6000)))
+    clips = clips_of(prepare(make_config(TINY, micro=4, sequence=6000)))
     indices = torch.tensor([5, 0, 3, 5])
     collated = torch.utils.data.default_collate([clips[index] for index in indices.tolist()])
     gathered = clips.batch(indices)
@@ -152,13 +144,13 @@ def test_gathered_batch_is_the_collated_batch(make_config: MakeConfig) -> None:
 
 def test_augmentation_differs_by_epoch_and_item_and_repeats(make_config: MakeConfig) -> None:
     section = {**TINY, "augment": True}
-    workload = prepared(make_config(section, micro=4, sequence=6000))
+    workload = prepare(make_config(section, micro=4, sequence=6000))
     data = workload.train_data
     assert workload.epochs_differ and isinstance(data, AugmentedClips)
     assert not hasattr(data, "batch")  # nothing that would be gathered or kept
     assert (
         isinstance(workload.eval_data, SpeechClips)
-        and not prepared(make_config(TINY, micro=4, sequence=6000)).epochs_differ
+        and not prepare(make_config(TINY, micro=4, sequence=6000)).epochs_differ
     )
     items = len(data)
     plain = data.clips[3][0]
@@ -167,16 +159,16 @@ def test_augmentation_differs_by_epoch_and_item_and_repeats(make_config: MakeCon
     seen = [plain, *(spectrogram for spectrogram, _ in changed)]
     assert all(float((a - b).abs().mean()) > 0.05 for n, a in enumerate(seen) for b in seen[:n])
     torch.manual_seed(5)  # a resumed run has another global state
-    again = prepared(make_config(section, micro=4, sequence=6000)).train_data
+    again = prepare(make_config(section, micro=4, sequence=6000)).train_data
     assert torch.equal(again[3 + items][0], changed[1][0])
-    other = prepared(make_config(section, seed=2, micro=4, sequence=6000)).train_data
+    other = prepare(make_config(section, seed=2, micro=4, sequence=6000)).train_data
     assert not torch.equal(other[3 + items][0], changed[1][0])
     order = Batches(data, make_config(section, micro=4, sequence=6000), None, True)
     epochs = [torch.cat([batch[1] for batch in order.epoch(epoch)]) for epoch in range(2)]
     assert all(len(labels) == items for labels in epochs)
 
 
-def train(config: Config, workload: Antispoof) -> None:
+def train(config: Config, workload: Workload) -> None:
     """All steps of the configuration, by the parts that a run is made of."""
     assert config.run.max_steps is not None
     stepper = Stepper(workload, config, torch.device("cpu"), config.run.max_steps)
@@ -193,7 +185,7 @@ def train(config: Config, workload: Antispoof) -> None:
 
 
 @torch.no_grad()
-def error(workload: Antispoof, score: Callable[[Tensor], Tensor] | None = None) -> float:
+def error(workload: Workload, score: Callable[[Tensor], Tensor] | None = None) -> float:
     """The metric's headline in percent, of the model or of a score of the spectrograms in its place."""
     data = workload.eval_data
     assert isinstance(data, SpeechClips)
@@ -213,7 +205,7 @@ def error(workload: Antispoof, score: Callable[[Tensor], Tensor] | None = None) 
     return value
 
 
-def either_way(workload: Antispoof, score: Callable[[Tensor], Tensor]) -> float:
+def either_way(workload: Workload, score: Callable[[Tensor], Tensor]) -> float:
     """The error of a threshold that may reject what is above it or what is below it."""
     rate = error(workload, score)
     return min(rate, 100 - rate)
@@ -241,7 +233,7 @@ def learning_config(steps: int, sequence: int, **section: Any) -> Config:
 def test_learns_to_tell_copies_of_voices_it_never_heard() -> None:
     config = learning_config(160, 9_600, clips=240)
     torch.manual_seed(1)
-    workload = prepared(config)
+    workload = prepare(config)
     assert error(workload) > 40
     # Nothing as simple as loudness tells a copy: what is learned is the harm to the harmonics.
     assert either_way(workload, level_above_4_khz) > 40
@@ -250,9 +242,9 @@ def test_learns_to_tell_copies_of_voices_it_never_heard() -> None:
 
 
 def test_files_that_vanish_are_told(make_config: MakeConfig, tmp_path: Path) -> None:
-    section = make_config({**TINY, "clips": 8}, micro=2, sequence=1600).workload
-    made = antispoof_data.synthetic_recordings(section, 1600)  # type: ignore[arg-type]
-    gone = antispoof_data.SpeechRecording(tmp_path / "gone.wav", 0, "gone", True, False, 16_000, 1.0)
+    settings = Settings.of(make_config({**TINY, "clips": 8}, micro=2, sequence=1600))
+    made = antispoof_data.read(settings)
+    gone = antispoof_data.Recording(tmp_path / "gone.wav", 0, "gone", True, False, 16_000, 1.0)
     data = antispoof_data.SpeechData((gone, *made.recordings), True, 1600, None)
     with pytest.raises(ConfigError, match=r"gone\.wav"):
-        make_clips(data, 1, str(tmp_path), lambda _: None)
+        make_clips(data, settings)

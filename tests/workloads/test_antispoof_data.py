@@ -17,14 +17,14 @@ from problems_help import refused
 from torch import Tensor
 
 from ndd_engine.config.schema import Config
-from ndd_engine.workloads.antispoof import REAL, SPOOF, Antispoof, SpeechClips
+from ndd_engine.workloads.antispoof import REAL, SPOOF, SpeechClips
 from ndd_engine.workloads.antispoof_data import SpeechData, held_out, read_folder
+from ndd_engine.workloads.antispoof_signals import (
+    decode_pcm,
+)
 from ndd_engine.workloads.facts import facts, problems
 from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.speech_signals import (
-    decode_pcm,
-)
 
 MakeConfig = Callable[..., Config]
 
@@ -108,7 +108,6 @@ def test_plain_folder_gets_copies_and_is_split_by_speaker(make_config: MakeConfi
         sides[recording.held_out].add(recording.speaker)
     assert len(sides[True]) == 1 and len(sides[False]) == 2 and not sides[True] & sides[False]
     workload = prepare(config_of(make_config, tmp_path))
-    assert isinstance(workload, Antispoof)
     assert "18 clips of 3" in workload.describe_data()
     notes = workload.notes()
     assert len(notes) == 2 and all("9 of 9" in note for note in notes)  # resampled, and cut
@@ -145,7 +144,7 @@ def test_folders_of_both_kinds(make_config: MakeConfig, tmp_path: Path, names: t
         len(stems[0]) == 2 and not stems[0] & stems[1]
     )  # a clip and its copy of the same name stay together
     workload = prepare(config_of(make_config, tmp_path, sequence=3200))
-    assert isinstance(workload, Antispoof) and isinstance(workload.train_data, SpeechClips)
+    assert isinstance(workload.train_data, SpeechClips)
     spectra, labels = workload.train_data.batch(torch.arange(12))
     assert int(labels.sum()) == 6
     low, high = spectra[labels == REAL].mean((0, 2)), spectra[labels == SPOOF].mean((0, 2))

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.workloads.byte_pairs import BYTES, LONGEST, BytePairs, Pair, learn, to_bytes, words
+from ndd_engine.workloads.finetune import BYTES, LONGEST, BytePairs, Pair, learn, utf8, words
 
 ANY_TEXT = st.text(st.integers(0, 0x10FFFF).map(chr))  # lone surrogates too, as a JSON escape can make them
 FEW_LETTERS = st.text("ab c\n1_é", max_size=60)
@@ -34,7 +34,7 @@ def replaced(tokens: list[int], pair: Pair, token: int) -> list[int]:
 
 def naive_merges(texts: list[str], wanted: int) -> list[Pair]:
     """Counts every pair of every word again for each merge."""
-    tokens = [to_bytes(word) for text in texts for word in words(text)]
+    tokens = [list(utf8(word)) for text in texts for word in words(text)]
     merges: list[Pair] = []
     while len(merges) < wanted:
         counts = Counter(pair for word in tokens for pair in pairwise(word))
@@ -96,7 +96,7 @@ def test_encoding_is_every_merge_in_its_order(known: str, text: str) -> None:
     encoder = taught(known * 3, "a cab, a bac\n" * 3)
     expected: list[int] = []
     for word in words(text):
-        tokens = to_bytes(word)
+        tokens = list(utf8(word))
         for rank, pair in enumerate(encoder.merges):
             tokens = replaced(tokens, pair, BYTES + rank)
         expected += tokens

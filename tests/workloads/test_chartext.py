@@ -14,18 +14,19 @@ from torch import Tensor
 from ndd_engine.config.schema import Config
 from ndd_engine.workloads import chartext
 from ndd_engine.workloads.base import parameter_count
-from ndd_engine.workloads.chartext import Chartext, Diffused, TextWindows, absorb, score_entropy
-from ndd_engine.workloads.chartext_model import NextCharacterModel, ScoreModel, Size
+from ndd_engine.workloads.chartext import (
+    Diffused,
+    NextCharacterModel,
+    ScoreModel,
+    Size,
+    TextWindows,
+    absorb,
+    score_entropy,
+)
 from ndd_engine.workloads.facts import facts
 from ndd_engine.workloads.registry import prepare
 
 GUIDE = Size(65, 256, 6, 6, 384, 0.2)
-
-
-def prepared(config: Config) -> Chartext:
-    workload = prepare(config)
-    assert isinstance(workload, Chartext)
-    return workload
 
 
 def test_diffusion_has_the_parameters_of_the_guide() -> None:

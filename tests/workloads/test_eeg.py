@@ -10,20 +10,18 @@ import pytest
 import torch
 
 from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import EegSection
 from ndd_engine.workloads.base import parameter_count
-from ndd_engine.workloads.eeg import Eeg, SampleWindows, area_under_roc
-from ndd_engine.workloads.eeg_model import build_model
-from ndd_engine.workloads.eeg_signals import SEIZURE, clip_outliers, synthetic
+from ndd_engine.workloads.eeg import (
+    SEIZURE,
+    SampleWindows,
+    area_under_roc,
+    build_model,
+    clip_outliers,
+    synthetic,
+)
 from ndd_engine.workloads.facts import facts
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.windows import Parts
-
-
-def prepared(config: Config) -> Eeg:
-    workload = prepare(config)
-    assert isinstance(workload, Eeg)
-    return workload
+from ndd_engine.workloads.windows import Layout
 
 
 @pytest.mark.parametrize(
@@ -40,7 +38,7 @@ def prepared(config: Config) -> Eeg:
     ],
 )
 def test_mlp_parameters(channels: int, sequence: int, hidden: list[int], parameters: int) -> None:
-    model = build_model(EegSection(name="eeg", hidden=hidden), channels, sequence)
+    model = build_model("mlp", channels, sequence, hidden, 0.1)
     assert parameter_count(model) == parameters
     assert model(torch.zeros(2, sequence, channels)).shape == (2, 1, channels)
 
@@ -55,8 +53,7 @@ def test_mlp_parameters(channels: int, sequence: int, hidden: list[int], paramet
     ],
 )
 def test_recurrent_parameters(kind: str, channels: int, parameters: int) -> None:
-    section = EegSection.model_validate({"name": "eeg", "model": kind, "hidden": [10]})
-    model = build_model(section, channels, 64)
+    model = build_model(kind, channels, 64, [10], 0.1)
     assert parameter_count(model) == parameters
     assert model(torch.zeros(2, 64, channels)).shape == (2, 1, channels)
 
@@ -74,7 +71,7 @@ def test_windows_of_stride_one() -> None:
 
 
 def test_builtin_signal_is_seeded_and_its_seizure_is_in_the_evaluation_part() -> None:
-    parts = Parts(1800, 200)
+    parts = Layout(1800, 200, 64, 1, 1, "sample", "recording")
     signal, labels = synthetic(parts, 3, 256.0, seed=5)
     again, _ = synthetic(parts, 4, 256.0, seed=5)
     assert signal.shape == (2000, 3) and torch.equal(signal, again[:, :3])
@@ -85,7 +82,7 @@ def test_builtin_signal_is_seeded_and_its_seizure_is_in_the_evaluation_part() ->
 
 def test_prepared_builtin(make_config: Callable[..., Config]) -> None:
     config = make_config({"name": "eeg", "samples": 4000, "channels": 5}, micro=64, sequence=16)
-    workload, known = prepared(config), facts(config)
+    workload, known = prepare(config), facts(config)
     assert (known.train_items, known.eval_items) == (3600 - 16, 400 - 16)
     assert (len(workload.train_data), len(workload.eval_data)) == (3584, 384)  # type: ignore[arg-type]
     assert (workload.item, workload.token, workload.tokens_per_item) == ("window", "sample", 16)
@@ -101,7 +98,7 @@ def test_prepared_builtin(make_config: Callable[..., Config]) -> None:
     output = workload.forward(workload.model, batch)
     metric = workload.metric()
     metric.update(output, batch, workload.loss(output, batch))
-    assert list(metric.result()) == ["rmse", "loss", "auroc"]
+    assert list(metric.result()) == ["rmse", "auroc", "loss"]
 
 
 def test_outliers_are_clipped_by_the_training_part() -> None:
@@ -142,7 +139,7 @@ def test_arff_with_quotes_comments_and_label(make_config: Callable[..., Config],
     path = tmp_path / "r.arff"
     rows = "".join(f"{k % 7},{-k % 5}.5,'a, b',{int(k > 190)}\n" for k in range(200))
     path.write_text(ARFF + "% more\n" + rows.replace("\n", "\r\n"))
-    workload = prepared(make_config({"name": "eeg", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
+    workload = prepare(make_config({"name": "eeg", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
     assert workload.train_data[0][0].shape == (4, 2)
     assert (len(workload.train_data), len(workload.eval_data)) == (176, 16)  # type: ignore[arg-type]
     assert ": note." in workload.notes()[0]  # the ignored column
@@ -160,7 +157,7 @@ def test_csv_with_and_without_header(
         cells = [str(k), f"12:{k}", f"{k % 7}", f"{k % 5}e-1", "seizure" if k > 190 else "rest"]
         lines.append(delimiter.join(cells if header else cells[2:4]))
     path.write_text("\n".join(lines))
-    workload = prepared(make_config({"name": "eeg", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
+    workload = prepare(make_config({"name": "eeg", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
     assert workload.train_data[0][0].shape == (4, 2)
     assert len(workload.eval_data[0]) == (3 if header else 2)
     if header:
@@ -173,6 +170,6 @@ def test_label_of_one_class_in_the_evaluation_part_is_told(
 ) -> None:
     path = tmp_path / "r.csv"
     path.write_text("a,y\n" + "".join(f"{k % 7},{int(k < 20)}\n" for k in range(200)))
-    workload = prepared(make_config({"name": "eeg", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
+    workload = prepare(make_config({"name": "eeg", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
     assert "auroc" in workload.notes()[0]
     assert len(workload.eval_data[0]) == 2

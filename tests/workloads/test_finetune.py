@@ -15,15 +15,16 @@ from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import evaluate
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.base import parameter_count
+from ndd_engine.workloads.base import Workload, parameter_count
+from ndd_engine.workloads.chartext import NextCharacterModel, Size
 from ndd_engine.workloads.facts import facts
-from ndd_engine.workloads.finetune import Finetune, Pad, Perplexity, build_model
+from ndd_engine.workloads.finetune import Pad, Perplexity
 from ndd_engine.workloads.registry import prepare
 
 CPU = torch.device("cpu")
 
 
-def items(workload: Finetune) -> list[Tensor]:
+def items(workload: Workload) -> list[Tensor]:
     return [workload.train_data[index] for index in range(len(workload.train_data))]  # type: ignore[arg-type]
 
 
@@ -42,7 +43,8 @@ def test_parameters_of_each_size(size: str, parameters: int) -> None:
     block = 3 * width**2 + width**2 + 4 * width**2 + 4 * width**2 + 2 * width
     expected = (1024 + config.batch.sequence) * width + section.layers * block + width
     with torch.device("meta"):
-        model = build_model(section, section.vocabulary, config.batch.sequence)
+        size = Size(section.vocabulary, config.batch.sequence, section.layers, section.heads, width, 0.0)
+        model = NextCharacterModel(size, tie_weights=True)
     assert parameter_count(model) == expected == parameters
     assert 2 <= section.layers <= 6
 
@@ -76,10 +78,11 @@ def test_prepared_workload() -> None:
 
 def test_an_item_is_the_beginning_of_its_encoded_text() -> None:
     workload, data = prepared(), documents()
+    encoder = workload.train_data.encoder  # type: ignore[attr-defined]
     for text, item in zip(data.train, items(workload), strict=True):
-        tokens = workload.encoder.encode(text)
+        tokens = encoder.encode(text)
         assert item.dtype == torch.int64 and item.tolist() == tokens[:65]
-        assert text.startswith(workload.encoder.decode(tokens))
+        assert text.startswith(encoder.decode(tokens))
     with pytest.raises(IndexError):
         workload.train_data[25]
 
@@ -156,13 +159,16 @@ def learned(*sets: str, epochs: int) -> tuple[dict[str, float], dict[str, float]
         held_out = EvalBatches(workload.eval_data, config, workload.collate)
         return evaluate(stepper, held_out, lambda: None).metrics
 
-    counts = torch.ones(len(workload.encoder))  # once more than seen, so that no token is impossible
+    counts = torch.ones(
+        len(workload.train_data.encoder)
+    )  # once more than seen, so that no token is impossible
     for item in items(workload):
         counts += torch.bincount(item, minlength=len(counts))
     metric = workload.metric()
     for batch in EvalBatches(workload.eval_data, config, workload.collate):
         output = (counts / counts.sum()).log().expand(*batch[0].shape, len(counts))
-        metric.update(output, batch, workload.loss(output, batch))
+        with torch.no_grad():
+            metric.update(output, batch, workload.loss(output, batch))
     before = figures()
     clock = PhaseClock()
     for epoch in range(epochs):

@@ -31,7 +31,7 @@ def test_nothing_evaluated_on_was_trained_on(examples: int) -> None:
     for text in data.evaluation:
         assert text not in data.train and trained.isdisjoint(paragraphs(text))
     joined = documents(f"workload.examples={examples}", "workload.document_chars=30000")
-    assert joined.evaluation == tuple(text[:30000] for text in data.evaluation)
+    assert joined.evaluation == [text[:30000] for text in data.evaluation]
     assert not any(text in example for text in joined.evaluation for example in joined.train)
 
 
@@ -57,7 +57,7 @@ def test_joining_uses_each_document_once() -> None:
     data = documents(*sets, "workload.document_chars=1000000")
     one, two, three = documents(*sets, "workload.document_chars=0").train
     orders = ((one, two, three), (two, three, one), (three, one, two))
-    assert data.train == tuple("\n\n".join(order) for order in orders)
+    assert data.train == ["\n\n".join(order) for order in orders]
 
 
 def test_too_many_examples_of_the_manual() -> None:
@@ -83,7 +83,7 @@ def test_json_lines_of_both_kinds(tmp_path: Path) -> None:
     ]  # fmt: skip
     path.write_text("\r\n".join(lines), "utf-8")
     data = documents(*own(path))
-    assert data.train == (TEXTS[2], TEXTS[1]) and data.evaluation == (TEXTS[0],)
+    assert data.train == [TEXTS[2], TEXTS[1]] and data.evaluation == [TEXTS[0]]
     assert len(data.notes) == 2 and "64" in data.notes[0] and "1 duplicates" in data.notes[1]
 
 
@@ -93,21 +93,21 @@ def test_odd_characters_of_json_survive(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps({"text": text}) for text in odd))
     workload = prepared(*own(path))
     data: Any = workload.train_data
-    assert [workload.encoder.decode(workload.encoder.encode(text)) for text in data.texts] == odd[:2]
+    assert [data.encoder.decode(data.encoder.encode(text)) for text in data.texts] == odd[:2]
 
 
 def test_text_with_separators_and_without(tmp_path: Path) -> None:
     path = tmp_path / "data.txt"
     path.write_bytes("\n--- \n".join([*TEXTS, ""]).replace("\n", "\r\n").encode())
     data = documents(*own(path))
-    assert data.train == (TEXTS[2], TEXTS[1]) and data.evaluation == (TEXTS[0],)
+    assert data.train == [TEXTS[2], TEXTS[1]] and data.evaluation == [TEXTS[0]]
     text = "".join(f"line {number} --- of a text\n" for number in range(100))
     path.write_text(text)
     third = len(text) // 3
     data = documents(*own(path, "workload.document_chars=0"))
-    assert data.train + data.evaluation == tuple(text[n * third : (n + 1) * third] for n in range(3))
+    assert data.train + data.evaluation == [text[n * third : (n + 1) * third] for n in range(3)]
     data = documents(*own(path, "workload.document_chars=100"))
-    assert data.train + data.evaluation == (text[:100], text[100:200], text[200:300])
+    assert data.train + data.evaluation == [text[:100], text[100:200], text[200:300]]
     share = 300 / len(text)
     assert f"{share:.0%}" in data.notes[0]
 
@@ -120,7 +120,7 @@ def test_folder_of_texts(tmp_path: Path) -> None:
     (tmp_path / "d.bin").write_bytes(b"\0\1")
     (tmp_path / ".hidden.txt").write_bytes(b"\0\1")
     data = documents(*own(tmp_path))
-    assert data.train == (TEXTS[2], "---\n" + TEXTS[1]) and data.evaluation == (TEXTS[0],)
+    assert data.train == [TEXTS[2], "---\n" + TEXTS[1]] and data.evaluation == [TEXTS[0]]
 
 
 def test_unused_documents_and_a_small_vocabulary_are_told(tmp_path: Path) -> None:
@@ -129,8 +129,9 @@ def test_unused_documents_and_a_small_vocabulary_are_told(tmp_path: Path) -> Non
     workload = prepared(*own(path))
     notes = workload.notes()
     assert any("documents: 2" in note for note in notes)
-    assert len(workload.encoder) < 1024
-    assert any(f"{len(workload.encoder):,} of 1,024" in note for note in notes)
+    data: Any = workload.train_data
+    assert len(data.encoder) < 1024
+    assert any(f"{len(data.encoder):,} of 1,024" in note for note in notes)
 
 
 @pytest.mark.parametrize(

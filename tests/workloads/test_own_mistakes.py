@@ -288,3 +288,15 @@ def test_another_module_of_that_name_is_not_taken_for_it(
 def test_the_run_is_named_after_the_module(tmp_path: Path, workload: str, name: str) -> None:
     assert new_run_dir(tmp_path, None, workload).name == name
     assert new_run_dir(tmp_path, None, workload).name == name.replace("001", "002")
+
+
+def test_a_factory_reports_mistakes_of_its_settings_together(own: Prepare) -> None:
+    source = (
+        "def factory(settings):\n"
+        "    settings.progress('looking')\n"
+        "    settings.problems.add('workload.options.width', 'is odd', settings.option('width', 1), 'even')\n"
+        "    settings.problems.stop(f'{settings.micro * settings.accumulation * settings.ranks} at once')\n"
+    )
+    first, second = mistakes(own, source, options={"width": 3}, accumulation=2)
+    assert "workload.options.width = 3" in first and "is odd" in first and "even" in first
+    assert 'workload.data = "builtin"' in second and "8 at once" in second

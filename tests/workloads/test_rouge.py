@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.workloads.rouge import common_subsequence, overlap, rouge, words
+from ndd_engine.workloads.summarise import common_subsequence, overlap, rouge, words
 
 TEXTS = st.lists(st.sampled_from(list("abcde")), max_size=8)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ndd_engine.workloads.antispoof_data import HOP, frame_count
-from ndd_engine.workloads.speech_signals import (
+from ndd_engine.workloads.antispoof_data import HOP
+from ndd_engine.workloads.antispoof_signals import (
     FLOOR,
     N_FFT,
     LogMel,
@@ -49,7 +49,7 @@ def test_log_mel_is_its_definition() -> None:
     """By a discrete Fourier transform written out, in double precision."""
     samples = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 0.1
     found = LogMel()(samples[None])[0]
-    assert found.shape == (128, frame_count(1000)) == (128, 7)
+    assert found.shape == (128, 7)
     half = N_FFT // 2
     padded = torch.cat((samples[1 : half + 1].flip(0), samples, samples[-half - 1 : -1].flip(0))).double()
     window = 0.5 - 0.5 * torch.cos(2 * math.pi * torch.arange(N_FFT).double() / N_FFT)

@@ -12,9 +12,8 @@ from problems_help import refused
 
 from ndd_engine.config import read as load
 from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import SummariseSection
 from ndd_engine.workloads.facts import facts
-from ndd_engine.workloads.problems import Problems
+from ndd_engine.workloads.interface import Settings
 from ndd_engine.workloads.summarise_data import (
     END,
     START,
@@ -24,7 +23,7 @@ from ndd_engine.workloads.summarise_data import (
     Vocabulary,
     documented,
     library_pairs,
-    read_pairs,
+    read,
     tokens,
 )
 
@@ -35,8 +34,7 @@ ROWS = [(f"the cat number {number} sees a dog", f"cat {number} sees") for number
 
 def pairs_of(make_config: MakeConfig, sequence: int = 16, micro: int = 1, **section: Any) -> PairData:
     config = make_config({"name": "summarise", **section}, micro=micro, sequence=sequence)
-    assert isinstance(config.workload, SummariseSection)
-    return read_pairs(config, config.workload, Problems("", config.workload.data), lambda _: None)
+    return read(Settings.of(config))
 
 
 def told(make_config: MakeConfig, data: Path | str, micro: int = 1, **section: Any) -> str:
@@ -127,8 +125,7 @@ def test_library_feeds_every_size(size: str) -> None:
     """Whole, and as the little of it that a size is tried with where none was named."""
     draft = load(None, [f"workload.size={size}"], "summarise")
     config = draft.resolve()
-    few = {"workload": config.workload.model_copy(update=draft.auto.get("probe", {}))}
-    for each in (config, config.model_copy(update=few)):
+    for each in (config, draft.resolve(few=True)):
         found = facts(each)
         assert found is not None and found.train_items >= 16 and found.eval_items > 0
         assert found.tokens_per_item > each.batch.sequence * 0.95

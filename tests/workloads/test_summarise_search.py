@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ndd_engine.workloads.summarise import EncodedSources, PointerGenerator, State, beam
 from ndd_engine.workloads.summarise_data import END, PADDING, START, UNKNOWN
-from ndd_engine.workloads.summarise_model import EncodedSources, PointerGenerator, State
-from ndd_engine.workloads.summarise_search import beam
 
 A, B, C = 4, 5, 6
 

@@ -27,7 +27,7 @@ from .extending import Written, chain
 from .messages import explain, in_short, meant, shown, suggest
 from .parsing import COMMAND_LINE, Table, put
 from .schema import Config
-from .workload_sections import OWN, WORKLOADS
+from .workload_sections import OWN, WORKLOADS, Sizes
 
 DEFAULT_WORKLOAD = "chartext"
 # Maximum number of invalid keys in one error.
@@ -74,13 +74,15 @@ class Draft:
         """The named sizes of this workload."""
         return tuple(self.profile.get("sizes", {}))
 
-    def resolve(self, size: str | None = None, memory_gb: float | None = None) -> Config:
+    def resolve(self, size: str | None = None, memory_gb: float | None = None, few: bool = False) -> Config:
         """The validated configuration with the given size (default: the size as written).
 
-        memory_gb: GPU memory for which the size was chosen; the profile may define a batch size for it. Raises
-        ConfigError with all problems.
+        memory_gb: GPU memory for which the size was chosen; the profile may define a batch size for it. few: with the
+        little data that measuring a size takes. Raises ConfigError with all problems.
         """
         merged, problems = self._merged(size, memory_gb)
+        if few:
+            _merge(merged, {"workload": self.auto.get("probe", {})})
         try:
             config = Config.model_validate(merged)
         except ValidationError as error:
@@ -114,11 +116,12 @@ class Draft:
         problems: list[Problem] = []
         sizes = self.profile.get("sizes", {})
         tier = sizes.get(size, {}) if size is not None else {}
-        if size is not None and size not in sizes and self.profile:
+        if size is not None and size not in sizes and (sizes or size == "auto"):
             allowed = ", ".join((*self.sizes, "auto") if self.auto else self.sizes)
-            problems.append(
-                self.problem(("workload", "size"), "there is no such size", size, allowed or "none")
+            message = (
+                "there is no such size" if sizes else "has no sizes to choose from: [sizes.NAME] and [auto]"
             )
+            problems.append(self.problem(("workload", "size"), message, size, allowed or "none"))
         preset = self._text("run", "preset")
         known = preset in tuple(ndd_profiles.names("presets"))
         # Each expands in the layer that names it: a size below a preset below explicit keys.
@@ -135,6 +138,9 @@ class Draft:
                 _put_on_top(merged, table)
         if size is not None and isinstance(merged.get("workload"), dict):
             merged["workload"]["size"] = size
+        if ":" in self.workload:
+            for name in Sizes.model_fields:
+                merged.pop(name, None)
         return merged, problems
 
     def _gpu_tier(self, memory_gb: float | None) -> Table:
@@ -249,7 +255,17 @@ def read(
         )
         name = DEFAULT_WORKLOAD
         draft = Draft((*draft.layers, ("", {"workload": {"name": name}})), source, texts)
-    profile = ndd_profiles.read("workloads", name) if name in WORKLOADS else {}
+    profile: Table = {}
+    if name in WORKLOADS:
+        profile = ndd_profiles.read("workloads", name)
+    else:
+        for _, layer in draft.layers:
+            _merge(profile, {key: layer[key] for key in Sizes.model_fields if key in layer})
+        try:
+            Sizes.model_validate(profile)
+        except ValidationError as error:
+            problems.extend(draft._problems(error, profile))
+            profile = {}
     defaults: Table = {"workload": {"name": name}}
     if name not in WORKLOADS:
         # Search path of the user's module, stored so that the run can resume from another folder.

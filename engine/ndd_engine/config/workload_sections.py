@@ -309,12 +309,31 @@ class OwnSection(Section):
             raise ValueError(f"{printable(name)} is not a finite number")
         return options
 
+
+class AutoSection(Section):
+    """How size "auto" is resolved: the largest of the candidates, in ascending order, that is fast enough without a
+    GPU; `gpu_size` with one. probe: keys of [workload] with which a candidate is measured, such as less data."""
+
+    candidates: list[str] = Field(min_length=1)
+    gpu_size: str
+    min_steps_per_second: float = Field(gt=0)
+    probe: dict[str, Any] = Field(default_factory=dict)
+
+
+class Sizes(Section):
+    """The tables [sizes.NAME] and [auto] of a configuration file for the user's own workload."""
+
+    sizes: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
+    auto: AutoSection | None = None
+
     @model_validator(mode="after")
-    def _no_size_to_find(self) -> OwnSection:
-        if self.size == "auto":
-            raise ValueError(
-                'size "auto" is supported by built-in workloads only; choose a size of your factory'
-            )
+    def _candidates_are_sizes(self) -> Sizes:
+        if self.auto is not None:
+            for name in (*self.auto.candidates, self.auto.gpu_size):
+                if name not in self.sizes:
+                    raise ValueError(
+                        f"[auto] names {printable(name)}, but there is no [sizes.{printable(name)}]"
+                    )
         return self
 
 

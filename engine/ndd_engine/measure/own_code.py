@@ -16,7 +16,7 @@ import torch
 from ndd_watch.own import own_file
 
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
-_PLUMBING = ("base", "order", "own", "training")
+_PLUMBING = ("base", "factory_data", "order", "own_module", "registry", "result", "training")
 
 
 class OwnCode:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 
 from ndd_engine.config import Config, Draft
-from ndd_engine.config.workload_sections import OwnSection
 from ndd_engine.errors import MachineError, NddError, TrainingError, said
 from ndd_engine.hardware.detect import detect, equal_gpus
 from ndd_engine.hardware.gpu import Machine
@@ -74,6 +73,4 @@ def _step_error(error: Exception, config: Config, device: torch.device) -> Excep
         if config.parallel.ranks > 1 and config.parallel.strategy == "ddp":
             shard = ', or shard the model: parallel.strategy = "fsdp2"'
         return MachineError(f"out of memory in a training step on {device}; {smaller_batch(config)}{shard}")
-    if isinstance(config.workload, OwnSection):
-        return TrainingError(f"{place(error) or config.workload.name}: a step failed: {said(error)}")
-    return error
+    return TrainingError(f"{place(error) or config.workload.name}: a step failed: {said(error)}")

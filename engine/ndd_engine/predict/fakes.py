@@ -32,11 +32,10 @@ from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.flops import WorkCounter
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.training import training_of
 
 from .memory import MANY, ONE
 from .probing import longest_first
-from .ranks import WithModel, is_sharded, strategy_for_fakes
+from .ranks import is_sharded, strategy_for_fakes
 from .trace import FREED, Trace
 
 aten = torch.ops.aten
@@ -62,10 +61,10 @@ def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int
     longest: items to include in the batch, see `probing.extremes`. Raises what a step raises on fake tensors: a model
     with data-dependent control flow cannot be traced.
     """
-    if training_of(workload).step is not None:
+    if workload.training.step is not None:
         raise UsageError(OWN_STEP)
     amp, config = config.precision.amp, _explicit(config)
-    strategy = strategy_for_fakes(config, training_of(workload))
+    strategy = strategy_for_fakes(config, workload.training)
     batch = next(longest_first(workload, config, micro, longest))
     follow, counter = Follow(), WorkCounter()
     # Tensors that are neither parameters nor buffers become fake when they are used.
@@ -78,7 +77,7 @@ def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int
             follow.ignore(whole)
     with fake, AsOnGpu(), follow, follow.resizing():
         stepper = Stepper(
-            WithModel(workload, model, known), config, torch.device(_ON), total_steps=1000, strategy=strategy
+            workload.with_model(model, known), config, torch.device(_ON), total_steps=1000, strategy=strategy
         )
         for parameter in (*stepper.model.parameters(), *stepper.model.buffers()):
             follow.note(parameter, "parameter")

@@ -15,7 +15,6 @@ from ndd_engine.train.due import UNKNOWN_STEPS
 from ndd_engine.train.parallel.strategy import why_not
 from ndd_engine.train.prepare import total_steps
 from ndd_engine.workloads.base import Workload, parameter_count
-from ndd_engine.workloads.training import training_of
 
 from .disturbance import CoreWatch, disturbed
 from .memory import Fit, Memory
@@ -170,7 +169,7 @@ def outlook(
     if found.fits is not False or others == 1 or is_sharded(config):
         return found
     sharded = replaced(config, others, "fsdp2")
-    if why_not(sharded, training_of(workload)) is not None:
+    if why_not(sharded, workload.training) is not None:
         return found
     progress("predicting a sharded model")
     outside = found.memory.outside_bytes

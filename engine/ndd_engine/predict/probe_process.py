@@ -95,7 +95,6 @@ class Probes(ChildServer):
         from ndd_engine.workloads.base import parameter_count
         from ndd_engine.workloads.order import item_count
         from ndd_engine.workloads.registry import prepare
-        from ndd_engine.workloads.training import training_of
 
         from .probing import Prober, context_bytes, items_of
         from .ranks import pretended, replaced
@@ -137,7 +136,7 @@ class Probes(ChildServer):
             items=items_of(workload),
             setup_s=setup_s,
             lengths=lengths(workload),
-            not_shared=why_not(replaced(config, 2, "ddp"), training_of(workload)) or "",
+            not_shared=why_not(replaced(config, 2, "ddp"), workload.training) or "",
         )
         return {"opened": asdict(self._opened)}
 
@@ -152,11 +151,10 @@ class Probes(ChildServer):
         from .ranks import pretended
 
         draft = draft_of(self._spec, command["sets"])
-        config = draft.resolve()
-        seed(config.run.seed)
         # Little data: preparing all of it for each model would take longer than the probe.
-        few = config.workload.model_copy(update=draft.auto.get("probe", {}))
-        workload = prepare(config.model_copy(update={"workload": few}), self.pipe.tell)
+        config = draft.resolve(few=True)
+        seed(config.run.seed)
+        workload = prepare(config, self.pipe.tell)
         if command["gpu"] is not None:
             with pretended(config.parallel.ranks, torch.device("cuda")):
                 memory, time = _absent(config, workload, command["gpu"])

@@ -33,7 +33,6 @@ from ndd_engine.train.probes.autosize import ALONE, probe_batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, Workload
 from ndd_engine.workloads.order import Stream, item_count
-from ndd_engine.workloads.training import training_of
 
 from .linearity import alike
 from .memory import Items, Memory
@@ -102,12 +101,12 @@ class Prober:
         self._tell(f"recording allocations with micro-batch {micro}")
         seed(self.config.run.seed)
         # What earlier steps left must not be freed during the recording.
-        training_of(self.workload).reset()
+        self.workload.training.reset()
         if self.device.type == "cuda":
             self.workload.model.to("cpu")
             _forget(self.device)
         config = self._plain()
-        strategy = strategy_of(config, self.device, training_of(self.workload))
+        strategy = strategy_of(config, self.device, self.workload.training)
         found = record(
             lambda: stepper_of_rank(self.workload, config, self.device, strategy),
             longest_first(self.workload, self.config, micro, self._extremes),
@@ -235,7 +234,7 @@ class Prober:
         config = self._plain()
         if not is_sharded(config) or self.device.type != "cuda":
             return self.stepper()
-        strategy = strategy_of(config, self.device, training_of(self.workload))
+        strategy = strategy_of(config, self.device, self.workload.training)
         return stepper_of_rank(self.workload, config, self.device, strategy)
 
     def _plain(self) -> Config:

@@ -33,7 +33,7 @@ from ndd_engine.train.parallel.strategy import (
 )
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.training import TrainingParts, training_of
+from ndd_engine.workloads.training import TrainingParts
 
 # The layers that FSDP2 holds gathered at a time: one that computes and one that is gathered for afterwards.
 GATHERED = 2
@@ -107,24 +107,13 @@ def moment_bytes(config: Config, model: nn.Module) -> int:
     return moments * sum(item.nbytes for item in model.parameters() if item.requires_grad)
 
 
-class WithModel:
-    """A workload with its model replaced by a copy. known: id of a parameter -> its copy."""
-
-    def __init__(self, workload: Workload, model: nn.Module, known: dict[int, Any]) -> None:
-        self._workload, self.model = workload, model
-        self.training = training_of(workload).copied(known)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._workload, name)
-
-
 def stepper_of_rank(
     workload: Workload, config: Config, device: torch.device, strategy: Strategy | None
 ) -> Stepper:
     """A stepper of this rank. A model that is sharded is copied first, since sharding cannot be undone."""
     if isinstance(strategy, Fsdp2):
         known: dict[int, Any] = {}
-        workload = WithModel(workload, copy.deepcopy(workload.model, known), known)
+        workload = workload.with_model(copy.deepcopy(workload.model, known), known)
         strategy.copied = True
     return Stepper(workload, config, device, total_steps=1000, strategy=strategy)
 

@@ -37,14 +37,12 @@ from ndd_engine.train.data.share import ALONE, Share
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.parallel.world import World, check_data, check_model, device_of, from_first
 from ndd_engine.train.probes.autosize import SizeChoice, decide
-from ndd_engine.train.probes.baseline import Baseline
-from ndd_engine.train.probes.rehearsal import Rehearsal, rehearse
+from ndd_engine.train.probes.rehearsal import Baseline, Rehearsal, rehearse
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.version import __version__
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.training import training_of
 
 from .checkpoint import Saved, newest_good
 from .contents import unloadable
@@ -89,7 +87,7 @@ def prepare_run(run: OpenRun) -> Prepared:
     seed(config.run.seed)
     with draft.locating():
         workload = prepare(config, run.stage)
-    strategy = strategy_of(config, device, training_of(workload))
+    strategy = strategy_of(config, device, workload.training)
     share = ALONE if world is None else Share(world.rank, world.size)
     batches = training_batches(workload, config, device, run.stage, share)
     evaluation = EvalBatches(

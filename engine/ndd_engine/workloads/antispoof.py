@@ -1,25 +1,22 @@
-"""The anti-spoofing workload: tells real speech from copies made by an algorithm."""
+"""Anti-spoofing: an SE-ResNet on log-mel spectrograms tells real speech from copies made by an algorithm.
+
+A factory like your own; docs/own-model.md describes what it may return.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import AntispoofSection
-
-from .antispoof_data import SAMPLE_RATE, SpeechData, SpeechRecording
-from .antispoof_model import SeResNet
-from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss
-from .problems import Problems, Progress
-from .speech_signals import (
+from .antispoof_data import SAMPLE_RATE, UNREADABLE, Recording, SpeechData, read, read_samples, reason
+from .antispoof_signals import (
     LogMel,
     Voice,
     augmented,
@@ -30,12 +27,44 @@ from .speech_signals import (
     to_int16,
     utterance,
 )
-from .wav_files import UNREADABLE, read_samples, reason
+from .base import Batch, GatherItems, build_checked
+from .interface import Settings
 
 SPOOF, REAL = 0, 1  # labels, and indices of the logits
 PROGRESS_EVERY = 20  # recordings
+ATTENTION = 128  # width of the attention in the pooling layer
+EPS = 1e-6  # added to the pooled variance: the gradient of its root is infinite at zero
 
 Clip = tuple[Tensor, int]  # samples (n,) int16 at 16 kHz, and label
+
+
+def factory(settings: Settings) -> dict[str, Any]:
+    """Clips of speech and a classifier with logits (B, 2) of spoof and real.
+
+    Raises ConfigError for a recording that cannot be read.
+    """
+    data, options, augment = read(settings), settings.options, settings.options["augment"]
+    train, evaluation = (SpeechClips.of(part, data.samples) for part in make_clips(data, settings))
+    blocks, channels, reduction = options["blocks"], options["channels"], options["reduction"]
+    settings.progress("building the model")
+    model = build_checked(lambda: SeResNet(blocks, channels, reduction, options["dropout"]))
+    return {
+        "model": model,
+        "train_data": AugmentedClips(train, settings.seed) if augment else train,
+        "eval_data": evaluation,
+        "epochs_differ": augment,
+        "loss": partial(weighted_loss, options["class_weights"]),
+        "weight": partial(total_weight, options["class_weights"]),
+        "metric": EqualErrorRate,
+        "item": "clip",
+        "token": "frame",
+        "tokens_per_item": data.facts.tokens_per_item,
+        "parts": model.parts(),
+        "describe_model": f"SE-ResNet {blocks}, channels {'-'.join(map(str, channels))}, reduction {reduction}"
+        + ", augmented" * augment,
+        "describe_data": data.facts.text,
+        "notes": [*data.notes, *evaluation_notes(settings, evaluation)],
+    }
 
 
 class SpeechClips(GatherItems):
@@ -111,8 +140,8 @@ class AugmentedClips(Dataset[Any]):
 
 
 @dataclass
-class EqualErrorRate(MeanLoss):
-    """The loss and eer_percent (see `equal_error_rate`), which is absent if all clips are of one kind.
+class EqualErrorRate:
+    """eer_percent (see `equal_error_rate`), which is absent if all clips are of one kind.
 
     Keeps a score and a label per clip on the device.
     """
@@ -121,26 +150,22 @@ class EqualErrorRate(MeanLoss):
     labels: list[Tensor] = field(default_factory=list)
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
-        super().update(output, batch, loss)
         logits = output.detach().float()
         self.scores.append(logits[:, REAL] - logits[:, SPOOF])
         self.labels.append(batch[1].detach())
 
     def parts(self) -> Any:
-        kept = [torch.cat(kept).cpu() for kept in (self.scores, self.labels) if kept]
-        return [super().parts(), *kept]
+        return [torch.cat(kept).cpu() for kept in (self.scores, self.labels) if kept]
 
     def merge(self, parts: Sequence[Any]) -> None:
-        super().merge([part[0] for part in parts])
-        kept = [part for part in parts if len(part) > 1]
-        self.scores, self.labels = [part[1] for part in kept], [part[2] for part in kept]
+        """Continue with the clips of all ranks."""
+        self.scores, self.labels = ([part[place] for part in parts if part] for place in range(2))
 
     def result(self) -> dict[str, float]:
-        loss = super().result()
-        if not self.scores:
-            return loss
-        rate = equal_error_rate(torch.cat(self.scores).cpu(), torch.cat(self.labels).cpu())
-        return loss if rate is None else {"eer_percent": rate, **loss}
+        rate = None
+        if self.scores:
+            rate = equal_error_rate(torch.cat(self.scores).cpu(), torch.cat(self.labels).cpu())
+        return {} if rate is None else {"eer_percent": rate}
 
 
 def clip_weights(of_class: Sequence[float], batch: Batch) -> Tensor:
@@ -156,64 +181,32 @@ def total_weight(of_class: Sequence[float], batch: Batch) -> Tensor:
     return clip_weights(of_class, batch).sum()
 
 
-class Antispoof(BuiltinWorkload):
-    """A prepared classifier; implements Workload. Its output is logits (B, 2) of spoof and real."""
-
-    name = "antispoof"
-    item = "clip"
-    token: str | None = "frame"
-
-    def __init__(
-        self, config: Config, section: AntispoofSection, data: SpeechData, progress: Progress
-    ) -> None:
-        """Raises ConfigError for a recording that cannot be read."""
-        clips = make_clips(data, config.run.seed, section.data, progress)
-        train, evaluation = (SpeechClips.of(part, data.samples) for part in clips)
-        super().__init__(data.line(), [*data.notes, *evaluation_notes(config, evaluation)])
-        self.tokens_per_item = data.frames
-        self.epochs_differ = section.augment
-        self._section = section
-        self.weight = partial(total_weight, section.class_weights)
-        self.train_data = AugmentedClips(train, config.run.seed) if section.augment else train
-        self.eval_data = evaluation
-        self._build(
-            lambda: SeResNet(section.blocks, section.channels, section.reduction, section.dropout), progress
-        )
-
-    def loss(self, output: Any, batch: Batch) -> Tensor:
-        """Cross-entropy, a mean over clips weighted by class."""
-        weights = clip_weights(self._section.class_weights, batch)
-        losses = F.cross_entropy(output.float(), batch[1], reduction="none")
-        mean: Tensor = (weights * losses).sum() / weights.sum()
-        return mean
-
-    def metric(self) -> EqualErrorRate:
-        return EqualErrorRate(weight=self.weight)
-
-    def describe_model(self) -> str:
-        section = self._section
-        channels = "-".join(map(str, section.channels))
-        augmenting = ", augmented" if section.augment else ""
-        return f"SE-ResNet {section.blocks}, channels {channels}, reduction {section.reduction}{augmenting}"
+def weighted_loss(of_class: Sequence[float], output: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy, a mean over clips weighted by class."""
+    weights = clip_weights(of_class, batch)
+    losses = F.cross_entropy(output.float(), batch[1], reduction="none")
+    mean: Tensor = (weights * losses).sum() / weights.sum()
+    return mean
 
 
-def make_clips(data: SpeechData, seed: int, source: str, progress: Progress) -> tuple[list[Clip], list[Clip]]:
+def make_clips(data: SpeechData, settings: Settings) -> tuple[list[Clip], list[Clip]]:
     """Clips to train on and clips to evaluate on. Raises ConfigError for a file that cannot be read.
 
     A copy is made at its recording's own sample rate and then processed like the recording, so that only its phases
-    differ. source: workload.data, for errors.
+    differ.
     """
+    seed = settings.seed
     parts: tuple[list[Clip], list[Clip]] = ([], [])
-    what = "synthesising voices" if source == "builtin" else "reading recordings"
+    what = "synthesising voices" if settings.data == "builtin" else "reading recordings"
     what += " and spoofed copies" if data.copied else ""
     for position, recording in enumerate(data.recordings):
         if not position % PROGRESS_EVERY:
-            progress(f"{what} {position:,} of {len(data.recordings):,}")
+            settings.progress(f"{what} {position:,} of {len(data.recordings):,}")
         try:
             made = _wave(recording, seed, data.samples / SAMPLE_RATE)
         except UNREADABLE as error:
             # Its header was readable.
-            Problems("workload", source).stop(f"{recording.path}: {reason(error)}")
+            settings.problems.stop(f"{recording.path}: {reason(error)}")
         rate, part = recording.sample_rate, parts[recording.held_out]
         pair = [(made, REAL if recording.real else SPOOF)]
         if data.copied:
@@ -222,7 +215,7 @@ def make_clips(data: SpeechData, seed: int, source: str, progress: Progress) -> 
     return parts
 
 
-def _wave(recording: SpeechRecording, seed: int, seconds: float) -> Tensor:
+def _wave(recording: Recording, seed: int, seconds: float) -> Tensor:
     """Up to `seconds` of a recording at its own rate: (samples,) float32. Raises UNREADABLE for a file."""
     if recording.path is None:
         voice = Voice.draw(seeded("voice", seed, recording.speaker))
@@ -234,10 +227,10 @@ def _wave(recording: SpeechRecording, seed: int, seconds: float) -> Tensor:
     return found
 
 
-def evaluation_notes(config: Config, clips: SpeechClips) -> list[str]:
+def evaluation_notes(settings: Settings, clips: SpeechClips) -> list[str]:
     """A note if the evaluation is too short for an equal error rate."""
-    batches = config.evaluate.batches
-    labels = clips.labels if batches is None else clips.labels[: batches * config.batch.micro]
+    batches = settings.eval_batches
+    labels = clips.labels if batches is None else clips.labels[: batches * settings.micro]
     if 0 < int(labels.sum()) < len(labels):
         return []
     return ["All evaluated clips are of one kind, so there is no eer_percent: raise evaluate.batches."]
@@ -263,3 +256,112 @@ def equal_error_rate(scores: Tensor, labels: Tensor) -> float | None:
     last = int((gap > 0).nonzero()[0])
     share = float(-gap[last - 1] / (gap[last] - gap[last - 1]))
     return 100 * float(rejected[last - 1] + share * (rejected[last] - rejected[last - 1]))
+
+
+# The model.
+
+
+class SqueezeExcite(nn.Module):
+    """Scales each channel of (B, C, F, T) by a factor in 0..1 computed from the means of all channels."""
+
+    def __init__(self, channels: int, reduction: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Linear(channels, channels // reduction, bias=False)
+        self.excite = nn.Linear(channels // reduction, channels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean(dim=(2, 3))))))
+        return x * scale[:, :, None, None]
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions and squeeze-and-excitation with a skip connection; stride 2 halves the map."""
+
+    def __init__(self, inputs: int, channels: int, stride: int, reduction: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, channels, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.se = SqueezeExcite(channels, reduction)
+        self.skip: nn.Module = nn.Identity()
+        if stride != 1 or inputs != channels:
+            self.skip = nn.Sequential(
+                nn.Conv2d(inputs, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = self.se(self.norm2(self.conv2(y)))
+        return F.relu(y + self.skip(x))
+
+
+class AttentivePooling(nn.Module):
+    """(B, C, F, T) -> (B, 2C): the mean over frequency, then its mean and standard deviation over time.
+
+    Frames are weighted by attention (Okabe et al. 2018). The statistics are in float32: the variance of half-precision
+    numbers would be mostly rounding error.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(
+            nn.Conv1d(channels, ATTENTION, 1), nn.Tanh(), nn.Conv1d(ATTENTION, 1, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = x.mean(dim=2)
+        weights = torch.softmax(self.attention(frames).float(), dim=-1)
+        frames = frames.float()
+        mean = (weights * frames).sum(dim=-1)
+        variance = (weights * (frames - mean.unsqueeze(-1)).square()).sum(dim=-1)
+        return torch.cat((mean, (variance + EPS).sqrt()), dim=1)
+
+
+class SeResNet(nn.Module):
+    """(B, mels, frames) float32 -> logits (B, 2).
+
+    blocks, channels: per stage. reduction: of squeeze-and-excitation. dropout: of the two hidden layers of the head.
+    """
+
+    def __init__(
+        self, blocks: Sequence[int], channels: Sequence[int], reduction: int, dropout: float
+    ) -> None:
+        super().__init__()
+        first, last = channels[0], channels[-1]
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, first, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(first),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+        )
+        self.stages = nn.ModuleList()
+        width = first
+        for position, (count, size) in enumerate(zip(blocks, channels, strict=True)):
+            layers = []
+            for block in range(count):
+                stride = 2 if position and not block else 1
+                layers.append(ResidualBlock(width, size, stride, reduction))
+                width = size
+            self.stages.append(nn.Sequential(*layers))
+        self.pooling = AttentivePooling(last)
+        hidden, narrow = last, last // 2
+        self.head = nn.Sequential(
+            nn.Linear(2 * last, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(dropout),
+            nn.Linear(hidden, narrow), nn.BatchNorm1d(narrow), nn.ReLU(), nn.Dropout(dropout),
+            nn.Linear(narrow, 2),
+        )  # fmt: skip
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, spectrogram: Tensor) -> Tensor:
+        x = self.stem(spectrogram.unsqueeze(1))
+        for stage in self.stages:
+            x = stage(x)
+        logits: Tensor = self.head(self.pooling(x))
+        return logits
+
+    def parts(self) -> Mapping[str, nn.Module]:
+        stages = {f"stage{number}": stage for number, stage in enumerate(self.stages, 1)}
+        return {"stem": self.stem, **stages, "pooling": self.pooling, "head": self.head}

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+import wave
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import AntispoofSection
 from ndd_engine.text import size
 
-from .files import UNREADABLE_PATH, path_error, suggest_path
-from .problems import KEY, ErrorList, Problems, Progress, check_step
-from .wav_files import SHORTEST_S, UNREADABLE, read_header, reason, wav_files
-from .windows import DataFacts
+from .interface import Facts, Settings
+from .problems import KEY, UNREADABLE_PATH, ErrorList, Problems, path_error, suggest_path
 
 SAMPLE_RATE = 16_000  # Hz, of all clips
 HOP = 160  # samples between the frames of a spectrogram
 MAX_BYTES = 4 << 30  # all clips are kept in memory, two bytes per sample
+SHORTEST_S = 0.1  # minimum length of a recording
+RATES = (4_000, 192_000)  # Hz
+UNREADABLE = (OSError, EOFError, wave.Error, ValueError)  # raised when a bad file is read
 
 REAL_FOLDERS = ("bonafide", "genuine", "real")
 SPOOF_FOLDERS = ("fake", "spoof")
@@ -34,10 +35,20 @@ PAIRS_PER_VOICE = 10  # in the built-in data
 VOICES = (2, 50)  # minimum and maximum
 
 _SPEAKER = re.compile(r"\d+_([^\W\d_][^_]*)_\d+")  # DIGIT_SPEAKER_TAKE, as in the Free Spoken Digit Dataset
+# Messages of the standard library about WAV files, and what is shown instead.
+_REASONS = {
+    "file does not start with RIFF id": "this is not a WAV file: it does not start with RIFF",
+    "not a WAVE file": "this is not a WAV file",
+    "fmt chunk and/or data chunk missing": "it has no samples",
+    "bad # of channels": "it has no channels",
+    "": "the file is truncated",
+    "unknown format: 3": "it has floating-point samples, not plain PCM",
+    "unknown format: 65534": "it has the extensible format, not plain PCM",
+}
 
 
 @dataclass(frozen=True)
-class SpeechRecording:
+class Recording:
     """One real or spoofed recording.
 
     path: a WAV file, or None if it is synthetic. number: its index. speaker: the speaker, or the file's name if the
@@ -48,9 +59,9 @@ class SpeechRecording:
     number: int
     speaker: str
     real: bool
-    held_out: bool
-    sample_rate: int
-    seconds: float
+    held_out: bool = False
+    sample_rate: int = SAMPLE_RATE
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,76 +71,65 @@ class SpeechData:
     samples: length of a clip. speakers: their number, or None if the file names do not contain them.
     """
 
-    recordings: tuple[SpeechRecording, ...]
+    recordings: Sequence[Recording]
     copied: bool
     samples: int
     speakers: int | None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def frames(self) -> int:
-        return frame_count(self.samples)
+    notes: Sequence[str] = ()
 
     def clips(self, held_out: bool) -> int:
         """Number of clips in the evaluation part, or in the training part."""
         found = sum(recording.held_out is held_out for recording in self.recordings)
         return 2 * found if self.copied else found
 
-    def facts(self) -> DataFacts:
-        return DataFacts(self.clips(False), self.clips(True), self.frames, "clip", "frame", self.line())
-
-    def line(self) -> str:
-        total = self.clips(False) + self.clips(True)
-        voices = (
-            f" of {self.speakers} speaker{'s' * (self.speakers != 1)}" if self.speakers is not None else ""
-        )
+    @property
+    def facts(self) -> Facts:
+        train, evaluation, frames = self.clips(False), self.clips(True), self.samples // HOP + 1
+        voices = "" if self.speakers is None else f" of {self.speakers} speaker{'s' * (self.speakers != 1)}"
         spoofed = sum(not recording.real for recording in self.recordings)
         kinds = "half of them Griffin-Lim copies" if self.copied else f"{spoofed:,} of them spoofed"
-        return (
-            f"{total:,} clips{voices}, {kinds}: {self.clips(False):,} of {self.frames:,} frames per epoch, "
-            f"{self.clips(True):,} for evaluation"
-        )
+        parts = f"{train:,} of {frames:,} frames per epoch, {evaluation:,} for evaluation"
+        text = f"{train + evaluation:,} clips{voices}, {kinds}: {parts}"
+        return Facts(train, evaluation, frames, "clip", "frame", text)
 
 
-def frame_count(samples: int) -> int:
-    """Frames of a clip: one centred on every HOP-th sample, starting with the first."""
-    return samples // HOP + 1
-
-
-def read_recordings(
-    config: Config, section: AntispoofSection, problems: Problems, progress: Progress
-) -> SpeechData:
+def read(settings: Settings) -> SpeechData:
     """The recordings. Raises ConfigError with every error."""
-    batch = config.batch
-    if batch.micro == 1:
+    problems, options, samples = settings.problems, settings.options, settings.sequence
+    builtin, share = settings.data == "builtin", options["eval_fraction"]
+    if settings.micro == 1:
         message = "the model uses batch normalisation, which needs a micro-batch of at least two items"
         problems.add("batch.micro", message, 1, "2 or more")
     shortest = round(SHORTEST_S * SAMPLE_RATE)
-    if batch.sequence < shortest:
+    if samples < shortest:
         message = f"a clip of this many samples at {SAMPLE_RATE:,} Hz is too short for speech"
-        problems.add("batch.sequence", message, batch.sequence, f"{shortest:,} or more")
-    if section.data == "builtin":
-        data = synthetic_recordings(section, batch.sequence)
+        problems.add("batch.sequence", message, samples, f"{shortest:,} or more")
+    if builtin:
+        data = synthetic_recordings(options["clips"], share, samples)
     else:
-        progress(f"reading {section.data}")
-        data = read_folder(section.eval_fraction, batch.sequence, problems)
-    _check_size(section, data, config, problems)
+        settings.progress(f"reading {settings.data}")
+        data = read_folder(share, samples, problems)
+    settings.check_items(data.clips(False), "clips", "or a higher workload.clips" if builtin else None)
+    longest = samples / SAMPLE_RATE
+    seconds = sum(min(recording.seconds or longest, longest) for recording in data.recordings)
+    held = int(seconds * SAMPLE_RATE * 2) * (2 if data.copied else 1)
+    if held > MAX_BYTES:
+        message = f"the clips take {size(held)} and are kept in memory"
+        key, allowed = "workload.clips" if builtin else KEY, f"at most {size(MAX_BYTES)}"
+        problems.add(key, message, allowed=allowed, suggestion="or a lower batch.sequence")
     problems.check()
     return data
 
 
-def synthetic_recordings(section: AntispoofSection, samples: int) -> SpeechData:
+def synthetic_recordings(clips: int, eval_fraction: float, samples: int) -> SpeechData:
     """The built-in recordings, not synthesised yet: about ten per voice, with separate voices for evaluation."""
-    pairs = section.clips // 2
-    fewest, most = VOICES
-    voices = min(max(pairs // PAIRS_PER_VOICE, fewest), most)
-    training = voices - max(round(section.eval_fraction * voices), 1)
-    recordings = tuple(
-        SpeechRecording(
-            None, number, f"voice {number % voices}", True, number % voices >= training, SAMPLE_RATE, 0.0
-        )
+    pairs = clips // 2
+    voices = min(max(pairs // PAIRS_PER_VOICE, VOICES[0]), VOICES[1])
+    training = voices - max(round(eval_fraction * voices), 1)
+    recordings = [
+        Recording(None, number, f"voice {number % voices}", True, number % voices >= training)
         for number in range(pairs)
-    )
+    ]
     return SpeechData(recordings, True, samples, voices)
 
 
@@ -137,53 +137,58 @@ def read_folder(eval_fraction: float, samples: int, problems: Problems) -> Speec
     """A folder of WAV files: subfolders with real and spoofed speech, or only real recordings."""
     folder, files = _wav_files(problems)
     kinds = {file: kind_of(file.relative_to(folder)) for file in files}
-    has_classes = any(kind is not None for kind in kinds.values())
+    chosen = [file for file in files if kinds[file] is not None]
     notes = []
-    if has_classes:
-        outside = sum(kind is None for kind in kinds.values())
-        if outside:
+    if chosen:
+        if outside := len(files) - len(chosen):
             notes.append(
-                f"Ignored because they are in no folder of real or spoofed speech: {outside:,} of "
-                f"{len(files):,} recordings."
+                f"Ignored because they are in no folder of real or spoofed speech: {outside:,} of {len(files):,} "
+                "recordings."
             )
-        for kind, names in ((True, REAL_FOLDERS), (False, SPOOF_FOLDERS)):
-            if kind not in kinds.values():
-                wanted = "real" if kind else "spoofed"
+        advice = "to generate it, set the path to the folder of real recordings"
+        for real, wanted, names, more in (
+            (True, "real", REAL_FOLDERS, None),
+            (False, "spoofed", SPOOF_FOLDERS, advice),
+        ):
+            if real not in kinds.values():
                 message = f"there is no {wanted} speech: no WAV file in a folder with such a name"
-                advice = None if kind else "to generate it, set the path to the folder of real recordings"
-                problems.stop(message, " or ".join(names), advice)
-    chosen = [file for file in files if kinds[file] is not None or not has_classes]
-    # Not sorted by kind or speaker, so that an evaluation of a few batches has both.
-    chosen.sort(key=lambda file: (zlib.crc32(os.fsencode(file.relative_to(folder))), file))
-    recordings: list[SpeechRecording] = []
+                problems.stop(message, " or ".join(names), more)
+    recordings: list[Recording] = []
     bad = ErrorList(problems, "PCM of 8, 16, 24 or 32 bits", "files")
-    for number, path in enumerate(chosen):
+    # Not sorted by kind or speaker, so that an evaluation of a few batches has both.
+    for path in sorted(chosen or files, key=lambda file: (_hash(file.relative_to(folder)), file)):
         try:
-            rate, seconds = read_header(path)
+            rate, seconds = _read_header(path)
         except UNREADABLE as error:
             advice = "ffmpeg -i IN -ac 1 -c:a pcm_s16le -bitexact OUT.wav writes a usable file"
             bad.add(str(path.relative_to(folder)), reason(error), None if bad.count else advice)
             continue
         # Without folders of both kinds, every recording is real.
         real = kinds[path] is not False
-        recordings.append(SpeechRecording(path, number, path.stem, real, False, rate, seconds))
+        recordings.append(Recording(path, len(recordings), path.stem, real, False, rate, seconds))
     bad.finish()
     divided, speakers = _divide(recordings, eval_fraction, notes)
     if divided is None:
-        allowed = "at least two recordings" + (" of each kind, with different names" if has_classes else "")
+        allowed = "at least two recordings" + (" of each kind, with different names" if chosen else "")
         problems.stop(f"too few recordings for training and evaluation: {len(recordings):,}", allowed)
-    notes += _notes(recordings, samples)
-    return SpeechData(divided, not has_classes, samples, speakers, tuple(notes))
+    other = [recording.sample_rate for recording in recordings if recording.sample_rate != SAMPLE_RATE]
+    if other:
+        rates = [f"{rate:,}" for rate in sorted(set(other))]
+        listed = ", ".join([*rates[:4], *(["…"] if len(rates) > 4 else [])])
+        of = f"{len(other):,} of {len(recordings):,} recordings"
+        notes.append(f"Resampled from {listed} Hz to {SAMPLE_RATE:,} Hz: {of}.")
+    if longer := sum(recording.seconds * SAMPLE_RATE > samples for recording in recordings):
+        of = f"{longer:,} of {len(recordings):,} recordings"
+        notes.append(f"Cut to batch.sequence: {of}, of which only the start is used.")
+    return SpeechData(divided, not chosen, samples, speakers, notes)
 
 
 def kind_of(relative: Path) -> bool | None:
     """True in a folder of real speech, False in one of spoofed speech, else None; the innermost folder decides."""
     for name in reversed(relative.parts[:-1]):
         plain = re.sub(r"[-_ ]", "", name).lower()
-        if plain in REAL_FOLDERS:
-            return True
-        if plain in SPOOF_FOLDERS:
-            return False
+        if plain in (*REAL_FOLDERS, *SPOOF_FOLDERS):
+            return plain in REAL_FOLDERS
     return None
 
 
@@ -193,7 +198,7 @@ def held_out(groups: Mapping[str, Counter[bool]], share: float) -> frozenset[str
     groups: recordings of each kind, by group. The choice depends only on the groups' names, so that runs with other
     seeds or a few more recordings are evaluated on the same voices.
     """
-    names = sorted(groups, key=lambda name: (zlib.crc32(name.encode("utf-8", "surrogateescape")), name))
+    names = sorted(groups, key=lambda name: (_hash(name), name))
     totals = sum(groups.values(), Counter[bool]())
     chosen: list[str] = []
     have: Counter[bool] = Counter()
@@ -210,8 +215,43 @@ def held_out(groups: Mapping[str, Counter[bool]], share: float) -> frozenset[str
     return frozenset(chosen) if all(0 < have[kind] < totals[kind] for kind in totals) else None
 
 
+def _hash(name: str | Path) -> int:
+    return zlib.crc32(os.fsencode(name))
+
+
+def _divide(
+    recordings: Sequence[Recording], share: float, notes: list[str]
+) -> tuple[list[Recording] | None, int | None]:
+    """(the recordings, of which a share is held out, number of speakers); None for each that cannot be.
+
+    Splits by speaker if every file name contains one, else by file; the same name in both folders is one group.
+    """
+    matches = [_SPEAKER.fullmatch(recording.speaker) for recording in recordings]
+    speakers = [match[1].lower() for match in matches if match is not None]
+    known = len(set(speakers)) if len(speakers) == len(recordings) else None
+    files = [recording.speaker for recording in recordings]
+    for groups in (files,) if known is None else (speakers, files):
+        counts: dict[str, Counter[bool]] = {group: Counter() for group in groups}
+        for group, recording in zip(groups, recordings, strict=True):
+            counts[group][recording.real] += 1
+        kept = held_out(counts, share)
+        if groups is files:
+            without = "The file names do not contain speakers (like 7_anna_0.wav)"
+            mixed = "The data cannot be split by speaker with both kinds of speech in both parts"
+            why = without if known is None else mixed
+            notes.append(f"{why}: recordings are split one by one, and both parts may have the same voice.")
+        if kept is not None:
+            divided = zip(groups, recordings, strict=True)
+            return [replace(of, speaker=group, held_out=group in kept) for group, of in divided], known
+    return None, known
+
+
+# WAV files.
+
+
 def _wav_files(problems: Problems) -> tuple[Path, list[Path]]:
-    """The folder and every .wav file in it and below, sorted by name."""
+    """The folder and every .wav file in it and below, sorted by name, except hidden ones."""
+    files = []
     try:
         folder = Path(problems.data).expanduser()
         if not folder.exists():
@@ -219,70 +259,56 @@ def _wav_files(problems: Problems) -> tuple[Path, list[Path]]:
             problems.stop("there is no such folder", '"builtin", a path to a folder of WAV files', advice)
         if not folder.is_dir():
             problems.stop("this is a file", "a folder of WAV files", f"its folder is {folder.parent}")
-        files = sorted(wav_files(folder))
+        next(folder.iterdir(), None)  # os.walk ignores a folder that cannot be read
+        for place, subfolders, names in os.walk(folder):
+            subfolders[:] = [name for name in subfolders if not name.startswith((".", "__"))]
+            wanted = (name for name in names if name.lower().endswith(".wav") and name[0] != ".")
+            files += [Path(place) / name for name in wanted]
     except UNREADABLE_PATH as error:
         problems.stop(f"the folder cannot be read: {path_error(error)}")
     if not files:
         problems.stop("there are no WAV files in this folder or below it", CLASS_FOLDERS)
-    return folder, files
+    return folder, sorted(files)
 
 
-def _divide(
-    recordings: Sequence[SpeechRecording], share: float, notes: list[str]
-) -> tuple[tuple[SpeechRecording, ...] | None, int | None]:
-    """(the recordings, of which a share is held out, number of speakers); None for each that cannot be.
-
-    Splits by speaker if every file name contains one, else by file.
-    """
-    matches = [_SPEAKER.fullmatch(recording.speaker) for recording in recordings]
-    speakers = [match[1].lower() for match in matches if match is not None]
-    known = len(set(speakers)) if len(speakers) == len(recordings) else None
-    kept = None if known is None else held_out(_counts(speakers, recordings), share)
-    groups = speakers
-    if kept is None:
-        without = "The file names do not contain speakers (like 7_anna_0.wav)"
-        mixed = "The data cannot be split by speaker with both kinds of speech in both parts"
-        why = without if known is None else mixed
-        notes.append(f"{why}: recordings are split one by one, and both parts may have the same voice.")
-        groups = [recording.speaker for recording in recordings]  # the same name in both folders is one group
-        kept = held_out(_counts(groups, recordings), share)
-    if kept is None:
-        return None, known
-    divided = tuple(
-        replace(recording, speaker=group, held_out=group in kept)
-        for recording, group in zip(recordings, groups, strict=True)
-    )
-    return divided, known
+def _read_header(path: Path) -> tuple[int, float]:
+    """(sample rate, seconds) of a WAV file. Raises UNREADABLE."""
+    if not path.is_file():
+        raise ValueError("this is not a regular file")
+    with _opened(path) as file:
+        width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+        claimed = file.getnframes()
+    if width not in (1, 2, 3, 4):
+        raise ValueError(f"its samples have {8 * width} bits")
+    if not RATES[0] <= rate <= RATES[1]:
+        raise ValueError(f"its sample rate of {rate:,} Hz is not between {RATES[0]:,} and {RATES[1]:,} Hz")
+    # The header of a truncated file, or of one written to a pipe, claims more than the file has.
+    seconds = min(claimed, path.stat().st_size // (width * channels)) / rate
+    if seconds < SHORTEST_S:
+        raise ValueError(f"it lasts {seconds:.3f} s; the minimum is {SHORTEST_S:g} s")
+    return rate, seconds
 
 
-def _counts(groups: Sequence[str], recordings: Sequence[SpeechRecording]) -> dict[str, Counter[bool]]:
-    counts: dict[str, Counter[bool]] = {group: Counter() for group in groups}
-    for group, recording in zip(groups, recordings, strict=True):
-        counts[group][recording.real] += 1
-    return counts
+def read_samples(path: Path, seconds: float) -> tuple[bytes, int, int]:
+    """(PCM bytes of the first `seconds` or less, bytes per sample, channels) of a WAV file. Raises UNREADABLE."""
+    with _opened(path) as file:
+        frames = min(file.getnframes(), round(seconds * file.getframerate()))
+        return file.readframes(frames), file.getsampwidth(), file.getnchannels()
 
 
-def _notes(recordings: Sequence[SpeechRecording], samples: int) -> Iterator[str]:
-    """How the recordings are changed to become clips."""
-    rates = sorted({recording.sample_rate for recording in recordings} - {SAMPLE_RATE})
-    if rates:
-        count = sum(recording.sample_rate != SAMPLE_RATE for recording in recordings)
-        listed = ", ".join(f"{rate:,}" for rate in rates[:4]) + (", …" if len(rates) > 4 else "")
-        yield f"Resampled from {listed} Hz to {SAMPLE_RATE:,} Hz: {count:,} of {len(recordings):,} recordings."
-    longer = sum(recording.seconds * SAMPLE_RATE > samples for recording in recordings)
-    if longer:
-        yield f"Cut to batch.sequence: {longer:,} of {len(recordings):,} recordings, of which only the start is used."
+@contextmanager
+def _opened(path: Path) -> Iterator[wave.Wave_read]:
+    try:
+        with wave.open(os.fspath(path), "rb") as file:
+            yield file
+    except RuntimeError:  # a chunk that ends outside the file
+        raise ValueError("the chunk lengths in its header are inconsistent") from None
 
 
-def _check_size(section: AntispoofSection, data: SpeechData, config: Config, problems: Problems) -> None:
-    """Adds a problem if there is not one optimizer step, or more data than fits into memory."""
-    builtin = section.data == "builtin"
-    advice = "or a higher workload.clips" if builtin else None
-    check_step(config, data.clips(False), "clips", problems, advice)
-    longest = data.samples / SAMPLE_RATE
-    seconds = sum(min(recording.seconds or longest, longest) for recording in data.recordings)
-    held = int(seconds * SAMPLE_RATE * 2) * (2 if data.copied else 1)
-    if held > MAX_BYTES:
-        message = f"the clips take {size(held)} and are kept in memory"
-        allowed, advice = f"at most {size(MAX_BYTES)}", "or a lower batch.sequence"
-        problems.add("workload.clips" if builtin else KEY, message, allowed=allowed, suggestion=advice)
+def reason(error: Exception) -> str:
+    """Why a WAV file cannot be read, as a message."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    text = str(error)
+    other = re.fullmatch(r"unknown format: (\d+)", text)
+    return _REASONS.get(text, text if other is None else f"it has format {other[1]}, not plain PCM")

@@ -1,9 +1,13 @@
-"""The interface of a workload to the training loop: model, data, loss, metric, and the names of its units."""
+"""A prepared workload: model, data, loss, metric, and the names of its units, as a factory returned them.
+
+The factory returns an object, a dict or a SimpleNamespace; docs/own-model.md describes its parts.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -14,12 +18,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
 from ndd_engine.batches import map_tensors, tensors
-from ndd_engine.errors import DoesNotFitError, shortened
+from ndd_engine.errors import DoesNotFitError, TrainingError, shortened
 from ndd_engine.hardware.host import free_memory
-from ndd_engine.text import size
+from ndd_engine.text import printable, size
 
-from .order import Order
-from .problems import Progress
+from .order import Order, item_count
+from .own_module import kind
+from .result import Parted
 from .training import TrainingParts
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -29,7 +34,6 @@ Batch = Any  # a Tensor, or a tuple, list or dict of them; whatever the workload
 Collate = Callable[[list[Any]], Batch]  # a list of items to a batch
 # What a batch counts in the mean over several: its valid tokens or items, at least 0; a number or a scalar tensor.
 Weight = Callable[[Batch], "Tensor | float"]
-Parted = nn.Module | Sequence[nn.Module]  # the modules of a sub-phase
 
 
 class GatherDataset(Protocol):
@@ -83,96 +87,6 @@ class Metric(Protocol):
     # which replaces that by the parts of all ranks. Otherwise every rank evaluates everything.
 
 
-class Workload(Protocol):
-    """A prepared workload; see `GatherDataset` for what its datasets may add to torch's protocol.
-
-    `forward` and `loss` are separate so that each phase is timed by itself.
-
-    An item must depend only on its index and the seed in the configuration (never on a global random state), so that
-    a resumed run sees the same data.
-    """
-
-    name: str
-    item: str  # what one item is called: "window"
-    token: str | None  # what an item is made of: "character", "sample"
-    tokens_per_item: float  # the mean over the training items if lengths vary
-    model: nn.Module
-    train_data: Dataset[Any]
-    eval_data: Dataset[Any]
-    better: str  # "lower" or "higher": which way the headline metric improves
-    # Items to a batch, for items that torch's default_collate cannot collate (different lengths).
-    collate: Collate | None
-    # Sub-phases of forward, by the modules that make them up.
-    parts: Mapping[str, Parted]
-    # What the loss of a batch is a mean over, if not its items. Batches may be on the host or on the device. Steps with
-    # several micro-batches use it, so that their gradient is that of one batch with all of the items.
-    weight: Weight | None
-    # The order and the batches of the data, if they are not the engine's.
-    order: Order | None
-    eval_order: Order | None
-    # Items change every epoch: item i of epoch e has the index e * len(train_data) + i, and cannot be cached.
-    epochs_differ: bool
-    # Its own optimizers, step, carried state and callbacks; see training_of for workloads without.
-    training: TrainingParts
-
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """The model's output for a batch on the device."""
-
-    def loss(self, output: Any, batch: Batch) -> Tensor:
-        """Mean loss, a scalar tensor on the device, with graph."""
-
-    def metric(self) -> Metric:
-        """A new metric."""
-
-    def describe_model(self) -> str:
-        """One line: "6 layers, 6 heads, width 384"."""
-
-    def describe_data(self) -> str:
-        """One line: "465,231 characters, 1,723 windows of 256 per epoch"."""
-
-    def notes(self) -> Sequence[str]:
-        """What a user should know about this data or model: clipped outliers, dropped characters."""
-
-
-class BuiltinWorkload:
-    """Base class of the built-in workloads; see Workload."""
-
-    token: str | None
-    tokens_per_item: float
-    train_data: Dataset[Any]
-    eval_data: Dataset[Any]
-    model: nn.Module
-    parts: Mapping[str, Parted]
-    better: str = "lower"
-    collate: Collate | None = None
-    weight: Weight | None = None
-    order: Order | None = None
-    eval_order: Order | None = None
-    epochs_differ: bool = False
-    training: TrainingParts = TrainingParts()
-
-    def __init__(self, data: str, notes: Sequence[str]) -> None:
-        """data: the one-line description of the data."""
-        self._data_line, self._notes = data, notes
-
-    def _build(self, build: Callable[[], Model], progress: Progress) -> Model:
-        """Builds and returns the model, which names its sub-phases with a method `parts`."""
-        progress("building the model")
-        model: Any = build_checked(build)
-        self.model, self.parts = model, model.parts()
-        return model  # type: ignore[no-any-return]
-
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
-        return model(batch[0])
-
-    def describe_data(self) -> str:
-        return self._data_line
-
-    def notes(self) -> Sequence[str]:
-        """What the reader of the data did to it, and what the metrics cannot show."""
-        return self._notes
-
-
 @dataclass
 class MeanLoss:
     """The default metric: mean loss over batches, weighted by `weight` or batch size, on the device until `result`."""
@@ -204,6 +118,177 @@ class MeanLoss:
             torch.tensor(math.fsum(total for total, _ in sums), dtype=torch.float64) if sums else None
         )
         self.count = math.fsum(count for _, count in sums)
+
+
+class _Checked:
+    """A user's metric and the mean loss; implements Metric."""
+
+    def __init__(self, metric: Metric, loss: MeanLoss, error: Callable[[str], TrainingError]) -> None:
+        self._metric, self._loss, self._error = metric, loss, error
+
+    def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
+        self._loss.update(output, batch, loss)
+        self._metric.update(output, batch, loss)
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether the user's metric can be merged, see Metric."""
+        found = self._metric
+        return bool(getattr(found, "mergeable", True)) and hasattr(found, "parts") and hasattr(found, "merge")
+
+    def parts(self) -> Any:
+        """Of the user's metric and of the loss, see Metric."""
+        found: Any = self._metric
+        return [found.parts(), self._loss.parts()]
+
+    def merge(self, parts: Sequence[Any]) -> None:
+        """Continue with the parts of all ranks."""
+        found: Any = self._metric
+        found.merge([part[0] for part in parts])
+        self._loss.merge([part[1] for part in parts])
+
+    def result(self) -> dict[str, float]:
+        """The user's values, with the mean loss unless they have a "loss". Raises TrainingError if one is no number."""
+        found = self._metric.result()
+        try:
+            values = {shortened(str(name), 80): float(value) for name, value in found.items()}
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            message = (
+                f"metric().result() returned {kind(found)}, not numbers by name such as {{'accuracy': 0.9}}"
+            )
+            raise self._error(message) from None
+        return values if "loss" in values else {**values, **self._loss.result()}
+
+
+class CheckedWeight:
+    """A user's weight(batch), checked."""
+
+    def __init__(self, weight: Weight, where: str) -> None:
+        self._weight, self._where = weight, where
+
+    def __call__(self, batch: Batch) -> Tensor | float:
+        """Raises TrainingError if it is not one number of at least 0; does not wait for a device to see its value."""
+        with torch.no_grad():
+            found = self._weight(batch)
+        number = isinstance(found, (int, float)) and not isinstance(found, bool)
+        scalar = isinstance(found, Tensor) and found.numel() == 1 and not found.is_complex()
+        if not number and not scalar:
+            shape = f" of shape {tuple(found.shape)}" if isinstance(found, Tensor) else ""
+            raise TrainingError(f"{self._where}: weight returned {kind(found)}{shape}, not one number")
+        value = on_host(found.detach().reshape(()) if isinstance(found, Tensor) else found)
+        if not isinstance(value, Tensor) and not 0 <= value < math.inf:
+            raise TrainingError(f"{self._where}: weight returned {value:g}, not a number of at least 0")
+        return value
+
+
+@dataclass
+class Workload:
+    """A model with its data, as the training loop uses it. `forward` and `loss` are separate, so that each is timed.
+
+    where: file and line of the factory. item, token: names of an item and of what it is made of. tokens_per_item: the
+    mean over the training items if lengths vary. collate: None for torch's default. parts: sub-phases of forward, by
+    their modules. weight: what the loss of a batch is a mean over, if not its items; batches may be on the host or on
+    the device. order, eval_order: None for the engine's. epochs_differ: item i of epoch e has the index
+    e * len(train_data) + i, and cannot be cached. functions: the factory's forward, loss and metric, as far as it has
+    them. An item depends only on its index and the seed, so that a resumed run sees the same data.
+    """
+
+    name: str
+    where: str
+    model: nn.Module
+    train_data: Any
+    eval_data: Any
+    functions: Mapping[str, Callable[..., Any] | None]
+    weight: Weight | None
+    better: str
+    item: str
+    token: str | None
+    tokens_per_item: float
+    collate: Collate | None
+    parts: Mapping[str, Parted]
+    epochs_differ: bool
+    model_text: str | None
+    data_text: str | None
+    remarks: list[str]
+    order: Order | None
+    eval_order: Order | None
+    training: TrainingParts
+
+    def with_model(self, model: nn.Module, known: dict[int, Any]) -> Workload:
+        """The same workload with a copy of the model. known: id of a parameter -> its copy."""
+        copied = copy.copy(self)
+        copied.model, copied.training = model, self.training.copied(known)
+        return copied
+
+    @property
+    def own_forward(self) -> bool:
+        """Whether `forward` is the factory's, which may call parts of the model, or a closure of its own."""
+        return self.functions["forward"] is not None
+
+    def forward(self, model: nn.Module, batch: Batch, *state: Any) -> Any:
+        """The factory's forward, or the model called with the batch, its first element or its items as keywords.
+
+        state: what the model carries from batch to batch, if the factory returned `state`.
+        """
+        if (forward := self.functions["forward"]) is not None:
+            return forward(model, batch, *state)
+        if isinstance(batch, dict):
+            return model(**batch, **({"state": state[0]} if state else {}))
+        return model(batch[0] if isinstance(batch, (tuple, list)) else batch, *state)
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """The factory's loss. Raises TrainingError if it is not a scalar with a gradient."""
+        assert self.functions["loss"] is not None  # else the factory has its own step and eval_step
+        value = self.functions["loss"](output, batch)
+        if not isinstance(value, Tensor):
+            raise self._wrong(f"loss returned {kind(value)}, not a scalar tensor")
+        if value.ndim:
+            raise self._wrong(f"loss returned a tensor of shape {tuple(value.shape)}: take its mean()")
+        if torch.is_grad_enabled() and not value.requires_grad:
+            raise self._wrong(
+                "loss does not depend on the model's parameters: is it detached, or computed from plain numbers?"
+            )
+        return value
+
+    def metric(self) -> Metric:
+        """The factory's metric with the mean loss, or only the mean loss."""
+        loss = MeanLoss(weight=self.weight)
+        if self.functions["metric"] is None:
+            return loss
+        found = self.functions["metric"]()
+        lacks = [name for name in ("update", "result") if not callable(getattr(found, name, None))]
+        if lacks:
+            message = f"metric() returned {kind(found)}, which has no {' and no '.join(lacks)}"
+            raise self._wrong(f"{message}; return an object with update(output, batch, loss) and result()")
+        return _Checked(found, loss, self._wrong)
+
+    def describe_model(self) -> str:
+        """One line: that of the factory, or the class and its layers."""
+        if self.model_text is not None:
+            return self.model_text
+        leaves = [module for module in self.model.modules() if not any(module.children())]
+        kinds = Counter(type(module).__name__ for module in leaves if module is not self.model)
+        layers = ", ".join(f"{count} {name}" for name, count in kinds.most_common(4))
+        model = self.model
+        name = ", ".join(model) if isinstance(model, nn.ModuleDict) else type(model).__name__
+        return printable(name + (f": {layers}" if layers else ""))
+
+    def describe_data(self) -> str:
+        """One line: that of the factory, or the numbers of items."""
+        if self.data_text is not None:
+            return self.data_text
+        train, evaluation = (
+            "a stream of unknown length" if count is None else f"{count:,} items"
+            for count in map(item_count, (self.train_data, self.eval_data))
+        )
+        return f"{train}{' per epoch' * (self.order is None)}, {evaluation.removesuffix(' items')} for evaluation"
+
+    def notes(self) -> Sequence[str]:
+        """What a user should know about this data or model: clipped outliers, dropped characters."""
+        return self.remarks
+
+    def _wrong(self, message: str) -> TrainingError:
+        return TrainingError(f"{self.where}: {message}")
 
 
 class _SkipInitialisation(TorchFunctionMode):

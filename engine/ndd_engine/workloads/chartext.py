@@ -1,4 +1,7 @@
-"""The character-level workload: windows of a text, two objectives, bits per character."""
+"""The characters of a text: a small transformer predicts the next one, or those that noise has absorbed.
+
+A factory like your own; docs/own-model.md describes what it may return.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,53 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import ChartextSection
-
-from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss, sliding_windows
-from .chartext_model import CharacterModel, NextCharacterModel, ScoreModel, Size
-from .problems import Progress
-from .text_data import TextData
+from .base import Batch, GatherItems, MeanLoss, build_checked, sliding_windows
+from .chartext_data import read
+from .interface import Settings
 from .windows import window_count
 
+CONDITIONING = 64  # width of the noise-level embedding
+FREQUENCIES = 256  # sines and cosines of the noise level
 NOISE_EPS = 1e-3  # minimum time, and the share not absorbed at time 1 (SEDD's log-linear noise)
+
+
+def factory(settings: Settings) -> dict[str, Any]:
+    """Windows of a text and a model of it. The index i stands for vocabulary[i]."""
+    data, options = read(settings), settings.options
+    vocabulary, layout, notes = data.vocabulary, data.layout, data.notes
+    diffusion = options["objective"] == "diffusion"
+    size = Size(
+        len(vocabulary), layout.sequence, *(options[key] for key in ("layers", "heads", "width", "dropout"))
+    )
+    settings.progress("building the model")
+    model: CharacterModel
+    parts: dict[str, Any]
+    if diffusion:
+        notes.append(
+            "Bits per character of the diffusion objective are an upper bound, estimated with random noise."
+        )
+        model = build_checked(lambda: ScoreModel(size))
+        objective = Diffusion(model, settings.seed)
+        parts = {"forward": objective.forward, "loss": score_entropy, "metric": objective.metric}
+    else:
+        model = build_checked(lambda: NextCharacterModel(size, options["tie_weights"]))
+        parts = {"loss": cross_entropy, "metric": BitsPerCharacter}
+    codes = encode(data.text, vocabulary)
+    train, evaluation = codes[: layout.train], codes[layout.train :]
+    return {
+        "model": model,
+        "train_data": TextWindows(train, layout.sequence, layout.stride, not diffusion),
+        "eval_data": TextWindows(evaluation, layout.sequence, layout.eval_stride, not diffusion),
+        **parts,
+        "item": "window",
+        "token": "character",
+        "tokens_per_item": layout.sequence,
+        "parts": model.parts(),
+        "describe_model": f"{size.layers} layers, {size.heads} heads, width {size.width}, context {size.context}, "
+        f"{'absorbing-state diffusion' if diffusion else 'next character'}",
+        "describe_data": data.facts.text,
+        "notes": notes,
+    }
 
 
 class TextWindows(GatherItems):
@@ -68,70 +108,33 @@ class BitsPerCharacter(MeanLoss):
         return {"bits_per_char": loss / math.log(2), "loss": loss}
 
 
-class Chartext(BuiltinWorkload):
-    """A prepared character model; implements Workload. The index i stands for vocabulary[i]."""
+def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
+    """Mean over characters, in nats. output: logits (B, T, vocabulary)."""
+    return F.cross_entropy(output.flatten(0, 1).float(), batch[1].flatten())
 
-    name = "chartext"
-    item = "window"
-    token: str | None = "character"
 
-    def __init__(self, config: Config, section: ChartextSection, data: TextData, progress: Progress) -> None:
-        self.vocabulary, layout = data.vocabulary, data.layout
-        self.tokens_per_item = layout.sequence
-        self.diffusion = section.objective == "diffusion"
-        notes = list(data.notes)
-        if self.diffusion:
-            notes.append(
-                "Bits per character of the diffusion objective are an upper bound, estimated with random noise."
-            )
-        super().__init__(data.line(), notes)
-        self._section, self._seed = section, config.run.seed
-        self._eval_noise: torch.Generator | None = None
-        codes, shifted = encode(data.text, data.vocabulary), not self.diffusion
-        train, evaluation = codes[: layout.parts.train], codes[layout.parts.train :]
-        self.train_data = TextWindows(train, layout.sequence, layout.stride, shifted)
-        self.eval_data = TextWindows(evaluation, layout.sequence, layout.eval_stride, shifted)
-        self._build(lambda: build_model(section, len(data.vocabulary), layout.sequence), progress)
+class Diffusion:
+    """Forward and metric of the diffusion objective, whose noise is another one in every step.
 
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """Logits (B, T, vocabulary), or Diffused, with noise from torch's global generator of the device.
+    In evaluation, the noise comes from a generator that each `metric()` resets: every evaluation has the same noise,
+    and does not affect the training that follows.
+    """
 
-        In evaluation, the noise comes from a generator that each `metric()` resets: every evaluation has the same
-        noise, and does not affect the training that follows.
-        """
-        if not self.diffusion:
-            return model(batch[0])
-        clean: Tensor = batch
-        if not self.model.training and self._eval_noise is None:
-            self._eval_noise = torch.Generator(clean.device).manual_seed(self._seed)
-        generator = None if self.model.training else self._eval_noise
-        noisy, noise, weight = absorb(clean, len(self.vocabulary), generator)
+    def __init__(self, model: CharacterModel, seed: int) -> None:
+        self.model, self.seed = model, seed
+        self.eval_noise: torch.Generator | None = None
+
+    def forward(self, model: nn.Module, clean: Tensor) -> Diffused:
+        training = self.model.training
+        if not training and self.eval_noise is None:
+            self.eval_noise = torch.Generator(clean.device).manual_seed(self.seed)
+        absorbing = self.model.head.out_features
+        noisy, noise, weight = absorb(clean, absorbing, None if training else self.eval_noise)
         return Diffused(model(noisy, noise), weight)
 
-    def loss(self, output: Any, batch: Batch) -> Tensor:
-        if self.diffusion:
-            return score_entropy(output, batch)
-        return F.cross_entropy(output.flatten(0, 1).float(), batch[1].flatten())
-
     def metric(self) -> BitsPerCharacter:
-        self._eval_noise = None
+        self.eval_noise = None
         return BitsPerCharacter()
-
-    def describe_model(self) -> str:
-        section = self._section
-        kind = "absorbing-state diffusion" if self.diffusion else "next character"
-        return (
-            f"{section.layers} layers, {section.heads} heads, width {section.width}, context "
-            f"{self.tokens_per_item}, {kind}"
-        )
-
-
-def build_model(section: ChartextSection, vocabulary: int, context: int) -> CharacterModel:
-    """The model of the objective, with weights from torch's global generator."""
-    size = Size(vocabulary, context, section.layers, section.heads, section.width, section.dropout)
-    if section.objective == "diffusion":
-        return ScoreModel(size)
-    return NextCharacterModel(size, section.tie_weights)
 
 
 def encode(text: str, vocabulary: str) -> Tensor:
@@ -169,3 +172,199 @@ def score_entropy(output: Diffused, clean: Tensor) -> Tensor:
     chosen = F.nll_loss(log_ratio.flatten(0, 1), clean.flatten(), reduction="none")  # -l[clean]
     entropy = log_ratio.exp().sum(-1) + chosen.view_as(clean) - 1
     return (output.weight * entropy).mean()
+
+
+# The model.
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention without biases: (B, T, width) -> (B, T, width)."""
+
+    def __init__(self, width: int, heads: int, dropout: float, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.dropout, self.causal = heads, dropout, causal
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.project = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        # (B, T, 3, H, D) -> three of (B, H, T, D)
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=self.causal)
+        joined: Tensor = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+        return joined
+
+
+class FeedForward(nn.Module):
+    """Linear, GELU, Linear, without biases: (B, T, width) -> (B, T, width)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.expand = nn.Linear(width, 4 * width, bias=False)
+        self.project = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.project(F.gelu(self.expand(x)))
+        return result
+
+
+class Size(NamedTuple):
+    """The size of a model; `context` is the maximum length of its input."""
+
+    vocabulary: int
+    context: int
+    layers: int
+    heads: int
+    width: int
+    dropout: float
+
+
+class TransformerBlock(nn.Module):
+    """Pre-norm attention and feed-forward; with adaLN-zero (Peebles & Xie 2023) if `conditioned`, else causal.
+
+    forward(x (B, T, width), condition (B, CONDITIONING) or None) -> (B, T, width).
+    """
+
+    def __init__(self, size: Size, conditioned: bool) -> None:
+        super().__init__()
+        width = size.width
+        self.norm_attention = nn.LayerNorm(width, bias=False)
+        self.attention = SelfAttention(width, size.heads, size.dropout, causal=not conditioned)
+        self.norm_feed = nn.LayerNorm(width, bias=False)
+        self.feed = FeedForward(width)
+        self.drop = nn.Dropout(size.dropout)
+        self.modulation = nn.Linear(CONDITIONING, 6 * width) if conditioned else None
+
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
+        result: Tensor
+        if self.modulation is None or condition is None:
+            x = x + self.drop(self.attention(self.norm_attention(x)))
+            result = x + self.drop(self.feed(self.norm_feed(x)))
+            return result
+        parts = self.modulation(condition).unsqueeze(1).chunk(6, dim=-1)
+        shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = parts  # each (B, 1, width)
+        # Attention runs once, on the modulated input.
+        x = x + gate_a * self.drop(
+            self.attention(torch.addcmul(shift_a, self.norm_attention(x), 1 + scale_a))
+        )
+        result = x + gate_f * self.drop(self.feed(torch.addcmul(shift_f, self.norm_feed(x), 1 + scale_f)))
+        return result
+
+
+class CharacterModel(nn.Module):
+    """Embeddings, blocks and a final norm; derived classes add the head.
+
+    If `conditioned`, the index `vocabulary` is the absorbing state (see ScoreModel), and attention is not causal.
+    """
+
+    head: nn.Linear
+
+    def __init__(self, size: Size, conditioned: bool) -> None:
+        super().__init__()
+        self.absorbing = conditioned
+        self.characters = nn.Embedding(size.vocabulary, size.width)
+        self.positions = nn.Embedding(size.context, size.width)
+        self.drop = nn.Dropout(size.dropout)
+        self.blocks = nn.ModuleList(TransformerBlock(size, conditioned) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width, bias=False)
+
+    def parts(self) -> dict[str, nn.Module | list[nn.Module]]:
+        """Sub-phases of forward."""
+        blocks = [block for block in self.blocks if isinstance(block, TransformerBlock)]
+        attention, feed = [block.attention for block in blocks], [block.feed for block in blocks]
+        return {"attention": [*attention], "feed_forward": [*feed], "head": self.head}
+
+    def hidden(self, indices: Tensor, condition: Tensor | None = None) -> Tensor:
+        """(B, T) int64 -> (B, T, width); T at most `context`."""
+        table = self.characters.weight
+        if self.absorbing:
+            table = F.pad(table, (0, 0, 0, 1))  # the absorbing state: a row of zeros after the characters
+        x = self.drop(F.embedding(indices, table) + self.positions.weight[: indices.shape[1]])
+        for block in self.blocks:
+            x = block(x, condition)
+        result: Tensor = self.norm(x)
+        return result
+
+
+class NextCharacterModel(CharacterModel):
+    """Autoregressive: (B, T) int64 -> logits of the next character (B, T, vocabulary). No biases anywhere.
+
+    Parameters: (vocabulary + context) x width + layers x (12 width^2 + 2 width) + width, and vocabulary x width for the
+    output layer unless it shares the embedding (`tie_weights`).
+    """
+
+    def __init__(self, size: Size, tie_weights: bool = False) -> None:
+        super().__init__(size, conditioned=False)
+        self.head = nn.Linear(size.width, size.vocabulary, bias=False)
+        if tie_weights:
+            self.head.weight = self.characters.weight
+        initialise(self, size.layers)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.hidden(indices))
+        return logits
+
+
+class NoiseEmbedding(nn.Module):
+    """Total noise (B,) -> condition (B, CONDITIONING): sines and cosines, Linear, SiLU, Linear, SiLU."""
+
+    frequencies: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        half = FREQUENCIES // 2
+        frequencies = torch.exp(-math.log(10_000) * torch.arange(half, dtype=torch.float32) / half)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.first = nn.Linear(FREQUENCIES, CONDITIONING)
+        self.second = nn.Linear(CONDITIONING, CONDITIONING)
+
+    def forward(self, noise: Tensor) -> Tensor:
+        angles = noise.float().unsqueeze(1) * self.frequencies
+        waves = torch.cat((angles.cos(), angles.sin()), dim=1)
+        return F.silu(self.second(F.silu(self.first(waves))))
+
+
+class ScoreModel(CharacterModel):
+    """Diffusion over characters with an absorbing state (SEDD: Lou, Meng & Ermon, ICML 2024).
+
+    forward(indices (B, T) int64, noise (B,)) -> (B, T, vocabulary) float: the logarithm of score x (exp(noise) - 1),
+    where score estimates p(this character) / p(absorbed). The factor is the known scale of that ratio, so an untrained
+    model gives all characters the same probability.
+
+    The absorbing state is the index `vocabulary`, one past the last character. Its embedding is fixed at zero: a vector
+    added to it could as well be added to all position embeddings and subtracted from all character embeddings. It is
+    never predicted, so it has no output. Both tables therefore have `vocabulary` rows: 11,739,585 parameters for 65
+    characters at the size "guide".
+    """
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size, conditioned=True)
+        self.log_vocabulary = math.log(size.vocabulary)
+        self.noise = NoiseEmbedding()
+        self.norm_head = nn.LayerNorm(size.width, bias=False)
+        self.modulation = nn.Linear(CONDITIONING, 2 * size.width)
+        self.head = nn.Linear(size.width, size.vocabulary)
+        initialise(self, size.layers)
+        # adaLN-zero: every block starts as the identity, and the head with equal scores.
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear) and (name.endswith("modulation") or name == "head"):
+                nn.init.zeros_(module.weight)
+
+    def forward(self, indices: Tensor, noise: Tensor) -> Tensor:
+        condition = self.noise(noise)
+        x = self.hidden(indices, condition)
+        shift, scale = self.modulation(condition).unsqueeze(1).chunk(2, dim=-1)
+        logits: Tensor = self.head(torch.addcmul(shift, self.norm_head(x), 1 + scale))
+        return logits.float() - self.log_vocabulary
+
+
+def initialise(model: nn.Module, layers: int) -> None:
+    """As in GPT-2: normal with std 0.02, divided by sqrt(2 layers) for projections into the residual stream."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            std = 0.02 / math.sqrt(2 * layers) if name.endswith(".project") else 0.02
+            nn.init.normal_(module.weight, std=std)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)

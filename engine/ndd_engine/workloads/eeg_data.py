@@ -6,17 +6,17 @@ import csv
 import math
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import EegSection
 from ndd_engine.text import printable
 
-from .files import read_text
-from .problems import SHOWN_ERRORS, ErrorList, Problems, Progress
-from .windows import DataFacts, Layout, split
+from .interface import Facts, Settings
+from .problems import SHOWN_ERRORS, ErrorList, Problems, read_text
+from .windows import Layout, split
 
 SUFFIXES = (".arff", ".csv", ".tsv")
 LABEL_NAMES = frozenset({"label", "class", "y", "eyedetection"})
@@ -26,238 +26,185 @@ _ATTRIBUTE = re.compile(r"""@attribute\s+('(?:[^'\\]|\\.)*'|"[^"]*"|[^\s{]+)\s*(
 
 
 @dataclass(frozen=True)
-class EegRecording:
-    """values: samples x channels, row by row. labels: 0 or 1 per sample, or None without a label column."""
-
-    channels: tuple[str, ...]
-    values: array[float]
-    labels: array[int] | None
-    notes: tuple[str, ...]
-
-    @property
-    def samples(self) -> int:
-        return len(self.values) // len(self.channels)
-
-
-@dataclass(frozen=True)
 class EegData:
     """A recording and how it is cut into windows. recording: None for the built-in data, which is synthetic."""
 
-    recording: EegRecording | None
+    recording: Recording | None
     channels: int
     layout: Layout
-
-    def facts(self) -> DataFacts:
-        return self.layout.facts(self.line())
-
-    def line(self) -> str:
-        return f"{self.layout.parts.total:,} samples x {self.channels} channels, {self.layout.text}"
+    facts: Facts
 
 
-def read_eeg(config: Config, section: EegSection, problems: Problems, progress: Progress) -> EegData:
+def read(settings: Settings) -> EegData:
     """The recording. Raises ConfigError with every error."""
-    builtin = section.data == "builtin"
-    progress("synthesising the recording" if builtin else f"reading {section.data}")
-    if section.model == "mlp" and config.batch.micro == 1:
+    problems, options, builtin = settings.problems, settings.options, settings.data == "builtin"
+    settings.progress("synthesising the recording" if builtin else f"reading {settings.data}")
+    if options["model"] == "mlp" and settings.micro == 1:
         message = "the mlp uses batch normalisation, which needs a micro-batch of at least two items"
         problems.add("batch.micro", message, 1, "2 or more", 'or set workload.model to "lstm" or "gru"')
     recording = None if builtin else read_recording(problems)
-    samples = section.samples if recording is None else recording.samples
-    layout = Layout(split(samples, section.eval_fraction), config.batch.sequence, 1, 1, "sample", "recording")
-    layout.check(config, problems)
+    samples, channels = options["samples"], options["channels"]
+    if recording is not None:
+        channels = len(recording.channels)
+        samples = len(recording.values) // channels
+    parts = split(samples, options["eval_fraction"])
+    layout = Layout(*parts, settings.sequence, 1, 1, "sample", "recording")
+    layout.check(settings)
     problems.check()
-    return EegData(recording, section.channels if recording is None else len(recording.channels), layout)
+    return EegData(recording, channels, layout, layout.facts(f"{samples:,} samples x {channels} channels"))
 
 
-def read_recording(problems: Problems) -> EegRecording:
+@dataclass
+class Recording:
+    """Numeric columns of a file, row by row, and the labels: 0 or 1 per sample, None without a label column.
+
+    places: indices of the numeric columns. label: index of the label column.
+    """
+
+    channels: Sequence[str]
+    places: Sequence[int]
+    label: int | None
+    notes: list[str]
+    values: array[float] = field(default_factory=lambda: array("d"))
+    labels: array[int] | None = None
+
+    def fill(self, rows: Iterable[tuple[int, list[str]]], names: Sequence[str], problems: Problems) -> None:
+        """Reads rows, numbered by their lines. Raises ConfigError with the lines of all errors."""
+        errors, missing, written = ErrorList(problems), [], []
+        for line, row in rows:
+            if len(row) != len(names) or row[0].startswith("{"):
+                sparse = "sparse rows ({index value, …}) are not supported"
+                cells = f"{len(row)} cells, expected {len(names)}"
+                errors.add(line, sparse if row[0].startswith("{") else cells)
+                continue
+            channels = [row[place] for place in self.places]
+            try:
+                numbers = list(map(float, channels))
+            except ValueError:
+                numbers = [math.nan]
+            if not all(map(math.isfinite, numbers)):
+                for name, cell in zip(self.channels, channels, strict=True):
+                    if not _numeric(cell):
+                        errors.add(line, f"{cell.strip()[:40]!r} in column {name!r} is not a number")
+                    elif _missing(cell):
+                        missing.append(f"line {line:,}, column {name!r}")
+                continue
+            self.values.extend(numbers)
+            written.append("" if self.label is None else row[self.label].strip())
+        if missing:
+            count = "1 cell is" if len(missing) == 1 else f"{len(missing):,} cells are"
+            message = f"{count} missing or not finite, the first one in {missing[0]}"
+            advice = "fill the gaps or remove those rows"
+            problems.add_data(message, "a finite number in every cell", advice)
+        errors.finish()
+        if missing:
+            problems.check()
+        if not self.values:
+            problems.stop("the file has no samples")
+        kinds = sorted(set(written))
+        if len(kinds) == 2:
+            self.labels = array("b", (value == kinds[1] for value in written))
+        elif self.label is not None:
+            name = printable(names[self.label])
+            self.notes.append(
+                f"The label {name!r} is not used: it has {len(kinds)} values, and two are needed."
+            )
+
+
+def read_recording(problems: Problems) -> Recording:
     """The recording in a .arff, .csv or .tsv file. Raises ConfigError with the lines of all errors."""
     suffix = Path(problems.data).suffix.lower()
     text = read_text(problems, SUFFIXES, ("builtin",))
     if suffix not in SUFFIXES:
         unknown = f"files with the suffix {suffix!r} are not supported"
         problems.stop(unknown if suffix else "the name has no suffix", ", ".join(SUFFIXES))
-    errors = _LineErrors(problems)
+    # Not splitlines, which also splits at form feeds: the line numbers would be wrong.
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     try:
-        table = _arff(text, errors) if suffix == ".arff" else _delimited(text, errors)
+        return (_arff if suffix == ".arff" else _delimited)(lines, problems)
     except csv.Error as error:
         problems.stop(f"the rows cannot be read: {error}")
-    errors.finish()
-    return table.recording(problems)
 
 
-@dataclass
-class _LineErrors(ErrorList):
-    """Counts missing cells separately from other errors in lines."""
-
-    missing: int = 0
-    first_missing: str = ""
-
-    def add_missing(self, line: int, column: str) -> None:
-        self.missing += 1
-        self.first_missing = self.first_missing or f"line {line:,}, column {column!r}"
-
-    def finish(self) -> None:
-        if self.missing:
-            cells = "1 cell is" if self.missing == 1 else f"{self.missing:,} cells are"
-            message = f"{cells} missing or not finite, the first one in {self.first_missing}"
-            advice = "fill the gaps or remove those rows"
-            self.problems.add_data(message, "a finite number in every cell", advice)
-        super().finish()
-        if self.missing:
-            self.problems.check()
-
-
-@dataclass
-class _Table:
-    """Columns and their contents so far. numeric: indices of the channels. label: index of the label column."""
-
-    names: Sequence[str]
-    numeric: Sequence[int]
-    label: int | None
-    notes: list[str]
-    values: array[float] = field(default_factory=lambda: array("d"))
-    labels: list[str] = field(default_factory=list)
-
-    def add(self, row: Sequence[str], line: int, errors: _LineErrors) -> None:
-        if len(row) != len(self.names):
-            errors.add(line, f"{len(row)} cells, expected {len(self.names)}")
-            return
-        try:
-            cells = [float(row[position]) for position in self.numeric]
-            good = all(map(math.isfinite, cells))
-        except ValueError:
-            good = False
-        if not good:
-            self._add_errors(row, line, errors)
-            return
-        self.values.extend(cells)
-        if self.label is not None:
-            self.labels.append(row[self.label].strip())
-
-    def _add_errors(self, row: Sequence[str], line: int, errors: _LineErrors) -> None:
-        for position in self.numeric:
-            cell = row[position].strip()
-            try:
-                if math.isfinite(float(cell)):
-                    continue
-            except ValueError:
-                if cell.lower() not in MISSING_CELLS:
-                    errors.add(line, f"{cell[:40]!r} in column {self.names[position]!r} is not a number")
-                    continue
-            errors.add_missing(line, self.names[position])
-
-    def recording(self, problems: Problems) -> EegRecording:
-        if not self.values:
-            problems.stop("the file has no samples")
-        notes, labels = list(self.notes), None
-        if self.label is not None:
-            kinds = sorted(set(self.labels))
-            if len(kinds) == 2:
-                labels = array("b", (value == kinds[1] for value in self.labels))
-            else:
-                name = printable(self.names[self.label])
-                notes.append(
-                    f"The label {name!r} is not used: it has {len(kinds)} values, and two are needed."
-                )
-        channels = tuple(self.names[position] for position in self.numeric)
-        return EegRecording(channels, self.values, labels, tuple(notes))
-
-
-def _lines(text: str) -> list[str]:
-    # Not splitlines, which also splits at form feeds: the line numbers would be wrong.
-    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-
-
-def _arff(text: str, errors: _LineErrors) -> _Table:
+def _arff(lines: list[str], problems: Problems) -> Recording:
     """Attribute-relation file format (Weka): numeric attributes are channels, one attribute may be the label."""
-    lines = _lines(text)
+    errors, start = ErrorList(problems), None
     names: list[str] = []
-    kinds: list[str] = []
-    start = None
-    for index, line in enumerate(map(str.strip, lines)):
+    numbers: list[bool] = []
+    for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("%"):
             continue
         word = line.split(None, 1)[0].lower()
         if word == "@data":
-            start = index + 1
+            start = number
             break
         if word == "@attribute":
-            match = _ATTRIBUTE.match(line)
-            if match is None:
-                errors.add(index + 1, "an @attribute needs a name and a type")
-                continue
-            names.append(match[1].strip("'\""))
-            kinds.append(match[2].strip().lower())
+            if (match := _ATTRIBUTE.match(line)) is None:
+                errors.add(number, "an @attribute needs a name and a type")
+            else:
+                names.append(match[1].strip("'\""))
+                numbers.append(match[2].split()[0].lower() in ("numeric", "real", "integer"))
         elif word != "@relation":
-            errors.add(index + 1, f"expected @relation, @attribute or @data, found {line[:40]!r}")
+            errors.add(number, f"expected @relation, @attribute or @data, found {line[:40]!r}")
             if errors.count > SHOWN_ERRORS:
                 break
+    errors.finish()
     if start is None:
-        errors.finish()
-        errors.problems.stop("there is no @data line", "an ARFF file")
-    is_number = [kind.split()[0] in ("numeric", "real", "integer") for kind in kinds]
-    table = _columns(names, is_number, errors.problems)
-    reader = csv.reader(lines[start:], quotechar="'", skipinitialspace=True)
-    for row in reader:
-        if not row or row[0].startswith("%") or (len(row) == 1 and not row[0].strip()):
-            continue
-        if row[0].startswith("{"):
-            errors.add(start + reader.line_num, "sparse rows ({index value, …}) are not supported")
-            continue
-        table.add(row, start + reader.line_num, errors)
-    return table
+        problems.stop("there is no @data line", "an ARFF file")
+    recording = _columns(names, numbers, problems)
+    rows = _rows(lines[start:], start, quotechar="'")
+    recording.fill((row for row in rows if not row[1][0].startswith("%")), names, problems)
+    return recording
 
 
-def _delimited(text: str, errors: _LineErrors) -> _Table:
+def _delimited(lines: list[str], problems: Problems) -> Recording:
     """Comma, semicolon or tab separated values; the header is optional, but a label needs one."""
-    lines = _lines(text)
     first = next((line for line in lines if line.strip()), "")
-    delimiter = max(",;\t", key=first.count)
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
-    rows = ((reader.line_num, row) for row in reader if row and (len(row) > 1 or row[0].strip()))
-    top = next(rows, None)
-    if top is None:
-        errors.problems.stop("the file has no samples")
-    if all(_number_or_missing(cell) for cell in top[1]):
-        names = [f"column {position + 1}" for position in range(len(top[1]))]
-        sample = top
-    else:
-        names = [cell.strip() for cell in top[1]]
-        sample = next(rows, top)
-        if sample is top:
-            errors.problems.stop("the file has a header but no samples")
+    rows = _rows(lines, delimiter=max(",;\t", key=first.count))
+    if (top := next(rows, None)) is None:
+        problems.stop("the file has no samples")
+    names = [f"column {place}" for place in range(1, len(top[1]) + 1)]
+    sample: tuple[int, list[str]] | None = top
+    if not all(map(_numeric, top[1])):
+        names, sample = [cell.strip() for cell in top[1]], next(rows, None)
+    if sample is None:
+        problems.stop("the file has a header but no samples")
     # The first sample decides which columns are numeric; an unnamed column is an index written by a tool.
     cells = sample[1] if len(sample[1]) == len(names) else [""] * len(names)
-    is_number = [bool(name) and _number_or_missing(cell) for name, cell in zip(names, cells, strict=True)]
-    table = _columns(names, is_number, errors.problems)
-    table.add(sample[1], sample[0], errors)
-    for line, row in rows:
-        table.add(row, line, errors)
-    return table
+    numbers = [bool(name) and _numeric(cell) for name, cell in zip(names, cells, strict=True)]
+    recording = _columns(names, numbers, problems)
+    recording.fill(chain([sample], rows), names, problems)
+    return recording
 
 
-def _columns(names: Sequence[str], numbers: Sequence[bool], problems: Problems) -> _Table:
+def _rows(lines: list[str], above: int = 0, **dialect: Any) -> Iterator[tuple[int, list[str]]]:
+    """The rows that are not blank, with their line numbers. above: lines before these."""
+    reader = csv.reader(lines, skipinitialspace=True, **dialect)
+    return ((above + reader.line_num, row) for row in reader if row and (len(row) > 1 or row[0].strip()))
+
+
+def _columns(names: Sequence[str], numbers: Sequence[bool], problems: Problems) -> Recording:
     """The channels and the label among the columns. Raises ConfigError if there is no channel."""
-    labels = [position for position, name in enumerate(names) if name.lower() in LABEL_NAMES]
-    label = labels[-1] if labels else None
-    numeric = [position for position, number in enumerate(numbers) if number and position != label]
+    label = max((place for place, name in enumerate(names) if name.lower() in LABEL_NAMES), default=None)
+    numeric = [place for place, number in enumerate(numbers) if number and place != label]
     if not numeric:
         found = ", ".join(names[:8]) or "none"
         allowed = "at least one numeric column in addition to the label"
         problems.stop(f"there are no numeric columns (columns: {found})", allowed)
-    notes = []
-    ignored = [names[p] or "(unnamed)" for p, number in enumerate(numbers) if not number and p != label]
-    if ignored:
-        listed = printable(", ".join(ignored[:8]))
-        notes.append(f"Columns without numbers or without a name are ignored: {listed}.")
-    return _Table(names, numeric, label, notes)
+    ignored = [name or "(unnamed)" for place, name in enumerate(names) if place not in (*numeric, label)]
+    listed = printable(", ".join(ignored[:8]))
+    notes = [f"Columns without numbers or without a name are ignored: {listed}."] if ignored else []
+    return Recording([names[place] for place in numeric], numeric, label, notes)
 
 
-def _number_or_missing(cell: str) -> bool:
-    if cell.strip().lower() in MISSING_CELLS:
-        return True
+def _missing(cell: str) -> bool:
+    """Whether a cell is empty, says so, or is a number that is not finite."""
+    return cell.strip().lower() in MISSING_CELLS or not math.isfinite(float(cell))
+
+
+def _numeric(cell: str) -> bool:
+    """Whether a cell has a number, or says that one is missing."""
     try:
-        float(cell)
+        return cell.strip().lower() in MISSING_CELLS or float(cell) is not None
     except ValueError:
         return False
-    return True

@@ -1,10 +1,18 @@
-"""The fine-tuning workload: a small language model on a few long examples, tokenised in every epoch."""
+"""Fine-tuning: a small language model on a few long examples, tokenised in plain Python in every epoch.
+
+A factory like your own; docs/own-model.md describes what it may return.
+"""
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -12,17 +20,55 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import FinetuneSection
-
-from .base import Batch, BuiltinWorkload, full_precision
-from .byte_pairs import BytePairs, learn, words
-from .chartext_model import NextCharacterModel, Size
-from .finetune_data import DocumentData
+from .base import Batch, build_checked, full_precision
+from .chartext import NextCharacterModel, Size
+from .finetune_data import read, utf8
+from .interface import Settings
 from .problems import Progress
 
 PADDING = 0  # any token would do: attention is causal, and labels at padding are not scored
 UNSCORED = -100  # cross_entropy's ignore_index
+BYTES = 256  # tokens 0..255 are the bytes; the merges follow in the order of learning
+LONGEST = 32  # characters of a word; merging takes quadratic time, so a text without spaces is cut
+REPEATED = 2  # minimum count of a pair that becomes a token
+
+Pair = tuple[int, int]
+
+# Letters, digits or other characters with an optional space before them, or white space; matches every character.
+_WORD = re.compile(
+    rf" ?[^\W\d_]{{1,{LONGEST}}}| ?\d{{1,3}}| ?(?:[^\s\w]|_){{1,{LONGEST}}}|\s{{1,{LONGEST}}}(?!\S)|\s{{1,{LONGEST}}}"
+)
+
+
+def factory(settings: Settings) -> dict[str, Any]:
+    """Examples as byte pairs, and a model of the next token with logits (B, T, vocabulary)."""
+    data, options, sequence = read(settings), settings.options, settings.sequence
+    encoder, lengths = learn(data.documents, options["vocabulary"], settings.progress)
+    settings.progress("counting tokens")
+    counts = [count_tokens(text, encoder, lengths) for text in data.train]  # before they are cut
+    tokens = sum(min(count - 1, sequence) for count in counts) / len(counts)
+    layers, heads, width = options["layers"], options["heads"], options["width"]
+    size = Size(len(encoder), sequence, layers, heads, width, options["dropout"])
+    settings.progress("building the model")
+    # As in GPT-2, the embedding is tied to the output layer.
+    model = build_checked(lambda: NextCharacterModel(size, tie_weights=True))
+    return {
+        "model": model,
+        "train_data": Examples(data.train, encoder, sequence),
+        "eval_data": Examples(data.evaluation, encoder, sequence),
+        "collate": Pad(sequence if options["pad"] == "full" else None),
+        "loss": cross_entropy,
+        "weight": scored_tokens,
+        "metric": partial(Perplexity, torch.tensor([len(piece) for piece in encoder.pieces])),
+        "item": "example",
+        "token": "token",
+        "tokens_per_item": tokens,
+        "parts": model.parts(),
+        "describe_model": f"{layers} layers, {heads} heads, width {width}, context {sequence:,}, "
+        f"{len(encoder):,} byte-pair tokens",
+        "describe_data": f"{data.text}; {tokens:,.0f} training tokens per example on average",
+        "notes": [*data.notes, *_notes(settings, counts, len(encoder))],
+    }
 
 
 class Examples(Dataset[Any]):
@@ -116,49 +162,15 @@ def _total(values: Sequence[Tensor]) -> float:
     return float(torch.stack(list(values)).cpu().double().sum()) if values else 0.0
 
 
-class Finetune(BuiltinWorkload):
-    """A prepared language model; implements Workload. Its output is logits (B, T, vocabulary) of the next token."""
-
-    name = "finetune"
-    item = "example"
-    token: str | None = "token"
-
-    def __init__(self, _: Config, section: FinetuneSection, data: DocumentData, progress: Progress) -> None:
-        encoder, lengths = learn(data.documents, section.vocabulary, progress)
-        progress("counting tokens")
-        counts = [count_tokens(text, encoder, lengths) for text in data.train]  # before they are cut
-        predicted = [min(count - 1, data.sequence) for count in counts]
-        self.tokens_per_item = sum(predicted) / len(predicted)
-        line = f"{data.line()}; {self.tokens_per_item:,.0f} training tokens per example on average"
-        super().__init__(line, [*data.notes, *_notes(section, data.sequence, counts, len(encoder))])
-        self.encoder = encoder
-        self._section, self._sequence = section, data.sequence
-        self._piece_bytes = torch.tensor([len(piece) for piece in encoder.pieces])
-        self.train_data = Examples(data.train, encoder, data.sequence)
-        self.eval_data = Examples(data.evaluation, encoder, data.sequence)
-        self.collate = Pad(data.sequence if section.pad == "full" else None)
-        self.weight = scored_tokens
-        self._build(lambda: build_model(section, len(encoder), data.sequence), progress)
-
-    def loss(self, output: Any, batch: Batch) -> Tensor:
-        """Cross-entropy in nats, a mean over the tokens of the micro-batch that are not padding."""
-        logits = full_precision(output.flatten(0, 1))
-        return F.cross_entropy(logits, batch[1].flatten(), ignore_index=UNSCORED)
-
-    def metric(self) -> Perplexity:
-        return Perplexity(self._piece_bytes)
-
-    def describe_model(self) -> str:
-        section = self._section
-        return (
-            f"{section.layers} layers, {section.heads} heads, width {section.width}, context "
-            f"{self._sequence:,}, {len(self.encoder):,} byte-pair tokens"
-        )
+def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
+    """In nats, a mean over the tokens of the micro-batch that are not padding."""
+    logits = full_precision(output.flatten(0, 1))
+    return F.cross_entropy(logits, batch[1].flatten(), ignore_index=UNSCORED)
 
 
-def _notes(section: FinetuneSection, sequence: int, counts: Sequence[int], vocabulary: int) -> list[str]:
+def _notes(settings: Settings, counts: Sequence[int], vocabulary: int) -> list[str]:
     """Examples that are cut, batches of varying shape, and a small vocabulary."""
-    notes = []
+    notes, sequence, wanted = [], settings.sequence, settings.options["vocabulary"]
     predicted = [min(count - 1, sequence) for count in counts]
     if longer := sum(count - 1 > sequence for count in counts):
         share = sum(predicted) / sum(count - 1 for count in counts)
@@ -166,14 +178,14 @@ def _notes(section: FinetuneSection, sequence: int, counts: Sequence[int], vocab
             f"{longer:,} of {len(counts):,} examples are longer than {sequence:,} tokens and are cut after encoding: "
             f"{share:.1%} of the tokens are used for training."
         )
-    if section.pad == "longest" and len(set(predicted)) > 1:
+    if settings.options["pad"] == "longest" and len(set(predicted)) > 1:
         notes.append(
             "Batches are padded to their longest example, so shapes vary; for a fixed shape (compile, CUDA graphs) set "
             'workload.pad to "full".'
         )
-    if vocabulary < section.vocabulary:
+    if vocabulary < wanted:
         notes.append(
-            f"The examples give only {vocabulary:,} of {section.vocabulary:,} tokens: no other pair occurs twice."
+            f"The examples give only {vocabulary:,} of {wanted:,} tokens: no other pair occurs twice."
         )
     return notes
 
@@ -186,10 +198,104 @@ def count_tokens(text: str, encoder: BytePairs, lengths: Mapping[str, int]) -> i
     return sum(lengths.get(word) or len(encoder.encode_word(word)) for word in words(text))
 
 
-def build_model(section: FinetuneSection, vocabulary: int, context: int) -> NextCharacterModel:
-    """The transformer of the character models on tokens, with the embedding tied to the output layer as in GPT-2.
+# A byte-pair encoder in plain Python: learns its merges from texts, encodes and decodes any text.
+#
+# It caches no words, so that its cost grows with the length of the text, as for a tokeniser in a data loader. Method:
+# Sennrich, Haddow & Birch 2016, on bytes and on words as in GPT-2 (Radford et al. 2019).
 
-    Parameters: (vocabulary + context) x width + layers x (12 width^2 + 2 width) + width.
+
+class BytePairs:
+    """Merges in the order of their ranks; merge i makes token 256 + i. pieces: the bytes of each token."""
+
+    def __init__(self, merges: Sequence[Pair]) -> None:
+        self.merges = tuple(merges)
+        self.pieces = [bytes((value,)) for value in range(BYTES)]
+        for left, right in self.merges:
+            self.pieces.append(self.pieces[left] + self.pieces[right])
+        self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def encode(self, text: str) -> list[int]:
+        tokens: list[int] = []
+        for word in words(text):
+            tokens += self.encode_word(word)
+        return tokens
+
+    def encode_word(self, word: str) -> list[int]:
+        """The tokens of one of the `words` of a text: its bytes, merged pair by pair, lowest rank first."""
+        tokens = list(utf8(word))
+        ranks, never = self._ranks, len(self._ranks)
+        while len(tokens) > 1:
+            best = min(pairwise(tokens), key=lambda pair: ranks.get(pair, never))
+            rank = ranks.get(best, never)
+            if rank == never:
+                break
+            tokens = merge(tokens, best, BYTES + rank)
+        return tokens
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of the tokens. Raises UnicodeDecodeError if they start or end within a character."""
+        return b"".join(self.pieces[token] for token in tokens).decode("utf-8", "surrogatepass")
+
+
+def words(text: str) -> list[str]:
+    """Splits a text into words, within which pairs are merged; joined, they are the text again."""
+    return _WORD.findall(text)
+
+
+def merge(tokens: list[int], pair: Pair, token: int) -> list[int]:
+    """The tokens with every occurrence of the pair, from left to right, replaced by `token`."""
+    merged: list[int] = []
+    for value in tokens:
+        # A token just made is above both of the pair, so it cannot be the left one again.
+        if value == pair[1] and merged and merged[-1] == pair[0]:
+            merged[-1] = token
+        else:
+            merged.append(value)
+    return merged
+
+
+def learn(texts: Iterable[str], vocabulary: int, progress: Progress) -> tuple[BytePairs, dict[str, int]]:
+    """(an encoder of at most `vocabulary` tokens, the number of tokens of each distinct word of the texts).
+
+    Merges the most frequent pair first; ties go to the lower left token, then to the lower right one. The vocabulary is
+    smaller if no remaining pair occurs twice.
     """
-    size = Size(vocabulary, context, section.layers, section.heads, section.width, section.dropout)
-    return NextCharacterModel(size, tie_weights=True)
+    progress("learning byte pairs")
+    counted = Counter[str]()
+    for text in texts:
+        counted.update(words(text))
+    tokens, weights = [list(utf8(word)) for word in counted], list(counted.values())
+    counts: dict[Pair, int] = defaultdict(int)
+    places: dict[Pair, set[int]] = defaultdict(set)  # words that contain the pair, or did so before
+    for place, word in enumerate(tokens):
+        for pair in pairwise(word):
+            counts[pair] += weights[place]
+            places[pair].add(place)
+    # May contain outdated counts; a pair whose count changes is pushed again.
+    heap = [(-count, pair) for pair, count in counts.items()]
+    heapq.heapify(heap)
+    wanted, merges = vocabulary - BYTES, list[Pair]()
+    while len(merges) < wanted and heap:
+        negative, pair = heapq.heappop(heap)
+        if counts[pair] != -negative or -negative < REPEATED:
+            continue
+        if merges and len(merges) % 256 == 0:
+            progress(f"learning byte pairs: {len(merges):,} of {wanted:,}")
+        changed: Counter[Pair] = Counter()
+        for place in places.pop(pair):
+            before, weight = tokens[place], weights[place]
+            tokens[place] = after = merge(before, pair, BYTES + len(merges))
+            for other in pairwise(before):
+                changed[other] -= weight
+            for other in pairwise(after):
+                changed[other] += weight
+                places[other].add(place)
+        for other, change in changed.items():
+            counts[other] += change
+            if change and counts[other]:
+                heapq.heappush(heap, (-counts[other], other))
+        merges.append(pair)
+    return BytePairs(merges), dict(zip(counted, map(len, tokens), strict=True))

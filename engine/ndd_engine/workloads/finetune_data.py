@@ -10,26 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import FinetuneSection
 from ndd_engine.errors import ConfigError
 
-from .files import (
+from .interface import Facts, Settings
+from .problems import (
     MAX_BYTES,
+    SHOWN_ERRORS,
     UNREADABLE_PATH,
+    ErrorList,
+    Problems,
     json_strings,
     manual_topics,
     numbered_lines,
-    parse_lines,
     read_text,
     source_name,
 )
-from .problems import SHOWN_ERRORS, ErrorList, Problems, Progress, check_step
-from .windows import DataFacts
 
-WORDS = ("builtin",)
-FOLDER_SUFFIXES = (".txt", ".text", ".md")
-SUFFIXES = (*FOLDER_SUFFIXES, ".jsonl")
+SUFFIXES = (".txt", ".text", ".md")
 # Characters of a document: at least two words of the encoder, so that there is a token to predict.
 SHORTEST = 64
 PIECE = 16_000  # characters of a document cut from a text without separators
@@ -44,104 +41,87 @@ class DocumentData:
     """What to train and to evaluate on.
 
     documents: each training document once, for learning the encoder. train: the examples made of them. evaluation:
-    other documents. sequence: the length in tokens at which an example is cut.
+    other documents.
     """
 
-    documents: tuple[str, ...]
-    train: tuple[str, ...]
-    evaluation: tuple[str, ...]
-    sequence: int
-    notes: tuple[str, ...]
-
-    def facts(self) -> DataFacts:
-        """The facts that need no torch; tokens_per_item is an upper bound, since nothing is encoded here."""
-        # No token is shorter than a byte, and the first one is not predicted.
-        tokens = sum(min(self.sequence, utf8_bytes(text) - 1) for text in self.train) / len(self.train)
-        text = f"{self.line()}; at most {tokens:,.0f} tokens per example on average (not encoded yet)"
-        return DataFacts(len(self.train), len(self.evaluation), tokens, "example", "token", text)
-
-    def line(self) -> str:
-        lengths = [len(text) for text in self.train]
-        span = " to ".join(f"{length:,}" for length in dict.fromkeys((min(lengths), max(lengths))))
-        return f"{len(lengths):,} examples of {span} characters, {len(self.evaluation):,} for evaluation"
+    documents: list[str]
+    train: list[str]
+    evaluation: list[str]
+    notes: list[str]
+    text: str
+    facts: Facts
 
 
-def read_documents(
-    config: Config, section: FinetuneSection, problems: Problems, progress: Progress
-) -> DocumentData:
+def read(settings: Settings) -> DocumentData:
     """The documents. Raises ConfigError with every error."""
-    progress(f"reading {source_name(section.data, builtin='the manual topics')}")
-    builtin = section.data == "builtin"
-    notes: list[str] = []
-    check_step(config, section.examples, "examples", problems, "or a higher workload.examples")
-    found = (_topics if builtin else _own_documents)(section, problems, notes)
-    wanted = section.examples + section.eval_examples
+    options, problems, notes = settings.options, settings.problems, list[str]()
+    settings.progress(f"reading {source_name(settings.data, builtin='the manual topics')}")
+    builtin, count = settings.data == "builtin", options["examples"]
+    settings.check_items(count, "examples", "or a higher workload.examples")
+    found = (_topics if builtin else _own_documents)(settings, notes)
+    wanted = count + options["eval_examples"]
     if len(found) < wanted:
-        _add_too_few(section, len(found), notes, problems)
+        _add_too_few(settings, len(found), notes)
     problems.check()
     if not builtin and len(found) > wanted:
-        rest = len(found) - wanted
-        notes.append(f"Unused documents: {rest:,} (see workload.examples and workload.eval_examples).")
-    chars = section.document_chars or None
+        rest = f"{len(found) - wanted:,} (see workload.examples and workload.eval_examples)"
+        notes.append(f"Unused documents: {rest}.")
+    chars = options["document_chars"] or None
     chosen = [text[:chars] for text in found[:wanted]]
-    documents, evaluation = chosen[: section.examples], chosen[section.examples :]
-    train = documents
+    train = documents = chosen[:count]
     if builtin and chars is not None:
-        train = joined(documents, chars)
-        count = sum(example != document for example, document in zip(train, documents, strict=True))
-        if count:
+        train = [_joined(documents[first:] + documents[:first], chars) for first in range(count)]
+        if longer := sum(example != document for example, document in zip(train, documents, strict=True)):
             notes.append(
-                f"{count:,} of {len(train):,} documents are shorter than {chars:,} characters: their examples "
-                "continue with the next documents."
+                f"{longer:,} of {count:,} documents are shorter than {chars:,} characters: their examples continue "
+                "with the next documents."
             )
-    return DocumentData(
-        tuple(documents), tuple(train), tuple(evaluation), config.batch.sequence, tuple(notes)
-    )
+    span = " to ".join(f"{length:,}" for length in sorted({min(map(len, train)), max(map(len, train))}))
+    text = f"{count:,} examples of {span} characters, {wanted - count:,} for evaluation"
+    # No token is shorter than a byte, and the first one is not predicted.
+    most = sum(min(settings.sequence, len(utf8(text)) - 1) for text in train) / count
+    bound = f"{text}; at most {most:,.0f} tokens per example on average (not encoded yet)"
+    facts = Facts(count, wanted - count, most, "example", "token", bound)
+    return DocumentData(documents, train, chosen[count:], notes, text, facts)
 
 
-def joined(documents: Sequence[str], chars: int) -> list[str]:
-    """An example per document: the document and the next ones (cyclically), up to `chars` characters.
-
-    An example contains no document twice, so it may be shorter.
-    """
-    examples = []
-    for first in range(len(documents)):
-        text = documents[first]
-        for offset in range(1, len(documents)):
-            if len(text) >= chars:
-                break
-            text += JOINT + documents[(first + offset) % len(documents)]
-        examples.append(text[:chars])
-    return examples
+def _joined(documents: Sequence[str], chars: int) -> str:
+    """The first document, continued with the next ones up to `chars` characters; each stands in it once."""
+    text = documents[0]
+    for document in documents[1:]:
+        if len(text) < chars:
+            text += JOINT + document
+    return text[:chars]
 
 
-def utf8_bytes(text: str) -> int:
-    """Length of a text in bytes, including lone surrogates (from JSON escapes)."""
-    return len(text.encode("utf-8", "surrogatepass"))
+def utf8(text: str) -> bytes:
+    """UTF-8, including lone surrogates (from JSON escapes)."""
+    return text.encode("utf-8", "surrogatepass")
 
 
-def _topics(section: FinetuneSection, problems: Problems, notes: list[str]) -> list[str]:
+def _topics(settings: Settings, notes: list[str]) -> list[str]:
     """The manual's topics, longest first.
 
     Evaluation topics share no paragraph with the training topics: many topics are part of a longer one, and evaluating
     on training text would measure memorisation.
     """
+    problems = settings.problems
+    count, evaluated = settings.options["examples"], settings.options["eval_examples"]
     topics = manual_topics(problems, "use a path to a text file or to a folder of text files")
     ordered = sorted((text for text in topics if len(text) >= SHORTEST), key=len, reverse=True)
-    train, others = ordered[: section.examples], ordered[section.examples :]
+    train, others = ordered[:count], ordered[count:]
     if not others:
         message = f"the manual has {len(ordered)} topics, and at least one is needed for evaluation"
-        problems.add("workload.examples", message, section.examples, f"at most {len(ordered) - 1}")
+        problems.add("workload.examples", message, count, f"at most {len(ordered) - 1}")
         problems.check()
     known = {paragraph for text in train for paragraph in _paragraphs(text)}
     apart = [text for text in others if known.isdisjoint(_paragraphs(text))]
-    if len(apart) < section.eval_examples:
+    if len(apart) < evaluated:
         message = f"only {len(apart)} manual topics share no text with the {len(train)} training topics"
         allowed = f"at most {len(apart)}" if apart else None
-        advice = "or a smaller workload.examples"
-        problems.add("workload.eval_examples", message, section.eval_examples, allowed, advice)
+        problems.add("workload.eval_examples", message, evaluated, allowed, "or a smaller workload.examples")
         problems.check()
-    evaluation = apart[: section.eval_examples]
+    evaluation = apart[:evaluated]
     if skipped := others.index(evaluation[-1]) + 1 - len(evaluation):
         notes.append(
             f"Not used for evaluation: {skipped} topics that share paragraphs with the training examples."
@@ -150,20 +130,27 @@ def _topics(section: FinetuneSection, problems: Problems, notes: list[str]) -> l
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    for paragraph in text.split("\n\n"):
-        plain = " ".join(paragraph.split())
-        if len(plain) >= SHARED:
-            yield plain
+    plain = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    return (paragraph for paragraph in plain if len(paragraph) >= SHARED)
 
 
-def _own_documents(section: FinetuneSection, problems: Problems, notes: list[str]) -> list[str]:
+def _own_documents(settings: Settings, notes: list[str]) -> list[str]:
     """The documents of a file or folder, longest first, without duplicates."""
-    if _is_folder(section.data):
+    problems = settings.problems
+    folder = False
+    with suppress(*UNREADABLE_PATH):  # reading the path reports why
+        folder = Path(settings.data).expanduser().is_dir()
+    if folder:
         texts = _folder(problems)
     else:
-        text = read_text(problems, SUFFIXES, WORDS)
-        jsonl = section.data.lower().endswith(".jsonl")
-        texts = _json_lines(text, problems) if jsonl else _parts(text, section, notes)
+        text = read_text(problems, (*SUFFIXES, ".jsonl"), ("builtin",))
+        if settings.data.lower().endswith(".jsonl"):
+            errors = ErrorList(problems, '{"text": "…"} or {"prompt": "…", "completion": "…"}')
+            texts = errors.parse(numbered_lines(text), lambda line: "".join(json_strings(line, _keys)))
+            if not texts:
+                problems.stop("there are no examples in this file")
+        else:
+            texts = _parts(text, settings, notes)
     usable = [text for text in texts if len(text) >= SHORTEST and not text.isspace()]
     once = list(dict.fromkeys(usable))
     if len(usable) < len(texts):
@@ -173,37 +160,25 @@ def _own_documents(section: FinetuneSection, problems: Problems, notes: list[str
     return sorted(once, key=len, reverse=True)
 
 
-def _is_folder(data: str) -> bool:
-    try:
-        return Path(data).expanduser().is_dir()
-    except UNREADABLE_PATH:  # reading the path reports why
-        return False
-
-
 def _folder(problems: Problems) -> list[str]:
     """The text files below a folder, sorted by path. Raises ConfigError with every unusable file."""
-    paths: list[Path] = []
     before = len(problems.found)
-
-    def is_text(name: str) -> bool:
-        return not name.startswith(".") and Path(name).suffix.lower() in FOLDER_SUFFIXES
 
     def unreadable(error: OSError) -> None:
         problems.of(str(error.filename)).add_data(f"the folder cannot be read: {error.strerror}")
 
+    paths: list[Path] = []
     for folder, subfolders, names in os.walk(Path(problems.data).expanduser(), onerror=unreadable):
         subfolders.sort()
-        paths += [Path(folder) / name for name in sorted(names) if is_text(name)]
+        seen = (Path(folder) / name for name in sorted(names) if not name.startswith("."))
+        paths += [path for path in seen if path.suffix.lower() in SUFFIXES]
     if not paths and len(problems.found) == before:
-        problems.add_data("there are no text files in this folder or below it", ", ".join(FOLDER_SUFFIXES))
+        problems.add_data("there are no text files in this folder or below it", ", ".join(SUFFIXES))
     texts: list[str] = []
-    total = 0
     for path in paths:
         with suppress(ConfigError):  # the error is in `problems`
-            text = read_text(problems.of(str(path)), FOLDER_SUFFIXES)
-            texts.append(text.strip("\r\n"))
-            total += len(text)
-        if total > MAX_BYTES:
+            texts.append(read_text(problems.of(str(path)), SUFFIXES).strip("\r\n"))
+        if sum(map(len, texts)) > MAX_BYTES:
             message = "the texts are too long in total to be kept in memory"
             problems.add_data(message, f"at most {MAX_BYTES:,} characters")
             break
@@ -216,13 +191,12 @@ def _folder(problems: Problems) -> list[str]:
     return texts
 
 
-def _parts(text: str, section: FinetuneSection, notes: list[str]) -> list[str]:
+def _parts(text: str, settings: Settings, notes: list[str]) -> list[str]:
     """A text split at lines of "---"; without any, cut into pieces of equal length from its start."""
     if _SEPARATOR.search(text):
-        parts = (part.strip("\r\n") for part in _SEPARATOR.split(text))
-        return [part for part in parts if part]
-    wanted = section.examples + section.eval_examples
-    length = max(min(section.document_chars or PIECE, len(text) // wanted), 1)
+        return list(filter(None, (part.strip("\r\n") for part in _SEPARATOR.split(text))))
+    wanted = settings.options["examples"] + settings.options["eval_examples"]
+    length = max(min(settings.options["document_chars"] or PIECE, len(text) // wanted), 1)
     notes.append(
         f'The text has no lines of "---": it is cut into {wanted:,} pieces of {length:,} characters, '
         f"{min(wanted * length / len(text), 1):.0%} of the text."
@@ -230,39 +204,26 @@ def _parts(text: str, section: FinetuneSection, notes: list[str]) -> list[str]:
     return [text[start : start + length] for start in range(0, wanted * length, length)]
 
 
-def _json_lines(text: str, problems: Problems) -> list[str]:
-    """The examples of a .jsonl file. Raises ConfigError with the lines of all errors."""
-    errors = ErrorList(problems, '{"text": "…"} or {"prompt": "…", "completion": "…"}')
-    texts = parse_lines(numbered_lines(text), _example, errors)
-    if not texts:
-        problems.stop("there are no examples in this file")
-    return texts
+def _keys(value: Mapping[str, Any]) -> Sequence[str]:
+    """The keys of an example in JSON. Raises ValueError if they are missing."""
+    if "text" in value:
+        return ("text",)
+    if missing := [key for key in ("prompt", "completion") if key not in value]:
+        raise ValueError(f'there is no "{missing[0] if len(missing) == 1 else "text"}"')
+    return ("prompt", "completion")
 
 
-def _example(line: str) -> str:
-    """The text of a line of JSON. Raises ValueError with what is wrong with it."""
-
-    def keys(value: Mapping[str, Any]) -> Sequence[str]:
-        if "text" in value:
-            return ("text",)
-        missing = [key for key in ("prompt", "completion") if key not in value]
-        if missing:
-            raise ValueError(f'there is no "{missing[0] if len(missing) == 1 else "text"}"')
-        return ("prompt", "completion")
-
-    return "".join(json_strings(line, keys))
-
-
-def _add_too_few(section: FinetuneSection, count: int, notes: Sequence[str], problems: Problems) -> None:
+def _add_too_few(settings: Settings, count: int, notes: Sequence[str]) -> None:
+    examples, evaluated = settings.options["examples"], settings.options["eval_examples"]
     message = (
-        f"{section.examples:,} training and {section.eval_examples:,} evaluation examples are needed, but the data has "
-        f"only {count:,} usable documents"
+        f"{examples:,} training and {evaluated:,} evaluation examples are needed, but the data has only {count:,} "
+        "usable documents"
     )
     if notes:
         message = f"{message} ({' '.join(notes)})"
-    evaluation = max(1, min(section.eval_examples, count // 5))
-    if count < 3:
-        problems.add("workload.examples", message, section.examples, suggestion="add more documents")
-        return
-    advice = f"set workload.examples to {count - evaluation:,} and workload.eval_examples to {evaluation:,}"
-    problems.add("workload.examples", message, section.examples, f"at most {count - 1:,}", advice)
+    allowed, advice = None, "add more documents"
+    if count >= 3:
+        fewer = max(1, min(evaluated, count // 5))
+        allowed = f"at most {count - 1:,}"
+        advice = f"set workload.examples to {count - fewer:,} and workload.eval_examples to {fewer:,}"
+    settings.problems.add("workload.examples", message, examples, allowed, advice)

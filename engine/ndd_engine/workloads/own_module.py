@@ -31,7 +31,7 @@ _ENGINE = Path(__file__).resolve().parents[1]
 _WORKER_FRAME = re.compile(r'^ *File "(.+?)", line (\d+)', re.MULTILINE)
 
 
-def check(section: OwnSection, where: str) -> None:
+def check(section: Any, where: str) -> None:
     """Raises ConfigError if the module does not exist, is not Python or does not define the factory.
 
     Nothing is imported, so that a wrong name is reported at once, before anything is written.
@@ -56,11 +56,15 @@ def folders(section: OwnSection) -> list[str]:
     return list(dict.fromkeys((*section.path, str(Path.cwd()))))
 
 
-def load(section: OwnSection) -> Callable[..., Any]:
-    """Imports the module and returns its factory. Raises ConfigError that names the line of the user's code.
+def load(section: Any) -> tuple[Callable[..., Any], str]:
+    """Imports the module. Returns its factory, and the file and line of it.
 
-    The folders stay in sys.path: loader workers need them to unpickle the dataset.
+    The folders stay in sys.path: loader workers need them to unpickle the dataset. Raises ConfigError that names the
+    line of the user's code.
     """
+    if ":" not in section.name:  # one of those in this package
+        found = importlib.import_module(f"{__package__}.{section.name}").factory
+        return found, definition(found)
     module_name, _, factory = section.name.partition(":")
     for folder in reversed(folders(section)):
         if folder not in sys.path:
@@ -79,7 +83,7 @@ def load(section: OwnSection) -> Callable[..., Any]:
         problems.stop(f"{module_name} has no {factory}")
     if not callable(found):
         problems.stop(f"{factory} is {kind(found)}, not a function or class")
-    return found  # type: ignore[no-any-return]
+    return found, definition(found)
 
 
 def definition(factory: Callable[..., Any]) -> str:

@@ -1,19 +1,27 @@
-"""Collects the errors of a configuration's data, to report all of them at once. Imports no torch."""
+"""Mistakes in a configuration's data, reported all at once, and text files that may have them. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import codecs
+import difflib
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
-from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError, Problem
-from ndd_engine.text import printable
+from ndd_engine.text import printable, size
 
+T = TypeVar("T")
+Row = TypeVar("Row")
 Progress = Callable[[str], None]  # called with short texts to show
 
 KEY = "workload.data"
 SHOWN_ERRORS = 5  # lines or files reported one by one; the rest are counted
+MAX_BYTES = 1 << 30  # a file is read as a whole and takes up to nine times its size in memory
+# RuntimeError: "~nobody"; ValueError: a NUL in the name
+UNREADABLE_PATH = (OSError, RuntimeError, ValueError)
 
 
 @dataclass
@@ -42,7 +50,7 @@ class Problems:
             if isinstance(found, str)
             else None
             if found is None
-            else _cut(str(found), 120)
+            else _cut(in_toml(found), 120)
         )
         advice = None if suggestion is None else _cut(suggestion)
         self.found.append(Problem(self.where, _cut(key, 120), _cut(message), shown, allowed, advice))
@@ -64,6 +72,11 @@ class Problems:
     def of(self, data: str) -> Problems:
         """The same list of errors, for another file."""
         return replace(self, data=data)
+
+
+def in_toml(value: object) -> str:
+    """A value as TOML writes it, without quotes."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _cut(text: str, longest: int = 600) -> str:
@@ -95,23 +108,122 @@ class ErrorList:
         if self.count:
             self.problems.check()
 
+    def parse(
+        self, rows: Iterable[tuple[int, Row]], parse: Callable[[Row], T], limit: int | None = None
+    ) -> list[T]:
+        """What `parse` returns for numbered rows, up to `limit`. Raises ConfigError with its ValueErrors."""
+        found: list[T] = []
+        for number, row in rows:
+            if limit is not None and len(found) == limit:
+                break
+            try:
+                found.append(parse(row))
+            except ValueError as error:
+                self.add(number, str(error))
+        self.finish()
+        return found
 
-def check_step(
-    config: Config, items: int, unit: str, problems: Problems, suggestion: str | None = None
-) -> None:
-    """Adds a problem if `items` training items are fewer than a step of all ranks takes. unit: "windows"."""
-    batch, ranks, needed = config.batch, config.parallel.ranks, config.items_per_step
-    if items >= needed:
-        return
-    product, limited = f"micro {batch.micro} x accumulation {batch.accumulation}", "micro x accumulation"
-    if ranks > 1:
-        product, limited = f"{product} x {ranks} ranks", f"{limited} x ranks"
-    key, found = "parallel.ranks", ranks
-    if batch.micro > items:
-        key, found = "batch.micro", batch.micro
-    elif batch.items > items:
-        key, found = "batch.accumulation", batch.accumulation
-    message = (
-        f"one optimizer step takes {needed:,} {unit} ({product}), but the training data has only {items:,}"
-    )
-    problems.add(key, message, found, f"{limited} of at most {items:,}", suggestion)
+
+def read_text(problems: Problems, suffixes: tuple[str, ...], words: tuple[str, ...] = ()) -> str:
+    """The text of the UTF-8 file `problems.data` without its byte order mark. Raises ConfigError.
+
+    suffixes: usual suffixes of such files, for suggestions. words: values allowed in place of a path ("builtin").
+    """
+    data = problems.data
+    try:
+        path = Path(data).expanduser()
+        if not path.exists():
+            allowed = ", ".join((*(f'"{word}"' for word in words), "a path to a file"))
+            problems.stop("there is no such file", allowed, suggest_path(path, data, words))
+        if path.is_dir():
+            inside = sorted(child.name for child in path.iterdir() if child.suffix.lower() in suffixes)
+            advice = f"did you mean {path / inside[0]}?" if inside else None
+            problems.stop("this is a directory", "a file", advice)
+        if not path.is_file():
+            problems.stop("this is neither a file nor a directory", "a regular file")
+        length = path.stat().st_size
+        if length > MAX_BYTES:
+            message = f"the file has {size(length)}, but must fit into memory as a whole"
+            problems.stop(message, f"at most {size(MAX_BYTES)}")
+        content = path.read_bytes()
+    except UNREADABLE_PATH as error:
+        problems.stop(f"the file cannot be read: {path_error(error)}")
+    return _decode(content, problems)
+
+
+def path_error(error: Exception) -> str:
+    """Why a path cannot be read, as a message."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def source_name(data: str, **names: str) -> str:
+    """What `workload.data` is called while it is read: one of `names` ("builtin"), else the file's name."""
+    return names.get(data, Path(data).name)
+
+
+def manual_topics(problems: Problems, suggestion: str) -> list[str]:
+    """The topics of Python's manual (PSF licence), about 465,000 characters, sorted by name. Raises ConfigError."""
+    try:
+        from pydoc_data.topics import topics  # some distributions leave it out
+    except ImportError:
+        problems.stop("this Python is installed without pydoc_data", suggestion=suggestion)
+    return [topics[name] for name in sorted(topics)]
+
+
+def _decode(content: bytes, problems: Problems) -> str:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        problems.stop("this is UTF-16 text", "UTF-8 text", "convert it with: iconv -f UTF-16 -t UTF-8")
+    zero = content.find(0)
+    if zero >= 0:
+        problems.stop(f"this is a binary file: a zero byte at offset {zero:,}", "UTF-8 text")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # utf-8-sig counts from after the byte order mark.
+        offset = error.start + (3 if content.startswith(codecs.BOM_UTF8) else 0)
+        line = content.count(b"\n", 0, offset) + 1
+        message = f"this is not UTF-8 text: byte 0x{content[offset]:02x} at offset {offset:,} (line {line:,})"
+        problems.stop(message, "UTF-8 text")
+    if not text:
+        problems.stop("the file is empty")
+    return text
+
+
+def json_strings(line: str, choose: Callable[[dict[str, Any]], Sequence[str]]) -> list[str]:
+    """The strings of a JSON object at the keys that `choose` returns. Raises ValueError for any other line."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        at = f"{error.msg} at column {error.colno:,}" if isinstance(error, json.JSONDecodeError) else error
+        raise ValueError(f"this is not JSON: {at}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"this is {_json_kind(value)}, not an object")
+    keys = choose(value)
+    for key in keys:
+        if not isinstance(value[key], str):
+            raise ValueError(f'"{key}" is {_json_kind(value[key])}, not a string')
+    return [value[key] for key in keys]
+
+
+def _json_kind(value: object) -> str:
+    words = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return words.get(type(value), "a number")
+
+
+def numbered_lines(text: str) -> list[tuple[int, str]]:
+    """The lines of a text that are not blank, with their numbers."""
+    # Not splitlines(), which also splits at characters that a JSON string may contain.
+    lines = enumerate(text.split("\n"), 1)
+    return [(number, line.rstrip("\r")) for number, line in lines if line.strip()]
+
+
+def suggest_path(path: Path, data: str, words: tuple[str, ...]) -> str | None:
+    """A suggestion for a path that does not exist: one of `words`, or a similar name in the same directory."""
+    close = difflib.get_close_matches(data, words, n=1)
+    if close:
+        return f'did you mean "{close[0]}"?'
+    parent = path.parent
+    if not parent.is_dir():
+        return f"the directory {parent} does not exist either"
+    close = difflib.get_close_matches(path.name, [child.name for child in parent.iterdir()], n=1, cutoff=0.75)
+    return f"did you mean {parent / close[0]}?" if close else None

@@ -1,24 +1,81 @@
-"""The summariser workload: pairs of text and summary, negative log-likelihood, ROUGE of generated summaries."""
+"""Summaries by a pointer-generator (See, Liu & Manning, ACL 2017), with ROUGE of those that it writes.
+
+A factory like your own; docs/own-model.md describes what it may return. The model has a BiLSTM encoder, an LSTM decoder
+with attention, and copies words of the source. Its two forms have the same parameter names, loss and gradients.
+"Stepwise" is the straightforward one: each decoder step projects the encoder's states, the vocabulary and the copies.
+"Hoisted" keeps in the loop only what depends on the previous step: the LSTM cells and the attention.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+import warnings
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import SummariseSection
+from ndd_engine.batches import map_tensors
 
-from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss, Metric
-from .problems import Progress
-from .rouge import rouge
-from .summarise_data import PADDING, Encoded, Pair, PairData, Vocabulary
-from .summarise_model import PointerGenerator, negative_log_likelihood
-from .summarise_search import beam
+from .base import Batch, GatherItems, build_checked, full_precision
+from .interface import Settings
+from .summarise_data import END, PADDING, START, UNKNOWN, Encoded, Vocabulary, read
+
+# Exceeds any gate's input and is exact in fp16: sigmoid(SHUT) is exactly 1, sigmoid(-SHUT) exactly 0.
+SHUT = 1e4
+# Keeps the logarithm of a zero probability finite, and its gradient too. Not zero in fp32.
+EPS = 1e-12
+
+# cuDNN prefers contiguous weights, but the encoder concatenates its weights again for every batch.
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+_WORD = re.compile(r"[^\W_]+")
+
+
+def factory(settings: Settings) -> dict[str, Any]:
+    """Pairs of a text and its summary, and a model whose output is the probability of each target word."""
+    data, options = read(settings), settings.options
+    size, embedding, hidden, layers = (
+        options[key] for key in ("vocabulary", "embedding", "hidden", "layers")
+    )
+    settings.progress("building the model")
+    model = build_checked(
+        lambda: PointerGenerator(
+            size, embedding, hidden, layers, options["dropout"], options["decoder"] == "hoisted"
+        )
+    )
+    target, count = options["target"], options["summaries"]
+    limits = (settings.sequence, target) if options["pad"] == "full" else None
+    train, evaluation = (
+        [data.vocabulary.encode(pair, target) for pair in pairs] for pairs in (data.train, data.evaluation)
+    )
+    written = [(pair.reference, of.unknowns) for pair, of in zip(data.evaluation, evaluation, strict=True)]
+    parts = {
+        "model": model,
+        "train_data": PairDataset.of(train, limits),
+        "eval_data": PairDataset.of(evaluation, limits),
+        "collate": Padder(limits),
+        "forward": lambda model, batch: model(*batch),
+        "loss": lambda output, batch: negative_log_likelihood(output, batch[3]),
+        "better": "higher" if count else "lower",
+        "item": "pair",
+        "token": "token",
+        "tokens_per_item": data.facts.tokens_per_item,
+        "parts": model.parts(),
+        "describe_model": f"{layers} layers, hidden {hidden}, embedding {embedding}, vocabulary {size:,}, "
+        f"{options['decoder']} decoder",
+        "describe_data": data.facts.text,
+        "notes": data.notes,
+    }
+    if count:
+        parts["metric"] = lambda: Rouge(model, data.vocabulary, written[:count], options["beam"], target)
+    return parts
 
 
 class Pairs(NamedTuple):
@@ -95,101 +152,462 @@ class Padder:
         return Pairs(*fields)
 
 
+# The metric.
+
+
 @dataclass
 class Rouge:
-    """The loss, and ROUGE of generated summaries of the first pairs of an evaluation; implements Metric.
+    """ROUGE of generated summaries of the first pairs of an evaluation.
 
-    The summaries of a batch are generated together, with beam search and greedily. pairs: those to generate summaries
-    for, at the start of the evaluation data.
+    The summaries of a batch are generated together, with beam search and greedily. pairs: of those to generate
+    summaries for, at the start of the evaluation data, the reference and the words that the vocabulary lacks.
     """
 
     model: PointerGenerator
     vocabulary: Vocabulary
-    pairs: Sequence[Pair]
-    unknowns: Sequence[Sequence[str]]
+    pairs: Sequence[tuple[str, Sequence[str]]]
     width: int
     limit: int
-    mean: MeanLoss = field(default_factory=MeanLoss)
     seen: int = 0
     sums: dict[str, float] = field(default_factory=dict)
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
         """Adds a batch; batches come in the order of the evaluation pairs."""
-        self.mean.update(output, batch, loss)
         pairs = self.pairs[self.seen : self.seen + len(batch[0])]
         if not pairs:
             return
         source, extended = batch[0][: len(pairs)], batch[1][: len(pairs)]
         for kind, width in (("", self.width), ("greedy_", 1))[: 2 if self.width > 1 else 1]:
             written = beam(self.model, source, extended, width, self.limit)
-            for index, (one, pair) in enumerate(zip(written, pairs, strict=True), self.seen):
-                text = " ".join(self.vocabulary.decode(one.words, self.unknowns[index]))
-                for name, value in rouge(text, pair.reference).items():
+            for one, (reference, unknowns) in zip(written, pairs, strict=True):
+                text = " ".join(self.vocabulary.decode(one.words, unknowns))
+                for name, value in rouge(text, reference).items():
                     self.sums[kind + name] = self.sums.get(kind + name, 0.0) + value
         self.seen += len(pairs)
 
     def result(self) -> dict[str, float]:
-        """ROUGE-L of beam search first, then its other scores, those of greedy search, and the loss."""
+        """ROUGE-L of beam search first, then its other scores, and those of greedy search."""
         means = {name: total / self.seen for name, total in self.sums.items()}
-        return {"rouge_l": means.pop("rouge_l", float("nan")), **means, **self.mean.result()}
+        return {"rouge_l": means.pop("rouge_l", float("nan")), **means}
 
 
-class Summarise(BuiltinWorkload):
-    """A prepared summariser; implements Workload."""
+def rouge(candidate: str, reference: str) -> dict[str, float]:
+    """The F1 scores of Lin (2004) for a single reference, between 0 and 1: rouge_1, rouge_2, rouge_l.
 
-    name = "summarise"
-    item = "pair"
-    token: str | None = "token"
-
-    def __init__(self, _: Config, section: SummariseSection, data: PairData, progress: Progress) -> None:
-        super().__init__(data.line(), data.notes)
-        self.tokens_per_item = data.tokens_per_item
-        self.better = "higher" if section.summaries else "lower"
-        self._section, self._vocabulary = section, data.vocabulary
-        limits = (data.sequence, data.target) if section.pad == "full" else None
-        train, evaluation = (
-            [data.vocabulary.encode(pair, data.target) for pair in pairs]
-            for pairs in (data.train, data.evaluation)
-        )
-        self._pairs = data.evaluation[: section.summaries]
-        self._unknowns = [pair.unknowns for pair in evaluation[: section.summaries]]
-        self.train_data = PairDataset.of(train, limits)
-        self.eval_data = PairDataset.of(evaluation, limits)
-        self.collate = Padder(limits)
-        self._writer = self._build(lambda: build_model(section), progress)
-
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        chosen: Tensor = model(*batch)
-        return chosen
-
-    def loss(self, output: Any, batch: Batch) -> Tensor:
-        """Mean over the words of a summary, then over summaries, in nats."""
-        return negative_log_likelihood(output, batch[3])
-
-    def metric(self) -> Metric:
-        """ROUGE of `workload.summaries` generated summaries and the loss; only the loss if there are none."""
-        section = self._section
-        if not section.summaries:
-            return MeanLoss()
-        return Rouge(
-            self._writer, self._vocabulary, self._pairs, self._unknowns, section.beam, section.target
-        )
-
-    def describe_model(self) -> str:
-        section = self._section
-        return (
-            f"{section.layers} layers, hidden {section.hidden}, embedding {section.embedding}, vocabulary "
-            f"{section.vocabulary:,}, {section.decoder} decoder"
-        )
+    Words are lower-cased runs of letters and digits, without stemming or stop words; ROUGE-L takes the summary as one
+    sentence.
+    """
+    left, right = words(candidate), words(reference)
+    return {
+        "rouge_1": overlap(left, right, 1),
+        "rouge_2": overlap(left, right, 2),
+        "rouge_l": f1(common_subsequence(left, right), len(left), len(right)),
+    }
 
 
-def build_model(section: SummariseSection) -> PointerGenerator:
-    """The configured model, with weights from torch's global generator."""
-    return PointerGenerator(
-        section.vocabulary,
-        section.embedding,
-        section.hidden,
-        section.layers,
-        section.dropout,
-        section.decoder == "hoisted",
+def words(text: str) -> list[str]:
+    """The words of a text: "Don't use foo_bar()" has don, t, use, foo and bar."""
+    return _WORD.findall(text.lower())
+
+
+def overlap(candidate: Sequence[str], reference: Sequence[str], n: int) -> float:
+    """F1 of the n-grams that both have, counting repetitions that both have."""
+    left, right = (
+        Counter(zip(*(text[start:] for start in range(n)), strict=False)) for text in (candidate, reference)
     )
+    return f1((left & right).total(), left.total(), right.total())
+
+
+def common_subsequence(left: Sequence[str], right: Sequence[str]) -> int:
+    """Length of the longest common subsequence of words."""
+    above = [0] * (len(right) + 1)
+    for word in left:
+        row = [0]
+        for place, other in enumerate(right):
+            row.append(above[place] + 1 if word == other else max(above[place + 1], row[place]))
+        above = row
+    return above[-1]
+
+
+def f1(hits: int, candidate: int, reference: int) -> float:
+    """Harmonic mean of hits / candidate and hits / reference; 0 if there are no hits."""
+    return 2 * hits / (candidate + reference) if hits else 0.0
+
+
+class Written(NamedTuple):
+    """A summary as extended words, without END. score: mean log-probability of its words and END."""
+
+    words: list[int]
+    score: float
+
+
+@torch.no_grad()
+def beam(model: Any, source: Tensor, extended: Tensor, width: int, limit: int) -> list[Written]:
+    """Beam search with `width` summaries per source: sources (B, S) -> B summaries.
+
+    Each step keeps the `width` most probable prefixes; finished summaries stay and compete with the others. The best
+    has the highest mean log-probability, since a sum would favour short ones. Width 1 is greedy search. model: a
+    PointerGenerator, or anything with its methods read and step.
+    """
+    batch = len(source)
+    memory, state = model.read(source, extended, True)
+    memory = map_tensors(memory, lambda tensor: tensor.repeat_interleave(width, 0))
+    state = state.rows(torch.arange(batch, device=source.device).repeat_interleave(width))
+    first = torch.arange(batch, device=source.device).unsqueeze(1) * width  # row of each source
+    words = torch.full((batch, width), START, device=source.device)
+    done = torch.zeros_like(words, dtype=torch.bool)
+    length = torch.zeros_like(words)
+    # All rows of a source start equal: only one of them may be extended in the first step.
+    total = torch.full(words.shape, -torch.inf, dtype=torch.float64, device=words.device)
+    total[:, 0] = 0.0
+    written = words.new_zeros(batch, width, 0)
+    while written.shape[2] < limit and not bool(done.all()):
+        likely, state = model.step(words.flatten(), memory, state)
+        likely = likely.view(batch, width, -1).double()
+        # A finished summary is extended by padding only, at no cost.
+        ended = torch.full_like(likely[0, 0], -torch.inf)
+        ended[PADDING] = 0.0
+        likely = torch.where(done.unsqueeze(2), ended, likely)
+        best = (total.unsqueeze(2) + likely).flatten(1).topk(width, dim=1)
+        parent, words = best.indices // likely.shape[2], best.indices % likely.shape[2]
+        total = best.values
+        was_done = done.gather(1, parent)
+        length = length.gather(1, parent) + ~was_done
+        done = was_done | (words == END)
+        written = written.gather(1, parent.unsqueeze(2).expand(-1, -1, written.shape[2]))
+        written = torch.cat((written, words.unsqueeze(2)), dim=2)
+        state = state.rows((first + parent).flatten())
+    score = total / length
+    chosen = score.argmax(1, keepdim=True)
+    best_words = written.gather(1, chosen.unsqueeze(2).expand(-1, -1, written.shape[2])).squeeze(1)
+    found = []
+    for row, mean in zip(best_words.tolist(), score.amax(1).tolist(), strict=True):
+        end = row.index(END) if END in row else len(row)
+        found.append(Written(row[:end], mean))
+    return found
+
+
+# The model.
+
+
+class EncodedSources(NamedTuple):
+    """A batch of encoded sources, as the decoder reads it.
+
+    states: (B, S, 2 H). keys: (B, S, H), the projected states, or None if every step projects them. barred: (B, S)
+    fp32, -inf at padding, else 0. extended: (B, S) int64, the source words; those not in the vocabulary are numbered
+    from `vocabulary` on.
+    """
+
+    states: Tensor
+    keys: Tensor | None
+    barred: Tensor
+    extended: Tensor
+
+
+class State(NamedTuple):
+    """The decoder's state between steps. hidden, cell: (layers, B, H). context: (B, 2 H)."""
+
+    hidden: Tensor
+    cell: Tensor
+    context: Tensor
+
+    def rows(self, indices: Tensor) -> State:
+        hidden, cell = (tensor.index_select(1, indices) for tensor in (self.hidden, self.cell))
+        return State(hidden, cell, self.context.index_select(0, indices))
+
+
+class Steps(NamedTuple):
+    """The outputs of T decoder steps.
+
+    hidden: (B, T, H), of the last layer. context: (B, T, 2 H). attention: (B, T, S), at least fp32, rows sum to 1.
+    """
+
+    hidden: Tensor
+    context: Tensor
+    attention: Tensor
+
+
+def lstm_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Runs torch's LSTM in fp32 under fp16 autocast on the CPU, where oneDNN does not support fp16."""
+    kind = x.device.type
+    unsupported = (
+        kind == "cpu" and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
+    )
+    return torch.autocast(kind, enabled=False) if unsupported else nullcontext()
+
+
+class Encoder(nn.Module):
+    """Bidirectional LSTM layers over padded sources.
+
+    forward(embedded (B, S, E), real (B, S) bool) -> (states (B, S, 2 H), hidden and cell (layers, B, H) of the
+    forward direction after each source's last word).
+
+    Right padding would be the backward direction's first input, and would change the forward direction's final state.
+    So the input has one more feature that marks padding, with fixed weights that close the input gates and open the
+    forget gates: the cell state does not change at padding, exactly. Unlike packed sequences, this needs no lengths
+    on the host and has one shape; unlike reversing by an index, both directions stay in one call.
+    """
+
+    shut: Tensor
+
+    def __init__(self, embedding: int, hidden: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.LSTM(2 * hidden if layer else embedding, hidden, batch_first=True, bidirectional=True)
+            for layer in range(layers)
+        )
+        self.dropout = nn.Dropout(dropout)
+        # Gates in torch's order: input, forget, cell, output.
+        shut = torch.tensor([-SHUT, SHUT, 0.0, 0.0]).repeat_interleave(hidden).unsqueeze(1)
+        self.register_buffer("shut", shut, persistent=False)
+
+    def forward(self, embedded: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch = embedded.shape[0]
+        flag = (~real).unsqueeze(2).to(embedded.dtype)
+        last = (real.sum(1) - 1).view(batch, 1, 1)
+        x, hidden, cell = embedded, [], []
+        for index, layer in enumerate(self.layers):
+            lstm = cast(nn.LSTM, layer)
+            if index:
+                x = self.dropout(x)
+            x = torch.cat((x.to(flag.dtype), flag), dim=2)
+            start = x.new_zeros(2, batch, lstm.hidden_size)
+            with lstm_precision(x):
+                x, _, ends = torch.lstm(
+                    x, (start, start), self._weights(lstm), True, 1, 0.0, self.training, True, True
+                )
+            one_way = x[..., : lstm.hidden_size]
+            # The cell state is constant over padding, but the output is not, so it is gathered.
+            hidden.append(one_way.gather(1, last.expand(-1, 1, lstm.hidden_size)).squeeze(1))
+            cell.append(ends[0])
+        return x, torch.stack(hidden), torch.stack(cell)
+
+    def _weights(self, lstm: nn.LSTM) -> list[Tensor]:
+        found = []
+        for below, before, *biases in lstm.all_weights:  # forward, then backward direction
+            found += [torch.cat((below, self.shut), dim=1), before, *biases]
+        return found
+
+
+class AdditiveAttention(nn.Module):
+    """Additive attention (Bahdanau et al. 2015) without biases.
+
+    forward(query (B, H), memory) -> (weights (B, S), at least fp32, context (B, 2 H)).
+    """
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.keys = nn.Linear(2 * hidden, hidden, bias=False)
+        self.query = nn.Linear(hidden, hidden, bias=False)
+        self.score = nn.Linear(hidden, 1, bias=False)
+
+    def forward(self, query: Tensor, memory: EncodedSources) -> tuple[Tensor, Tensor]:
+        keys = self.keys(memory.states) if memory.keys is None else memory.keys
+        scores = self.score(torch.tanh(keys + self.query(query).unsqueeze(1))).squeeze(2)
+        weights = torch.softmax(full_precision(scores) + memory.barred, dim=1)
+        states = memory.states
+        context = torch.bmm(weights.to(states.dtype).unsqueeze(1), states).squeeze(1)
+        return weights, context
+
+
+class Decoder(nn.Module):
+    """LSTM layers over [word, previous context], with attention after each step.
+
+    forward(embedded (B, T, E), memory, state) -> (steps, final state), for any T.
+
+    The words are known in advance (teacher forcing), so their part of the first layer's gates is one product for all
+    steps; inside the loop, each layer's input and recurrent weights are one matrix.
+    """
+
+    def __init__(self, embedding: int, hidden: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.lstm = nn.LSTM(
+            embedding + 2 * hidden,
+            hidden,
+            layers,
+            batch_first=True,
+            dropout=dropout if layers > 1 else 0.0,  # torch warns otherwise
+        )
+        self.attention = AdditiveAttention(hidden)
+
+    def forward(self, embedded: Tensor, memory: EncodedSources, state: State) -> tuple[Steps, State]:
+        layers: list[tuple[Tensor, Tensor, Tensor]] = [
+            (below, before, first + second) for below, before, first, second in self.lstm.all_weights
+        ]
+        below, before, bias = layers[0]
+        own = F.linear(embedded, below[:, : self.embedding], bias)
+        layers[0] = below[:, self.embedding :], before, bias
+        # Cast once: autocast caches casts of parameters only, and would cast these in every step.
+        weights = [torch.cat((below, before), dim=1).to(own.dtype).t() for below, before, _ in layers]
+        biases = [bias.to(own.dtype) for *_, bias in layers]
+        hidden = list(state.hidden.to(own.dtype).unbind(0))
+        cell = list(state.cell.to(own.dtype).unbind(0))
+        context = state.context.to(own.dtype)
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        for gates in own.unbind(1):
+            below, bias = context, gates
+            for layer, weight in enumerate(weights):
+                if layer:
+                    below = F.dropout(hidden[layer - 1], self.lstm.dropout, self.training)
+                    bias = biases[layer]
+                hidden[layer], cell[layer] = lstm_cell(
+                    torch.addmm(bias, torch.cat((below, hidden[layer]), dim=1), weight), cell[layer]
+                )
+            attention, context = self.attention(hidden[-1], memory)
+            context = context.to(own.dtype)
+            found.append((hidden[-1], context, attention))
+        steps = Steps(*(torch.stack(parts, dim=1) for parts in zip(*found, strict=True)))
+        return steps, State(torch.stack(hidden), torch.stack(cell), context)
+
+
+def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """Gate inputs (B, 4 H) in torch's order and the previous cell (B, H) -> hidden and cell (B, H)."""
+    into, forget, new, out = gates.chunk(4, dim=1)
+    cell = torch.addcmul(forget.sigmoid() * cell, into.sigmoid(), new.tanh())
+    return out.sigmoid() * cell.tanh(), cell
+
+
+class StepwiseDecoder(Decoder):
+    """The same with one call of the LSTM per step."""
+
+    def forward(self, embedded: Tensor, memory: EncodedSources, state: State) -> tuple[Steps, State]:
+        hidden, cell, context = state
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        for word in embedded.unbind(1):
+            x = torch.cat((word, context), dim=1).unsqueeze(1)
+            with lstm_precision(x):
+                output, (hidden, cell) = self.lstm(x, (hidden.to(x.dtype), cell.to(x.dtype)))
+            attention, context = self.attention(output.squeeze(1), memory)
+            found.append((output.squeeze(1), context, attention))
+        steps = Steps(*(torch.stack(parts, dim=1) for parts in zip(*found, strict=True)))
+        return steps, State(hidden, cell, context)
+
+
+class Pointer(nn.Module):
+    """Probability of each target word: generated from the vocabulary, or copied from the source.
+
+    forward(steps, embedded (B, T, E), memory, target (B, T)) -> (B, T), at least fp32. Only the target's
+    probability is computed, from its logit and the attention at its positions in the source.
+    """
+
+    def __init__(self, vocabulary: int, embedding: int, hidden: int) -> None:
+        super().__init__()
+        features = hidden + 2 * hidden + embedding
+        self.vocabulary = vocabulary
+        self.words = nn.Linear(features, vocabulary)
+        self.gate = nn.Linear(features, 1)
+
+    def forward(self, steps: Steps, embedded: Tensor, memory: EncodedSources, target: Tensor) -> Tensor:
+        features = torch.cat((steps.hidden, steps.context, embedded), dim=2)
+        logits, gate = full_precision(self.words(features)), full_precision(self.gate(features)).squeeze(2)
+        known = target < self.vocabulary
+        word = torch.where(known, target, UNKNOWN)
+        surprise = F.cross_entropy(logits.flatten(0, 1), word.flatten(), reduction="none").view_as(gate)
+        generated = torch.where(known, torch.exp(-surprise), 0.0)
+        places = memory.extended.unsqueeze(1) == target.unsqueeze(2)
+        copied = (steps.attention * places).sum(2)
+        return gate.sigmoid() * generated + (-gate).sigmoid() * copied
+
+    def distribution(self, steps: Steps, embedded: Tensor, memory: EncodedSources) -> Tensor:
+        """Probabilities of the vocabulary and of the source words not in it: (B, T, vocabulary + S), at least fp32.
+
+        A source of S words has at most S such words, so the shape does not depend on the words.
+        """
+        features = torch.cat((steps.hidden, steps.context, embedded), dim=2)
+        generated = torch.softmax(full_precision(self.words(features)), dim=2)
+        gate = full_precision(self.gate(features)).sigmoid()
+        extended = memory.extended.unsqueeze(1).expand_as(steps.attention)
+        both = F.pad(gate * generated, (0, extended.shape[2]))
+        return both.scatter_add(2, extended, (1 - gate) * steps.attention)
+
+
+class StepwisePointer(Pointer):
+    """The same, computed from the whole distribution."""
+
+    def forward(self, steps: Steps, embedded: Tensor, memory: EncodedSources, target: Tensor) -> Tensor:
+        return self.distribution(steps, embedded, memory).gather(2, target.unsqueeze(2)).squeeze(2)
+
+
+class PointerGenerator(nn.Module):
+    """The whole model.
+
+    forward(source, extended (B, S), target_in, target_out (B, T), all int64) -> probability of each target word (B, T),
+    at least fp32. Sources and targets are padded on the right with PADDING. `extended` and `target_out` number source
+    words that are not in the vocabulary from `vocabulary` on. The decoder starts from the forward direction's final
+    states, layer by layer.
+    """
+
+    def __init__(
+        self, vocabulary: int, embedding: int, hidden: int, layers: int, dropout: float, hoisted: bool
+    ) -> None:
+        super().__init__()
+        self.hoisted = hoisted
+        self.source_words = nn.Embedding(vocabulary, embedding, padding_idx=PADDING)
+        self.target_words = nn.Embedding(vocabulary, embedding, padding_idx=PADDING)
+        self.dropout = nn.Dropout(dropout)
+        self.encoder = Encoder(embedding, hidden, layers, dropout)
+        decoder, pointer = (Decoder, Pointer) if hoisted else (StepwiseDecoder, StepwisePointer)
+        self.decoder = decoder(embedding, hidden, layers, dropout)
+        self.pointer = pointer(vocabulary, embedding, hidden)
+        for table in (self.source_words, self.target_words):
+            nn.init.normal_(table.weight, std=1 / math.sqrt(embedding))
+            with torch.no_grad():
+                table.weight[PADDING].zero_()
+
+    def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
+        """Sub-phases of forward. Attention runs in the decoder's loop; `keys` before it, or inside."""
+        attention = self.decoder.attention
+        return {
+            "embedding": [self.source_words, self.target_words],
+            "encoder": self.encoder,
+            "decoder": self.decoder,
+            "attention": [attention, attention.keys],
+            "pointer": self.pointer,
+        }
+
+    def forward(self, source: Tensor, extended: Tensor, target_in: Tensor, target_out: Tensor) -> Tensor:
+        memory, state = self.read(source, extended, self.hoisted)
+        embedded: Tensor = self.dropout(self.target_words(target_in))
+        if self.hoisted:
+            steps, _ = self.decoder(embedded, memory, state)
+            chosen: Tensor = self.pointer(steps, embedded, memory, target_out)
+            return chosen
+        each = []
+        for place in range(target_in.shape[1]):
+            here = slice(place, place + 1)
+            steps, state = self.decoder(embedded[:, here], memory, state)
+            each.append(self.pointer(steps, embedded[:, here], memory, target_out[:, here]))
+        return torch.cat(each, dim=1)
+
+    def read(self, source: Tensor, extended: Tensor, project: bool) -> tuple[EncodedSources, State]:
+        """Encodes the sources (B, S). project: project the states once, for all steps."""
+        real = source != PADDING
+        states, hidden, cell = self.encoder(self.dropout(self.source_words(source)), real)
+        barred = torch.zeros_like(source, dtype=torch.float32).masked_fill(~real, -torch.inf)
+        keys = self.decoder.attention.keys(states) if project else None
+        context = states.new_zeros(states.shape[0], states.shape[2])
+        return EncodedSources(states, keys, barred, extended), State(hidden, cell, context)
+
+    def step(self, words: Tensor, memory: EncodedSources, state: State) -> tuple[Tensor, State]:
+        """A step of generation: extended words (B,) -> (log-probabilities of the next (B, vocabulary + S), state).
+
+        -inf for UNKNOWN, START and PADDING.
+        """
+        known = torch.where(words < self.pointer.vocabulary, words, UNKNOWN)
+        embedded = self.target_words(known).unsqueeze(1)
+        steps, state = self.decoder(embedded, memory, state)
+        likely = torch.log(self.pointer.distribution(steps, embedded, memory).squeeze(1) + EPS)
+        for special in (UNKNOWN, START, PADDING):
+            likely[:, special] = -torch.inf
+        return likely, state
+
+
+def negative_log_likelihood(chosen: Tensor, target_out: Tensor) -> Tensor:
+    """Probability of each target word (B, T) -> mean over the words of a summary, then over summaries, in nats.
+
+    Each summary has the same weight, so the gradient of a batch is the mean of its items' gradients.
+    """
+    real = target_out != PADDING
+    surprise = torch.where(real, -torch.log(chosen + EPS), 0.0)
+    return (surprise.sum(1) / real.sum(1)).mean()

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import SummariseSection
-
-from .files import json_strings, numbered_lines, parse_lines, read_text, source_name
-from .problems import ErrorList, Problems, Progress, check_step
-from .text_data import library_texts
-from .windows import DataFacts, split
+from .chartext_data import library_texts
+from .interface import Facts, Settings
+from .problems import ErrorList, Progress, json_strings, numbered_lines, read_text, source_name
+from .windows import split
 
 # The special tokens, before the words of the vocabulary.
 UNKNOWN, START, END, PADDING = range(4)
@@ -94,69 +91,66 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class PairData:
-    """Training and evaluation pairs, sources cut to `sequence` tokens. origin: where they come from."""
+    """Training and evaluation pairs, sources cut to `batch.sequence` tokens."""
 
-    train: tuple[Pair, ...]
-    evaluation: tuple[Pair, ...]
+    train: list[Pair]
+    evaluation: list[Pair]
     vocabulary: Vocabulary
-    sequence: int
-    target: int
-    origin: str
-    notes: tuple[str, ...]
-
-    @property
-    def tokens_per_item(self) -> float:
-        """Mean number of source and target tokens of a training pair."""
-        total = sum(len(pair.source) + min(len(pair.summary) + 1, self.target) for pair in self.train)
-        return total / len(self.train)
-
-    def facts(self) -> DataFacts:
-        return DataFacts(
-            len(self.train), len(self.evaluation), self.tokens_per_item, "pair", "token", self.line()
-        )
-
-    def line(self) -> str:
-        return (
-            f"{self.origin}: {len(self.train):,} pairs per epoch, {len(self.evaluation):,} for evaluation, "
-            f"{self.tokens_per_item:,.0f} tokens each, vocabulary {self.vocabulary.size:,}"
-        )
+    notes: list[str]
+    facts: Facts
 
 
-def read_pairs(config: Config, section: SummariseSection, problems: Problems, progress: Progress) -> PairData:
+def read(settings: Settings) -> PairData:
     """The pairs. Raises ConfigError with every error."""
-    progress(f"reading {source_name(section.data, builtin='the docstrings of the standard library')}")
-    builtin = section.data == "builtin"
-    pairs = library_pairs(section.pairs, progress) if builtin else _read_file(section, problems)
+    problems, options, sequence = settings.problems, settings.options, settings.sequence
+    settings.progress(
+        f"reading {source_name(settings.data, builtin='the docstrings of the standard library')}"
+    )
+    builtin, target, size = settings.data == "builtin", options["target"], options["vocabulary"]
+    pairs = library_pairs(options["pairs"], settings.progress) if builtin else _read_file(settings)
     if not pairs:
         message = "this Python is installed without its source or its docstrings"
         problems.stop(message, suggestion="use a path to a .jsonl or .tsv file")
     if len(pairs) == 1:
         message = f"there is only one pair of text and summary: {pairs[0].reference[:60]}"
         problems.stop(message, "at least 2, one for training and one for evaluation")
-    sequence = config.batch.sequence
-    count = split(len(pairs), section.eval_fraction).train
-    train, evaluation = pairs[:count], pairs[count:]
+    count, _ = split(len(pairs), options["eval_fraction"])
+    train, evaluation = list(pairs[:count]), list(pairs[count:])
     origin = f"{len(pairs):,} pairs"
+    notes = []
     if builtin:
         origin += " from the standard library, joined"
-        train, evaluation = (_joined(part, sequence) for part in (train, evaluation))
+        train, evaluation = _joined(train, sequence), _joined(evaluation, sequence)
+        notes.append(
+            f"Consecutive functions are joined until a source has {sequence:,} tokens, where it is cut; their "
+            "summaries are joined too."
+        )
     if not train:
         problems.stop("no pair is left for training", suggestion="add more, or lower workload.eval_fraction")
-    check_step(config, len(train), "pairs", problems)
+    settings.check_items(len(train), "pairs")
     problems.check()
-    notes = _cut_notes((*train, *evaluation), sequence, section.target, builtin)
+    every = (*train, *evaluation)
+    if not builtin and (cut := sum(len(pair.source) > sequence for pair in every)):
+        notes.append(f"{cut:,} of {len(every):,} sources are cut to batch.sequence, {sequence:,} tokens.")
+    if cut := sum(len(pair.summary) > target for pair in every):
+        notes.append(f"{cut:,} of {len(every):,} summaries are cut to workload.target, {target:,} tokens.")
     train, evaluation = (
-        tuple(pair._replace(source=pair.source[:sequence]) for pair in part) for part in (train, evaluation)
+        [pair._replace(source=pair.source[:sequence]) for pair in part] for part in (train, evaluation)
     )
     words = Counter(itertools.chain.from_iterable(pair.source + pair.summary for pair in train))
-    kept = sorted(words, key=lambda word: (-words[word], word))[: section.vocabulary - FIRST_WORD]
-    if len(kept) < section.vocabulary - FIRST_WORD:
+    kept = sorted(words, key=lambda word: (-words[word], word))[: size - FIRST_WORD]
+    if len(kept) < size - FIRST_WORD:
         notes.append(
-            f"The training pairs have only {len(kept):,} different words: {section.vocabulary - len(kept):,} rows of "
-            f"the vocabulary of {section.vocabulary:,} are not used."
+            f"The training pairs have only {len(kept):,} different words: {size - len(kept):,} rows of the vocabulary "
+            f"of {size:,} are not used."
         )
-    vocabulary = Vocabulary(kept, section.vocabulary)
-    return PairData(train, evaluation, vocabulary, sequence, section.target, origin, tuple(notes))
+    each = sum(len(pair.source) + min(len(pair.summary) + 1, target) for pair in train) / len(train)
+    text = (
+        f"{origin}: {len(train):,} pairs per epoch, {len(evaluation):,} for evaluation, {each:,.0f} tokens each, "
+        f"vocabulary {size:,}"
+    )
+    facts = Facts(len(train), len(evaluation), each, "pair", "token", text)
+    return PairData(train, evaluation, Vocabulary(kept, size), notes, facts)
 
 
 def tokens(text: str) -> tuple[str, ...]:
@@ -165,21 +159,7 @@ def tokens(text: str) -> tuple[str, ...]:
     return tuple(map(sys.intern, _TOKEN.findall(text.lower())))
 
 
-def _cut_notes(pairs: Sequence[Pair], sequence: int, target: int, builtin: bool) -> list[str]:
-    notes = []
-    if builtin:
-        notes.append(
-            f"Consecutive functions are joined until a source has {sequence:,} tokens, where it is cut; their "
-            "summaries are joined too."
-        )
-    elif cut := sum(len(pair.source) > sequence for pair in pairs):
-        notes.append(f"{cut:,} of {len(pairs):,} sources are cut to batch.sequence, {sequence:,} tokens.")
-    if cut := sum(len(pair.summary) > target for pair in pairs):
-        notes.append(f"{cut:,} of {len(pairs):,} summaries are cut to workload.target, {target:,} tokens.")
-    return notes
-
-
-def library_pairs(limit: int | None, progress: Progress = lambda _: None) -> tuple[Pair, ...]:
+def library_pairs(limit: int | None, progress: Progress = lambda _: None) -> list[Pair]:
     """Functions and classes of the standard library (PSF licence), each with the first paragraph of its docstring.
 
     About 5,500, or up to `limit`, in the order of file names and lines. The source is without the docstring.
@@ -191,7 +171,7 @@ def library_pairs(limit: int | None, progress: Progress = lambda _: None) -> tup
         pairs += documented(text)
         if limit is not None and len(pairs) >= limit:
             break
-    return tuple(pairs[:limit])
+    return pairs[:limit]
 
 
 # Cached: measuring to choose a model size reads the data again for each size.
@@ -217,40 +197,35 @@ def documented(text: str) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
-def _joined(pairs: Sequence[Pair], sequence: int) -> tuple[Pair, ...]:
+def _joined(pairs: Sequence[Pair], sequence: int) -> list[Pair]:
     """Consecutive pairs joined until the source has `sequence` tokens."""
     joined: list[Pair] = []
-    open_until = 0
     for pair in pairs:
-        if open_until < sequence and joined:
-            last = joined[-1]
-            joined[-1] = Pair(
-                last.source + pair.source, last.summary + pair.summary, f"{last.reference}\n{pair.reference}"
-            )
-        else:
-            joined.append(pair)
-        open_until = len(joined[-1].source)
-    return tuple(joined)
+        if joined and len(joined[-1].source) < sequence:
+            source, summary, reference = joined.pop()
+            pair = Pair(source + pair.source, summary + pair.summary, f"{reference}\n{pair.reference}")
+        joined.append(pair)
+    return joined
 
 
-def _read_file(section: SummariseSection, problems: Problems) -> tuple[Pair, ...]:
+def _read_file(settings: Settings) -> list[Pair]:
+    problems, limit = settings.problems, settings.options["pairs"]
     text = read_text(problems, SUFFIXES, ("builtin",))
-    suffix = Path(section.data).suffix.lower()
+    suffix = Path(settings.data).suffix.lower()
     if suffix not in SUFFIXES:
         allowed = 'a name that ends in .jsonl (one {"source": …, "summary": …} a line) or .tsv'
         problems.stop("the suffix of the file name is not supported", allowed)
     lines = numbered_lines(text)
     if suffix == ".tsv":
         columns = _columns(lines[0][1].split("\t") if lines else [])
-        if columns is not None:
-            lines = lines[1:]
-        pairs = parse_lines(lines, lambda line: _cells(line, columns), ErrorList(problems), section.pairs)
+        rest = lines if columns is None else lines[1:]
+        pairs = ErrorList(problems).parse(rest, lambda line: _cells(line, columns), limit)
     else:
         errors = ErrorList(problems, '{"source": "…", "summary": "…"}')
-        pairs = parse_lines(lines, lambda line: _pair(*json_strings(line, _keys)), errors, section.pairs)
+        pairs = errors.parse(lines, lambda line: _pair(*json_strings(line, _keys)), limit)
     if not pairs:
         problems.stop("there are no pairs in this file")
-    return tuple(pairs)
+    return pairs
 
 
 def _pair(source: str, summary: str) -> Pair:

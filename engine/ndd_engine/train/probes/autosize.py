@@ -117,10 +117,8 @@ def _largest(
     chosen = sizes[0]
     measured = work = 0.0
     for size in sizes:
-        config = draft.resolve(size)
         # Preparing all of the data for each size would take longer than measuring it.
-        few = config.workload.model_copy(update=draft.auto.get("probe", {}))
-        config = config.model_copy(update={"workload": few})
+        config = draft.resolve(size, few=True)
         torch.manual_seed(config.run.seed)
         workload = prepare(config, progress)
         batch = config.batch

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ndd_engine.measure.clock import PhaseClock
-from ndd_engine.workloads.base import Parted
+from ndd_engine.workloads.result import Parted
 
 # Cost of the two hooks of one call on a slow core, and the share of a micro-batch that all hooks may take. In a loop of
 # nothing else a call takes 2 us more; in a step, which has filled the caches meanwhile, about ten times that.

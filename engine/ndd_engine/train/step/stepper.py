@@ -21,7 +21,7 @@ from ndd_engine.record.events import Event
 from ndd_engine.train.data.loader import to_device
 from ndd_engine.train.random_state import kept_random
 from ndd_engine.workloads.base import Batch, Workload, on_host
-from ndd_engine.workloads.training import Carry, TrainingParts, detached, training_of
+from ndd_engine.workloads.training import Carry, TrainingParts, detached
 
 from .clipping import clip_gradients
 from .graph import StepGraph, why_not
@@ -79,7 +79,7 @@ class Stepper:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.train()
         self.precision: Precision = make_precision(config, device)
-        self.workload_parts: TrainingParts = training_of(workload)
+        self.workload_parts: TrainingParts = workload.training
         self.no_graph = why_not(
             config, device.type == "cuda", self.precision.scaler is not None, self.workload_parts
         )
@@ -88,9 +88,7 @@ class Stepper:
         self.optimizer = Optimizers(self.workload_parts, config, self.model, device, total_steps, graphed)
         self.shared = self.model
         if strategy is not None:
-            self.shared = strategy.computing(
-                workload.forward if getattr(workload, "own_forward", False) else None
-            )
+            self.shared = strategy.computing(workload.forward if workload.own_forward else None)
         self.compute = self.shared
         # State that the model carries from batch to batch.
         self.carry = Carry(workload)

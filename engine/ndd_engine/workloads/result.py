@@ -1,4 +1,4 @@
-"""Checks the result of a user's factory and reports everything that is missing or wrong, all at once."""
+"""Reads the attributes of what a factory returned, and collects everything that is missing or wrong."""
 
 from __future__ import annotations
 
@@ -6,128 +6,22 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from ndd_engine.config.schema import Config
 from ndd_engine.errors import LONGEST, shortened
 from ndd_engine.text import printable
 
-from .base import Collate, Parted, Weight
-from .order import Order
-from .own_model import read_model
 from .own_module import calling, kind
-from .own_order import Data, check_order, read_data, with_parts
-from .own_training import Values, check_conflicts, read_training
 from .problems import Problems
-from .training import TrainingParts
 
+Parted = nn.Module | Sequence[nn.Module]  # the modules of a sub-phase
 NAME_LENGTH = 40  # characters of the name of an item, a token or a part
 MOST_NOTES = 100
-RESULT = "an object, dict or SimpleNamespace with model, train_data and loss"
-
-
-@dataclass
-class FactoryResult:
-    """The parts of a workload that a factory returned, or their defaults."""
-
-    model: nn.Module
-    train_data: Any
-    loss: Callable[..., Any] | None
-    eval_data: Any = None
-    forward: Callable[..., Any] | None = None
-    metric: Callable[..., Any] | None = None
-    weight: Weight | None = None
-    better: str = "lower"
-    item: str = "item"
-    token: str | None = None
-    tokens_per_item: float = 1.0
-    collate: Collate | None = None
-    parts: Mapping[str, Parted] = field(default_factory=dict)
-    epochs_differ: bool = False
-    describe_model: str | None = None
-    describe_data: str | None = None
-    notes: list[str] = field(default_factory=list)
-    shuffle: bool | None = None  # these three are read into the order
-    sampler: Any = None
-    batch_sampler: Any = None
-    order: Order | None = None
-    eval_order: Order | None = None
-    training: TrainingParts = field(default_factory=TrainingParts)
-
-
 NEEDED = ("model", "train_data", "loss")
-_DERIVED = ("order", "eval_order", "training")
-_OF_TRAINING = [
-    part.name for part in fields(TrainingParts) if part.name not in ("where", "optimizers", "schedulers")
-]
-OPTIONAL = [
-    *(part.name for part in fields(FactoryResult) if part.name not in (*NEEDED, *_DERIVED)),
-    "optimizer", "scheduler", "scheduler_every", *_OF_TRAINING,
-]  # fmt: skip
-
-
-def read_result(
-    value: object, where: str, config: Config, optimizer: Values | None = None, schedule: Values | None = None
-) -> FactoryResult:
-    """The parts of the value that a factory returned. where: file and line of the factory.
-
-    optimizer, schedule: what the factory read of these sections of the configuration.
-
-    Raises ConfigError with everything that is missing or wrong.
-    """
-    problems = Problems(where)
-    if (wrong := _wrong_result(value)) is not None:
-        problems.add("", f"the factory returned {wrong}", allowed=RESULT)
-        problems.check()
-    reader = Reader(value, problems)
-    model = read_model(reader)
-    train = reader.data("train_data", config, needed=True)
-    evaluation = reader.data("eval_data", config)
-    train = reader.ordered(train, evaluation.data is not None, config)
-    loss = reader.function("loss", ("output", "batch"), needed=not reader.given("step", "eval_step"))
-    if isinstance(loss, nn.modules.loss._Loss):
-        name = type(loss).__name__
-        advice = f"write it as: lambda output, batch: nn.{name}()(output, batch[1])"
-        reader.add("loss", f"nn.{name} takes (output, target)", "a function loss(output, batch)", advice)
-    better = reader.text("better") or "lower"
-    if better not in ("lower", "higher"):
-        message = "this is not a direction in which a metric improves"
-        problems.add("better", message, better, '"lower" or "higher"')
-    training = read_training(reader, model, config, better)
-    check_conflicts(
-        reader,
-        training,
-        config,
-        optimizer or Values.of_optimizer(config),
-        schedule or Values.of_schedule(config),
-    )
-    reader.check_unknown()
-    carried = ("state",) if training.state is not None else ()
-    others: dict[str, Any] = {
-        "better": better,
-        "training": training,
-        "forward": reader.function("forward", ("model", "batch", *carried)),
-        "metric": reader.function("metric", ()),
-        "weight": reader.function("weight", ("batch",)),
-        "item": reader.text("item", longest=NAME_LENGTH) or "item",
-        "token": reader.text("token", longest=NAME_LENGTH),
-        "tokens_per_item": reader.tokens_per_item(),
-        "collate": reader.collate(train, evaluation),
-        "parts": reader.parts(model),
-        "epochs_differ": reader.typed("epochs_differ", bool, "True or False") is True,
-        "describe_model": reader.text("describe_model", called=True),
-        "describe_data": reader.text("describe_data", called=True),
-        "notes": reader.lines("notes"),
-        "order": train.order,
-        "eval_order": evaluation.order,
-    }
-    problems.check()
-    assert model is not None
-    return FactoryResult(model, train.data, loss, evaluation.data, **others)
 
 
 class Reader:
@@ -166,16 +60,45 @@ class Reader:
         self.add(name, f"is {kind(found)}", allowed)
         return None
 
+    def model(self) -> nn.Module | None:
+        """The model, refused if it could not be trained or resumed; several in a dict become one nn.ModuleDict."""
+        if isinstance(several := self.get("model"), dict) and _are_models(several):
+            self.value.model = nn.ModuleDict(several)
+        allowed = "a torch.nn.Module, or a dict of them"
+        found: nn.Module | None = self.typed("model", nn.Module, allowed, needed=True)
+        if found is None:
+            return None
+        if "_parameters" not in vars(found):
+            self.add("model", f"{type(found).__name__} does not call super().__init__()")
+            return None
+        lazy = [name for name, parameter in found.named_parameters() if is_lazy(parameter)]
+        if lazy:
+            advice = "run one batch through the model in the factory"
+            self.add("model", f"the parameter {lazy[0]} has no shape yet (lazy layer)", suggestion=advice)
+        elif not any(parameter.requires_grad for parameter in found.parameters()):
+            advice = "set requires_grad to True for the parameters to train"
+            self.add("model", f"{type(found).__name__} has no trainable parameter", suggestion=advice)
+        for name, module in found.named_modules():
+            mine, plain = type(module), nn.Module
+            if (
+                mine.get_extra_state is not plain.get_extra_state
+                and mine.set_extra_state is plain.set_extra_state
+            ):
+                message = f"{name or 'the model'} ({mine.__name__}) defines get_extra_state, but not set_extra_state"
+                self.add(
+                    "model", message, suggestion="define both: a run could not resume from its checkpoints"
+                )
+        return found
+
     def given(self, *names: str) -> list[str]:
         """Those of these parts that the factory returned."""
         return [name for name in names if self.get(name) is not None]
 
-    def check_unknown(self) -> None:
+    def check_unknown(self, known: Sequence[str]) -> None:
         """Adds a problem for each unknown name in a dict or SimpleNamespace; other objects may have attributes of
         their own."""
         if type(self.value) is not SimpleNamespace:
             return
-        known = [*NEEDED, *OPTIONAL]
         for name in self._names():
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
@@ -185,30 +108,6 @@ class Reader:
                 self.add(
                     printable(name), "is no part of a workload, so it would not be used", suggestion=advice
                 )
-
-    def data(self, name: str, config: Config, needed: bool = False) -> Data:
-        """A dataset, which may be that of a DataLoader, with its order."""
-        found = self.get(name, needed)
-        return Data() if found is None else read_data(name, found, config, self.problems)
-
-    def ordered(self, train: Data, has_eval: bool, config: Config) -> Data:
-        """The training data with the parts that concern its order."""
-        shuffle = self.typed("shuffle", bool, "True or False")
-        parts = shuffle, self.get("sampler"), self.get("batch_sampler")
-        found = train if train.data is None else with_parts(train, *parts, config, self.problems)
-        check_order(found, has_eval, config, self.problems)
-        return found
-
-    def collate(self, train: Data, evaluation: Data) -> Collate | None:
-        """The factory's collate function, else that of the DataLoaders."""
-        own = self.function("collate", ("items",))
-        if own is not None:
-            return own
-        if train.data is not None and evaluation.data is not None and train.collate != evaluation.collate:
-            message = "the DataLoaders train_data and eval_data have different collate functions"
-            allowed = "one function for both, from a list of items to a batch"
-            self.add("collate", message, allowed=allowed, suggestion="return it as collate")
-        return train.collate
 
     def function(
         self, name: str, arguments: tuple[str, ...], needed: bool = False
@@ -286,7 +185,7 @@ class Reader:
         return [name for name in getattr(self.value, "__dict__", ()) if not name.startswith("_")]
 
 
-def _wrong_result(value: object) -> str | None:
+def wrong_result(value: object) -> str | None:
     """The type of a factory's result, as text, if it cannot have the parts of a workload; else None."""
     if value is None:
         return "None (is a return statement missing?)"
@@ -300,3 +199,9 @@ def _wrong_result(value: object) -> str | None:
     if isinstance(value, (list, str, bytes, int, float)) or type(value) is tuple:
         return kind(value)
     return None
+
+
+def _are_models(several: dict[Any, Any]) -> bool:
+    names = all(isinstance(name, str) and name.isidentifier() for name in several)
+    plain = not any(hasattr(nn.ModuleDict, str(name)) for name in several)
+    return bool(several) and names and plain and all(isinstance(item, nn.Module) for item in several.values())

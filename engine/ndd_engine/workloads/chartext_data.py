@@ -1,0 +1,80 @@
+"""Text for the character model: the manual's topics, the standard library's source, or a file. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .interface import Facts, Settings
+from .problems import manual_topics, read_text, source_name
+from .windows import Layout, split
+
+# Tests are half of the library and mostly tables; installed packages are not part of it.
+_LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+
+
+@dataclass(frozen=True)
+class TextData:
+    """A text and how it is cut into windows. vocabulary: its distinct characters, sorted by code point."""
+
+    text: str
+    vocabulary: str
+    layout: Layout
+    notes: list[str]
+    facts: Facts
+
+
+def read(settings: Settings) -> TextData:
+    """The text. Raises ConfigError with every error."""
+    problems, options, sequence = settings.problems, settings.options, settings.sequence
+    names = {"builtin": "the manual topics", "stdlib": "the standard library's source"}
+    settings.progress(f"reading {source_name(settings.data, **names)}")
+    if settings.data == "builtin":
+        text = "\n".join(manual_topics(problems, 'use a path to a text file, or "stdlib"'))
+    elif settings.data == "stdlib":
+        text = "\n".join(library_texts())
+        if not text:
+            missing = f"there is no Python source in {sysconfig.get_path('stdlib')}"
+            problems.stop(missing, suggestion='use a path to a text file, or "builtin"')
+    else:
+        text = read_text(problems, (".txt", ".text", ".md"), tuple(names))
+    text = text[: options["max_characters"]]
+    vocabulary = "".join(sorted(set(text)))
+    if len(vocabulary) < 2:
+        problems.stop(f"the text has only one distinct character, {vocabulary!r}: there is nothing to learn")
+    stride = options["stride"] or sequence
+    # Evaluation windows never overlap: each character is predicted once, whatever the training stride.
+    layout = Layout(
+        *split(len(text), options["eval_fraction"]), sequence, stride, sequence, "character", "text"
+    )
+    layout.check(settings)
+    problems.check()
+    notes = []
+    if stride < sequence:
+        times = f"{sequence / stride:.3g} times per epoch"
+        notes.append(f"Training windows overlap: each character is used about {times}.")
+    elif stride > sequence:
+        share = f"{sequence / stride:.0%} of the characters"
+        notes.append(f"Training windows leave gaps: {share} are used per epoch.")
+    if len(vocabulary) > 1000:
+        many = f"{len(vocabulary):,} distinct characters"
+        notes.append(f"The text has {many}, which makes the output layer large.")
+    facts = layout.facts(f"{len(text):,} characters ({len(vocabulary)} distinct)")
+    return TextData(text, vocabulary, layout, notes, facts)
+
+
+def library_texts() -> Iterator[str]:
+    """The standard library's own Python source (PSF licence), about 12 MB, file by file in the order of their names;
+    unreadable files are skipped."""
+    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
+        subfolders[:] = sorted(set(subfolders) - _LEFT_OUT)
+        for name in sorted(names):
+            if name.endswith(".py"):
+                try:
+                    text = (Path(folder) / name).read_text("utf-8", errors="ignore")
+                except OSError:
+                    continue
+                yield text
