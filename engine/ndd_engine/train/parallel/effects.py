@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ndd_engine.config.parallel_section import ParallelSection
 from ndd_engine.text import counted
-from ndd_engine.train.checkpoint_tree import is_sharded
+from ndd_engine.train.checkpoint_state import is_sharded
 
 from .strategy import DTYPES, Ddp, Fsdp2, Strategy
 

@@ -17,6 +17,8 @@ from ndd_engine.measure.losses import first_bad
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.callbacks import Callbacks
+from ndd_engine.train.checkpoint import CheckpointStore
+from ndd_engine.train.checkpoint_state import placed_like
 from ndd_engine.train.control import Control
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import Result, evaluate
@@ -31,7 +33,6 @@ from .effects import effects
 from .hang import HangWatch
 from .marks import PART, DdpMarks, StreamWaits, mark_collectives
 from .profiles import AgreedProfiles
-from .sharded import ShardedStore, placed_like
 from .strategy import Ddp
 from .team import Team
 from .world import World
@@ -75,8 +76,8 @@ class RankLoop(Loop):
         )
         self.callbacks.team = team
         team.wants_end = lambda: self.callbacks.wanted is not None
-        self.store = ShardedStore(
-            self.store.folder, config.checkpoint.keep, world.control, stepper.device, placed_like(stepper)
+        self.store = CheckpointStore(
+            self.store.folder, config.checkpoint.keep, world.exchange, stepper.device, placed_like(stepper)
         )
         self.functions = AgreedProfiles(self.reporter, config.log.profile_every_s, stepper.settled)
         if not world.place.first and (trace := self.captures.trace) is not None:
