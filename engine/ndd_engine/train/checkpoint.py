@@ -276,8 +276,7 @@ class CheckpointStore:
 
     def _prune(self, best_is_lower: bool) -> None:
         every = self._every()
-        judged = [saved for saved in every if saved.metric is not None]
-        best = (min if best_is_lower else max)(judged, key=lambda saved: saved.metric or 0.0, default=None)
+        best = best_of(every, best_is_lower)
         for saved in every[: -self.keep]:
             if saved != best:
                 _remove(saved.path)
@@ -287,6 +286,12 @@ class CheckpointStore:
         """Delete what a crash left while it was written. Only for the process that writes the checkpoints."""
         for stale in self.folder.glob("*.tmp"):
             _remove(stale)
+
+
+def best_of(every: Sequence[Saved], lower: bool) -> Saved | None:
+    """The checkpoint with the best metric; None if none has one."""
+    judged = [saved for saved in every if saved.metric is not None]
+    return (min if lower else max)(judged, key=lambda saved: saved.metric or 0.0, default=None)
 
 
 def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved, dict[str, Any]]:
