@@ -133,8 +133,9 @@ class Ranks:
         return self.store(job).save(step, state, None, True)
 
     def restore(self, job: Job, step: int) -> None:
-        """Load a checkpoint and leave what was loaded."""
+        """Load a checkpoint as a resumed run does, and leave what was loaded."""
         store = self.store(job)
+        store.clean()
         (saved,) = (saved for saved in store.all() if saved.step == step)
         state = store.load(saved)
         job.load(state)

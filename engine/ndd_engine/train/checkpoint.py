@@ -133,8 +133,6 @@ class CheckpointStore:
         self.keep = keep
         self._ranks = ranks or _Alone()
         self._device, self._like = device or torch.device("cpu"), like
-        if ranks is not None and ranks.leads:
-            self.clean()
 
     def all(self) -> list[Saved]:
         """All complete checkpoints, oldest first. Folders without a valid manifest are ignored, see `damaged`.
@@ -168,14 +166,14 @@ class CheckpointStore:
         from .checkpoint_tensors import EntryWriter
 
         ranks = self._ranks
-        own = {key: value for key, value in state.items() if key in PER_RANK}
+        of_rank = {key: value for key, value in state.items() if key in PER_RANK}
         others = PER_RANK if ranks.leads else PER_RANK | OF_FIRST
         tree, places, tensors = split({key: value for key, value in state.items() if key not in others})
         try:
             begun, tied = ranks.from_first(lambda: self._begin(tensors))
             places = [place._replace(name=tied.get(place.name, place.name)) for place in places]
             entries: dict[str, Any] = {name: value for name, value in tensors.items() if name not in tied}
-            entries[rank_entry(ranks.rank)] = own
+            entries[rank_entry(ranks.rank)] = of_rank
             if ranks.leads:
                 entries[STATE] = {"ranks": ranks.size, "tree": tree, "places": list(map(tuple, places))}
             writer = EntryWriter(begun, ranks.rank, entries)
@@ -190,8 +188,7 @@ class CheckpointStore:
 
             return ranks.from_first(finish)
         except BaseException:
-            if ranks.leads:
-                self.clean()
+            self.clean()
             raise
 
     def _begin(self, tensors: Mapping[str, Tensor]) -> tuple[Path, dict[str, str]]:
@@ -264,15 +261,15 @@ class CheckpointStore:
             places = [Place(tuple(path), str(name), stride) for path, name, stride in places]
             places = [place for place in places if wanted is None or place.path[0] in wanted]
             tensors = reader.tensors(places, self._like)
-            own = reader.values(rank_entry(rank))[0] if rank < ranks else dict.fromkeys(PER_RANK)
+            of_rank = reader.values(rank_entry(rank))[0] if rank < ranks else dict.fromkeys(PER_RANK)
         by_path = {place.path: tensors[place.name] for place in places}
-        found: dict[str, Any] = mapped(tree, lambda value, path: by_path.get(path, value)) | own
+        found: dict[str, Any] = mapped(tree, lambda value, path: by_path.get(path, value)) | of_rank
         if rank >= ranks:
             text = f"{found.get('seed')} {saved.step} {rank}"
             seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
             found["random"] = seeded_random_state(seed, self._device)
-        kept = {key: value for key, value in found.items() if wanted is None or key in wanted}
-        return {**kept, "ranks": ranks}
+        wanted_state = {key: value for key, value in found.items() if wanted is None or key in wanted}
+        return {**wanted_state, "ranks": ranks}
 
     def _prune(self, best_is_lower: bool) -> None:
         every = self._every()
@@ -283,8 +280,8 @@ class CheckpointStore:
         self.clean()
 
     def clean(self) -> None:
-        """Delete what a crash left while it was written. Only for the process that writes the checkpoints."""
-        for stale in self.folder.glob("*.tmp"):
+        """Delete what a crash left while it was written or deleted. Only for processes that write checkpoints."""
+        for stale in self.folder.glob("*.tmp") if self._ranks.leads else ():
             _remove(stale)
 
 

@@ -164,9 +164,16 @@ def aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     first: dict[Any, str] = {}
     found: dict[str, str] = {}
     for name, value in tensors.items():
-        own = local(value)
-        place = (own.data_ptr(), own.device, own.dtype, tuple(own.shape), own.stride(), tuple(value.shape))
-        if own.numel() and first.setdefault(place, name) != name:
+        shard = local(value)
+        place = (
+            shard.data_ptr(),
+            shard.device,
+            shard.dtype,
+            tuple(shard.shape),
+            shard.stride(),
+            tuple(value.shape),
+        )
+        if shard.numel() and first.setdefault(place, name) != name:
             found[name] = first[place]
     return found
 
@@ -214,10 +221,10 @@ def _parameter(path: Path, parameters: Mapping[str, Sequence[nn.Parameter]]) -> 
     if path[0] != "optimizer":
         return None
     name, rest = ("", path[1:]) if "" in parameters else (path[1], path[2:])
-    own = parameters.get(name, ())
+    chosen = parameters.get(name, ())
     if len(rest) < 3 or rest[0] != "state" or not isinstance(rest[1], int):
         return None
-    return own[rest[1]] if 0 <= rest[1] < len(own) else None
+    return chosen[rest[1]] if 0 <= rest[1] < len(chosen) else None
 
 
 def local(value: Tensor) -> Tensor:

@@ -145,10 +145,10 @@ def _window(
         yield f"train/{name}", getattr(event, name)
     if not event.steps or not event.wall_ns:
         return
-    aside = sum(event.phases.get(name, {}).get("host_ns", 0) for name in ("evaluate", "checkpoint"))
-    if event.wall_ns > aside:
-        yield "speed/items_per_s", event.items / ((event.wall_ns - aside) * 1e-9)
-        yield "speed/step_ms", (event.wall_ns - aside) * 1e-6 / event.steps
+    outside_ns = sum(event.phases.get(name, {}).get("host_ns", 0) for name in ("evaluate", "checkpoint"))
+    if event.wall_ns > outside_ns:
+        yield "speed/items_per_s", event.items / ((event.wall_ns - outside_ns) * 1e-9)
+        yield "speed/step_ms", (event.wall_ns - outside_ns) * 1e-6 / event.steps
     for name, figures in event.phases.items():
         yield f"phase_ms/{name}", figures["host_ns"] * 1e-6 / event.steps
     yield "idle/share", idle(run, [event], phase_shares([event]), sample).share
@@ -209,8 +209,8 @@ class Wandb:
         project = (
             self._settings["project"] or os.environ.get("WANDB_PROJECT") or self._settings["default_project"]
         )
-        kept = _kept(self._folder / "wandb.json")
-        name = kept.get("id") or secrets.token_hex(4)
+        earlier = _ids(self._folder / "wandb.json")
+        name = earlier.get("id") or secrets.token_hex(4)
         known = wandb.Settings.model_fields
         # The run's own record has the output and the counters of the machine.
         wanted = {
@@ -253,9 +253,9 @@ class Mlflow:
         # Without the parts of MLflow that no logger needs, it has no model registry for a database.
         registry = None if remote else (self._folder / "registry").absolute().as_uri()
         self._client = tracking.MlflowClient(tracking_uri=self._uri, registry_uri=registry)
-        kept = _kept(self._folder / "mlflow.json")
-        if kept.get("uri") == self._uri and self._continued(str(kept.get("id"))):
-            self._id = str(kept["id"])
+        earlier = _ids(self._folder / "mlflow.json")
+        if earlier.get("uri") == self._uri and self._continued(str(earlier.get("id"))):
+            self._id = str(earlier["id"])
             return
         experiment = self._client.get_experiment_by_name(self._project)
         if experiment is None:
@@ -320,8 +320,8 @@ def _absent(error: Exception) -> bool:
     return getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST"
 
 
-def _kept(path: Path) -> dict[str, Any]:
-    """What an earlier process of this run kept; {} if there is none."""
+def _ids(path: Path) -> dict[str, Any]:
+    """What `_keep` wrote in an earlier process of this run; {} if there is none."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_bytes())
         if isinstance(found, dict):

@@ -299,6 +299,7 @@ def _check_resumable(loop: Loop) -> None:
 
 
 def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
+    loop.store.clean()
     saved, state = newest_good(loop.store, run.request.from_step)
     for name in loop.store.damaged():
         run.put(
