@@ -248,6 +248,7 @@ def prepare() -> int:
     threads = torch.get_num_threads()
     # A workload computes when it is imported, which would begin OpenMP's threads.
     torch.set_num_threads(1)
+    import ndd_engine.train.checkpoint_tensors
     import ndd_engine.train.prepare  # noqa: F401
 
     assert len(list(Path("/proc/self/task").iterdir())) == 1

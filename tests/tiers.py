@@ -45,6 +45,7 @@ def started(command: str) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Import what most tests import, so that none of them pays for it."""
     if os.environ.get("NDD_TEST_BUDGET") and not session.config.getoption("collectonly"):
+        import ndd_engine.train.checkpoint_tensors
         import ndd_engine.train.prepare  # noqa: F401
 
 

@@ -66,11 +66,10 @@ def sound(run: RunDir) -> list[int]:
 
 def state_of(run: RunDir) -> dict[str, Any]:
     """What the last checkpoint contains of training."""
-    import torch
-
     from ndd_engine.train.checkpoint import CheckpointStore
 
-    state = torch.load(CheckpointStore(run.checkpoints, 9).all()[-1].path, weights_only=True)
+    store = CheckpointStore(run.checkpoints, 9)
+    state = store.load(store.all()[-1])
     return {key: state[key] for key in ("step", "model", "optimizer", "scaler", "random")}
 
 

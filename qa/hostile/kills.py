@@ -23,11 +23,11 @@ from typing import Any
 
 import psutil
 from tests.states import equal
+from torch.distributed.checkpoint import filesystem
 
 from ndd_engine.record.events import WindowEvent, parse
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.train import checkpoint
 from qa.console import sets_of
 from qa.hostile._ended import left_over, said, sound, state_of
 from qa.hostile.attempts import Attempt, Kind
@@ -41,11 +41,11 @@ SETS = (
 )  # fmt: skip
 # Calls at which a run is killed, by how often they are chosen.
 CALLS = {
-    "write": 8, "fsync": 6, "replace": 6, "unlink": 5, "save": 5, "open": 3, "mkdir": 2, "flock": 1, "pwrite": 1,
-    "close": 3, "ftruncate": 1,
+    "write": 8, "fsync": 6, "replace": 6, "rename": 5, "unlink": 5, "save": 5, "open": 3, "mkdir": 2, "flock": 1,
+    "pwrite": 1, "close": 3, "ftruncate": 1,
 }  # fmt: skip
 # Where they are, unless they are functions of os.
-PLACES: dict[str, tuple[Any, str]] = {"flock": (fcntl, "flock"), "save": (checkpoint._Digest, "write")}
+PLACES: dict[str, tuple[Any, str]] = {"flock": (fcntl, "flock"), "save": (filesystem, "_write_item")}
 STATUS = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 0}
 
 

@@ -57,7 +57,7 @@ def test_one_command_starts_resumes_and_ends_a_job_that_is_preempted_twice(tmp_p
     ended(process, lambda: job.events.exists() and len(losses_of(job)) > 120, signal.SIGTERM)
     stopped = max(losses_of(job))
     assert process.returncode == 143
-    assert (job.checkpoints / f"step-{stopped:08d}.pt").exists()  # written after the signal
+    assert (job.checkpoints / f"step-{stopped:08d}").exists()  # written after the signal
     ended(
         start(*command(steps), folder=tmp_path), lambda: max(losses_of(job)) > stopped + 120, signal.SIGKILL
     )
@@ -131,8 +131,8 @@ def test_a_folder_that_was_just_made_is_taken_over(tmp_path: Path) -> None:
 
 def test_size_auto_stays_what_it_was(tmp_path: Path) -> None:
     job = write_run(tmp_path / "job", windows(steady(9, 0.1)))
-    job.checkpoints.mkdir()
-    (job.checkpoints / "step-00000090.json").touch()
+    (job.checkpoints / "step-00000090").mkdir(parents=True)
+    (job.checkpoints / "step-00000090" / "manifest.json").touch()
     job.config.write_text(to_toml(read(None, ("run.max_steps=100", "run.name=job")).resolve("mini")))
     again = RunRequest(read(None, ("workload.size=auto", "run.max_steps=200", "run.name=job")), tmp_path)
     decision = resume_or_start(again)

@@ -18,7 +18,7 @@ from .program import call, refused
 def make(root: Path, name: str, status: str = "done", days: float = 0) -> RunDir:
     directory = RunDir(root / name)
     directory.checkpoints.mkdir(parents=True)
-    (directory.checkpoints / "step-00000001.pt").write_bytes(b"x" * 5000)
+    (directory.checkpoints / "weights.bin").write_bytes(b"x" * 5000)
     events = [StageEvent("prepare", "importing torch"), EndEvent(status, "", 1, 0)]
     lines = [each.to_json(1.0) for each in (events[:1] if status == "lost" else events)]
     directory.events.write_text("\n".join(lines) + "\n")

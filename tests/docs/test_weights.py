@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from ndd_engine.train.checkpoint import CheckpointStore
 from tests.cli.program import environment, run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
@@ -60,9 +61,8 @@ def python(code: str, folder: Path) -> str:
 
 
 def weights(folder: Path, run_name: str, step: int) -> dict[str, Any]:
-    path = folder / "runs" / run_name / "checkpoints" / f"step-{step:08d}.pt"
-    state: dict[str, Any] = torch.load(path, weights_only=True)
-    return state
+    store = CheckpointStore(folder / "runs" / run_name / "checkpoints", 9)
+    return store.load(next(saved for saved in store.all() if saved.step == step))
 
 
 @pytest.mark.long
@@ -74,7 +74,7 @@ def test_pretrained_weights_frozen_weights_and_every_way_to_load_them(folder: Pa
     ran(*command("export my-run --checkpoint best"), folder=folder)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (exported,) = [block for block in blocks if '"weights.pt"' in block]
-    (checkpoint,) = [block for block in blocks if "step-00001200.pt" in block]
+    (checkpoint,) = [block for block in blocks if "step-00001200" in block]
     one = python(exported, folder)
     assert one == python(checkpoint.replace("step-00001200", "step-00000010"), folder)
     assert one != python("", folder)

@@ -1,7 +1,7 @@
 """Every extra of pyproject.toml is installed by `make test-extras`, in a version that it allows.
 
 Without the packages, the tests are skipped; with REQUIRE_EXTRAS set, as in `make test-extras`, that is a failure. What
-the packages are used for has tests beside this one and in tests/train: test_scalars, test_loggers, test_export.
+the packages are used for has tests beside this one and in tests/train: test_loggers, test_export.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 EXTRAS: dict[str, list[str]] = tomli.loads((ROOT / "pyproject.toml").read_text())["project"][
     "optional-dependencies"
 ]
-TESTS = ("tests/train/test_scalars.py", "tests/train/test_loggers.py", "tests/train/test_export.py")
+TESTS = ("tests/train/test_loggers.py", "tests/train/test_export.py")
 
 
 def need(package: str) -> None:
@@ -84,4 +84,4 @@ def test_wandb_and_mlflow_are_the_packages_that_the_loggers_use() -> None:
     from ndd_engine.train import loggers
 
     config = read(None, ("log.wandb=offline", "log.mlflow=mlflow.db", "log.tensorboard=true")).resolve()
-    assert list(loggers.missing(config)) == []
+    assert list(loggers.missing(config.log)) == []

@@ -73,7 +73,7 @@ def training(root: Path, *sets: str) -> Iterator[RunDir]:
         send(run.control_socket, "stop")
         output = process.communicate(timeout=60)[0]
         assert process.returncode == 0, output[-2000:]
-        assert list(run.checkpoints.glob("step-*.json"))
+        assert list(run.checkpoints.glob("step-*"))
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from tests.records import events_of
 
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.train.checkpoint import CheckpointStore
-from ndd_engine.train.checkpoint_folder import rank_file
+from ndd_engine.train.checkpoint import CheckpointStore, rank_entry
+from ndd_engine.train.checkpoint_tensors import EntryReader
 
 WORKER = Path(__file__).with_name("sharded_worker.py")
 
@@ -66,8 +65,9 @@ class Trained:
 
     def random(self, step: int, rank: int) -> Any:
         """The random generators that a rank has saved."""
-        path = next(self.folder.glob(f"checkpoints/step-{step:08d}*/{rank_file(rank)}"))
-        return torch.load(path, weights_only=True)["random"]
+        (folder,) = self.folder.glob(f"checkpoints/step-{step:08d}*")
+        reader = EntryReader(folder, frozenset(path.name for path in folder.iterdir()))
+        return reader.values(rank_entry(rank))[0]["random"]
 
 
 def train(root: Path, name: str, *sets: str, ranks: int, resume: bool = False) -> Trained:

@@ -18,11 +18,16 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from ndd_engine.train.checkpoint import Saved, newest_good
-from ndd_engine.train.checkpoint_tree import is_sharded
-from ndd_engine.train.contents import finite_buffers, not_finite, unloadable
-from ndd_engine.train.parallel import sharded
-from ndd_engine.train.parallel.sharded import ShardedStore, placed_like
+from ndd_engine.train.checkpoint import CheckpointStore, Saved, newest_good
+from ndd_engine.train.checkpoint_state import (
+    finite_buffers,
+    is_sharded,
+    not_finite,
+    placed_like,
+    unloadable,
+)
+from ndd_engine.train.checkpoint_tensors import EntryWriter
+from ndd_engine.train.parallel.world import Exchange
 from ndd_engine.train.random_state import random_state, restore_random_state
 from ndd_engine.train.step.optim import decay_groups
 
@@ -92,7 +97,7 @@ class Job:
         # Ranks copy the state of a stream at different moments.
         position = {"since": rank, "state": [torch.full((3 + rank,), float(rank)) for _ in range(2 + rank)]}
         return {
-            "format": 1, "step": step, "seed": 7, "effective_batch": 8, "data_crc": 99, "position": position,
+            "step": step, "seed": 7, "effective_batch": 8, "data_crc": 99, "position": position,
             "random": random_state(CPU), **self.state(),
         }  # fmt: skip
 
@@ -112,8 +117,9 @@ class Ranks:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.leads = self.rank == 0
 
-    def store(self, job: Job, name: str = "checkpoints") -> ShardedStore:
-        return ShardedStore(self.folder / name, 9, self.group, CPU, placed_like(job))  # type: ignore[arg-type]
+    def store(self, job: Job, name: str = "checkpoints") -> CheckpointStore:
+        like = placed_like(job)  # type: ignore[arg-type]
+        return CheckpointStore(self.folder / name, 9, Exchange(self.group), CPU, like)
 
     def keep(self, name: str, value: Any) -> None:
         """Leave a value for the test: NAME.pt of rank 0, NAME.1.pt of rank 1."""
@@ -127,8 +133,9 @@ class Ranks:
         return self.store(job).save(step, state, None, True)
 
     def restore(self, job: Job, step: int) -> None:
-        """Load a checkpoint and leave what was loaded."""
+        """Load a checkpoint as a resumed run does, and leave what was loaded."""
         store = self.store(job)
+        store.clean()
         (saved,) = (saved for saved in store.all() if saved.step == step)
         state = store.load(saved)
         job.load(state)
@@ -202,7 +209,7 @@ def unequal(ranks: Ranks, step: str) -> None:
 def killed(ranks: Ranks, step: str, bad: str, where: str) -> None:
     """A rank that is killed while the checkpoint is written."""
     job = Job("fsdp2")
-    before = getattr(sharded, where)
+    before = getattr(EntryWriter, where)
 
     def kill(*arguments: Any) -> Any:
         found = before(*arguments)
@@ -210,7 +217,7 @@ def killed(ranks: Ranks, step: str, bad: str, where: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return found
 
-    setattr(sharded, where, kill)
+    setattr(EntryWriter, where, kill)
     ranks.save(job, int(step))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pexpect
 import pytest
 from script_help import SUBJECTS, environment, events, report, run, start
+from tests.fake_wandb import Told
 from tests.waiting import contains, lives, until
 
 from ndd_console.__main__ import status_of
@@ -100,10 +101,28 @@ def test_what_cannot_be_observed_is_refused_before_anything_is_written(
         (("--", sys.executable, "-I", "train.py"), "-I"),
         (("--", "no-such-program"), "no-such-program"),
         (("--run", "a/b", "--", sys.executable), "a/b"),
+        (("--log", "loki", "--", sys.executable), "loki"),
+        (("--log", "wandb=perhaps", "--", sys.executable), "offline"),
     ):
         assert status_of(["--runs", str(tmp_path / "runs"), "run", *words]) == 2
         assert named in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_loggers_follow_the_record_of_a_script(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    words = ("run", "--log", "wandb=offline", "--run", "it", "--", sys.executable, str(SUBJECTS / "plain.py"))
+    run(tmp_path, *words, **told.environment)
+    seen = events(tmp_path, "it")
+    assert not [event for event in seen if isinstance(event, MarkEvent) and "writing to" in event.text]
+    losses = {each["step"]: each["train/loss"] for each in told.all("log") if "train/loss" in each}
+    recorded = {
+        event.step: event.loss
+        for event in seen
+        if isinstance(event, WindowEvent) and event.loss is not None and not event.profiled
+    }
+    assert losses == pytest.approx(recorded) and losses
+    assert told.all("init")[0]["project"] == "plain" and told.all("finish") == [0]
 
 
 def test_slow_data_is_named_with_its_function(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_keys_resize_and_stop(tmp_path: Path) -> None:
         terminal.until("checkpoint at step")  # no epoch ends meanwhile and takes its place
         terminal.press("p")
         terminal.until("● training")
-        assert list((tmp_path / "live" / "checkpoints").glob("*.pt"))
+        assert list((tmp_path / "live" / "checkpoints").glob("step-*"))
         terminal.press("e")
         terminal.until("evaluation bits_per_char")
         terminal.press("?")
@@ -61,7 +61,7 @@ def test_sigterm_checkpoints_stops_and_restores_the_terminal(tmp_path: Path) -> 
         assert terminal.wait() == 143
         assert terminal.echoes()
     assert state(tmp_path, "live") == "terminated"
-    assert list((tmp_path / "live" / "checkpoints").glob("*.pt"))
+    assert list((tmp_path / "live" / "checkpoints").glob("step-*"))
 
 
 @pytest.mark.promise

@@ -82,9 +82,9 @@ def test_callbacks_are_called_with_what_they_need(trainer: Trainer, own: Written
         f"step {step} 1 0.001" for step in range(1, 10)
     ]
     assert [line.split() for line in lines if not line.startswith("step")] == [
-        ["evaluate", "4", "loss"], ["checkpoint", "step-00000004.pt"],
-        ["evaluate", "8", "loss"], ["checkpoint", "step-00000008.pt"],
-        ["checkpoint", "step-00000009.pt"], ["evaluate", "9", "loss"],
+        ["evaluate", "4", "loss"], ["checkpoint", "step-00000004"],
+        ["evaluate", "8", "loss"], ["checkpoint", "step-00000008"],
+        ["checkpoint", "step-00000009"], ["evaluate", "9", "loss"],
     ]  # fmt: skip
     scalars = [event for event in result.events if isinstance(event, ScalarsEvent)]
     assert len(scalars) == 9

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ndd_engine.train.contents import finite_buffers, not_finite, unloadable
+from ndd_engine.train.checkpoint_state import finite_buffers, not_finite, unloadable
 
 Point = namedtuple("Point", "x y")
 

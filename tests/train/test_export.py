@@ -75,10 +75,9 @@ def own(finished: tuple[Result, Any], tmp_path: Path) -> tuple[Result, Any]:
 
 
 def trained(result: Result, module: Any, step: int) -> nn.Module:
-    """The model with the weights of a checkpoint, by a line of plain torch."""
+    """The model with the weights of a checkpoint."""
     model: nn.Module = module.Net()
-    path = result.directory.checkpoints / f"step-{step:08d}.pt"
-    model.load_state_dict(torch.load(path, weights_only=True)["model"])
+    model.load_state_dict(result.state(step)["model"])
     return model.eval()
 
 
@@ -197,12 +196,11 @@ def test_without_safetensors_the_message_names_the_extra(
 
 def test_a_damaged_or_missing_checkpoint_is_an_error(own: tuple[Result, Any], tmp_path: Path) -> None:
     result, _ = own
-    newest = result.directory.checkpoints / "step-00000006.pt"
+    newest = result.directory.checkpoints / "step-00000006" / "__0_0.distcp"
     newest.write_bytes(newest.read_bytes()[:-5])
-    with pytest.raises(CheckpointError, match=r"step-00000006\.pt"):
+    with pytest.raises(CheckpointError, match="step-00000006/__0_0"):
         export(result.directory, tmp_path / "x.pt")
-    for path in result.directory.checkpoints.iterdir():
-        path.unlink()
+    shutil.rmtree(result.directory.checkpoints)
     with pytest.raises(CheckpointError, match="no checkpoint"):
         export(result.directory, tmp_path / "x.pt")
     assert not (tmp_path / "x.pt").exists()

@@ -43,7 +43,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(trainer: Trainer, r
     assert found and "optimizer.lr" in end.reason, end.reason
     bad, good = int(found[1]), result.checkpoints
     assert 1 <= bad <= 60
-    assert end.checkpoint == (f"step-{good[-1]:08d}.pt" if good else None)
+    assert end.checkpoint == (f"step-{good[-1]:08d}" if good else None)
     # Every step was saved: the last good one is the one before the bad one, and none holds what is not finite.
     assert good == list(range(1, bad))
     for step in good:
@@ -208,7 +208,7 @@ def test_a_full_disk_costs_checkpoints_but_not_the_training(
     # Every step was done; the last checkpoint that fitted is named.
     assert (end.status, end.exit_status, end.step) == ("failed", 1, 40)
     assert good and good[-1] < 40
-    assert end.checkpoint == f"step-{good[-1]:08d}.pt" and end.checkpoint in end.reason
+    assert end.checkpoint == f"step-{good[-1]:08d}" and end.checkpoint in end.reason
     assert os.strerror(errno.ENOSPC) in end.reason
     assert list(result.directory.checkpoints.glob("*.tmp")) == []
 
@@ -229,7 +229,7 @@ def test_a_disk_that_has_space_again_is_used_again(
         *trainer.ndd, *LONG, "run.max_steps=400", "workload.hidden=[256,64]", "checkpoint.every_steps=10",
         "checkpoint.keep=1", steer=steer,
     )  # fmt: skip
-    assert (result.end.status, result.end.checkpoint) == ("done", "step-00000400.pt")
+    assert (result.end.status, result.end.checkpoint) == ("done", "step-00000400")
     assert result.marks("warning")
     assert result.state(400)["step"] == 400
 

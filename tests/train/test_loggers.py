@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow: what their processes do to a run (nothing), and what the real packages contain."""
+"""Loggers: what they write, what they do to a run (nothing), and what the real packages contain."""
 
 from __future__ import annotations
 
@@ -12,88 +12,83 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.fake_wandb import Told
+from tests.records import run_event, window
 from tests.waiting import until
 from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.config import read
 from ndd_engine.errors import UsageError
-from ndd_engine.train import logger_process, loggers
-from ndd_engine.train.logger_sinks import tracking_uri
+from ndd_engine.record.events import EndEvent, MarkEvent, MemoryEvent
+from ndd_engine.train import loggers
+from ndd_engine.train.logger_process import Figures, tracking_uri
 
-# A package `wandb` that writes what it is told to a file, and fails as a test wants it.
-FAKE = """
-import json, os, signal, time
-from pathlib import Path
-
-class Settings:
-    model_fields = {"console": 0, "silent": 0}
-    def __init__(self, **more):
-        assert set(more) <= set(self.model_fields)
-
-def told(**what):
-    with open(os.environ["TOLD"], "a") as file:
-        file.write(json.dumps(what) + chr(10))
-
-class Run:
-    class config:
-        update = staticmethod(lambda values, allow_val_change: told(config=values))
-    def define_metric(self, name, step_metric=None):
-        pass
-    def log(self, values):
-        fail = os.environ.get("FAIL", "")
-        if values["step"] >= 3:
-            if fail == "raise":
-                raise OSError(28, "No space left on device")
-            if fail == "die":
-                os.kill(os.getpid(), signal.SIGSEGV)
-            if fail == "hang":
-                told(pid=os.getpid())
-                time.sleep(1000)
-        told(log=values)
-    def finish(self, exit_code):
-        print("noise", flush=True)
-        if os.environ.get("FAIL") == "slow":
-            told(pid=os.getpid())
-            time.sleep(1000)
-        told(finish=exit_code)
-
-def init(**more):
-    if os.environ.get("FAIL") == "init":
-        raise ValueError("no key")
-    told(init={key: value for key, value in more.items() if key != "settings"}, pid=os.getpid())
-    return Run()
-"""
 ON = ("log.wandb=offline", *EVERY_STEP)
-
-
-class Told:
-    """What the fake package was told."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def all(self, key: str) -> list[Any]:
-        import json
-
-        if not self.path.exists():
-            return []
-        every = map(json.loads, self.path.read_text().splitlines())
-        return [each[key] for each in every if key in each]
 
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
-    package = tmp_path / "packages" / "wandb"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(FAKE)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(package.parent), os.environ.get("PYTHONPATH", ""))))
-    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    told = Told(tmp_path)
+    for name, value in told.environment.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(loggers, "installed", lambda name: True)
-    return Told(tmp_path / "told")
+    return told
 
 
 def warnings(result: Result) -> list[str]:
     return [mark.text for mark in result.marks("warning") if "writing to" in mark.text]
+
+
+class Sink:
+    """Remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def open(self, run: Any) -> None:
+        self.calls.append("open")
+
+    def add(self, t: float, step: int, values: dict[str, float]) -> None:
+        self.calls.append((step, values))
+
+    def close(self, status: str) -> None:
+        self.calls.append(status)
+
+
+def test_what_is_missing_is_not_written() -> None:
+    figures = Figures(sink := Sink())
+    figures.take(1.0, window(2, loss=1.0))  # of no run
+    figures.take(1.0, run_event(device="cuda:0"))
+    figures.take(2.0, window(3, loss=float("nan")))
+    figures.take(2.0, MemoryEvent(10, 20, 30, 40, None, 0, 0, None, None, None))
+    figures.take(2.0, MarkEvent("evaluation", 3, "", {"metrics": {"loss": 2.5, "lost": None}}))
+    figures.take(3.0, EndEvent("done", "", 3, 0))
+    figures.close()
+    assert (sink.calls[0], sink.calls[-1], figures.status) == ("open", "done", "done")
+    tags = {tag for step, values in sink.calls[1:-1] for tag in values if step == 3}
+    assert {"memory/allocated_bytes", "evaluation/loss", "phase_ms/forward"} <= tags
+    assert not tags & {"train/loss", "train/lr", "memory/free_bytes", "evaluation/lost", "idle/share"}
+
+
+@pytest.mark.long
+def test_a_run_writes_its_figures_by_step(trainer: Trainer, told: Told) -> None:
+    result = trainer.train(
+        *trainer.ndd, *ON, "run.max_steps=12", "evaluate.every_steps=6", "clip.max_norm=1.0"
+    )
+    assert result.end.status == "done" and warnings(result) == []
+    values = told.all("log")
+    losses = {each["step"]: each["train/loss"] for each in values if "train/loss" in each}
+    assert losses == pytest.approx(result.losses) and sorted(losses) == list(range(1, 13))
+    tags = {tag for each in values for tag in each}
+    assert {"train/lr", "train/grad_norm", "speed/items_per_s", "phase_ms/backward", "idle/share"} <= tags
+    assert [each["step"] for each in values if "evaluation/rmse" in each] == [6, 12]
+    last = next(event for event in reversed(result.windows) if event.steps)
+    (backward,) = [
+        each["phase_ms/backward"]
+        for each in values
+        if each["step"] == last.step and "phase_ms/backward" in each
+    ]
+    assert backward == pytest.approx(last.phases["backward"]["host_ns"] * 1e-6 / last.steps)
 
 
 @pytest.mark.long
@@ -141,7 +136,6 @@ def test_a_logger_that_hangs_is_killed_at_the_end(
     trainer: Trainer, told: Told, monkeypatch: pytest.MonkeyPatch, fail: str
 ) -> None:
     monkeypatch.setenv("FAIL", fail)
-    monkeypatch.setattr(logger_process, "PATIENCE_S", 1.0)
     monkeypatch.setattr(loggers, "PATIENCE_S", 3.0)
     result = trainer.train(*trainer.ndd, *ON, "run.max_steps=12")
     assert result.end.status == "done"
@@ -153,8 +147,7 @@ def test_a_logger_that_hangs_is_killed_at_the_end(
 def test_a_logger_that_reads_nothing_more_is_given_up(
     trainer: Trainer, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logger_process, "HANG_S", 0.3)
-    monkeypatch.setattr(logger_process, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(loggers, "HANG_S", 4.0)
     with trainer.beside(*trainer.ndd, *ON, "run.max_steps=100000", "run.epochs=1000000") as run:
         until(lambda: told.all("log"))
         (pid,) = told.all("pid")
@@ -192,7 +185,20 @@ def test_without_the_package_the_run_is_refused(trainer: Trainer, monkeypatch: p
         assert f"log.{package}" in text and f"'ndd-console[{package}]'" in text
     assert "sqlalchemy and" in text  # without it MLflow has no database
     assert not trainer.root.exists() or list(trainer.root.iterdir()) == []
-    assert list(loggers.missing(read(None, ("log.mlflow=http://localhost:5000",)).resolve())) == []
+    assert list(loggers.missing(read(None, ("log.mlflow=http://localhost:5000",)).resolve().log)) == []
+
+
+@pytest.mark.long
+def test_an_installation_that_is_broken_costs_one_warning(
+    trainer: Trainer, told: Told, tmp_path: Path
+) -> None:
+    package = tmp_path / "packages" / "tensorboard"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('numpy is of another world')")
+    result = trainer.train(*trainer.ndd, *EVERY_STEP, "log.tensorboard=true", "run.max_steps=3")
+    assert (result.end.status, result.end.step) == ("done", 3)
+    (text,) = warnings(result)
+    assert "TensorBoard" in text and "another world" in text
 
 
 def test_a_folder_named_like_a_package_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +221,22 @@ def test_a_path_is_a_database_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 # The real packages: `make test-extras`.
+
+
+@pytest.mark.long
+def test_the_real_tensorboard_reads_back_what_was_written(trainer: Trainer) -> None:
+    reason = "tensorboard is not installed: make test-extras"
+    pytest.importorskip("tensorboard", reason=reason)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    on = ("log.tensorboard=true", *EVERY_STEP)
+    first = trainer.train(*trainer.ndd, *on, "run.max_steps=6", "checkpoint.every_steps=4")
+    result = trainer.train("run.max_steps=9", resume=first, from_step=4)
+    assert warnings(result) == []
+    read_back = EventAccumulator(str(result.directory.path / "tensorboard"))
+    read_back.Reload()
+    assert [item.step for item in read_back.Scalars("train/loss")] == list(range(1, 10))
+    assert read_back.Scalars("speed/items_per_s")[-1].value > 0
 
 
 @pytest.fixture
@@ -240,6 +262,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: len(seen)
 
 
+@pytest.mark.long
 def test_the_real_wandb_writes_offline_and_a_resume_continues(
     trainer: Trainer, connections: Callable[[], int]
 ) -> None:
@@ -255,6 +278,7 @@ def test_the_real_wandb_writes_offline_and_a_resume_continues(
         assert name in content
 
 
+@pytest.mark.long
 def test_the_real_mlflow_reads_back_what_was_written(
     trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connections: Callable[[], int]
 ) -> None:
@@ -278,6 +302,7 @@ def test_the_real_mlflow_reads_back_what_was_written(
     assert {"phase_ms/backward", "evaluation/rmse"} <= set(run.data.metrics)
 
 
+@pytest.mark.long
 def test_the_real_mlflow_on_a_full_disk_costs_one_warning(
     trainer: Trainer, small_disk: Callable[[int], Path], connections: Callable[[], int]
 ) -> None:

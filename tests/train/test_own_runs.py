@@ -167,7 +167,7 @@ FIRST_STEP = """
 import sys
 from ndd_console.__main__ import status_of
 status = status_of(["--runs", sys.argv[1], "train", "--headless", "--max-steps", "2", "--set", "workload.size=tiny"])
-late = [name for name in ("torch._inductor", "torch._dynamo", "sympy") if name in sys.modules]
+late = [name for name in ("torch._inductor", "torch._dynamo") if name in sys.modules]
 print("found", status, late)
 """
 

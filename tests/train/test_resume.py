@@ -71,7 +71,7 @@ def test_a_checkpoint_between_two_epochs_goes_on_with_the_next(trainer: Trainer)
     # `losses` compares the steps that were done twice.
     assert again.losses == whole.losses
     assert again.identity.resumed_step == 22
-    assert again.identity.resumed_from == "step-00000022.pt"
+    assert again.identity.resumed_from == "step-00000022"
 
 
 @pytest.fixture(scope="module")
@@ -191,13 +191,13 @@ def test_changed_settings_of_the_optimizer_take_effect(trainer: Trainer, stopped
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_works(trainer: Trainer, stopped: Result) -> None:
-    path = stopped.directory.checkpoints / "step-00000020.pt"
+    path = stopped.directory.checkpoints / "step-00000020" / "__0_0.distcp"
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 255
     path.write_bytes(data)
     failed = trainer.train("run.max_steps=30", resume=stopped)
     assert (failed.end.status, failed.end.exit_status) == ("failed", 1)
-    assert "step-00000020.pt" in failed.end.reason and "--from-step 10" in failed.end.reason
+    assert "step-00000020" in failed.end.reason and "--from-step 10" in failed.end.reason
     again = trainer.train("run.max_steps=30", resume=stopped, from_step=10)
     assert (again.end.status, again.end.step) == ("done", 30)
     assert sorted(again.losses) == list(range(1, 31))

@@ -34,7 +34,7 @@ def test_a_run_is_done_and_everything_it_did_is_in_its_record(trainer: Trainer) 
     end = result.end
     figures = end.data["figures"]
     assert end == EndEvent(
-        "done", end.reason, 44, 0, "step-00000044.pt",
+        "done", end.reason, 44, 0, "step-00000044",
         {"run": "eeg-001", "dropped_events": 0, "figures": figures},
     )  # fmt: skip
     assert figures["items_per_s"] == pytest.approx(16 * figures["steps_per_s"])

@@ -103,7 +103,7 @@ def test_a_stop_ends_as_it_was_asked_for(trainer: Trainer, status: str, exit_sta
     result = trainer.train(*trainer.ndd, *EVERY_STEP, *LONG, steer=steer)
     assert (result.end.status, result.end.exit_status) == (status, exit_status)
     assert "enough" in result.end.reason and "later" not in result.end.reason
-    assert result.end.checkpoint == f"step-{result.end.step:08d}.pt"
+    assert result.end.checkpoint == f"step-{result.end.step:08d}"
 
 
 def test_a_stop_at_once_leaves_no_checkpoint(trainer: Trainer) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
 import json
 import math
 import os
+import pickle
+import re
 import resource
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +21,7 @@ from tests.states import Bomb, equal
 
 from ndd_engine.errors import CheckpointError
 from ndd_engine.train import checkpoint
-from ndd_engine.train.checkpoint import CheckpointStore, Saved, free_space, newest_good
+from ndd_engine.train.checkpoint import MANIFEST, CheckpointStore, Saved, free_space, newest_good
 from ndd_engine.train.control import StopNow
 from ndd_engine.train.random_state import random_state
 
@@ -32,7 +35,6 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 def state(step: int, size: int = 100) -> dict[str, Any]:
     return {
-        "format": 1,
         "step": step,
         "model": {"w": torch.full((size,), float(step))},
         "random": random_state(CPU),
@@ -52,21 +54,41 @@ def steps(store: CheckpointStore) -> list[int]:
 
 
 def test_what_is_saved_is_loaded(store: CheckpointStore) -> None:
-    body = {**state(7), "nested": {"list": [1, 2.5, "x", None], "half": torch.ones(3, dtype=torch.bfloat16)}}
+    tied = torch.ones(3, dtype=torch.bfloat16)
+    body = {
+        **state(7),
+        "nested": {"list": [1, 2.5, "x", None], "half": tied, "again": tied, "none": torch.zeros(0, 2)},
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0), "turned": torch.rand(3, 4).t()}}},
+        "sparse": torch.eye(3).to_sparse(),
+    }
     saved = store.save(7, body, 0.25, True)
     assert store.all() == [saved]
-    assert (saved.step, saved.metric, saved.bytes) == (7, 0.25, saved.path.stat().st_size)
-    assert equal(store.load(saved), body)
+    files = {path.name: path.stat().st_size for path in saved.path.iterdir() if path.name != MANIFEST}
+    assert (saved.step, saved.metric, saved.bytes) == (7, 0.25, sum(files.values()))
     found, loaded = newest_good(store)
     assert found == saved
-    assert equal(loaded, body)
-    assert names(store) == ["step-00000007.json", "step-00000007.pt"]
+    assert loaded.pop("ranks") == 1 and equal(loaded, body)
+    assert loaded["nested"]["half"].data_ptr() == loaded["nested"]["again"].data_ptr()
+    assert loaded["optimizer"]["state"][0]["turned"].stride() == (1, 4)
+    assert names(store) == ["step-00000007"]
+    assert store.load(saved, only=("model",)).keys() == {"model", "ranks"}
+
+
+def test_plain_torch_reads_it_without_us(store: CheckpointStore, tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    saved = store.save(7, {**state(7), "stateful": {"ema": [torch.ones(2), torch.tensor(5)]}}, None, True)
+    dcp_to_torch_save(saved.path, tmp_path / "plain.pt")
+    plain = torch.load(tmp_path / "plain.pt", weights_only=True)
+    assert equal(plain["model"], state(7)["model"])
+    assert equal(plain["stateful"], {"ema": [torch.ones(2), torch.tensor(5)]})
+    assert plain["state"]["tree"]["step"] == 7
 
 
 def test_however_often_a_step_is_saved_it_is_one_checkpoint(store: CheckpointStore) -> None:
     save(store, 1, 5, 5, 5, 6, 5)
     assert steps(store) == [1, 6, 5]
-    assert len(names(store)) == 6
+    assert len(names(store)) == 3
     assert newest_good(store)[0].step == 5
 
 
@@ -101,44 +123,59 @@ def test_a_stop_at_once_in_the_middle_of_saving_is_a_stop(store: CheckpointStore
     assert loaded["step"] == found.step
 
 
-def damage(path: Path, how: str) -> None:
+DATA, INDEX = "__0_0.distcp", ".metadata"
+
+
+def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    if how == "truncated":
-        path.write_bytes(data[: len(data) // 2])
-    elif how == "flipped":
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-    elif how == "missing":
-        path.unlink()
-    elif how == "empty":
-        path.write_bytes(b"")
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
-@pytest.mark.parametrize("how", ["truncated", "flipped", "missing", "empty"])
+def as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+# How a folder is damaged, and the file that is named.
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "flipped": (lambda path: flip(path / DATA), DATA),
+    "cut off": (lambda path: os.truncate(path / DATA, 9), DATA),
+    "missing": (lambda path: (path / DATA).unlink(), DATA),
+    "empty": (lambda path: os.truncate(path / DATA, 0), DATA),
+    "extra": (lambda path: (path / "__1_0.distcp").touch(), "__1_0.distcp"),
+    "index": (lambda path: flip(path / INDEX), INDEX),
+    "a folder inside": (lambda path: as_folder(path / DATA), DATA),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
 def test_damage_names_the_file_and_offers_the_previous_one(store: CheckpointStore, how: str) -> None:
+    damage, file = DAMAGE[how]
     first, second, last = save(store, 10, 20, 30)
-    damage(last.path, how)
+    damage(last.path)
     for load in (lambda: store.load(last), lambda: newest_good(store, 30)):
-        with pytest.raises(CheckpointError, match=last.path.name):
+        with pytest.raises(CheckpointError, match=re.escape(f"{last.path.name}/{file}")) as caught:
             load()
+        assert "\n" not in str(caught.value)
     with pytest.raises(CheckpointError, match=rf"{last.path.name}.*--from-step 20"):
         newest_good(store)
     assert newest_good(store, 20)[1]["step"] == 20
     # The one that is offered is a good one.
-    damage(second.path, how)
+    damage(second.path)
     with pytest.raises(CheckpointError, match="--from-step 10"):
         newest_good(store)
-    damage(first.path, how)
+    damage(first.path)
     with pytest.raises(CheckpointError) as caught:
         newest_good(store)
     assert "--from-step" not in str(caught.value)
 
 
-def test_no_checkpoint_says_so_and_mentions_what_is_incomplete(store: CheckpointStore) -> None:
+def test_no_checkpoint_says_so_and_mentions_what_is_damaged(store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint"):
         newest_good(store)
     (saved,) = save(store, 4)
-    saved.description.unlink()
+    (saved.path / MANIFEST).unlink()
     with pytest.raises(CheckpointError, match=saved.path.name):
         newest_good(store)
 
@@ -147,7 +184,7 @@ def test_the_newest_are_kept_and_the_best_one_besides(store: CheckpointStore) ->
     for step, metric in ((10, 0.5), (20, 0.1), (30, 0.9), (40, None), (50, 0.3), (60, 0.4)):
         store.save(step, state(step), metric, True)
     assert steps(store) == [20, 40, 50, 60]
-    assert len(names(store)) == 8
+    assert len(names(store)) == 4
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -170,45 +207,91 @@ def test_what_was_just_saved_is_kept_even_when_later_steps_lie_there(store: Chec
 
 def test_leftovers_of_a_crash_are_removed_and_foreign_files_are_not(store: CheckpointStore) -> None:
     store.folder.mkdir()
-    (store.folder / "step-00000001.pt.tmp").write_bytes(b"torn")
+    (store.folder / ".ndd-0123.tmp").write_bytes(b"torn")
+    (store.folder / ".checkpoint.0123.tmp").mkdir()
+    (store.folder / ".checkpoint.0123.tmp" / "__0_0.distcp").write_bytes(b"torn")
     (store.folder / "notes.txt").write_text("mine")
     save(store, 2)
-    assert names(store) == ["notes.txt", "step-00000002.json", "step-00000002.pt"]
+    assert names(store) == ["notes.txt", "step-00000002"]
 
 
-@pytest.mark.parametrize("form", ["zip", "bare"])
+def test_a_crash_between_two_checkpoints_of_a_step_leaves_one(store: CheckpointStore, tmp_path: Path) -> None:
+    (first,) = save(store, 5)
+    shutil.copytree(first.path, tmp_path / "first")
+    (second,) = save(store, 5)
+    shutil.copytree(tmp_path / "first", first.path)  # as if it had not been deleted yet
+    assert store.all() == [second]
+    save(store, 5)
+    assert len(names(store)) == 1
+
+
+def forge(saved: Saved, name: str, content: bytes) -> Saved:
+    """Replace a file, with matching checksums."""
+    (saved.path / name).write_bytes(content)
+    body = json.loads((saved.path / MANIFEST).read_bytes())
+    del body["sha256"]
+    body["files"][name] = len(content), hashlib.sha256(content).hexdigest()
+    body["sha256"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    (saved.path / MANIFEST).write_text(json.dumps(body))
+    (found,) = (each for each in CheckpointStore(saved.path.parent, 9).all() if each.step == saved.step)
+    return found
+
+
+@pytest.mark.parametrize("where", ["index", "values"])
 def test_a_file_that_would_run_code_is_refused_even_with_a_matching_checksum(
-    store: CheckpointStore, tmp_path: Path, form: str
+    store: CheckpointStore, tmp_path: Path, where: str
 ) -> None:
-    import hashlib
-    import pickle
-
-    (good,) = save(store, 10)
+    save(store, 10)
     ran = tmp_path / "ran"
-    body = {**state(20), "bomb": Bomb(f"touch {ran}")}
-    buffer = io.BytesIO()
-    if form == "zip":
-        torch.save(body, buffer)
+    if where == "values":
+        saved = store.save(20, {**state(20), "bomb": Bomb(f"touch {ran}")}, None, True)
     else:
-        buffer.write(pickle.dumps(body["bomb"]))
-    data = buffer.getvalue()
-    path = store.folder / "step-00000020.pt"
-    path.write_bytes(data)
-    digest = hashlib.sha256(data).hexdigest()
-    description = {
-        "format": 1, "file": path.name, "step": 20, "bytes": len(data), "sha256": digest, "t": good.t + 1,
-    }  # fmt: skip
-    path.with_suffix(".json").write_text(json.dumps(description))
+        saved = forge(*save(store, 20), INDEX, pickle.dumps(Bomb(f"touch {ran}")))
+    with pytest.raises(CheckpointError, match="step-00000020"):
+        store.load(saved)
     with pytest.raises(CheckpointError, match="--from-step 10"):
         newest_good(store)
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("body", [{"step": 3}, {"format": 2, "step": 3}, [1, 2]])
-def test_a_file_of_another_program_is_refused(store: CheckpointStore, body: Any) -> None:
-    saved = store.save(3, body, None, True)
-    with pytest.raises(CheckpointError, match=saved.path.name):
-        store.load(saved)
+def elsewhere(index: Any) -> Any:
+    for stored in index.storage_data.values():
+        stored.relative_path = "../../elsewhere"
+    return index
+
+
+def partial(index: Any) -> Any:
+    index.state_dict_metadata["model.w"].chunks.pop()
+    return index
+
+
+def swapped(index: Any) -> Any:
+    kinds = index.state_dict_metadata
+    kinds["model.w"], kinds["state"] = kinds["state"], kinds["model.w"]
+    return index
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        elsewhere,
+        partial,
+        swapped,
+        lambda _: [1],
+        lambda _: torch.Size((1,)),
+        lambda _: b"",
+        lambda _: b"\x80\x04",
+    ],
+)
+def test_an_index_that_is_not_one_of_this_checkpoint_is_refused(
+    store: CheckpointStore, tmp_path: Path, change: Callable[[Any], Any]
+) -> None:
+    (saved,) = save(store, 4)
+    shutil.copy(saved.path / DATA, tmp_path / "elsewhere")
+    index = change(pickle.loads((saved.path / INDEX).read_bytes()))
+    content = index if isinstance(index, bytes) else pickle.dumps(index)
+    with pytest.raises(CheckpointError, match="step-00000004"):
+        store.load(forge(saved, INDEX, content))
 
 
 def test_a_disk_with_room_for_all_but_the_description_is_left_as_it_was(
@@ -244,26 +327,30 @@ def test_a_file_that_cannot_grow_keeps_the_last_good_one(store: CheckpointStore,
     assert newest_good(store)[1]["step"] == 10
 
 
+GOOD = {"format": 1, "step": 3, "t": 9e9, "metric": None, "files": {}}
+
+
+def sealed(**changes: Any) -> bytes:
+    """A manifest whose own checksum is right."""
+    body = {**GOOD, **changes}
+    seal = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, "sha256": seal}).encode()
+
+
 DAMAGED = {
     "not a dict": b"[1]", "not UTF-8": b"\xff\xfe{", "cut off": b'{"step": 3', "nested": b"[" * 200_000,
-    "NaN": b'{"file":"step-00000003.pt","step":3,"bytes":1,"sha256":"0","t":NaN}',
-    "far future": b'{"file":"step-00000003.pt","step":3,"bytes":1,"sha256":"0","t":1e300}',
-    "huge integer": b'{"file":"step-00000003.pt","step":' + b"9" * 5000 + b',"bytes":1,"sha256":"0","t":1}',
-    "another step": b'{"file":"step-00000003.pt","step":4,"bytes":1,"sha256":"0","t":9e9}',
-    "another file": b'{"file":"../../secret.pt","step":3,"bytes":1,"sha256":"0","t":9e9}',
-    "metric of a wrong type": b'{"file":"step-00000003.pt","step":3,"bytes":1,"sha256":"0","t":9e9,"metric":"low"}',
-    "empty": b"", "long": b" " * 10_000_000 + b"{}",
+    "another checksum": sealed().replace(b"9000000000.0", b"8000000000.0"),
+    "huge integer": sealed().replace(b"3", b"9" * 5000), "another format": sealed(format=9),
+    "another step": sealed(step=4), "metric of a wrong type": sealed(metric="low"), "no time": sealed(t=None),
+    "no files": sealed(files=[]), "empty": b"", "long": b" " * 100_000_000 + b"{}",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "content", [*DAMAGED.values(), "folder", "FIFO", "link"], ids=[*DAMAGED, "folder", "FIFO", "link"]
 )
-def test_a_damaged_description_hides_no_earlier_checkpoint(
-    store: CheckpointStore, content: bytes | str
-) -> None:
-    save(store, 1, 2, 3)
-    path = store.folder / "step-00000003.json"
+def test_a_damaged_manifest_hides_no_earlier_checkpoint(store: CheckpointStore, content: bytes | str) -> None:
+    path = save(store, 1, 2, 3)[-1].path / MANIFEST
     path.unlink()
     if content == "folder":
         path.mkdir()
@@ -276,8 +363,8 @@ def test_a_damaged_description_hides_no_earlier_checkpoint(
         path.write_bytes(content)
     saved, loaded = newest_good(store)
     assert (saved.step, loaded["step"]) == (2, 2)
-    assert store.damaged() == ["step-00000003.json"]
-    with pytest.raises(CheckpointError, match=r"1, 2 .*step-00000003\.json"):
+    assert store.damaged() == ["step-00000003"]
+    with pytest.raises(CheckpointError, match=r"1, 2 .*step-00000003"):
         newest_good(store, 3)
     save(store, 4, 5)  # neither ordered nor deleted by what it says
     assert steps(store)[-2:] == [4, 5]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from tests.records import events_of, losses_of, snapshot_of
 from tests.states import equal
 
@@ -20,6 +19,7 @@ from ndd_engine.config import read
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, SettingEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.run import Run, RunRequest
 from tests import forked
 
@@ -110,16 +110,12 @@ class Result:
     @property
     def checkpoints(self) -> list[int]:
         """Steps of the checkpoints on disk."""
-        return sorted(
-            int(path.stem.partition("-")[2]) for path in self.directory.checkpoints.glob("step-*.json")
-        )
+        return sorted(saved.step for saved in CheckpointStore(self.directory.checkpoints, 9).all())
 
     def state(self, step: int) -> dict[str, Any]:
         """What the checkpoint of a step holds."""
-        found: dict[str, Any] = torch.load(
-            self.directory.checkpoints / f"step-{step:08d}.pt", weights_only=True
-        )
-        return found
+        store = CheckpointStore(self.directory.checkpoints, 9)
+        return store.load(next(saved for saved in store.all() if saved.step == step))
 
 
 class Trainer:

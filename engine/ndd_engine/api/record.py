@@ -62,7 +62,7 @@ class Record:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """The complete checkpoints, in the order in which they were written. Load one with `torch.load`."""
+        """The folders of the complete checkpoints, in the order in which they were written."""
         from ndd_engine.train.checkpoint import CheckpointStore
 
         return [saved.path for saved in CheckpointStore(self._run.checkpoints, keep=0).all()]

@@ -50,7 +50,7 @@ def resume_or_start(request: RunRequest) -> Decision:
     if not (run.exists or bare(run)):
         raise UsageError(f"{printable(str(run.path))} exists and is not a run; choose another name")
     state = load_state(run)
-    if not any(run.checkpoints.glob("step-*.json")) or not run.config.exists():
+    if not list(_steps(run)) or not run.config.exists():
         lost = f" at step {number(state.step)}" if state.step else ""
         text = f"run {name} ended{lost} before its first checkpoint: it starts again"
         return Decision(replace(request, restart=run), text)
@@ -129,8 +129,8 @@ def _finished(run: RunDir, state: RunState, config: Config) -> bool:
 
 def _steps(run: RunDir) -> Iterable[int]:
     """Steps of the checkpoints, without importing torch."""
-    for path in run.checkpoints.glob("step-*.json"):
-        digits = path.stem.removeprefix("step-")
+    for path in run.checkpoints.glob("step-*/manifest.json"):
+        digits = path.parent.stem.removeprefix("step-")
         if digits.isdecimal():
             yield int(digits)
 

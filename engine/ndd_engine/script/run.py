@@ -13,9 +13,10 @@ import shutil
 import signal
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ndd_engine.config.schema import LogSection
 from ndd_engine.diagnose.watch import FindingWatch
 from ndd_engine.errors import (
     EXIT_DONE,
@@ -23,6 +24,7 @@ from ndd_engine.errors import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     NddError,
+    UsageError,
 )
 from ndd_engine.files import open_regular, write_text
 from ndd_engine.hardware.detect import detect
@@ -36,6 +38,7 @@ from ndd_engine.record.recorder import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
 from ndd_engine.recordings.snapshot_file import read_snapshot
 from ndd_engine.text import counted, printable
+from ndd_engine.train.loggers import Loggers, missing
 from ndd_watch import CAPTURES, MEMORY, SITE
 from ndd_watch.allocations import NAME as SNAPSHOT
 
@@ -62,6 +65,7 @@ class ScriptRequest:
     screen: a screen occupies the terminal; the output of the command goes to the log only. folder: where the command
     runs instead of its own folder, such as a scratch copy. memory_history: record which lines allocate GPU memory.
     kernels_every: take a profiler capture every so many optimizer steps of a script on a GPU; 0: only on request.
+    log: the loggers that write the figures for other viewers, too.
     """
 
     command: Command
@@ -71,20 +75,27 @@ class ScriptRequest:
     folder: Path | None = None
     memory_history: bool = False
     kernels_every: int = 0
+    log: LogSection = field(default_factory=LogSection)
 
 
 class ScriptRun:
     """An open run of a script: folder, lock, record and control. Use `ScriptRun.open`."""
 
     def __init__(
-        self, request: ScriptRequest, directory: RunDir, lock: RunLock, recorder: Recorder, echo: OutputLog
+        self,
+        request: ScriptRequest,
+        directory: RunDir,
+        lock: RunLock,
+        recorder: Recorder,
+        echo: OutputLog,
+        loggers: Loggers,
     ) -> None:
         self.request, self.directory, self.recorder = request, directory, recorder
         self.control = ScriptControl()
         self.finished = threading.Event()
         self.end: EndEvent | None = None
         self.launched: Launched | None = None
-        self._lock, self._output = lock, echo
+        self._lock, self._output, self._loggers = lock, echo, loggers
         self._server = ControlServer(directory.control_socket, self._asked, self.put)
         self._follower: Follower | None = None
 
@@ -92,6 +103,8 @@ class ScriptRun:
     def open(cls, request: ScriptRequest, listener: Listener | None = None) -> ScriptRun:
         """Check the command, then create and lock the folder. Raises UsageError before anything is written."""
         request.command.check()
+        for key, value, text in missing(request.log):
+            raise UsageError(f"log.{key} = {value} {text}")
         command = request.command
         with opening(
             None,
@@ -104,7 +117,9 @@ class ScriptRun:
             opened.undo(recorder.close)
             recorder.start()
             output = OutputLog(directory.console_log, None if request.screen else 1)
-            run = cls(request, directory, opened.lock, recorder, output)
+            loggers = Loggers(request.log, directory, command.run_name, recorder)
+            opened.undo(loggers.close)
+            run = cls(request, directory, opened.lock, recorder, output, loggers)
             opened.listen(run._server, run.put)
             return run
 
@@ -127,6 +142,8 @@ class ScriptRun:
     def close(self) -> None:
         """Write the record to its end, close the control socket and unlock the run; safe to call twice."""
         self._server.close()
+        self.recorder.flush()
+        self._loggers.close()  # they may still report a problem
         self.recorder.close()
         self._output.close()
         self._lock.release()

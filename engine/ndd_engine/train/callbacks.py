@@ -58,8 +58,8 @@ class Monitor:
         return {"best": self.best, "waited": self.waited}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore `state`; older checkpoints have none."""
-        self.best, self.waited = state.get("best"), int(state.get("waited", 0))
+        """Restore `state`."""
+        self.best, self.waited = state["best"], state["waited"]
 
 
 class Callbacks:
@@ -135,9 +135,9 @@ class Callbacks:
         return {"evaluated": self.judged, "monitor": self.monitor.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore `state`; older checkpoints were written after the evaluation of their step."""
-        self.judged = int(state.get("evaluated", state["step"]))
-        self.monitor.load(state.get("monitor", {}))
+        """Restore `state`."""
+        self.judged = state["evaluated"]
+        self.monitor.load(state["monitor"])
 
     def samples(self, step: int) -> None:
         """After an evaluation: record the texts that the factory's `samples` returns."""

@@ -1,8 +1,14 @@
 """Checkpoints: everything a run needs to resume bit for bit, written so that a crash never destroys a good one.
 
-A checkpoint is two files: `step-00001200.pt`, and `step-00001200.json` with its size and SHA-256. Each is written to a
-temporary file, synced and renamed, the JSON file last: a checkpoint without it is ignored. Several ranks write a folder
-`step-00001200` instead of the first file, see `checkpoint_folder`; then the SHA-256 is that of its manifest.
+A checkpoint is a folder, written by one process or by several ranks. It is loaded by any number of ranks, replicated
+(DDP) or sharded (FSDP2):
+
+    step-00001200/
+        manifest.json       step, time and metric; size and SHA-256 of every other file
+        .metadata           index of the entries (torch.distributed.checkpoint)
+        __0_0.distcp        entries that rank 0 wrote: its tensors and shards, and all that is not a tensor
+
+The folder is written under a temporary name, synced and renamed: what a crash leaves is recognised by its name.
 """
 
 from __future__ import annotations
@@ -12,58 +18,60 @@ import hashlib
 import json
 import math
 import os
+import pickle
+import secrets
 import shutil
-import stat
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor
 
-from ndd_engine.errors import CheckpointError, said, shortened
-from ndd_engine.files import PATIENCE_S, open_regular, replacing
+from ndd_engine.errors import CheckpointError, UsageError, said, shortened
+from ndd_engine.files import PATIENCE_S, open_regular, replacing, sync_folder
 from ndd_engine.limits import limit_of
 from ndd_engine.text import printable, size
 
-from .checkpoint_folder import explained, read, remove, verify
+from .checkpoint_state import Like, Place, aliases, is_sharded, mapped, split
+from .random_state import seeded_random_state
+
+if TYPE_CHECKING:
+    from .parallel.world import Exchange
 
 FORMAT = 1
-_MOST_JSON = 65536  # bytes
-_LATEST = 1e11  # seconds: the year 5138
+MANIFEST = "manifest.json"
+# Bytes of a manifest: some hundred thousand ranks.
+_MOST_MANIFEST = 1 << 26
+# The entry with all that is not a tensor.
+STATE = "state"
+# What every rank has of its own: its random generators, and the state that the model carries from batch to batch.
+PER_RANK = frozenset({"random", "carried"})
+# What only rank 0 writes. A factory's own objects may differ between ranks, and so may the moments at which they copied
+# the state of a sampler or a stream.
+OF_FIRST = frozenset({"stateful", "position"})
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """One checkpoint on disk, from its JSON file. metric: the headline metric of the evaluation at its step.
+    """One checkpoint on disk, by its manifest. metric: the headline metric of the evaluation at its step.
 
-    path: a file, or a folder that several ranks wrote; sha256: of the file, or of the folder's manifest.
+    path: its folder; files: name -> size in bytes and SHA-256 of every file but the manifest.
     """
 
     path: Path
     step: int
-    bytes: int
-    sha256: str
     t: float
     metric: float | None
-    description: Path
+    files: Mapping[str, tuple[int, str]]
 
     @property
-    def folder(self) -> bool:
-        """Whether several ranks wrote it."""
-        return self.path.suffix != ".pt"
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where a new checkpoint goes. earlier: what the same step has already, which stays valid until `commit`."""
-
-    step: int
-    path: Path
-    description: Path
-    earlier: Path | None
-    t: float
+    def bytes(self) -> int:
+        """Size of its files."""
+        return sum(count for count, _ in self.files.values())
 
 
 def last_good(saved: Saved | None) -> str:
@@ -84,140 +92,203 @@ def unwritten(error: OSError, step: int, folder: Path) -> str:
     )
 
 
-class CheckpointStore:
-    """The checkpoints of one run."""
+def rank_entry(rank: int) -> str:
+    """The name of the entry of what belongs to one rank."""
+    return f"rank.{rank}"
 
-    def __init__(self, folder: Path, keep: int) -> None:
+
+class _Alone:
+    """What Exchange is for several ranks."""
+
+    rank, size, leads = 0, 1, True
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def from_all(self, work: Callable[[], T]) -> list[T]:
+        return [work()]
+
+    def to_each(self, work: Callable[[], Sequence[T]]) -> T:
+        return work()[0]
+
+
+class CheckpointStore:
+    """The checkpoints of one run. Several ranks call each method together, and get the same result.
+
+    An error of one rank is raised by all of them. Waiting for the slowest rank counts as time in a collective, so the
+    group's timeout must be longer than writing a checkpoint takes. All ranks need the same folder on a file system
+    that they share.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        ranks: Exchange | None = None,
+        device: torch.device | None = None,
+        like: Like | None = None,
+    ) -> None:
+        """device: of this rank's model. like: see `placed_like`; None if nothing is sharded."""
         self.folder = folder
         self.keep = keep
+        self._ranks = ranks or _Alone()
+        self._device, self._like = device or torch.device("cpu"), like
 
     def all(self) -> list[Saved]:
-        """All complete checkpoints, oldest first. Files without a valid JSON file are ignored, see `damaged`.
+        """All complete checkpoints, oldest first. Folders without a valid manifest are ignored, see `damaged`.
 
         The order is that of writing, not of steps: a run that returned to an earlier step continues from there.
         """
-        return self._every()
+        return self._ranks.from_first(self._every)
 
     def _every(self) -> list[Saved]:
-        found = [saved for saved in map(_described, self._descriptions()) if saved is not None]
-        return sorted(found, key=lambda saved: (saved.t, saved.step))
+        found = [saved for saved in map(_described, self._folders()) if saved is not None]
+        # A crash may leave two of the same step: the newer one counts.
+        newest = {saved.step: saved for saved in sorted(found, key=lambda saved: saved.t)}
+        return sorted(newest.values(), key=lambda saved: (saved.t, saved.step))
 
     def damaged(self) -> list[str]:
-        """Names of the JSON files that do not describe a checkpoint."""
-        return [path.name for path in sorted(self._descriptions()) if _described(path) is None]
+        """Names of the folders without a valid manifest."""
+        return self._ranks.from_first(
+            lambda: [path.name for path in self._folders() if _described(path) is None]
+        )
 
-    def _descriptions(self) -> Iterator[Path]:
-        return self.folder.glob("step-*.json")
+    def _folders(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*"))
 
     def save(self, step: int, state: dict[str, Any], metric: float | None, best_is_lower: bool) -> Saved:
-        """Write a checkpoint and delete those no longer kept. Raises OSError and then leaves the disk unchanged."""
-        slot = self.slot(step, ".pt")
-        with replacing(slot.path, PATIENCE_S) as file:
-            digest = _Digest(file)
-            try:
-                torch.save(state, digest)  # type: ignore[arg-type]
-            except RuntimeError as error:
-                # torch raises its own error on top of the one from the file or from a stop.
-                raise (digest.failed or _interruption(error) or error) from None
-        return self.commit(slot, digest.count, digest.hash.hexdigest(), metric, best_is_lower)
+        """Write a checkpoint and delete those no longer kept. Raises OSError and then leaves the disk unchanged.
 
-    def slot(self, step: int, suffix: str) -> Slot:
-        """Where to write a checkpoint of this step. suffix: ".pt", or "" for a folder. Raises OSError."""
+        With several ranks, tensors of the model and the optimizers that are not sharded must be equal on all of them:
+        each is written by one. The rest of the state is that of rank 0, except for PER_RANK. The error names the rank,
+        the file and the reason.
+        """
+        from .checkpoint_tensors import EntryWriter
+
+        ranks = self._ranks
+        of_rank = {key: value for key, value in state.items() if key in PER_RANK}
+        others = PER_RANK if ranks.leads else PER_RANK | OF_FIRST
+        tree, places, tensors = split({key: value for key, value in state.items() if key not in others})
+        try:
+            begun, tied = ranks.from_first(lambda: self._begin(tensors))
+            places = [place._replace(name=tied.get(place.name, place.name)) for place in places]
+            entries: dict[str, Any] = {name: value for name, value in tensors.items() if name not in tied}
+            entries[rank_entry(ranks.rank)] = of_rank
+            if ranks.leads:
+                entries[STATE] = {"ranks": ranks.size, "tree": tree, "places": list(map(tuple, places))}
+            writer = EntryWriter(begun, ranks.rank, entries)
+            plans = ranks.from_all(writer.plan)
+            plan = ranks.to_each(lambda: writer.agree(plans))
+            parts = ranks.from_all(lambda: (writer.write(plan), _checksum(writer.path)))
+
+            def finish() -> Saved:
+                writer.finish([results for results, _ in parts], places)
+                files = {file.name: entry for _, (file, entry) in parts}
+                return self._finish(begun, step, files, metric, best_is_lower)
+
+            return ranks.from_first(finish)
+        except BaseException:
+            self.clean()
+            raise
+
+    def _begin(self, tensors: Mapping[str, Tensor]) -> tuple[Path, dict[str, str]]:
+        """A folder under a temporary name, and the tensors that are others under a second name, see `aliases`."""
+        for name, value in tensors.items():
+            if name.startswith("stateful.") and is_sharded(value):
+                text = "is sharded, and stateful objects are saved from rank 0 alone"
+                raise UsageError(f'{shortened(name, 120)} {text}: set parallel.strategy = "ddp"')
         self.folder.mkdir(exist_ok=True)  # never recreates a deleted run folder
+        self.clean()
+        begun = self.folder / _temporary_name()
+        begun.mkdir()
+        return begun, aliases(tensors)
+
+    def _finish(
+        self,
+        begun: Path,
+        step: int,
+        files: dict[str, tuple[int, str]],
+        metric: float | None,
+        best_is_lower: bool,
+    ) -> Saved:
+        """Write the manifest, give the folder its name, and delete checkpoints that are no longer kept."""
+        from .checkpoint_tensors import INDEX
+
         every = self._every()
-        description = self.folder / f"step-{step:08d}.json"
-        earlier = next((saved.path for saved in every if saved.description == description), None)
-        # An earlier checkpoint of this step stays valid until the new JSON file replaces its own.
-        path = description.with_suffix(suffix)
+        earlier = next((saved.path for saved in every if saved.step == step), None)
+        path = self.folder / f"step-{step:08d}"
         if path == earlier:
-            path = description.with_suffix(f".again{suffix}")
+            path = path.with_suffix(".again")  # the earlier one of this step stays valid until this one is
         # Clocks can go backwards and differ between hosts; the order of writing must not.
         t = max([time.time(), *(saved.t + 1e-3 for saved in every)])
-        return Slot(step, path, description, earlier, t)
-
-    def commit(self, slot: Slot, count: int, sha256: str, metric: float | None, best_is_lower: bool) -> Saved:
-        """Make what lies at `slot.path` a checkpoint, and delete those no longer kept. Raises OSError.
-
-        count: its bytes. sha256: see Saved.
-        """
         if metric is not None and not math.isfinite(metric):
             metric = None  # NaN compares with nothing
-        saved = Saved(slot.path, slot.step, count, sha256, slot.t, metric, slot.description)
-        body = {"format": FORMAT, "file": slot.path.name, **asdict(saved)}
-        del body["path"], body["description"]
-        try:
-            with replacing(slot.description, PATIENCE_S) as file:
-                file.write(json.dumps(body).encode())
-        except BaseException:
-            _delete(slot.path)  # without its JSON file it only takes up space
-            raise
-        if slot.earlier is not None:
-            _delete(slot.earlier)
+        files[INDEX] = _checksum(begun / INDEX)[1]
+        saved = Saved(path, step, t, metric, files)
+        body = {"format": FORMAT, "step": step, "t": t, "metric": metric, "files": files}
+        with replacing(begun / MANIFEST, PATIENCE_S) as file:
+            file.write(json.dumps({**body, "sha256": _seal(body)}, indent=1).encode())
+        if os.path.lexists(path):
+            _remove(path)  # of no valid checkpoint
+        begun.rename(path)
+        sync_folder(self.folder)
+        if earlier is not None:
+            _remove(earlier)
         self._prune(best_is_lower)
         return saved
 
     def load(self, saved: Saved, only: Collection[str] | None = None) -> dict[str, Any]:
-        """Load a checkpoint; of a folder, only these keys. Raises CheckpointError with the file and what is wrong.
+        """Load a checkpoint; only: nothing but these keys. Raises CheckpointError with the file and what is wrong.
 
-        The random generators of a folder are those of rank 0.
+        Each rank computes the checksums of a share of the files, and reads its shards. "ranks" is the number of ranks
+        that wrote it. A rank that had none of its own state gets new random generators, derived from seed, step and
+        rank, and None for the other keys.
         """
-        if saved.folder:
-            names = verify(saved.path, saved.bytes, saved.sha256)
-            return own_format(saved, read(saved.path, names, only=only and {"format", *only}))
-        verify_file(saved)
-        with explained(saved.path):
-            return own_format(saved, torch.load(saved.path, map_location="cpu", weights_only=True))
+        self._ranks.from_all(lambda: _verify(saved, self._ranks.rank, self._ranks.size))
+        found: dict[str, Any] = {}
+        self._ranks.from_all(lambda: found.update(self._read(saved, only)))
+        return found
+
+    def _read(self, saved: Saved, only: Collection[str] | None) -> dict[str, Any]:
+        from .checkpoint_tensors import EntryReader
+
+        rank = self._ranks.rank
+        wanted = None if only is None else {"seed", *only}
+        with _explained(saved.path):
+            reader = EntryReader(saved.path, frozenset(saved.files))
+            (plain,) = reader.values(STATE)
+            tree, places, ranks = plain["tree"], plain["places"], int(plain["ranks"])
+            places = [Place(tuple(path), str(name), stride) for path, name, stride in places]
+            places = [place for place in places if wanted is None or place.path[0] in wanted]
+            tensors = reader.tensors(places, self._like)
+            of_rank = reader.values(rank_entry(rank))[0] if rank < ranks else dict.fromkeys(PER_RANK)
+        by_path = {place.path: tensors[place.name] for place in places}
+        found: dict[str, Any] = mapped(tree, lambda value, path: by_path.get(path, value)) | of_rank
+        if rank >= ranks:
+            text = f"{found.get('seed')} {saved.step} {rank}"
+            seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+            found["random"] = seeded_random_state(seed, self._device)
+        wanted_state = {key: value for key, value in found.items() if wanted is None or key in wanted}
+        return {**wanted_state, "ranks": ranks}
 
     def _prune(self, best_is_lower: bool) -> None:
         every = self._every()
-        judged = [saved for saved in every if saved.metric is not None]
-        best = (min if best_is_lower else max)(judged, key=lambda saved: saved.metric or 0.0, default=None)
+        best = best_of(every, best_is_lower)
         for saved in every[: -self.keep]:
             if saved != best:
-                # The JSON file first: a crash in between must not leave one that refers to a missing file.
-                with contextlib.suppress(OSError):
-                    saved.description.unlink(missing_ok=True)
-                    _delete(saved.path)
+                _remove(saved.path)
         self.clean()
 
     def clean(self) -> None:
-        """Delete what a crash left while it was written. Only for the process that writes the checkpoints."""
-        for stale in self.folder.glob("*.tmp"):
-            with contextlib.suppress(OSError):
-                _delete(stale)
+        """Delete what a crash left while it was written or deleted. Only for processes that write checkpoints."""
+        for stale in self.folder.glob("*.tmp") if self._ranks.leads else ():
+            _remove(stale)
 
 
-def verify_file(saved: Saved) -> None:
-    """Raise CheckpointError unless the file of a checkpoint is as it was written."""
-    shown = printable(str(saved.path))
-    with explained(saved.path):
-        status = saved.path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{shown} is damaged: it is not a regular file")
-        actual = status.st_size
-        if actual != saved.bytes:
-            sizes = f"{size(actual)} instead of {size(saved.bytes)}"
-            raise CheckpointError(f"{shown} is damaged: its size is {sizes}")
-        with saved.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != saved.sha256:
-            raise CheckpointError(f"{shown} is damaged: its contents do not match the checksum")
-
-
-def own_format(saved: Saved, state: Any) -> dict[str, Any]:
-    """The loaded state, if this program wrote it. Raises CheckpointError."""
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        shown = printable(str(saved.path))
-        raise CheckpointError(f"{shown} is not a checkpoint of this program (format {FORMAT})")
-    return state
-
-
-def _delete(path: Path) -> None:
-    """Delete the file or folder of a checkpoint, if it is there. Raises OSError for a file."""
-    if path.is_dir() and not path.is_symlink():
-        remove(path)
-    else:
-        path.unlink(missing_ok=True)
+def best_of(every: Sequence[Saved], lower: bool) -> Saved | None:
+    """The checkpoint with the best metric; None if none has one."""
+    judged = [saved for saved in every if saved.metric is not None]
+    return (min if lower else max)(judged, key=lambda saved: saved.metric or 0.0, default=None)
 
 
 def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved, dict[str, Any]]:
@@ -226,21 +297,17 @@ def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved,
     Raises CheckpointError if there is none or if it is damaged; the message then names the previous good one.
     """
     every = store.all()
-    damaged = ", ".join(shortened(name, 40) for name in store.damaged()[:5])
+    names = ", ".join(shortened(name, 40) for name in store.damaged()[:5])
+    damaged = f" ({names} is damaged)" if names else ""
     if step is not None:
         chosen = [saved for saved in every if saved.step == step]
         if not chosen:
             there = ", ".join(str(saved.step) for saved in every) or "none"
-            bad = f" ({damaged} is damaged)" if damaged else ""
-            raise CheckpointError(f"there is no checkpoint of step {step}; available: {there}{bad}")
+            raise CheckpointError(f"there is no checkpoint of step {step}; available: {there}{damaged}")
         return chosen[0], store.load(chosen[0])
     if not every:
-        orphans = ", ".join(
-            sorted(path.name for path in store.folder.glob("step-*") if path.suffix != ".json")
-        )
-        extra = f" ({orphans} is incomplete)" if orphans else f" ({damaged} is damaged)" if damaged else ""
         folder = printable(str(store.folder))
-        raise CheckpointError(f"{folder} contains no checkpoint{extra}; start a new run")
+        raise CheckpointError(f"{folder} contains no checkpoint{damaged}; start a new run")
     try:
         return every[-1], store.load(every[-1])
     except CheckpointError as error:
@@ -254,65 +321,97 @@ def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved,
         raise CheckpointError(f"{error}; there is no other good checkpoint") from None
 
 
-def _described(description: Path) -> Saved | None:
-    """The checkpoint that a JSON file describes; None if the file is damaged."""
-    try:
-        file = open_regular(description)
-        try:
-            body = json.loads(os.read(file, _MOST_JSON))
-        finally:
-            os.close(file)
-        step, count, t, metric = body["step"], body["bytes"], body["t"], body.get("metric")
-        name, sha256 = body["file"], body["sha256"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    stem = f"step-{step:08d}" if type(step) is int and 0 <= step < 2**63 else None
-    valid = (
-        description.name == f"{stem}.json"
-        and name in (f"{stem}.pt", f"{stem}.again.pt", stem, f"{stem}.again")
-        and type(count) is int
-        and isinstance(sha256, str)
-        and isinstance(t, (int, float))
-        and 0 <= t < _LATEST
-        and (metric is None or (isinstance(metric, (int, float)) and abs(metric) < math.inf))
-    )
-    return Saved(description.with_name(name), step, count, sha256, t, metric, description) if valid else None
-
-
-class _Digest:
-    """A file wrapper that counts and hashes what is written."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.hash = hashlib.sha256()
-        self.count = 0
-        self.failed: BaseException | None = None
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        try:
-            written = self._file.write(view)
-        except BaseException as error:
-            self.failed = error
-            raise
-        self.hash.update(view)
-        self.count += view.nbytes
-        return written
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _interruption(error: BaseException) -> BaseException | None:
-    """The immediate stop behind an error, if there is one: it can arrive between any two writes."""
-    seen: BaseException | None = error
-    while isinstance(seen, Exception):
-        seen = seen.__cause__ or seen.__context__
-    return seen
-
-
 def free_space(folder: Path) -> int | None:
     """Free bytes for this user on the folder's disk, or None if unknown."""
     with contextlib.suppress(OSError):
         return shutil.disk_usage(folder).free
     return None
+
+
+def _described(folder: Path) -> Saved | None:
+    """The checkpoint in a folder, by its manifest; None if that is damaged."""
+    try:
+        with os.fdopen(open_regular(folder / MANIFEST), "rb") as file:
+            body = json.loads(file.read(_MOST_MANIFEST))
+        if body.pop("sha256") != _seal(body) or body["format"] != FORMAT:
+            return None
+        step, t, metric = int(body["step"]), float(body["t"]), body["metric"]
+        files = {str(name): (int(count), str(sha256)) for name, (count, sha256) in body["files"].items()}
+        stem = f"step-{step:08d}"
+        saved = Saved(folder, step, t, None if metric is None else float(metric), files)
+        return saved if folder.name in (stem, f"{stem}.again") else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        return None
+
+
+def _seal(body: Mapping[str, Any]) -> str:
+    """The checksum of a manifest's own content."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _checksum(path: Path) -> tuple[Path, tuple[int, str]]:
+    """The path of a regular file, with its size in bytes and SHA-256. Raises OSError."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        count = os.fstat(file.fileno()).st_size
+        return path, (count, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _verify(saved: Saved, part: int, parts: int) -> None:
+    """Raise CheckpointError, which names the file, unless the folder contains what its manifest says.
+
+    part, parts: compute the checksums of this share of the files only; sizes and names are always compared.
+    """
+    folder = saved.path
+    with _explained(folder):
+        present = {entry.name for entry in folder.iterdir()} - {MANIFEST}
+        for name in sorted(saved.files.keys() - present):
+            raise CheckpointError(f"{printable(str(folder / name))} is missing")
+        for name in sorted(present - saved.files.keys()):
+            text = "does not belong to the checkpoint; move it away"
+            raise CheckpointError(f"{shortened(str(folder / name))} {text}")
+        for number, (name, (count, sha256)) in enumerate(sorted(saved.files.items())):
+            path = folder / name
+            shown = printable(str(path))
+            actual = path.stat().st_size
+            if actual != count:
+                sizes = f"{size(actual)} instead of {size(count)}"
+                raise CheckpointError(f"{shown} is damaged: its size is {sizes}")
+            with _explained(path):
+                if number % parts == part and _checksum(path)[1][1] != sha256:
+                    raise CheckpointError(f"{shown} is damaged: its contents do not match the checksum")
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise CheckpointError with the path and what is wrong with it, for whatever reading it raises."""
+    shown = printable(str(path))
+    try:
+        yield
+    except (CheckpointError, UsageError):
+        raise
+    except FileNotFoundError as error:
+        inside = error.filename if error.filename and Path(error.filename).parent == path else path
+        raise CheckpointError(f"{printable(str(inside))} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {shown}: {error.strerror or said(error)}") from None
+    except pickle.UnpicklingError:
+        text = "contains more than tensors and plain values, so it is not loaded"
+        raise CheckpointError(f"{shown} {text}") from None
+    except Exception as error:  # noqa: BLE001  torch's reader does not limit what it raises
+        raise CheckpointError(f"{shown} is damaged: {said(error)}") from None
+
+
+def _temporary_name() -> str:
+    """A new name by which what a crash leaves is recognised."""
+    return f".checkpoint.{secrets.token_hex(6)}.tmp"
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder or file. Its name goes first, so that a crash leaves no half checkpoint. Errors are ignored."""
+    with contextlib.suppress(OSError):
+        if not path.name.endswith(".tmp"):
+            path = path.rename(path.with_name(_temporary_name()))
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from ndd_engine.record.reader import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
 
-from .checkpoint import CheckpointStore, Saved
+from .checkpoint import CheckpointStore, Saved, best_of
 
 # Suffix of the file -> its format.
 FORMATS = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
@@ -92,13 +92,12 @@ def choose(run: RunDir, store: CheckpointStore, wanted: str) -> Saved:
     if wanted == "latest":
         return every[-1]
     if wanted == "best":
-        judged = [saved for saved in every if saved.metric is not None]
-        if not judged:
+        best = best_of(every, load_state(run).lower_is_better)
+        if best is None:
             raise UsageError(
                 f"run {printable(run.name)} has no checkpoint with an evaluation; use --checkpoint latest or a step"
             )
-        lower = load_state(run).lower_is_better
-        return (min if lower else max)(judged, key=lambda saved: saved.metric or 0.0)
+        return best
     for saved in every:
         if wanted in (str(saved.step), saved.path.name, saved.path.stem):
             return saved

@@ -1,57 +1,56 @@
-"""The loggers that a configuration asks for: TensorBoard, Weights & Biases, MLflow. All are extras."""
+"""The loggers that a configuration asks for: TensorBoard, Weights & Biases, MLflow. All are extras.
+
+Each is a process that follows the record, see `logger_process`: training neither waits for one nor hands it anything.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ndd_engine.config import Config
-from ndd_engine.record.events import Event, RunEvent
+from ndd_engine.config.schema import LogSection
+from ndd_engine.errors import said, shortened
+from ndd_engine.record.events import MarkEvent
+from ndd_engine.record.recorder import Recorder
+from ndd_engine.record.rundir import RunDir
 
-from .logger_process import PATIENCE_S, ProcessSink
-from .scalars import Aside, Scalars, Sink
-
-# Folders of TensorBoard's files and of what the other loggers keep, in the folder of the run.
-TENSORBOARD = "tensorboard"
+# Folder of what loggers print and keep, in the folder of the run.
 LOGGERS = "loggers"
-# Seconds until a scalar is flushed to TensorBoard's file.
-FLUSH_S = 15
-# Seconds that the end of a run waits for TensorBoard's files.
-FILES_S = 5.0
-# Key of [log] -> (packages that it needs, value that switches it off).
-_NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
-    "tensorboard": (("tensorboard",), "false"),
-    "wandb": (("wandb",), '"off"'),
-    "mlflow": (("mlflow",), '"none"'),
-}
+# Seconds that the end of a run waits for its loggers, for example until everything is uploaded.
+PATIENCE_S = 30.0
+# Seconds after which a logger that takes no more values is given up.
+HANG_S = 120.0
+NAMES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow"}
+_MOST_ANSWER = 65536  # bytes
 # What MLflow needs to write a database file itself, without a server.
 _DATABASE = ("sqlalchemy", "alembic")
 
-# Creates a torch.utils.tensorboard.SummaryWriter from (folder, first step that is repeated, or None).
-Open = Callable[[Path, int | None], Any]
 
-
-def enabled(config: Config) -> tuple[str, ...]:
+def enabled(log: LogSection) -> list[str]:
     """The keys of [log] whose loggers are switched on."""
-    log = config.log
     on = {"tensorboard": log.tensorboard, "wandb": log.wandb != "off", "mlflow": log.mlflow is not None}
-    return tuple(key for key, value in on.items() if value)
+    return [key for key, value in on.items() if value]
 
 
-def missing(config: Config) -> Iterator[tuple[str, object, str]]:
+def missing(log: LogSection) -> Iterator[tuple[str, object, str]]:
     """(key of [log], its value, what to install) for each enabled logger that is not installed. Imports nothing."""
-    for key in enabled(config):
-        packages, off = _NEEDS[key]
-        if key == "mlflow" and database(config.log.mlflow or ""):
-            packages += _DATABASE
+    for key in enabled(log):
+        off = {"tensorboard": "false", "wandb": '"off"', "mlflow": '"none"'}[key]
+        packages = (key, *_DATABASE) if key == "mlflow" and database(log.mlflow or "") else (key,)
         if lacking := [package for package in packages if not installed(package)]:
             text = f"needs the package {' and '.join(lacking)}: pip install 'ndd-console[{key}]', or set it to {off}"
-            yield key, getattr(config.log, key), text
+            yield key, getattr(log, key), text
 
 
 def installed(package: str) -> bool:
@@ -68,92 +67,110 @@ def database(uri: str) -> bool:
     return not uri.startswith(("http:", "https:", "file:", "databricks", "uc:"))
 
 
-class TensorBoard:
-    """A sink that writes TensorBoard's event files."""
-
-    name = "TensorBoard"
-
-    def __init__(self, folder: Path, opener: Open | None = None) -> None:
-        self._folder = folder
-        self._opener = opener
-        self._writer: Any = None
-
-    def prepare(self) -> None:
-        if self._opener is None:
-            importlib.import_module("torch.utils.tensorboard")
-            self._opener = summary_writer
-
-    def open(self, run: RunEvent) -> None:
-        assert self._opener is not None
-        # Viewers drop what an earlier process wrote for the steps that are repeated.
-        again = None if run.resumed_step is None else run.resumed_step + 1
-        self._writer = self._opener(self._folder, again)
-
-    def add(self, t: float, step: int, values: dict[str, float]) -> None:
-        for tag, value in values.items():
-            self._writer.add_scalar(tag, value, step, t)
-
-    def close(self, status: str | None) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.flush()
-            writer.close()
-
-    def abandon(self) -> None:
-        pass  # nothing can interrupt a file system that hangs; the thread is a daemon
-
-
-def summary_writer(folder: Path, purge_step: int | None) -> Any:
-    """Create torch's writer. Raises whatever a broken installation or a full disk raises."""
-    module = importlib.import_module("torch.utils.tensorboard")
-    return module.SummaryWriter(str(folder), purge_step=purge_step, flush_secs=FLUSH_S)
-
-
-def sinks(config: Config, folder: Path) -> list[tuple[Sink, float]]:
-    """The sinks of the enabled loggers, each with the seconds that the end of a run waits for it."""
-    log, found = config.log, list[tuple[Sink, float]]()
-    project = log.project or config.workload.name.partition(":")[0]
-    if log.tensorboard:
-        found.append((TensorBoard(folder / TENSORBOARD), FILES_S))
-    if log.wandb != "off":
-        settings = {"mode": log.wandb, "project": log.project, "default_project": project}
-        found.append((ProcessSink("wandb", "Weights & Biases", folder / LOGGERS, settings), PATIENCE_S))
-    if log.mlflow is not None:
-        settings = {"uri": log.mlflow, "project": project}
-        found.append((ProcessSink("mlflow", "MLflow", folder / LOGGERS, settings), PATIENCE_S))
-    return found
-
-
 class Loggers:
-    """The enabled loggers of a run, as one listener. `prepare` before training, `close` at the end."""
+    """The processes of the enabled loggers of a run. Start them when its record is open, `close` them at the end."""
 
-    def __init__(self, config: Config, folder: Path, put: Callable[[Event], None]) -> None:
-        self._scalars: list[Scalars] = []
-        self._asides: list[tuple[Aside, float]] = []
-        for sink, patience_s in sinks(config, folder):
-            scalars = Scalars(sink, put)
-            self._scalars.append(scalars)
-            self._asides.append((Aside(scalars), patience_s))
-
-    def __call__(self, t: float, event: Event) -> None:
-        for aside, _ in self._asides:
-            with contextlib.suppress(Exception):
-                aside(t, event)
-
-    @property
-    def names(self) -> str:
-        """For display: "TensorBoard, MLflow"."""
-        return ", ".join(scalars.sink.name for scalars in self._scalars)
-
-    def prepare(self) -> None:
-        """Import what the loggers need; call it after torch is imported. Never raises an Exception."""
-        for scalars in self._scalars:
-            scalars.prepare()
+    def __init__(self, log: LogSection, run: RunDir, project: str, recorder: Recorder) -> None:
+        """project: of Weights & Biases and MLflow, unless the configuration names one."""
+        self._loggers: list[Logger] = []
+        settings = {
+            "mode": log.wandb, "uri": log.mlflow, "project": log.project, "default_project": log.project or project,
+        }  # fmt: skip
+        for kind in enabled(log):
+            try:
+                self._loggers.append(Logger(kind, run, settings, recorder))
+            except OSError as error:
+                _warn(recorder, kind, said(error))
 
     def close(self) -> None:
-        """Finish all loggers, at the same time; gives up on those that take too long. Safe to call twice."""
-        begin = time.monotonic()
-        for aside, _ in self._asides:
-            aside.finish()
-        for aside, patience_s in self._asides:
-            aside.close(max(begin + patience_s - time.monotonic(), 0.1))
+        """Wait until all loggers have written what is recorded; gives up after PATIENCE_S. Safe to call twice."""
+        deadline = time.monotonic() + PATIENCE_S
+        for logger in self._loggers:
+            logger.finish()
+        for logger in self._loggers:
+            logger.wait(max(deadline - time.monotonic(), 0.1))
+
+
+class Logger:
+    """One process. The first failure is a warning in the record, and ends it.
+
+    The process gets its settings on standard input, which is closed at the end. It answers with an empty line while it
+    takes values, and at last with {"error": text} or {"done": true}.
+    """
+
+    def __init__(self, kind: str, run: RunDir, settings: dict[str, Any], recorder: Recorder) -> None:
+        self._kind, self._recorder = kind, recorder
+        self._given_up: str | None = None
+        folder = run.path / LOGGERS
+        folder.mkdir(exist_ok=True)
+        self._answers, target = os.pipe()
+        try:
+            with (folder / f"{kind}.log").open("ab") as log:
+                package = str(Path(__file__).parents[2])
+                paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+                self._process = subprocess.Popen(
+                    # -P: a file of the working folder must not shadow a module of the logger.
+                    [sys.executable, "-P", "-m", "ndd_engine.train.logger_process", kind, str(target)],
+                    stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=(target,),
+                    env={**os.environ, "PYTHONPATH": paths},
+                    start_new_session=True,  # Ctrl-C and a lost terminal are for the run
+                )  # fmt: skip
+        except BaseException:
+            os.close(self._answers)
+            raise
+        finally:
+            os.close(target)
+        # What an earlier process of the run recorded, it has also logged.
+        events, offset = str(run.events.absolute()), run.events.stat().st_size
+        given = {"events": events, "offset": offset, "folder": str(folder.absolute()), "settings": settings}
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended already
+            self._process.stdin.write(json.dumps(given).encode() + b"\n")
+            self._process.stdin.flush()
+        self._thread = threading.Thread(target=self._watch, name=f"ndd-{kind}", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Let the process end when it has read the record to its end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the end of the process, and kill it after the timeout."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._kill(f"it has not finished within {PATIENCE_S:.0f} s after the run")
+            self._thread.join(1.0)
+
+    def _kill(self, why: str) -> None:
+        self._given_up = why
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _watch(self) -> None:
+        """Wait for the end of the process, and report it unless it is as it should be."""
+        text, poll = b"", select.poll()
+        poll.register(self._answers, select.POLLIN)
+        while True:
+            if not poll.poll(HANG_S * 1000):
+                self._kill(f"it has taken no values for {HANG_S:.0f} s")
+            part = os.read(self._answers, 4096)
+            if not part:
+                break
+            text = (text + part).lstrip()[:_MOST_ANSWER]
+        os.close(self._answers)
+        status = self._process.wait()
+        try:
+            answer = json.loads(text or b"{}")
+        except ValueError:
+            answer = {}
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        ended = f"its process ended early ({how}; see {LOGGERS}/{self._kind}.log)"
+        if self._given_up is not None or "done" not in answer:
+            _warn(self._recorder, self._kind, self._given_up or shortened(str(answer.get("error", ended))))
+
+
+def _warn(recorder: Recorder, kind: str, why: str) -> None:
+    text = f"writing to {NAMES[kind]} failed and stops: {why}; training continues"
+    recorder.put(MarkEvent("warning", recorder.snapshot().step, text))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
@@ -25,13 +27,13 @@ from ndd_engine.train.step.stepper import Stepper
 
 from .callbacks import Callbacks, failure
 from .checkpoint import CheckpointStore, Saved, last_good, unwritten
-from .contents import changed, finite_buffers, layout, not_finite, unloadable
+from .checkpoint_state import changed, finite_buffers, layout, not_finite, unloadable
 from .control import pause_mark, resume_mark
 from .due import Due
 from .evaluate import Result, better_of, evaluate
 from .failures import unstable
+from .random_state import random_state
 from .request import OpenRun
-from .restoring import state_of
 from .settings import VerifiedSettings
 
 if TYPE_CHECKING:
@@ -327,7 +329,7 @@ class Loop:
         self._status("checkpointing")
         self.clock.enter(phase.CHECKPOINT)
         self._check(self.losses.drain(), saving=True)
-        state = state_of(self)
+        state = self.state()
         if why := unloadable(state) or changed(self.layout, layout(state["model"])):
             raise TrainingError(f"no checkpoint at step {step}: {why}; {last_good(self.saved)}")
         self._last_save = time.monotonic()
@@ -344,6 +346,31 @@ class Loop:
         self.clock.enter(phase.OTHER)
         self._status(self._resting)
         return self.save_error is None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint contains. The learning rate follows from the step, as does the engine's order."""
+        return {
+            "step": self.step,
+            "workload": self.config.workload.name,
+            "effective_batch": self.config.items_per_step,
+            "items": self.batches.items,
+            "data_crc": self.batches.crc,
+            "order": self.batches.order,
+            "position": self.batches.state(),
+            "seed": self.config.run.seed,
+            "threads": torch.get_num_threads(),
+            "torch": str(torch.__version__),
+            "random": random_state(self.stepper.device),
+            **self.callbacks.state(),
+            **self.stepper.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore a checkpoint, except for the random generators. Raises what Stepper.load raises."""
+        self.stepper.load(state)
+        self.batches.load(state["position"])
+        self.step = self.stepper.training.step = int(state["step"])
+        self.callbacks.load(state)
 
     def _long_ago(self) -> bool:
         """Whether the last checkpoint is older than checkpoint.every_minutes."""

@@ -41,7 +41,9 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
         found += [replace(problem, where=draft.where(problem.key.split("."))) for problem in more]
         if config.log.trace is not None and (why := write_problem(expanded(config.log.trace))):
             found.append(draft.problem(("log", "trace"), why, config.log.trace))
-        found += [draft.problem(("log", key), text, value) for key, value, text in loggers.missing(config)]
+        found += [
+            draft.problem(("log", key), text, value) for key, value, text in loggers.missing(config.log)
+        ]
         if config.run.device.startswith("cuda") and (use_torch or not _only_torch_knows()):
             try:
                 detect(config.run.device, use_torch=use_torch)

@@ -45,13 +45,12 @@ from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 
 from .checkpoint import Saved, newest_good
-from .contents import unloadable
+from .checkpoint_state import unloadable
 from .due import UNKNOWN_STEPS
 from .failures import out_of_memory
 from .loop import Loop
 from .random_state import kept_random, restore_random_state
 from .request import OpenRun
-from .restoring import load_state, state_of
 
 
 @dataclass
@@ -125,6 +124,9 @@ def prepare_run(run: OpenRun) -> Prepared:
             seed(mixed(config.run.seed, world.rank))
 
     _check_resumable(loop)
+    if run.request.probes:
+        # Takes time, and after a failure there may be no file descriptor left for it.
+        from . import checkpoint_tensors  # noqa: F401
     if run.request.resume is not None:
         run.stage("loading the checkpoint")
         _resume(run, loop, device)
@@ -277,7 +279,7 @@ def _determinism(config: Config) -> None:
 
 def _check_resumable(loop: Loop) -> None:
     """Raise UsageError if the model's state cannot be saved, or cannot be loaded into the same model."""
-    if (why := unloadable(state_of(loop))) is not None:
+    if (why := unloadable(loop.state())) is not None:
         raise UsageError(why)
     model = loop.stepper.model
     for name, value in model.state_dict().items():
@@ -293,6 +295,7 @@ def _check_resumable(loop: Loop) -> None:
 
 
 def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
+    loop.store.clean()
     saved, state = newest_good(loop.store, run.request.from_step)
     for name in loop.store.damaged():
         run.put(
@@ -304,7 +307,7 @@ def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
     shown = printable(str(saved.path))
     try:
         saved_threads = state["threads"]
-        load_state(loop, state)
+        loop.load(state)
         restore_random_state(state["random"], device)
     except UsageError as error:
         raise UsageError(f"cannot resume {run.directory.name}: {error}") from None
@@ -326,7 +329,7 @@ def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
 
 def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> None:
     """Refuse to resume on other data or another order, where the saved position has no meaning."""
-    now = state_of(loop)
+    now = loop.state()
     words = {
         "items": "training items",
         "effective_batch": "items in a step (effective batch)",

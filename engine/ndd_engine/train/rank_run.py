@@ -150,7 +150,7 @@ def _other(request: RunRequest, directory: RunDir, here: Place) -> OtherRank:
     except OSError as error:
         where = printable(str(error.filename or own.path))
         raise UsageError(f"cannot write to {where}: {error.strerror}") from None
-    return OtherRank(request, directory, lock, recorder, None)
+    return OtherRank(request, directory, lock, recorder)
 
 
 def _watch(run: Run) -> None:

@@ -37,12 +37,11 @@ from ndd_engine.record.recorder import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, bare, discard, new_run_dir, set_aside
 
 from .control import Control, StopNow
-from .loggers import Loggers, enabled
+from .loggers import Loggers
 from .parallel.rank_ends import Cause, leave_cause, other_over, others
 from .parallel.rank_place import OtherRankError
 from .preflight import check_resume, preflight
 from .request import RunRequest
-from .scalars import both
 
 if TYPE_CHECKING:
     from .prepare import Prepared
@@ -69,7 +68,7 @@ class Run:
         directory: RunDir,
         lock: RunLock,
         recorder: Recorder,
-        loggers: Loggers | None,
+        loggers: Loggers | None = None,
     ) -> None:
         self.request, self.directory, self.recorder = request, directory, recorder
         self.ranks: Ranks | None = None
@@ -112,13 +111,13 @@ class Run:
                 # Viewers that look before the engine starts must not see the old end.
                 state.fold(time.time(), StageEvent("resume", "starting"))
             watch = FindingWatch() if request.probes else None
-            loggers = None
-            if request.probes and enabled(config):
-                loggers = Loggers(config, directory.path, lambda event: recorder.put(event))
-                opened.undo(loggers.close)
-            recorder = Recorder(directory.events, state, both(listener, loggers), watch)
+            recorder = Recorder(directory.events, state, listener, watch)
             opened.undo(recorder.close)
             recorder.start()
+            loggers = None
+            if request.probes:
+                loggers = Loggers(config.log, directory, config.workload.name.partition(":")[0], recorder)
+                opened.undo(loggers.close)
             run = cls(request, directory, opened.lock, recorder, loggers)
             opened.listen(run._server, run.put)
             return run
@@ -171,7 +170,7 @@ class Run:
         memory_history.stop()
         self._server.close()
         if self._loggers is not None:
-            self.recorder.settle()
+            self.recorder.flush()
             self._loggers.close()  # they may still report a problem
         self.recorder.close()
         if self.request.resume is None and self.recorder.dropped and self.end is not None:
@@ -215,10 +214,6 @@ class Run:
     def _execute(self) -> EndEvent:
         self.stage("importing torch", "resume" if self.request.resume is not None else "prepare")
         from .prepare import prepare_run  # torch comes with it
-
-        if self._loggers is not None:
-            self.stage(f"preparing {self._loggers.names}")
-            self._loggers.prepare()
 
         prepared = self._prepared = prepare_run(self)
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ndd_console.process.terminal import interactive
+from ndd_engine.config import read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.rundir import NAME
 from ndd_engine.script.command import Command
@@ -15,6 +16,8 @@ from ndd_engine.text import printable
 
 from .options import Asked, command, count, flag, gathered
 
+LOGGERS = ("tensorboard", "wandb", "mlflow", "project")
+
 
 @command(
     "that of the command, 2 if it does not exist or cannot be observed",
@@ -22,6 +25,7 @@ from .options import Asked, command, count, flag, gathered
     "run -- torchrun --nproc-per-node 2 train.py",
     "run --headless --run baseline -- python -m my_package.train",
     "run --memory-history -- python train.py",
+    "run --log tensorboard --log wandb=offline -- python train.py",
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
@@ -34,6 +38,10 @@ from .options import Asked, command, count, flag, gathered
 @count(
     "--kernels-every", type=click.IntRange(min=0), default=0,
     help="On a GPU, capture a few steps with the profiler every N optimizer steps; 0: only with key k.",
+)  # fmt: skip
+@click.option(
+    "--log", "loggers", metavar="LOGGER[=VALUE]", multiple=True,
+    help="Also log to tensorboard, wandb=offline, wandb=online or mlflow=FILE; project=NAME; repeatable.",
 )  # fmt: skip
 @gathered
 def run(asked: Asked) -> int:
@@ -48,6 +56,10 @@ def run(asked: Asked) -> int:
         raise UsageError(
             f"--run {printable(name)}: not a name; allowed: letters, digits, '.', '_' and '-', at most 64 characters"
         )
+    for word in asked.loggers:
+        if word.partition("=")[0] not in LOGGERS:
+            raise UsageError(f"--log {printable(word)}: unknown logger; allowed: {', '.join(LOGGERS)}")
+    sets = [f"log.{word}" if "=" in word else f"log.{word}=true" for word in asked.loggers]
     screen = interactive() and not asked.headless
     request = ScriptRequest(
         Command(asked.words, Path.cwd()),
@@ -56,6 +68,7 @@ def run(asked: Asked) -> int:
         screen,
         memory_history=asked.memory_history,
         kernels_every=asked.kernels_every,
+        log=read(None, sets).resolve().log,
     )
     request.command.check()
     if screen:

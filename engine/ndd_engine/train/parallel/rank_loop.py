@@ -27,6 +27,8 @@ from ndd_engine.record.log import EventLog
 from ndd_engine.record.ranks import RankEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.callbacks import Callbacks
+from ndd_engine.train.checkpoint import CheckpointStore
+from ndd_engine.train.checkpoint_state import placed_like
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import Result, evaluate
 from ndd_engine.train.loop import Loop
@@ -39,7 +41,6 @@ from ndd_engine.train.step.stepper import Stepper
 from .agreement import Agreement, Losses
 from .hang import HangWatch
 from .marks import PART, DdpMarks, StreamWaits, mark_collectives
-from .sharded import ShardedStore, placed_like
 from .strategy import Ddp, effects
 from .world import World
 
@@ -76,8 +77,8 @@ class RankLoop(Loop):
         self.callbacks = RankCallbacks(
             stepper, run.request.probes, run.put, self.losses, self.better, self._callback_failed
         )
-        self.store = ShardedStore(
-            self.store.folder, config.checkpoint.keep, world.control, stepper.device, placed_like(stepper)
+        self.store = CheckpointStore(
+            self.store.folder, config.checkpoint.keep, world.exchange, stepper.device, placed_like(stepper)
         )
         self.functions = AgreedProfiles(self.reporter, config.log.profile_every_s, stepper.settled)
         if not world.place.first and (trace := self.captures.trace) is not None:

@@ -27,7 +27,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.errors import UsageError, shortened
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.text import counted
-from ndd_engine.train.checkpoint_tree import is_sharded
+from ndd_engine.train.checkpoint_state import is_sharded
 from ndd_engine.workloads.training import TrainingParts
 
 from .marks import PART
