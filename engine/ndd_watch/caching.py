@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from .changes import AtStart
+from .switches import AtStart
 
 # Items that are read twice, and seconds that reading all of them once may take.
 CHECKED, MOST_S = 16, 30.0

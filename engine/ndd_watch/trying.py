@@ -19,11 +19,12 @@ import time
 from typing import Any, Callable, NoReturn
 
 from . import clock
-from .changes import AtStart, Change, make
+from .changes import make
 from .clock import CHECKPOINT, EVALUATE, S
 from .exceptions import Dropped
 from .mapped import MICRO
 from .outside import Outside
+from .switches import AtStart, Change
 
 LOSSES = 10
 # Steps that are always trained before the first run: they include what the observer learns.

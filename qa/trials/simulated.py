@@ -21,8 +21,7 @@ from ndd_engine.trial.blocks import (
 )
 from ndd_engine.trial.confirm import over
 from ndd_engine.trial.paired import Estimate, abba_log_ratio
-from ndd_engine.trial.replicates import ENOUGH, Replicates, Usual, pooled
-from ndd_engine.trial.toggles import OneProcess
+from ndd_engine.trial.replicates import ENOUGH, OneProcess, Replicates, Usual, pooled
 from ndd_engine.trial.verdict import Call, judged
 
 # Rates of a segment in the order of an ABBA block (0: baseline) and of its reverse.

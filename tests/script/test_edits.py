@@ -105,11 +105,19 @@ def test_every_optimizer_is_edited(tmp_path: Path) -> None:
     assert edit_of(seen, {"optimizer.implementation": "fused"}, "cpu", path).path is None
 
 
+def test_a_statement_does_not_move_the_calls_below_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    changes = {"run.threads": 2, "optimizer.implementation": "fused"}
+    edit = edit_of({"script": {"optimizer": [str(path), 10]}}, changes, "cpu", path)
+    assert "set_num_threads(2)" in edit.after and "lr=1e-3, fused=True" in edit.after and not edit.advice
+
+
 def test_without_a_place_it_is_described(tmp_path: Path) -> None:
     changes = {"loader.workers": 2, "run.threads": 1, "loader.cache": True}
     edit = edit_of({"script": {"loader": None}}, changes, "cpu", None)
     assert edit.path is None and not edit.diff
-    workers, threads, cache = edit.advice
+    workers, cache, threads = edit.advice
     assert "num_workers=2" in workers and "range(len(data))" in cache
     assert threads == "torch.set_num_threads(1)"
 

@@ -1,40 +1,32 @@
-"""The candidates of tuning: every setting that may speed up training without changing what is trained."""
+"""The candidates of the table of changes for a training on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import OWN, kind
 from ndd_engine.graphs import why_no_graph
 from ndd_engine.hardware.gpu import Machine
+from ndd_watch.changes import Candidate, Situation
 
-# Workloads whose batches are gathered from tensors in memory, without encoding.
-IN_MEMORY = frozenset({"chartext", "eeg"})
-CONVOLUTIONS = frozenset({"antispoof", OWN})
-ATTENTION = frozenset({"chartext", "finetune", OWN})
-# Compiling unrolls the decoder loop, which takes minutes on the CPU.
-UNROLLED = frozenset({"summarise"})
-MOST_WORKERS = 16
-MOST_MICRO = 16  # times the baseline micro-batch
+from .outcome import flatten
+
+# What is known of the models and data of workloads: batches gathered from tensors in memory, a decoder whose loop is
+# unrolled by the compiler, and what their models use.
+KNOWN = {
+    "chartext": frozenset({"in memory", "attention"}),
+    "eeg": frozenset({"in memory"}),
+    "antispoof": frozenset({"convolutions"}),
+    "finetune": frozenset({"attention"}),
+    "summarise": frozenset({"unrolled"}),
+    OWN: frozenset({"attention", "convolutions"}),
+}
 # Flags of CPUs with native bf16; others convert, which is slower than fp32.
 BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One change. name: short, for --only. title: for display. group: candidates of one sweep.
-
-    missing: why it is listed but not measured, "" if it is measured.
-    """
-
-    name: str
-    title: str
-    sets: tuple[str, ...]
-    group: str = ""
-    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,101 +53,24 @@ class Place:
             _has_bf16(cpuinfo),
         )
 
+    def situation(self, config: Config) -> Situation:
+        """That of a configuration."""
+        amp, ranks = config.precision.amp, config.parallel.ranks
+        here = Situation(
+            flatten(config.model_dump(mode="json")),
+            **asdict(self),
+            model=KNOWN.get(kind(config.workload) or "", frozenset()),
+        )
+        scales = amp == "fp16" or (amp == "auto" and here.old)  # as `make_precision` chooses
+        no_graph = why_no_graph(self.gpu, ranks, scales, config.optimizer.name) or ""
+        # The ranks of a machine share its cores.
+        return replace(here, cores=max(self.cores // ranks, 1), no_graph=no_graph)
 
-NO_GPU = "no CUDA GPU"
-SET = "already set"
-
-
-def candidates(config: Config, place: Place) -> tuple[Candidate, ...]:
-    """In the order in which they are tried: data, processes, step, exchange, precision, kernels, compiler."""
-    found: list[Candidate] = []
-
-    def add(name: str, title: str, *sets: str, group: str = "", missing: str = "") -> None:
-        found.append(Candidate(name, title, sets, group, missing))
-
-    loader, batch, ranks = config.loader, config.batch, config.parallel.ranks
-    # Of a rank: those of a machine share its cores.
-    cores = max(place.cores // ranks, 1)
-    no_gpu = "" if place.gpu else NO_GPU
-    which = kind(config.workload)
-
-    # Data.
-    add("gather", "whole-batch gather", "loader.fetch=auto", missing="" if loader.fetch == "item" else SET)
-    why = "the items are already in memory, unencoded" if config.workload.name in IN_MEMORY else ""
-    add("cache", "encoded-item cache", "loader.cache=true", missing=why)
-    alone = ("loader.workers=0",) if loader.workers else ()
-    add("device", "data on the GPU", *alone, "loader.placement=device", missing=no_gpu)
-
-    # Processes.
-    for count in (2**power for power in range(min(cores, MOST_WORKERS).bit_length())):
-        title = f"{count} loader {'worker' if count == 1 else 'workers'}"
-        add(f"workers-{count}", title, f"loader.workers={count}", group="workers")
-    if loader.persistent is False:
-        add("persistent", "persistent workers", "loader.persistent=true")
-    add("pin-memory", "pinned memory", "loader.pin_memory=true", missing=no_gpu)
-    why = "the GPU computes" if place.gpu else ""
-    for count in dict.fromkeys((cores, cores // 2, 1)):
-        if 0 < count != (config.run.threads or cores):
-            title = f"{count} {'thread' if count == 1 else 'threads'}"
-            add(f"threads-{count}", title, f"run.threads={count}", group="threads", missing=why)
-
-    # Step.
-    if decoder := getattr(config.workload, "decoder", ""):
-        title = "one vocabulary projection for all decoder steps"
-        add("hoisted", title, "workload.decoder=hoisted", missing="" if decoder == "stepwise" else SET)
-    if batch.accumulation == 1:
-        why = "the micro-batch is already the effective batch"
-        add("micro", "larger micro-batches, same effective batch", missing=why)
-    times = 2
-    while times <= MOST_MICRO and batch.accumulation % times == 0:
-        micro, left = batch.micro * times, batch.accumulation // times
-        title = f"micro-batch {micro}, same effective batch of {batch.items}"
-        add(f"micro-{micro}", title, f"batch.micro={micro}", f"batch.accumulation={left}", group="micro")
-        times *= 2
-    why = {"auto": "auto uses it where torch supports it", "fused": SET}.get(
-        config.optimizer.implementation, ""
-    )
-    add("fused", "fused optimizer", "optimizer.implementation=fused", missing=why)
-    add("set-to-none", "zero_grad(set_to_none=True)", "optimizer.set_to_none=true")
-
-    # Exchange.
-    if ranks > 1 and config.parallel.strategy == "ddp":
-        add("buckets", "gradient buckets of 100 MB", "parallel.bucket_mb=100")
-        half = "bf16" if place.gpu else "fp16"  # gloo does not compress to bf16
-        add("compress", f"gradients exchanged in {half}", f"parallel.compress={half}")
-    elif ranks > 1:
-        add("gathered", "parameters kept after forward", "parallel.reshard=false")
-
-    # Precision.
-    old = place.capability is not None and place.capability < (8, 0)
-    why = no_gpu or ("the GPU has no TF32" if old else "")
-    add("tf32", "TF32 matmuls", "precision.tf32=true", missing=why)
-    amp = config.precision.amp
-    off = amp == "off" or (amp == "auto" and not place.gpu)  # auto resolves to off on the CPU
-    lowered = "" if off else "mixed precision is already on"
-    why = lowered or ("the GPU has no bf16" if old else "")
-    if not place.gpu and place.bf16 is False:
-        why = "the CPU has no bf16 (neither AMX nor AVX-512)"
-    add("bf16", "mixed precision, bf16", "precision.amp=bf16", group="amp", missing=why)
-    add("fp16", "mixed precision, fp16", "precision.amp=fp16", group="amp", missing=no_gpu or lowered)
-
-    # Kernels.
-    why = "" if which in ATTENTION else "this model does not use scaled_dot_product_attention"
-    add("attention", "attention backend chosen by torch", "speed.attention=auto", missing=why)
-    why = "" if which in CONVOLUTIONS else "this model has no convolutions"
-    add("channels-last", "channels-last memory format", "speed.channels_last=true", missing=why)
-    add("cudnn-benchmark", "cuDNN benchmark", "speed.cudnn_benchmark=true", missing=no_gpu or why)
-
-    # Compiler.
-    slow = which in UNROLLED and not place.gpu
-    why = "compiling its unrolled decoder takes minutes" if slow else ""
-    add("compile", "torch.compile", "speed.compile=default", group="compile", missing=why)
-    title, sets = "torch.compile, reduce-overhead", "speed.compile=reduce-overhead"
-    add("reduce-overhead", title, sets, group="compile", missing=no_gpu)
-    scales = amp == "fp16" or (amp == "auto" and old)  # as `make_precision` chooses
-    why = no_gpu or why_no_graph(place.gpu, ranks, scales, config.optimizer.name) or ""
-    add("cuda-graph", "whole step as one CUDA graph", "speed.cuda_graph=true", missing=why)
-    return tuple(found)
+    def of_script(self, seen: Mapping[str, Any], device: str, threads: int | None) -> Situation:
+        """That of a script. seen: its recorded configuration."""
+        known = flatten({key: value for key, value in seen.items() if key != "script"})
+        here = Situation({**known, "run.threads": threads}, **asdict(self), script=True)
+        return replace(here, gpu=device.startswith("cuda"))
 
 
 def _has_bf16(cpuinfo: Path) -> bool | None:

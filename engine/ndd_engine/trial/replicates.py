@@ -3,7 +3,8 @@
 Two processes with the same configuration differ by about 1 % for as long as they live, so the blocks of one pair are
 not independent: the unit of replication is the pair. From ENOUGH pairs on, the interval is Student's t interval of
 the means of the pairs. With fewer pairs, when start-up is expensive, their variance is combined with the usual
-difference between processes on this machine (`Usual`) and with the variance between blocks of a pair.
+difference between processes on this machine (`Usual`) and with the variance between blocks of a pair. Where one process
+switches between both sides, what processes differ by cancels, and the unit of replication is the block.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ FEWEST_EARLY = 3
 EARLY = 0.995
 # Usual standard deviation of the log-ratio of an ABBA block of BLOCK_S seconds, and its degrees of freedom.
 BLOCK_SD, BLOCK_DF, BLOCK_S = 0.015, 4.0, 2.2
+# A trial in one process looks at its result after so many blocks, and again whenever they have grown by GROWTH.
+FIRST_LOOK, GROWTH = 32, 1.5
+# Share of the blocks that is replaced at either end before the variance is taken, and left out of the mean.
+TRIMMED = 0.1
+METHOD = "one process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,53 @@ class Replicates:
         # Either the interval has to leave 1, or it has to stay below the floor.
         wanted = max(value if value > floor else floor - value, floor / 4)
         return max((reach / wanted) ** 2, 1.2)
+
+
+class OneProcess(Replicates):
+    """The blocks of a trial in one process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin()
+        self._look = FIRST_LOOK
+
+    @property
+    def processes(self) -> int:
+        """0: one process measures both sides."""
+        return 0
+
+    def estimate(self, confidence: float = CONFIDENCE) -> Estimate | None:
+        """The ratio with its interval; None below 2 blocks."""
+        values = [value for pair in self.pairs for value in pair]
+        return trimmed(values, confidence) if len(values) > 1 else None
+
+    def early(self) -> Call | None:
+        """The verdict if this is a time to look and it is already clear, else None."""
+        if self.blocks < self._look:
+            return None
+        self._look = math.ceil(self.blocks * GROWTH)
+        strict, usual = self.estimate(EARLY), self.estimate()
+        assert strict is not None and usual is not None
+        if (call := judged(strict.ratio, strict.low, strict.high)) in DIFFERENT:
+            return call
+        return "no difference" if usual.low > 1 / (1 + FLOOR) and usual.high < 1 + FLOOR else None
+
+
+def trimmed(values: list[float], confidence: float = CONFIDENCE) -> Estimate:
+    """The trimmed mean of log-ratios with its interval, as ratios. values: at least two.
+
+    Other work on the machine disturbs some blocks far more than the rest. The interval is that of Tukey and McLaughlin
+    (1963): Student's t with the variance of the winsorized values.
+    """
+    ordered, count = sorted(values), len(values)
+    cut = int(TRIMMED * count)
+    kept = ordered[cut : count - cut]
+    ends = [kept[0]] * cut + kept + [kept[-1]] * cut
+    df = len(kept) - 1.0
+    error = math.sqrt(variance(ends) / count) / (1 - 2 * cut / count)
+    ratio = math.exp(fmean(kept))
+    low, high = interval(ratio, error, df, confidence)
+    return Estimate(ratio, low, high, count, pairs=0, df=df, method=METHOD)
 
 
 def within(pairs: Sequence[Sequence[float]]) -> tuple[float, float] | None:
