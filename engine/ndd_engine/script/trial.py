@@ -83,7 +83,7 @@ def _known(seen: dict[str, Any], sets: Sequence[str]) -> Iterator[str]:
     """What was seen of the script, as far as it goes with the settings."""
     alone = any(item.replace(" ", "") == "loader.workers=0" for item in sets)
     for key, value in flatten({name: body for name, body in seen.items() if name != "script"}).items():
-        if key in OF_SCRIPTS and value is not None and not (alone and key in _NEED_WORKERS):
+        if key in OF_SCRIPTS and value is not None and not (alone and value and key in _NEED_WORKERS):
             yield f"{key}={_text(value)}"
 
 
