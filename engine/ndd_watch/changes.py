@@ -7,7 +7,7 @@ needs a row here and a key in the schema of the configuration. Rows are in the o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .caching import Cache
@@ -47,6 +47,8 @@ CHECKS = {
 MOST_WORKERS = 16
 MOST_MICRO = 16  # times the micro-batch of the baseline
 SET = "already set"
+_NO_ATTENTION = "this model does not use scaled_dot_product_attention"
+_NO_CONVOLUTIONS = "this model has no convolutions"
 
 
 @dataclass(frozen=True)
@@ -64,20 +66,20 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Situation:
+class Place:
     """What the candidates depend on.
 
-    settings: by key, as they are; a key that is missing is unknown, or is no setting of this training. gpu: whether
-    there is a CUDA GPU, with its capability if that is known. cores: whole cores of this process. bf16: whether the CPU
-    has native bf16, None if unknown. model: what is known of it ("attention", "convolutions", "in memory", "unrolled").
+    gpu: whether there is a CUDA GPU, with its capability if that is known. cores: whole cores of this process. bf16:
+    whether the CPU has native bf16, None if unknown. settings: by key, as they are; a missing key is unknown, or no
+    setting of this training. model: what is known of it ("attention", "convolutions", "in memory", "unrolled").
     no_graph: why a step cannot be a CUDA graph. script: whether somebody else's script trains.
     """
 
-    settings: Mapping[str, Any]
     gpu: bool
     cores: int
     capability: tuple[int, int] | None = None
     bf16: bool | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     model: frozenset[str] = frozenset()
     no_graph: str = ""
     script: bool = False
@@ -93,18 +95,9 @@ class Situation:
         return self.capability is not None and self.capability < (8, 0)
 
     @property
-    def ddp(self) -> bool:
-        """Whether several ranks have the whole model each."""
-        return bool(self.settings["parallel.ranks"] > 1 and self.settings["parallel.strategy"] == "ddp")
-
-    @property
-    def sharded(self) -> bool:
-        """Whether several ranks share the model."""
-        return bool(self.settings["parallel.ranks"] > 1 and not self.ddp)
-
-    def lacks(self, what: str, text: str) -> str:
-        """The text if the model is not known to have something."""
-        return "" if what in self.model else text
+    def strategy(self) -> str:
+        """How several ranks share the model; "" for one rank."""
+        return str(self.settings["parallel.strategy"]) if self.settings["parallel.ranks"] > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ class Once:
 
     names: str
     value: str = "true"
-    missing: Callable[[Situation], str | None] = lambda here: ""
+    missing: Callable[[Place], str | None] = lambda here: ""
 
 
 @dataclass(frozen=True)
@@ -121,7 +114,7 @@ class Sweep:
     """Tuning tries several values, or other settings with it. names: what --only accepts."""
 
     names: str
-    each: Callable[[Situation], Iterator[Candidate]]
+    each: Callable[[Place], Iterator[Candidate]]
 
 
 @dataclass(frozen=True)
@@ -169,18 +162,18 @@ class Row:
     tries: Once | Sweep | None = None
 
 
-def _cached(here: Situation) -> str | None:
+def _cached(here: Place) -> str | None:
     if here.script and "loader.workers" not in here.settings:
         return None
     return "the items are already in memory, unencoded" if "in memory" in here.model else ""
 
 
-def _device(here: Situation) -> Iterator[Candidate]:
+def _device(here: Place) -> Iterator[Candidate]:
     alone = ("loader.workers=0",) if here.settings["loader.workers"] else ()
     yield Candidate("device", "data on the GPU", (*alone, "loader.placement=device"), missing=here.no_gpu)
 
 
-def _workers(here: Situation) -> Iterator[Candidate]:
+def _workers(here: Place) -> Iterator[Candidate]:
     if "loader.workers" not in here.settings:
         return
     powers = (2**power for power in range(min(here.cores, MOST_WORKERS).bit_length()))
@@ -189,7 +182,7 @@ def _workers(here: Situation) -> Iterator[Candidate]:
         yield Candidate(f"workers-{count}", title, (f"loader.workers={count}",), "workers")
 
 
-def _threads(here: Situation) -> Iterator[Candidate]:
+def _threads(here: Place) -> Iterator[Candidate]:
     missing = "the GPU computes" if here.gpu else ""
     for count in dict.fromkeys((here.cores, here.cores // 2, 1)):
         if 0 < count != (here.settings.get("run.threads") or here.cores):
@@ -197,7 +190,7 @@ def _threads(here: Situation) -> Iterator[Candidate]:
             yield Candidate(f"threads-{count}", title, (f"run.threads={count}",), "threads", missing)
 
 
-def _micro(here: Situation) -> Iterator[Candidate]:
+def _micro(here: Place) -> Iterator[Candidate]:
     micro, accumulation = here.settings["batch.micro"], here.settings["batch.accumulation"]
     if accumulation == 1:
         missing = "the micro-batch is already the effective batch"
@@ -210,18 +203,18 @@ def _micro(here: Situation) -> Iterator[Candidate]:
         times *= 2
 
 
-def _fused(here: Situation) -> str | None:
+def _fused(here: Place) -> str | None:
     known = {None: None, "auto": "auto uses it where torch supports it", "fused": SET}
     return known.get(here.settings.get("optimizer.implementation"), "")
 
 
-def _compress(here: Situation) -> Iterator[Candidate]:
-    if here.ddp:
+def _compress(here: Place) -> Iterator[Candidate]:
+    if here.strategy == "ddp":
         half = "bf16" if here.gpu else "fp16"  # gloo does not compress to bf16
         yield Candidate("compress", f"gradients exchanged in {half}", (f"parallel.compress={half}",))
 
 
-def _amp(here: Situation) -> Iterator[Candidate]:
+def _amp(here: Place) -> Iterator[Candidate]:
     amp = here.settings.get("precision.amp", "off")
     # auto resolves to off on the CPU
     lowered = "" if amp == "off" or (amp == "auto" and not here.gpu) else "mixed precision is already on"
@@ -234,13 +227,11 @@ def _amp(here: Situation) -> Iterator[Candidate]:
         yield Candidate("fp16", "mixed precision, fp16", ("precision.amp=fp16",), "amp", missing)
 
 
-def _cudnn(here: Situation) -> str:
-    return here.no_gpu or (
-        "" if here.script else here.lacks("convolutions", "this model has no convolutions")
-    )
+def _cudnn(here: Place) -> str:
+    return here.no_gpu or ("" if here.script or "convolutions" in here.model else _NO_CONVOLUTIONS)
 
 
-def _compile(here: Situation) -> Iterator[Candidate]:
+def _compile(here: Place) -> Iterator[Candidate]:
     missing = (
         "" if here.gpu or "unrolled" not in here.model else "compiling its unrolled decoder takes minutes"
     )
@@ -313,12 +304,12 @@ _ROWS = (
     # Exchange.
     Row(
         "parallel.bucket_mb", "gradient buckets of 100 MB",
-        tries=Once("buckets", "100", lambda here: "" if here.ddp else None),
+        tries=Once("buckets", "100", lambda here: "" if here.strategy == "ddp" else None),
     ),
     Row("parallel.compress", "exchanged gradients", alters=ARITHMETIC, tries=Sweep("compress", _compress)),
     Row(
         "parallel.reshard", "parameters kept after forward",
-        tries=Once("gathered", "false", lambda here: "" if here.sharded else None),
+        tries=Once("gathered", "false", lambda here: "" if here.strategy == "fsdp2" else None),
     ),
     # Precision.
     Row(
@@ -335,15 +326,12 @@ _ROWS = (
     Row(
         "speed.attention", "attention backend chosen by torch", Attention, MODEL,
         "run attention under torch.nn.attention.sdpa_kernel with the {value} backend", ARITHMETIC,
-        Once(
-            "attention", "auto",
-            lambda here: here.lacks("attention", "this model does not use scaled_dot_product_attention"),
-        ),
+        Once("attention", "auto", lambda here: "" if "attention" in here.model else _NO_ATTENTION),
     ),
     Row(
         "speed.channels_last", "channels-last memory format", ChannelsLast, "",
         "convert the model and the images with .to(memory_format=torch.channels_last)", ARITHMETIC,
-        Once("channels-last", missing=lambda here: here.lacks("convolutions", "this model has no convolutions")),
+        Once("channels-last", missing=lambda here: "" if "convolutions" in here.model else _NO_CONVOLUTIONS),
     ),
     Row(
         "speed.cudnn_benchmark", "cuDNN benchmark", CudnnBenchmark, "",
@@ -379,7 +367,7 @@ def switched_by(*ways: str) -> frozenset[str]:
     return frozenset(row.key for row in _ROWS if row.own in ways)
 
 
-def candidates(here: Situation) -> tuple[Candidate, ...]:
+def candidates(here: Place) -> tuple[Candidate, ...]:
     """What tuning tries, in the order of the table; for a script only what can be measured."""
     found: list[Candidate] = []
     for row in _ROWS:

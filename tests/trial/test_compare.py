@@ -14,8 +14,7 @@ from ndd_console.render.text import lines as text_lines
 from ndd_console.words.comparison import several_compared
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event, SampleEvent
-from ndd_engine.trial.compare import Comparison, compare, compare_several
-from ndd_engine.trial.series import Stretch, rate, ratio, warm_up
+from ndd_engine.trial.compare import Comparison, Stretch, compare, compare_several, rate, ratio, warm_up
 
 
 def compared(folder: Path, a: list[Event], b: list[Event], **of_b: object) -> Comparison:

@@ -12,10 +12,10 @@ from measured import Bench, machine, trial
 
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, NddError, UsageError
-from ndd_engine.trial.candidates import Place
+from ndd_engine.trial.candidates import place_of, trained
 from ndd_engine.trial.request import Base
 from ndd_engine.trial.tuning import TuningRow, TuningState, run_tuning
-from ndd_watch.changes import candidates
+from ndd_watch.changes import Place, candidates
 
 NDD = ("batch.micro=64", "loader.fetch=item")
 SUMMARISE = (
@@ -187,7 +187,7 @@ def test_larger_micro_batches_keep_the_effective_batch_and_end_when_memory_runs_
 def test_every_candidate_is_the_same_training(workload: str) -> None:
     plain = ("precision.amp=off", "precision.tf32=false")
     config = read(None, plain, workload).resolve()
-    for candidate in candidates(Place(gpu=True, cores=16, capability=(9, 0)).situation(config)):
+    for candidate in candidates(trained(Place(gpu=True, cores=16, capability=(9, 0)), config)):
         try:
             changed = read(None, (*plain, *candidate.sets), workload).resolve()
         except ConfigError:
@@ -206,10 +206,10 @@ def test_every_candidate_is_the_same_training(workload: str) -> None:
 def test_a_cpu_without_bf16_does_not_try_it(tmp_path: Path, text: str, has: bool | None) -> None:
     flags = tmp_path / "cpuinfo"
     flags.write_text(text)
-    place = Place.of(machine(), flags)
+    place = place_of(machine(), flags)
     assert place.bf16 is has
     (bf16,) = (
-        item for item in candidates(place.situation(read(workload="eeg").resolve())) if item.name == "bf16"
+        item for item in candidates(trained(place, read(workload="eeg").resolve())) if item.name == "bf16"
     )
     assert bool(bf16.missing) is (has is False)
 

@@ -9,10 +9,10 @@ from ndd_engine.diagnose import Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.trial.candidates import Place
+from ndd_engine.trial.candidates import observed
 from ndd_engine.trial.request import Base, TrialRequest
 from ndd_engine.trial.tuning import Tuning, TuningState
-from ndd_watch.changes import OF_SCRIPTS, Candidate, candidates
+from ndd_watch.changes import OF_SCRIPTS, Candidate, Place, candidates
 
 from .edits import Edit
 from .trial import changes_of, edit_for
@@ -20,7 +20,7 @@ from .trial import changes_of, edit_for
 
 def candidates_for(run: RunEvent, findings: Sequence[Finding], place: Place) -> list[Candidate]:
     """What is tried: what the findings propose first."""
-    usual = {one.sets: one for one in candidates(place.of_script(run.config, run.device, run.threads))}
+    usual = {one.sets: one for one in candidates(observed(place, run.config, run.device, run.threads))}
     proposed = [item.sets for item in findings if item.sets]
     known = [sets for sets in proposed if all(item.partition("=")[0] in OF_SCRIPTS for item in sets)]
     first = {sets: usual.get(sets) or Candidate(" ".join(sets), " ".join(sets), sets) for sets in known}

@@ -10,7 +10,7 @@ from ndd_engine.config import Config
 from ndd_engine.text import duration
 from ndd_watch.changes import AROUND, LOADER, MODEL, switched_by
 
-from .replicates import ENOUGH, Usual, reach
+from .estimates import ENOUGH, Usual, reach
 
 # Seconds of a run: long enough to average out scheduler noise, short enough for slow drifts to cancel.
 LEAST_S = 0.25

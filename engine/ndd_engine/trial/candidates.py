@@ -1,9 +1,9 @@
-"""The candidates of the table of changes for a training on this machine."""
+"""What the candidates of the table of changes depend on: this machine, and what trains on it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import OWN, kind
 from ndd_engine.graphs import why_no_graph
 from ndd_engine.hardware.gpu import Machine
-from ndd_watch.changes import Candidate, Situation
+from ndd_watch.changes import Place
 
 from .outcome import flatten
 
@@ -29,67 +29,35 @@ KNOWN = {
 BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What the candidates depend on besides the configuration. gpu: whether there is a CUDA GPU.
-
-    cores: whole cores usable by this process. capability: of the GPU, None if unknown. bf16: whether the CPU has
-    native bf16, None if unknown.
-    """
-
-    gpu: bool
-    cores: int
-    capability: tuple[int, int] | None = None
-    bf16: bool | None = None
-
-    @classmethod
-    def of(cls, machine: Machine, cpuinfo: Path = Path("/proc/cpuinfo")) -> Place:
-        """As detected."""
-        found = machine.chosen
-        return cls(
-            machine.device != "cpu",
-            max(int(machine.host.usable_cpus), 1),
-            found.compute_capability if found is not None else None,
-            _has_bf16(cpuinfo),
-        )
-
-    def situation(self, config: Config) -> Situation:
-        """That of a configuration."""
-        amp, ranks = config.precision.amp, config.parallel.ranks
-        here = Situation(
-            flatten(config.model_dump(mode="json")),
-            **asdict(self),
-            model=KNOWN.get(kind(config.workload) or "", frozenset()),
-        )
-        scales = amp == "fp16" or (amp == "auto" and here.old)  # as `make_precision` chooses
-        no_graph = why_no_graph(self.gpu, ranks, scales, config.optimizer.name) or ""
-        # The ranks of a machine share its cores.
-        return replace(here, cores=max(self.cores // ranks, 1), no_graph=no_graph)
-
-    def of_script(self, seen: Mapping[str, Any], device: str, threads: int | None) -> Situation:
-        """That of a script. seen: its recorded configuration."""
-        known = flatten({key: value for key, value in seen.items() if key != "script"})
-        here = Situation({**known, "run.threads": threads}, **asdict(self), script=True)
-        return replace(here, gpu=device.startswith("cuda"))
-
-
-def _has_bf16(cpuinfo: Path) -> bool | None:
+def place_of(machine: Machine, cpuinfo: Path = Path("/proc/cpuinfo")) -> Place:
+    """A machine, as detected."""
+    chosen, bf16 = machine.chosen, None
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return None
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), None)
-    return None if flags is None else bool(BF16_FLAGS & set(flags))
+        lines = []
+    if flags := [line.partition(":")[2].split() for line in lines if line.startswith("flags")]:
+        bf16 = not BF16_FLAGS.isdisjoint(flags[0])
+    capability = chosen.compute_capability if chosen is not None else None
+    return Place(machine.device != "cpu", max(int(machine.host.usable_cpus), 1), capability, bf16)
 
 
-def matching(all_candidates: Sequence[Candidate], only: Sequence[str]) -> set[str]:
-    """Names of the candidates selected by name or group. Raises KeyError with the first unknown one."""
-    found: set[str] = set()
-    for wanted in only:
-        names = {
-            candidate.name for candidate in all_candidates if wanted in (candidate.name, candidate.group)
-        }
-        if not names:
-            raise KeyError(wanted)
-        found |= names
-    return found
+def trained(place: Place, config: Config) -> Place:
+    """A machine on which a configuration is trained."""
+    amp, ranks = config.precision.amp, config.parallel.ranks
+    scales = amp == "fp16" or (amp == "auto" and place.old)  # as `make_precision` chooses
+    return replace(
+        place,
+        cores=max(place.cores // ranks, 1),  # the ranks of a machine share them
+        settings=flatten(config.model_dump(mode="json")),
+        model=KNOWN.get(kind(config.workload) or "", frozenset()),
+        no_graph=why_no_graph(place.gpu, ranks, scales, config.optimizer.name) or "",
+    )
+
+
+def observed(place: Place, seen: Mapping[str, Any], device: str, threads: int | None) -> Place:
+    """A machine on which a script was observed. seen: its recorded configuration."""
+    known = flatten({key: value for key, value in seen.items() if key != "script"})
+    return replace(
+        place, gpu=device.startswith("cuda"), settings={**known, "run.threads": threads}, script=True
+    )

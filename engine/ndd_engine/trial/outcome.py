@@ -12,11 +12,9 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import counted, duration, number, size
 from ndd_watch.changes import TABLE
 
-from .paired import Estimate
-from .replicates import METHOD
+from .estimates import CONFIDENCE, DIFFERENT, FLOOR, METHOD, Estimate
 from .request import TrialRequest
 from .side import SideFacts, not_in_effect
-from .verdict import CONFIDENCE, DIFFERENT, FLOOR
 
 # Maximum relative difference of losses that count as close.
 CLOSE = 0.01

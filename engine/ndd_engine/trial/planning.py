@@ -20,7 +20,7 @@ from .blocks import (
     plan_blocks,
     plan_switches,
 )
-from .replicates import Usual
+from .estimates import Usual
 from .sides import ESTIMATE_S, Sides
 
 

@@ -1,10 +1,10 @@
 """Scaling: how much faster several ranks train than one, and where the rest of the time goes.
 
-Trials of one number of ranks after another.
-
 Each number of ranks is measured against the first in a trial of its own: both sides take turns in ABBA blocks, and
 are started several times. The efficiency is the ratio of the throughputs over that of the numbers of ranks, so its
-interval is that of the trial.
+interval is that of the trial. With k times the items per rank, linear scaling needs k times the step of the first
+number of ranks. What a part of the step takes beyond k times that part is lost; the parts add up to the step, and so
+do these.
 """
 
 from __future__ import annotations
@@ -12,26 +12,229 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import ConfigError, UsageError
-from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.detect import detect, equal_gpus
 from ndd_engine.hardware.gpu import Machine
+from ndd_engine.hardware.host import usable_threads
+from ndd_engine.record.across import EXCHANGE, SKEW
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import counted, percent
+from ndd_engine.text import counted, percent, span
 from ndd_engine.train.preflight import preflight
 
+from .estimates import CONFIDENCE
 from .outcome import times, with_interval
 from .request import Base, Measure, Progress, TrialRequest
-from .scaling_losses import Lost, lost
-from .scaling_plan import RANK, Point, counts_for, held, points
 from .trial import run_trial
 from .tuning import start_config
-from .verdict import CONFIDENCE
+
+# What stays the same for every number of ranks: the batch of a rank (weak scaling) or that of all (strong scaling).
+RANK, EFFECTIVE = HOLDS = ("rank", "effective")
+STRATEGIES = ("ddp", "fsdp2")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A number of ranks with its batch. strategy: "" for a single rank, which shares nothing.
+
+    effective: batch.effective, if the configuration sets it. several: whether strategies are compared.
+    """
+
+    ranks: int
+    strategy: str
+    micro: int
+    accumulation: int
+    effective: int | None = None
+    several: bool = False
+
+    @property
+    def name(self) -> str:
+        """ "1 rank", "4 ranks, fsdp2"."""
+        named = self.strategy and (self.several or self.strategy != "ddp")
+        return counted(self.ranks, "rank") + (f", {self.strategy}" if named else "")
+
+    @property
+    def items(self) -> int:
+        """Items of one rank per optimizer step."""
+        return self.micro * self.accumulation
+
+    def settings(self) -> dict[str, str]:
+        """By key, as in TOML."""
+        found = {
+            "parallel.ranks": str(self.ranks),
+            "batch.micro": str(self.micro),
+            "batch.accumulation": str(self.accumulation),
+        }
+        if self.effective is not None:
+            found["batch.effective"] = str(self.effective)
+        if self.strategy:
+            found["parallel.strategy"] = self.strategy
+        return found
+
+    def sets(self, than: dict[str, str]) -> tuple[str, ...]:
+        """As "key=value", without those that are the same in `than`."""
+        return tuple(f"{key}={value}" for key, value in self.settings().items() if than.get(key) != value)
+
+
+def counts_of(text: str) -> tuple[int, ...]:
+    """The numbers of ranks in "1,2,4", ascending. Raises UsageError."""
+    found: list[int] = []
+    for word in text.split(","):
+        if not word.strip().isdecimal() or int(word) < 1:
+            raise UsageError(f"--ranks {text}: allowed: numbers of ranks from 1, such as 1,2,4")
+        found.append(int(word))
+    if len(set(found)) < len(found):
+        raise UsageError(f"--ranks {text}: each number of ranks once")
+    return tuple(sorted(found))
+
+
+def strategies_of(text: str) -> tuple[str, ...]:
+    """The strategies in "ddp,fsdp2". Raises UsageError."""
+    found = tuple(word.strip() for word in text.split(","))
+    if set(found) - set(STRATEGIES) or len(set(found)) < len(found):
+        raise UsageError(f"--strategy {text}: allowed: ddp, fsdp2 or ddp,fsdp2")
+    return found
+
+
+def counts_for(asked: Sequence[int], machine: Machine, device: str = "auto") -> tuple[int, ...]:
+    """The numbers of ranks to compare: those asked for, or 1, 2, 4, … up to the GPUs or the cores of this machine.
+
+    device: run.device as configured. Raises UsageError if the machine has not enough GPUs, or if there is nothing to
+    compare.
+    """
+    gpu = machine.device != "cpu"
+    if device.startswith("cuda:"):
+        raise UsageError(f"run.device is {device}, which all ranks would share: --set run.device=auto")
+    gpus = len(equal_gpus(machine))
+    most = gpus if gpu else usable_threads(machine.host)
+    found = tuple(asked) or tuple(dict.fromkeys((*(2**power for power in range(most.bit_length())), most)))
+    if gpu and max(found) > most:
+        raise UsageError(f"--ranks {max(found)}: this machine has {counted(most, 'GPU')} of one kind")
+    if not asked and most == 1:
+        what = "GPU" if gpu else "core"
+        more = "" if gpu else "; --ranks 1,2 measures two ranks on it"
+        raise UsageError(f"this machine has one {what}: there is nothing to compare{more}")
+    return found
+
+
+def points(
+    config: Config, counts: Sequence[int], strategies: Sequence[str], hold: str | None
+) -> tuple[Point, ...]:
+    """What to compare; the first is what the others are compared with.
+
+    strategies: () for the configured one. hold: RANK or EFFECTIVE; None for what the configuration holds. Raises
+    UsageError.
+    """
+    hold = hold or held(config)
+    found: list[Point] = []
+    for count in counts:
+        micro, accumulation = config.batch.micro, config.batch.accumulation
+        if hold == EFFECTIVE:
+            micro, accumulation = _divided(config, count)
+        effective = None if config.batch.effective is None else micro * accumulation * count
+        wanted = strategies or (config.parallel.strategy,)
+        found += [
+            Point(count, strategy, micro, accumulation, effective, len(wanted) > 1)
+            for strategy in (wanted if count > 1 else ("",))
+        ]
+    if len(found) < 2:
+        raise UsageError(f"--ranks {counts[0]}: there is nothing to compare; allowed: several, such as 1,2")
+    return tuple(found)
+
+
+def held(config: Config) -> str:
+    """What the configuration holds: the effective batch if it is set, else the batch of a rank."""
+    return RANK if config.batch.effective is None else EFFECTIVE
+
+
+def _divided(config: Config, count: int) -> tuple[int, int]:
+    """(micro-batch, accumulation) of a rank for the configured effective batch."""
+    total = config.items_per_step
+    if total % count:
+        raise UsageError(
+            f"--ranks {count}: the effective batch of {total} cannot be shared by {count} ranks: choose another "
+            "number, or --hold rank"
+        )
+    each = total // count
+    micro = next(size for size in range(min(config.batch.micro, each), 0, -1) if not each % size)
+    return micro, each // micro
+
+
+COMPUTATION, OPTIMIZER, DATA, OTHER = "computation", "optimizer", "data", "other"
+_PART_OF = {
+    "forward": COMPUTATION, "loss": COMPUTATION, "backward": COMPUTATION,
+    "clip": OPTIMIZER, "optimizer": OPTIMIZER, "zero_grad": OPTIMIZER,
+    "data_wait": DATA, "to_device": DATA, EXCHANGE: EXCHANGE, SKEW: SKEW,
+}  # fmt: skip
+# Less of a step is not worth a word.
+LEAST = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """part: what; ns: per step; share: of the step; why: the reason, if it is known."""
+
+    part: str
+    ns: float
+    share: float
+    why: str = ""
+
+
+def lost(first: Point, base: Mapping[str, Any], point: Point, change: Mapping[str, Any]) -> tuple[Lost, ...]:
+    """What is lost with `point`, the largest part first; () if the parts of a step are unknown.
+
+    base, change: the facts of both, see SideFacts. A part that takes less than expected is negative.
+    """
+    gpu = str(change.get("device", "")).startswith("cuda")
+    before, after = (_parts(facts.get("parts_ns") or {}, gpu) for facts in (base, change))
+    step = sum(after.values())
+    if not before or not step:
+        return ()
+    times = point.items / first.items
+    found = []
+    for part in {**after, **before}:
+        ns = after.get(part, 0.0) - times * before.get(part, 0.0)
+        found.append(Lost(part, ns, ns / step, _why(part, first, base, point, change, gpu)))
+    return tuple(sorted(found, key=lambda one: -one.ns))
+
+
+def in_words(parts: Sequence[Lost]) -> Iterator[str]:
+    """ "lost of each step: 4.2 ms computation (21 %, …), 1.0 ms exchange (5 %)", and what is gained, if anything."""
+    for word, sign in (("lost", 1), ("gained", -1)):
+        named = sorted((one for one in parts if one.share * sign >= LEAST), key=lambda one: -one.ns * sign)
+        texts = (
+            f"{span(one.ns * sign)} {one.part} ({percent(one.share * sign)}{', ' * bool(one.why)}{one.why})"
+            for one in named
+        )
+        if named:
+            yield f"{word} of each step: {', '.join(texts)}"
+
+
+def _parts(phases: Mapping[str, float], gpu: bool) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, ns in phases.items():
+        part = _PART_OF.get(name, OTHER)
+        if gpu and part in (OPTIMIZER, OTHER):
+            part = COMPUTATION  # the host waits for the GPU in any of them
+        found[part] = found.get(part, 0.0) + ns
+    return found
+
+
+def _why(
+    part: str, first: Point, base: Mapping[str, Any], point: Point, change: Mapping[str, Any], gpu: bool
+) -> str:
+    before, after = base.get("threads"), change.get("threads")
+    if part == COMPUTATION and not gpu and before and after and after < before:
+        return f"{after} instead of {before} threads on each rank"
+    if part == OPTIMIZER and point.strategy == "ddp" and point.items < first.items:
+        return "each rank updates the whole model"
+    return {EXCHANGE: "not hidden by computation", SKEW: "waiting for slower ranks"}.get(part, "")
+
 
 # A comparison ends early once its interval reaches at most this share to either side.
 WITHIN = 0.02

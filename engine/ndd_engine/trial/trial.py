@@ -25,15 +25,13 @@ from ndd_engine.record.events import TrialEvent
 
 from .blocks import FEWEST_ABBA, BlockPlan, BlocksDoNotFitError, can_switch, plan_pairs
 from .drafts import drafts
+from .estimates import ENOUGH, FLOOR, OneProcess, Replicates, abba_log_ratio
 from .history import History
 from .outcome import differences, result
-from .paired import abba_log_ratio
 from .pausing import alone
 from .planning import NotMeasurableError, Planner
-from .replicates import ENOUGH, OneProcess, Replicates
 from .request import MEASURING, Base, Progress, TrialRequest
 from .sides import SIDES, SideFailedError, Sides
-from .verdict import FLOOR
 
 Tell = Callable[[Progress], None]
 

@@ -24,9 +24,9 @@ from ndd_engine.text import number, printable
 from ndd_engine.train.preflight import preflight
 from ndd_watch.changes import SET, Candidate, candidates
 
-from .candidates import Place, matching
-from .confirm import unconfirmed
-from .outcome import breaks_even, with_interval
+from .candidates import place_of, trained
+from .estimates import estimate_of, judged, over
+from .outcome import breaks_even, times, with_interval
 from .process import SideProcess
 from .request import Base, Measure, Progress, TrialRequest
 from .trial import run_trial
@@ -135,7 +135,7 @@ def run_tuning(
         def refused(kept: Sequence[str], sets: Sequence[str]) -> str:
             return SET if read(path, (*kept, *sets)).resolve() == read(path, kept).resolve() else ""
 
-        found = candidates(Place.of(machine).situation(config))
+        found = candidates(trained(place_of(machine), config))
         start = replace(base, config=path, workload=None, sets=())
         state = tuning.run(start, found, refused, config.run.max_steps)
         device = machine.chosen.name if machine.chosen is not None else machine.host.cpu
@@ -213,13 +213,11 @@ class Tuning:
         self._tell(self.state)
 
     def _rows(self, found: Sequence[Candidate]) -> tuple[TuningRow, ...]:
-        try:
-            wanted = matching(found, self._only) if self._only else {candidate.name for candidate in found}
-        except KeyError as error:
-            names = ", ".join(dict.fromkeys(candidate.name for candidate in found))
-            raise UsageError(
-                f"--only {printable(str(error.args[0]))}: no such candidate; allowed: {names}"
-            ) from None
+        for name in self._only:
+            if not any(name in (one.name, one.group) for one in found):
+                names = ", ".join(dict.fromkeys(one.name for one in found))
+                raise UsageError(f"--only {printable(name)}: no such candidate; allowed: {names}")
+        wanted = {one.name for one in found if not self._only or {one.name, one.group} & set(self._only)}
         why = {one.name: one.missing or ("" if one.name in wanted else NOT_ASKED) for one in found}
         return tuple(
             TuningRow(one, "skipped" if why[one.name] else "waiting", reason=why[one.name]) for one in found
@@ -360,3 +358,22 @@ def _figures(trial: TrialEvent) -> str:
     if trial.ratio is None:
         return ""
     return with_interval(f"{trial.ratio:.3g}x", trial.confidence, trial.low, trial.high)
+
+
+def unconfirmed(total: TrialEvent, before: TrialEvent | None) -> str:
+    """Why the final comparison does not confirm the last kept setting; "" if it does, or if it was stopped.
+
+    total: all kept settings vs. the baseline. before: the same without the last one; None if there were none.
+    """
+    if total.verdict == "stopped":
+        return ""
+    found = estimate_of(total)
+    if found is None:
+        return f"faster, but not confirmed vs. the baseline: {total.text}"
+    earlier = estimate_of(before) if before is not None else None
+    if earlier is not None:
+        found = over(found, earlier)
+    if judged(found.ratio, found.low, found.high) == "faster":
+        return ""
+    shown = with_interval(f"{times(found.ratio)}x", total.confidence, found.low, found.high, times)
+    return f"faster, but not confirmed vs. the baseline: {shown}"

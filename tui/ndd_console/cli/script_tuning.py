@@ -21,7 +21,7 @@ from ndd_engine.script.contained import OFFLINE, check_contained, check_ranks, c
 from ndd_engine.script.run import ScriptRequest, ScriptRun
 from ndd_engine.script.trial import run_script_trial
 from ndd_engine.script.tuning import tune_script
-from ndd_engine.trial.candidates import Place
+from ndd_engine.trial.candidates import place_of
 from ndd_engine.trial.request import Progress, TrialRequest
 from ndd_engine.trial.tuning import Tuning
 
@@ -53,7 +53,7 @@ def tune_script_run(asked: Asked, script: RunDir | None) -> int:
 
         look, side_effects = TuningProgress(say).look, asked.allow_side_effects
         tuning = Tuning(asked.budget, asked.only, look, stop, measure, side_effects)
-        tuned, edit = tune_script(directory, run, seen, Place.of(detect(use_torch=False)), tuning)
+        tuned, edit = tune_script(directory, run, seen, place_of(detect(use_torch=False)), tuning)
     diff, advice = (edit.diff, edit.advice) if edit is not None else ([], ())
     if asked.as_json:
         show({**tuned.to_dict(), "diff": diff, "advice": advice})

@@ -6,8 +6,7 @@ import string
 from collections.abc import Callable, Iterator
 
 from ndd_engine.text import MISSING, number, plural, rate, size
-from ndd_engine.trial.compare import Comparison, SeveralCompared, phase_names
-from ndd_engine.trial.recorded import Recorded
+from ndd_engine.trial.compare import Comparison, Recorded, SeveralCompared, phase_names
 
 from .blocks import Block, Facts, Table, clip
 from .figures import ns

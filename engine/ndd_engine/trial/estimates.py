@@ -1,10 +1,16 @@
-"""The estimate of a trial: ABBA blocks grouped by the pair of processes that measured them. No input, no output.
+"""The verdict on ABBA blocks: the log-ratio with its interval, from pairs of processes or from one process.
+
+An ABBA block has four segments: baseline, candidate, candidate, baseline, or the reverse (BAAB). Its value is the mean
+of the log-ratios of its two pairs of neighbours, in which a drift that is linear over the block cancels.
 
 Two processes with the same configuration differ by about 1 % for as long as they live, so the blocks of one pair are
 not independent: the unit of replication is the pair. From ENOUGH pairs on, the interval is Student's t interval of
 the means of the pairs. With fewer pairs, when start-up is expensive, their variance is combined with the usual
 difference between processes on this machine (`Usual`) and with the variance between blocks of a pair. Where one process
 switches between both sides, what processes differ by cancels, and the unit of replication is the block.
+
+"faster" has an interval above 1 and a ratio above 1 + FLOOR, "slower" the reverse. "no difference" means that a speedup
+of FLOOR or more is excluded. Everything else is "inconclusive".
 """
 
 from __future__ import annotations
@@ -12,10 +18,98 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, variance
+from functools import cache
+from statistics import fmean, stdev, variance
+from typing import Literal
 
-from .paired import Estimate, interval, student_quantile
-from .verdict import CONFIDENCE, DIFFERENT, FLOOR, Call, judged
+from ndd_engine.record.events import TrialEvent
+
+# Smaller differences do not count.
+FLOOR = 0.02
+# Level of the reported interval.
+CONFIDENCE = 0.95
+
+Call = Literal["faster", "no difference", "slower", "inconclusive"]
+# Verdicts of a trial that found a difference.
+DIFFERENT = frozenset({"faster", "slower"})
+
+
+def judged(ratio: float, low: float, high: float) -> Call:
+    """The verdict on a ratio with the interval low..high."""
+    if low > 1 and ratio > 1 + FLOOR:
+        return "faster"
+    if high < 1 and ratio < 1 / (1 + FLOOR):
+        return "slower"
+    return "no difference" if high < 1 + FLOOR else "inconclusive"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A ratio with its interval, from `blocks` ABBA blocks of `pairs` pairs of processes (0: of one process).
+
+    df: degrees of freedom of the interval. method: "pairs", "usual difference", "one process" or "" (blocks of a single
+    pair, taken as independent). between: the difference between processes that the interval assumes, as a share.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    blocks: int
+    pairs: int = 1
+    df: float = 1.0
+    method: str = ""
+    between: float | None = None
+
+
+def abba_log_ratio(a1: float, b1: float, b2: float, a2: float) -> float:
+    """The log-ratio B over A of four rates, in the order in which they were measured."""
+    return (math.log(b1 / a1) + math.log(b2 / a2)) / 2
+
+
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
+    """The mean of log-ratios with Student's t interval, as ratios; None below 2 values."""
+    count = len(values)
+    if count < 2:
+        return None
+    ratio = math.exp(fmean(values))
+    low, high = interval(ratio, stdev(values) / math.sqrt(count), count - 1, confidence)
+    return Estimate(ratio, low, high, count, df=count - 1)
+
+
+def interval(ratio: float, error: float, df: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """(low, high) of a ratio. error, df: standard error of its logarithm, and the degrees of freedom of that error."""
+    # exp(100) is as good as unbounded and does not overflow; the rounding makes quantiles reusable.
+    reach = math.exp(min(student_quantile((1 + confidence) / 2, round(df, 1)) * error, 100.0))
+    return ratio / reach, ratio * reach
+
+
+# Student's distribution.
+
+SIMPSON = 256  # even number of intervals
+
+
+@cache
+def student_quantile(p: float, freedom: float) -> float:
+    """The p-quantile (0 < p < 1) of Student's t distribution with `freedom` degrees of freedom."""
+    if p < 0.5:
+        return -student_quantile(1 - p, freedom)
+    low, high = 0.0, 1.0
+    while student_cdf(high, freedom) < p:
+        low, high = high, high * 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_cdf(middle, freedom) < p else (low, middle)
+    return (low + high) / 2
+
+
+def student_cdf(t: float, freedom: float) -> float:
+    """The cumulative distribution function: Simpson's rule over the angle x = atan(t / sqrt(freedom))."""
+    step = math.atan(t / math.sqrt(freedom)) / SIMPSON
+    values: list[float] = [math.cos(index * step) ** (freedom - 1) for index in range(SIMPSON + 1)]
+    area = step / 3 * (values[0] + 4 * sum(values[1::2]) + 2 * sum(values[2:-1:2]) + values[-1])
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    return 0.5 + scale * area
+
 
 # Pairs from which their own variance suffices, and before which no trial ends early.
 ENOUGH = 4
@@ -225,24 +319,51 @@ def reach(usual: Usual, pairs: int, blocks: int, block_s: float) -> float:
     return student_quantile((1 + CONFIDENCE) / 2, df) * math.sqrt((usual.variance + inside) / pairs)
 
 
-def joined(estimates: Sequence[Estimate]) -> Estimate:
-    """Estimates of independent trials of the same change as one, weighted by their pairs. Raises ValueError."""
-    if not estimates:
-        raise ValueError("nothing was measured")
-    if len(estimates) == 1:
-        return estimates[0]
-    total = sum(one.pairs for one in estimates)
+def estimate_of(trial: TrialEvent) -> Estimate | None:
+    """The ratio of a trial with its interval; None without one."""
+    if trial.ratio is None or trial.low is None or trial.high is None or trial.df is None:
+        return None
+    blocks = trial.abba_blocks
+    return Estimate(
+        trial.ratio, trial.low, trial.high, blocks, trial.pairs, trial.df, trial.method, trial.between
+    )
+
+
+def joined(trials: Sequence[TrialEvent]) -> TrialEvent:
+    """Trials of the same change as one: their log-ratios weighted by their pairs of processes, or their blocks."""
+    first, *others = trials
+    estimates = [found for trial in trials if (found := estimate_of(trial)) is not None]
+    if not others or len(estimates) < len(trials):
+        return first
+    weights = [one.pairs or one.blocks for one in estimates]  # one process has no pairs
+    shares = [weight / sum(weights) for weight in weights]
     parts = [
-        ((one.pairs / total) ** 2 * error**2, one.df)
-        for one in estimates
-        if (error := standard_error(one)) is not None
+        ((share * standard_error(one)) ** 2, one.df) for share, one in zip(shares, estimates, strict=True)
     ]
-    mean = sum(one.pairs / total * math.log(one.ratio) for one in estimates)
+    mean = sum(share * math.log(one.ratio) for share, one in zip(shares, estimates, strict=True))
     spread = sum(part for part, _ in parts)
     df = spread**2 / sum(part**2 / df for part, df in parts) if spread else 1.0
     low, high = interval(math.exp(mean), math.sqrt(spread), df)
-    first = replace(estimates[0], ratio=math.exp(mean), low=low, high=high, pairs=total, df=df)
-    return replace(first, blocks=sum(one.blocks for one in estimates))
+    return replace(
+        first,
+        ratio=math.exp(mean),
+        low=low,
+        high=high,
+        abba_blocks=sum(one.blocks for one in estimates),
+        pairs=sum(one.pairs for one in estimates),
+        df=df,
+        seconds=sum(trial.seconds for trial in trials),
+    )
+
+
+def over(total: Estimate, before: Estimate) -> Estimate:
+    """What the last setting contributes: the ratio of two independent ratios to the same baseline."""
+    parts = [(standard_error(one) ** 2, one.df) for one in (total, before)]
+    spread = sum(part for part, _ in parts)
+    df = spread**2 / sum(part**2 / df for part, df in parts) if spread else 1.0
+    ratio = total.ratio / before.ratio
+    low, high = interval(ratio, math.sqrt(spread), df)
+    return Estimate(ratio, low, high, total.blocks, min(total.pairs, before.pairs), df, total.method)
 
 
 def standard_error(found: Estimate, confidence: float = CONFIDENCE) -> float:
