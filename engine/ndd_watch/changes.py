@@ -118,6 +118,15 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class Idea:
+    """What the diagnosis proposes where nothing slows a run down. when: from whether it has a GPU, and its value."""
+
+    value: str
+    text: str
+    when: Callable[[bool, Any], bool]
+
+
+@dataclass(frozen=True)
 class Argument:
     """An edit: arguments of the calls that make a DataLoader or an optimizer, from the value."""
 
@@ -160,6 +169,7 @@ class Row:
     edit: Argument | Statement | Items | str = ""
     alters: str = ""
     tries: Once | Sweep | None = None
+    idea: Idea | None = None
 
 
 def _cached(here: Place) -> str | None:
@@ -321,6 +331,7 @@ _ROWS = (
         "precision.amp", "mixed precision", Autocast, MODEL,
         'run the forward pass and the loss under torch.autocast("{device}", dtype={dtype})', ARITHMETIC,
         Sweep("amp, bf16, fp16", _amp),
+        Idea("bf16", "try bf16: it may be faster on this GPU", lambda gpu, now: gpu and now == "off"),
     ),
     # Kernels.
     Row(
@@ -341,6 +352,7 @@ _ROWS = (
     Row(
         "speed.compile", "torch.compile", Compile, "", "compile the model once before training: model.compile()",
         ARITHMETIC, Sweep("compile, reduce-overhead", _compile),
+        Idea("default", "try torch.compile: the compiled model may be faster", lambda _, now: now == "off"),
     ),
     Row(
         "speed.cuda_graph", "whole step as one CUDA graph",

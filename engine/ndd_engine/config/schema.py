@@ -336,6 +336,11 @@ class Config(Section):
     parallel: ParallelSection = ParallelSection()
     console: ConsoleSection = ConsoleSection()
 
+    def value(self, key: str) -> Any:
+        """The value of a dotted key."""
+        section, name = key.split(".")
+        return getattr(getattr(self, section), name)
+
     @property
     def items_per_step(self) -> int:
         """The effective batch size: items per optimizer step of all ranks."""

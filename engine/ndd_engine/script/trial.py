@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ndd_engine.config import Config, Draft, read
+from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.reader import load_state
@@ -175,16 +175,11 @@ class ScriptTrial(Trial):
 
     def _make_sides(self, base: Base) -> ScriptSides:
         before, config = self._configs
-        wanted = {key: _of(config, key) for key in self._changed if key not in self._start.changed}
+        wanted = {key: config.value(key) for key in self._changed if key not in self._start.changed}
         keys = [item.partition("=")[0].strip() for item in self.request.base.sets]
-        kept = {key: _of(before, key) for key in keys if key in OF_SCRIPTS}
+        kept = {key: before.value(key) for key in keys if key in OF_SCRIPTS}
         made, request = super()._make_sides(base), self.request
         return ScriptSides(
             self._command, self._start, kept, wanted, request.outside, base, request.sets, request.budget_s,
             made._left_s, made._tick,
         )  # fmt: skip
-
-
-def _of(config: Config, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)

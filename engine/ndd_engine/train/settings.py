@@ -16,6 +16,7 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.stream import StreamOrder
 from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.step.stepper import Stepper
+from ndd_watch.changes import GLOBALS
 
 from .due import Due
 
@@ -93,8 +94,7 @@ class VerifiedSettings:
     def _check(self, key: str, applied: object, verified: str, in_effect: bool | None = None) -> None:
         """Add an event if it is new. in_effect: None if `applied` has to equal the setting."""
         section, name = key.split(".")
-        table = getattr(self.config, section)
-        value = getattr(table, name)
+        table, value = getattr(self.config, section), self.config.value(key)
         effect = applied == value if in_effect is None else in_effect
         if value == type(table).model_fields[name].default:
             effect = None
@@ -126,8 +126,9 @@ class VerifiedSettings:
             graphs, breaks = counted(rehearsal.graphs, "graph"), counted(rehearsal.breaks, "graph break")
             how = f"{graphs}, {breaks}, {rehearsal.compile_s or 0:.1f} s to compile"
             self._check("speed.compile", speed.compile, how, rehearsal.graphs > 0)
-        how = "read back from torch.backends.cudnn" if self._gpu else NO_GPU
-        self._check("speed.cudnn_benchmark", bool(torch.backends.cudnn.benchmark) and self._gpu, how)
+        for key, kind in GLOBALS.items():
+            here = self._gpu or not kind.on_gpu
+            self._check(key, here and kind(None, None).get(), "read back from torch" if here else NO_GPU)
         how = "read back from torch; operations without a deterministic implementation raise"
         self._check("speed.deterministic", torch.are_deterministic_algorithms_enabled(), how)
         if speed.channels_last:

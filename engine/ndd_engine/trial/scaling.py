@@ -135,7 +135,15 @@ def points(
     for count in counts:
         micro, accumulation = config.batch.micro, config.batch.accumulation
         if hold == EFFECTIVE:
-            micro, accumulation = _divided(config, count)
+            total = config.items_per_step
+            if total % count:
+                raise UsageError(
+                    f"--ranks {count}: the effective batch of {total} cannot be shared by {count} ranks: choose "
+                    "another number, or --hold rank"
+                )
+            each = total // count
+            micro = next(size for size in range(min(config.batch.micro, each), 0, -1) if not each % size)
+            accumulation = each // micro
         effective = None if config.batch.effective is None else micro * accumulation * count
         wanted = strategies or (config.parallel.strategy,)
         found += [
@@ -150,19 +158,6 @@ def points(
 def held(config: Config) -> str:
     """What the configuration holds: the effective batch if it is set, else the batch of a rank."""
     return RANK if config.batch.effective is None else EFFECTIVE
-
-
-def _divided(config: Config, count: int) -> tuple[int, int]:
-    """(micro-batch, accumulation) of a rank for the configured effective batch."""
-    total = config.items_per_step
-    if total % count:
-        raise UsageError(
-            f"--ranks {count}: the effective batch of {total} cannot be shared by {count} ranks: choose another "
-            "number, or --hold rank"
-        )
-    each = total // count
-    micro = next(size for size in range(min(config.batch.micro, each), 0, -1) if not each % size)
-    return micro, each // micro
 
 
 COMPUTATION, OPTIMIZER, DATA, OTHER = "computation", "optimizer", "data", "other"
@@ -307,7 +302,7 @@ class ScalingRow:
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """How far it is. hold: see `scaling_plan`. failed: why nothing more is measured."""
+    """How far it is. hold: see `points`. failed: why nothing more is measured."""
 
     rows: tuple[ScalingRow, ...]
     hold: str
@@ -350,7 +345,7 @@ class ScalingState:
 
 @dataclass(frozen=True, slots=True)
 class ScalingRequest:
-    """What to compare. counts, strategies: see `scaling_plan`; (): the default. budget_s: of each comparison."""
+    """What to compare. counts, strategies: see `points`; (): the default. budget_s: of each comparison."""
 
     base: Base
     counts: tuple[int, ...] = ()
@@ -386,89 +381,52 @@ def run_scaling(
     is measured, StoppedError if stopped while the model size is chosen, and NddError if none can be chosen.
     """
     plan(request, machine)
-    with tempfile.TemporaryDirectory(prefix="ndd-scaling-") as folder:
-        return _Scaling(request, tell, stop or threading.Event(), keep, measure).run(Path(folder), machine)
+    stop, begun, state = stop or threading.Event(), time.monotonic(), ScalingState((), RANK)
 
+    def say(**changes: Any) -> None:
+        nonlocal state
+        state = replace(state, elapsed_s=round(time.monotonic() - begun, 1), **changes)
+        tell(state)
 
-class _Scaling:
-    def __init__(
-        self,
-        request: ScalingRequest,
-        tell: Callable[[ScalingState], None],
-        stop: threading.Event,
-        keep: Callable[[TrialEvent], None],
-        measure: Measure,
-    ) -> None:
-        self._request, self._tell, self._stop = request, tell, stop
-        self._keep, self._measure = keep, measure
-        self._begun = time.monotonic()
-        self._state = ScalingState((), RANK)
-
-    def run(self, folder: Path, machine: Machine | None) -> ScalingState:
-        """Measure. folder: for files in between."""
-        base = self._chosen(folder)
-        config, found = plan(replace(self._request, base=base), machine)
-        rows = tuple(
-            ScalingRow(point, first=found[0] if index else None) for index, point in enumerate(found)
-        )
-        self._say(rows=rows, hold=self._request.hold or held(config))
-        for index in range(1, len(rows)):
-            if self._stop.is_set() or self._state.failed:
-                break
-            self._row(base, index)
-        self._say(stage="", progress=None, stopped=self._stop.is_set())
-        return self._state
-
-    def _chosen(self, folder: Path) -> Base:
-        """The baseline, with the model size chosen once for all numbers of ranks."""
-        base = self._request.base
-        if read(base.config, base.sets, base.workload).size != "auto":
-            return base
+    base = request.base
+    draft = read(base.config, (*base.sets, "parallel.ranks=1"), base.workload)
+    if draft.size == "auto":  # chosen once for all numbers of ranks
         alone = replace(base, sets=(*base.sets, "parallel.ranks=1"))
-        draft = read(base.config, alone.sets, base.workload)
-        found = start_config(alone, draft, folder, lambda text: self._say(stage=text), self._stop)
-        chosen = [f"workload.size={found.workload.size}", f"batch.micro={found.batch.micro}"]
-        if found.run.threads is not None:
-            chosen.append(f"run.threads={found.run.threads}")
-        return replace(base, sets=(*base.sets, *chosen))
-
-    def _row(self, base: Base, index: int) -> None:
-        rows = self._state.rows
-        first, point = rows[0].point, rows[index].point
-        name = f"{base.name} on {counted(first.ranks, 'rank')}"
-        alone = replace(base, name=name, sets=(*base.sets, *first.sets({})), run=None)
-        sets, budget_s = point.sets(first.settings()), self._request.budget_s
-        request = TrialRequest(alone, sets, budget_s, within=WITHIN)
-
-        def look(progress: Progress) -> None:
-            self._say(stage=point.name, progress=progress)
-
-        self._say(stage=point.name)
+        with tempfile.TemporaryDirectory(prefix="ndd-scaling-") as folder:
+            size = start_config(alone, draft, Path(folder), lambda text: say(stage=text), stop)
+        chosen = [f"workload.size={size.workload.size}", f"batch.micro={size.batch.micro}"]
+        if size.run.threads is not None:
+            chosen.append(f"run.threads={size.run.threads}")
+        base = replace(base, sets=(*base.sets, *chosen))
+    config, compared = plan(replace(request, base=base), machine)
+    first, *others = compared
+    rows = [ScalingRow(first), *(ScalingRow(point, first=first) for point in others)]
+    say(rows=tuple(rows), hold=request.hold or held(config))
+    name = f"{base.name} on {counted(first.ranks, 'rank')}"
+    start = replace(base, name=name, sets=(*base.sets, *first.sets({})), run=None)
+    for index, point in enumerate(others, 1):
+        if stop.is_set() or state.failed:
+            break
+        say(stage=point.name)
+        one = TrialRequest(start, point.sets(first.settings()), request.budget_s, within=WITHIN)
         try:
-            trial = self._measure(request, look, self._stop)
+            trial = measure(one, lambda progress: say(progress=progress), stop)
         except (ConfigError, UsageError) as error:
-            self._say(failed=f"{point.name}: {error}")
-            return
-        self._keep(trial)
-        after = list(self._state.rows)
-        if not after[0].facts and trial.base.get("step_s") is not None:
-            after[0] = replace(after[0], facts=trial.base)
+            say(failed=f"{point.name}: {error}")
+            break
+        keep(trial)
+        if not rows[0].facts and trial.base.get("step_s") is not None:
+            rows[0] = replace(rows[0], facts=trial.base)
         taken = lost(first, trial.base, point, trial.change)
-        after[index] = replace(after[index], facts=trial.change, trial=trial, lost=taken)
-        self._say(rows=tuple(after))
-        if (
-            trial.verdict == "failed"
-            and trial.base.get("prepare_s") is None
-            and "baseline itself" in trial.text
-        ):
-            others = sorted({row.point.ranks for row in rows} - {first.ranks})
-            more = f"; to leave it out: --ranks {','.join(map(str, others))}" if len(others) > 1 else ""
-            self._say(failed=f"{first.name}: {trial.text}{more}")
-
-    def _say(self, **changes: Any) -> None:
-        elapsed_s = time.monotonic() - self._begun
-        self._state = replace(self._state, elapsed_s=round(elapsed_s, 1), **changes)
-        self._tell(self._state)
+        rows[index] = replace(rows[index], facts=trial.change, trial=trial, lost=taken)
+        say(rows=tuple(rows))
+        unprepared = trial.verdict == "failed" and trial.base.get("prepare_s") is None
+        if unprepared and "baseline itself" in trial.text:
+            ranks = sorted({other.ranks for other in compared} - {first.ranks})
+            more = f"; to leave it out: --ranks {','.join(map(str, ranks))}" if len(ranks) > 1 else ""
+            say(failed=f"{first.name}: {trial.text}{more}")
+    say(stage="", progress=None, stopped=stop.is_set())
+    return state
 
 
 def _seconds(facts: Mapping[str, Any], part: str) -> float | None:
