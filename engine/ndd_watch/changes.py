@@ -20,6 +20,7 @@ from .switches import (
     Collections,
     Compile,
     CudnnBenchmark,
+    FlushDenormal,
     Global,
     Implementation,
     Loader,
@@ -347,6 +348,15 @@ _ROWS = (
     Row(
         "speed.cudnn_benchmark", "cuDNN benchmark", CudnnBenchmark, "",
         Statement("{torch}.backends.cudnn.benchmark = {value}"), ARITHMETIC, Once("cudnn-benchmark", missing=_cudnn),
+    ),
+    Row(
+        "speed.flush_denormal", "denormal numbers as zero", FlushDenormal, "",
+        Statement("{torch}.set_flush_denormal({value})"), ARITHMETIC,
+        Once("flush-denormal", missing=lambda here: "the GPU computes" if here.gpu else ""),
+        Idea(
+            "true", "try zero for denormal numbers: a CPU may compute slowly with them",
+            lambda gpu, now: not gpu and now is False,
+        ),
     ),
     # Compiler.
     Row(

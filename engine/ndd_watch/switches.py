@@ -157,6 +157,17 @@ class CudnnBenchmark(Global, AtStart):
         self.torch.backends.cudnn.benchmark = value
 
 
+class FlushDenormal(Global, AtStart):
+    """Set from the start: threads take it from the one that creates them."""
+
+    def get(self) -> bool:
+        # torch does not tell. 1e-40 is a denormal number; as many of them concern all threads.
+        return not bool((self.torch.full((1 << 20,), 1e-40) * 1).any())
+
+    def set(self, value: bool) -> None:
+        self.torch.set_flush_denormal(value)
+
+
 # What a fused optimizer of torch sets when it is made, and `GradScaler.step` asks for.
 _UNSCALES = "_step_supports_amp_scaling"
 

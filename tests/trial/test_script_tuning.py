@@ -41,7 +41,7 @@ HERE = Place(gpu=False, cores=2, bf16=False)
 
 def test_what_applies_to_a_script_on_a_cpu(tmp_path: Path) -> None:
     assert [one.name for one in candidates_for(identity(tmp_path), (), HERE)] == [
-        "cache", "workers-1", "workers-2", "persistent", "threads-1", "fused", "compile",
+        "cache", "workers-1", "workers-2", "persistent", "threads-1", "fused", "flush-denormal", "compile",
     ]  # fmt: skip
 
 

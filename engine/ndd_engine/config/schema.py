@@ -157,6 +157,10 @@ class SpeedSection(Section):
     cudnn_benchmark: bool = Field(
         False, description="torch.backends.cudnn.benchmark: choose the fastest algorithms (for fixed shapes)"
     )
+    flush_denormal: bool = Field(
+        False,
+        description="torch.set_flush_denormal: numbers too small for full precision become zero, on the CPU",
+    )
     deterministic: bool = Field(
         False, description="use only deterministic algorithms; operations without one raise an error"
     )
