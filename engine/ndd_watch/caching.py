@@ -20,7 +20,7 @@ MOST_KEPT = 4
 
 
 class Cache(AtStart):
-    """All items of a map-style dataset, read once in the process that trains."""
+    """All items of a map-style dataset, read once before training, if they are the same when they are read twice."""
 
     def __init__(self, value: Any, observer: Any) -> None:
         super().__init__(value, observer)
