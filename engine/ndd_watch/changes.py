@@ -38,13 +38,9 @@ LOADER = "loader"  # batches come from another loader; both of them are open
 MODEL = "model"  # the model computes in another way
 AROUND = "around"  # it concerns what happens around the model, or nothing in a trial
 
-# What a change may change in the training, and how a trial checks it.
-ARITHMETIC = "the arithmetic"
-AUGMENTATION = "random augmentation"
-CHECKS = {
-    ARITHMETIC: "the first losses of both sides are compared",
-    AUGMENTATION: "the first losses of both sides are compared",
-}
+# What a change may change in the training. A trial compares the first losses of both sides, and `Cache` reads items
+# twice.
+ARITHMETIC, AUGMENTATION = "the arithmetic", "random augmentation"
 MOST_WORKERS = 16
 MOST_MICRO = 16  # times the micro-batch of the baseline
 SET = "already set"
@@ -160,7 +156,7 @@ class Row:
 
     title: of what is tried. made: how it is switched, or made at the start of a script, and how that is read back; None
     if only our own runs know it. own: how one process of an own run switches it, "" if it needs another process. edit:
-    of a script, or what to do by hand. alters: what it may change in the training, "" for nothing; see CHECKS.
+    of a script, or what to do by hand. alters: what it may change in the training, "" for nothing.
     """
 
     key: str

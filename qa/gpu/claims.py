@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import chain, zip_longest
 
 from ndd_engine.hardware.detect import detect
-from ndd_engine.trial.candidates import place_of
 from ndd_engine.trial.claims import Claim, ClaimsState, claims, conditions, measurements, run_claims
+from ndd_engine.trial.tuning import place_of
 from ndd_watch.changes import Place
 
 from .figures import Task, one_line

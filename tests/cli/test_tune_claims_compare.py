@@ -13,8 +13,8 @@ import pytest
 
 from ndd_console.cli.tune import ONLY
 from ndd_engine.config import read
-from ndd_engine.trial.candidates import trained
 from ndd_engine.trial.claims import Verdict
+from ndd_engine.trial.tuning import trained
 from ndd_watch.changes import Place, candidates
 from tests.trial.written_runs import steady, windows, write_run
 

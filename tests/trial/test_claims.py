@@ -15,7 +15,6 @@ from written_runs import evaluation, run_event, window, windows, write_run
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.events import Event
-from ndd_engine.trial.candidates import place_of
 from ndd_engine.trial.claims import (
     ClaimResult,
     Verdict,
@@ -27,6 +26,7 @@ from ndd_engine.trial.claims import (
     run_claims,
 )
 from ndd_engine.trial.compare import Recorded, read_recorded
+from ndd_engine.trial.tuning import place_of
 
 IDS = [
     f"{guide}{number}"

@@ -12,9 +12,8 @@ from measured import Bench, machine, trial
 
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, NddError, UsageError
-from ndd_engine.trial.candidates import place_of, trained
 from ndd_engine.trial.request import Base
-from ndd_engine.trial.tuning import TuningRow, TuningState, run_tuning
+from ndd_engine.trial.tuning import TuningRow, TuningState, place_of, run_tuning, trained
 from ndd_watch.changes import Place, candidates
 
 NDD = ("batch.micro=64", "loader.fetch=item")

@@ -35,7 +35,9 @@ class Edit:
     @property
     def diff(self) -> list[str]:
         """Lines of the unified diff; [] if no file changes."""
-        name = _shown(self.path)
+        name = str(self.path)
+        # From the current folder if it is below it, so that `patch -p1` finds it there.
+        name = os.path.relpath(name) if name.startswith(str(Path.cwd()) + os.sep) else name.lstrip("/")
         lines = difflib.unified_diff(
             self.before.splitlines(), self.after.splitlines(), f"a/{name}", f"b/{name}", lineterm="", n=2
         )
@@ -163,12 +165,6 @@ def with_cached_items(text: str, line: int) -> str | None:
     source, name = _Source(text), ast.unparse(given)
     source.replace(given, f"[{name}[i] for i in range(len({name}))]")
     return source.text
-
-
-def _shown(path: Path | None) -> str:
-    """The path as the diff names it: from the current folder if it is below it, so that `patch -p1` finds it there."""
-    name = str(path)
-    return os.path.relpath(name) if name.startswith(str(Path.cwd()) + os.sep) else name.lstrip("/")
 
 
 def _parsed(text: str) -> ast.Module | None:

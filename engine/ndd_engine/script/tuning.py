@@ -9,9 +9,8 @@ from ndd_engine.diagnose import Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.trial.candidates import observed
 from ndd_engine.trial.request import Base, TrialRequest
-from ndd_engine.trial.tuning import Tuning, TuningState
+from ndd_engine.trial.tuning import Tuning, TuningState, observed
 from ndd_watch.changes import OF_SCRIPTS, Candidate, Place, candidates
 
 from .edits import Edit

@@ -41,9 +41,48 @@ class VerifiedSettings:
 
     def of_model(self, rehearsal: Rehearsal) -> list[SettingEvent]:
         """Precision, speed and optimizer settings, after the test step."""
-        self._precision(rehearsal)
-        self._speed(rehearsal)
-        self._attention(rehearsal)
+        applied = self.stepper.precision.name
+        seen = sorted(rehearsal.counter.dtypes) if rehearsal.counter is not None else []
+        wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(applied, "float32")
+        how = "the test step ran no matrix product"
+        if seen:
+            how = f"matrix products in the test step returned {', '.join(seen)}"
+        self._check("precision.amp", applied, how, wanted in seen)
+        rounds, how = False, NO_GPU
+        if self._gpu:
+            rounds = rounds_to_tf32(self.stepper.device)
+            was = "was" if rounds else "was not"
+            how = f"a matrix product of known values {was} rounded to TF32's 10 bits"
+        self._check("precision.tf32", "on" if rounds else "off", how, rounds == self.config.precision.tf32)
+
+        speed = self.config.speed
+        if rehearsal.compile_error is not None:
+            self._check("speed.compile", "off", rehearsal.compile_error)
+        elif speed.compile != "off":
+            graphs, breaks = counted(rehearsal.graphs, "graph"), counted(rehearsal.breaks, "graph break")
+            how = f"{graphs}, {breaks}, {rehearsal.compile_s or 0:.1f} s to compile"
+            self._check("speed.compile", speed.compile, how, rehearsal.graphs > 0)
+        for key, kind in GLOBALS.items():
+            here = self._gpu or not kind.on_gpu
+            self._check(key, here and kind(None, None).get(), "read back from torch" if here else NO_GPU)
+        how = "read back from torch; operations without a deterministic implementation raise"
+        self._check("speed.deterministic", torch.are_deterministic_algorithms_enabled(), how)
+        if speed.channels_last:
+            last = rehearsal.channels_last
+            how = f"the convolution outputs {'had' if last else 'did not all have'} that format in the test step"
+            if last is None:
+                how = "this model has no 2-D convolution"
+            self._check("speed.channels_last", bool(last), how)
+
+        chosen = self.config.speed.attention
+        found = rehearsal.counter.attention if rehearsal.counter is not None else []
+        applied = ", ".join(found) or "none"
+        if found or chosen != "auto":
+            missing = "this model calls no scaled-dot-product attention"
+            how = f"the test step ran {applied}" if found else missing
+            matches = bool(found) and all(name.partition(" ")[0] == chosen for name in found)
+            self._check("speed.attention", applied, how, matches)
+
         if not self.stepper.optimizer.own:
             group = self.stepper.optimizer.param_groups[0]
             applied = "fused" if group["fused"] else "foreach" if group["foreach"] else "loop"
@@ -59,7 +98,14 @@ class VerifiedSettings:
                 "batch.effective", f"{batch.micro} x {batch.accumulation}{shares} = {items}", how, True
             )
         self._parallel()
-        self._intervals()
+
+        due = Due(self.config, self.batches.steps_per_epoch or 0)
+        for section in ("evaluate", "checkpoint"):
+            table = getattr(self.config, section)
+            for name in ("every_steps", "every_epochs", "every_minutes"):
+                if hasattr(table, name):
+                    how = due.in_words(table, name, self.stepper.total_steps)
+                    self._check(f"{section}.{name}", getattr(table, name), how)
         return self._take()
 
     def of_loader(self, epochs_begun: int) -> list[SettingEvent]:
@@ -103,51 +149,6 @@ class VerifiedSettings:
             self._told[key] = event
             self._new.append(event)
 
-    def _precision(self, rehearsal: Rehearsal) -> None:
-        applied = self.stepper.precision.name
-        seen = sorted(rehearsal.counter.dtypes) if rehearsal.counter is not None else []
-        wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(applied, "float32")
-        how = "the test step ran no matrix product"
-        if seen:
-            how = f"matrix products in the test step returned {', '.join(seen)}"
-        self._check("precision.amp", applied, how, wanted in seen)
-        rounds, how = False, NO_GPU
-        if self._gpu:
-            rounds = rounds_to_tf32(self.stepper.device)
-            was = "was" if rounds else "was not"
-            how = f"a matrix product of known values {was} rounded to TF32's 10 bits"
-        self._check("precision.tf32", "on" if rounds else "off", how, rounds == self.config.precision.tf32)
-
-    def _speed(self, rehearsal: Rehearsal) -> None:
-        speed = self.config.speed
-        if rehearsal.compile_error is not None:
-            self._check("speed.compile", "off", rehearsal.compile_error)
-        elif speed.compile != "off":
-            graphs, breaks = counted(rehearsal.graphs, "graph"), counted(rehearsal.breaks, "graph break")
-            how = f"{graphs}, {breaks}, {rehearsal.compile_s or 0:.1f} s to compile"
-            self._check("speed.compile", speed.compile, how, rehearsal.graphs > 0)
-        for key, kind in GLOBALS.items():
-            here = self._gpu or not kind.on_gpu
-            self._check(key, here and kind(None, None).get(), "read back from torch" if here else NO_GPU)
-        how = "read back from torch; operations without a deterministic implementation raise"
-        self._check("speed.deterministic", torch.are_deterministic_algorithms_enabled(), how)
-        if speed.channels_last:
-            last = rehearsal.channels_last
-            how = f"the convolution outputs {'had' if last else 'did not all have'} that format in the test step"
-            if last is None:
-                how = "this model has no 2-D convolution"
-            self._check("speed.channels_last", bool(last), how)
-
-    def _attention(self, rehearsal: Rehearsal) -> None:
-        chosen = self.config.speed.attention
-        found = rehearsal.counter.attention if rehearsal.counter is not None else []
-        applied = ", ".join(found) or "none"
-        if found or chosen != "auto":
-            missing = "this model calls no scaled-dot-product attention"
-            how = f"the test step ran {applied}" if found else missing
-            matches = bool(found) and all(name.partition(" ")[0] == chosen for name in found)
-            self._check("speed.attention", applied, how, matches)
-
     def _parallel(self) -> None:
         """How several ranks share the model."""
         if self.of_ranks is not None:
@@ -158,16 +159,6 @@ class VerifiedSettings:
         for name in type(section).model_fields:
             if getattr(section, name) != type(section).model_fields[name].default:
                 self._check(f"parallel.{name}", "off", "a single process trains the model", False)
-
-    def _intervals(self) -> None:
-        """How often evaluations and checkpoints are due."""
-        due = Due(self.config, self.batches.steps_per_epoch or 0)
-        for section in ("evaluate", "checkpoint"):
-            table = getattr(self.config, section)
-            for name in ("every_steps", "every_epochs", "every_minutes"):
-                if hasattr(table, name):
-                    how = due.in_words(table, name, self.stepper.total_steps)
-                    self._check(f"{section}.{name}", getattr(table, name), how)
 
     def _workers(self, epochs_begun: int) -> None:
         loader, seen = self.config.loader, self.batches.seen

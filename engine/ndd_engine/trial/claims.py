@@ -20,7 +20,6 @@ from ndd_engine.record.ranks import ASIDES
 from ndd_engine.text import duration, number, printable
 from ndd_watch.changes import Place
 
-from .candidates import place_of
 from .compare import Interval, Recorded, Stretch, host_ns_of, rate, ratio, spread
 from .estimates import CONFIDENCE, Estimate, Usual, estimate, joined
 from .history import History
@@ -28,6 +27,7 @@ from .outcome import breaks_even, startup_s, with_interval
 from .request import Base, Measure, Progress, TrialRequest
 from .short_run import observe
 from .trial import run_trial
+from .tuning import place_of
 
 # Kinds that are measured in a trial; the others in observed runs.
 TRIALS = frozenset({"speed", "epoch", "start", "memory"})

@@ -9,27 +9,76 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ndd_engine.child import ChildError, StoppedError, spec_of, ticker
 from ndd_engine.config import Config, Draft, anywhere, changed_toml, read, to_toml
+from ndd_engine.config.workload_sections import OWN, kind
 from ndd_engine.errors import ConfigError, NddError, UsageError
+from ndd_engine.graphs import why_no_graph
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import number, printable
 from ndd_engine.train.preflight import preflight
-from ndd_watch.changes import SET, Candidate, candidates
+from ndd_watch.changes import SET, Candidate, Place, candidates
 
-from .candidates import place_of, trained
 from .estimates import estimate_of, judged, over
-from .outcome import breaks_even, times, with_interval
+from .outcome import breaks_even, flatten, times, with_interval
 from .process import SideProcess
 from .request import Base, Measure, Progress, TrialRequest
 from .trial import run_trial
+
+# What is known of the models and data of workloads: batches gathered from tensors in memory, a decoder whose loop is
+# unrolled by the compiler, and what their models use.
+KNOWN = {
+    "chartext": frozenset({"in memory", "attention"}),
+    "eeg": frozenset({"in memory"}),
+    "antispoof": frozenset({"convolutions"}),
+    "finetune": frozenset({"attention"}),
+    "summarise": frozenset({"unrolled"}),
+    OWN: frozenset({"attention", "convolutions"}),
+}
+# Flags of CPUs with native bf16; others convert, which is slower than fp32.
+BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
+
+
+def place_of(machine: Machine, cpuinfo: Path = Path("/proc/cpuinfo")) -> Place:
+    """A machine, as detected."""
+    chosen, bf16 = machine.chosen, None
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    if flags := [line.partition(":")[2].split() for line in lines if line.startswith("flags")]:
+        bf16 = not BF16_FLAGS.isdisjoint(flags[0])
+    capability = chosen.compute_capability if chosen is not None else None
+    return Place(machine.device != "cpu", max(int(machine.host.usable_cpus), 1), capability, bf16)
+
+
+def trained(place: Place, config: Config) -> Place:
+    """A machine on which a configuration is trained."""
+    amp, ranks = config.precision.amp, config.parallel.ranks
+    scales = amp == "fp16" or (amp == "auto" and place.old)  # as `make_precision` chooses
+    return replace(
+        place,
+        cores=max(place.cores // ranks, 1),  # the ranks of a machine share them
+        settings=flatten(config.model_dump(mode="json")),
+        model=KNOWN.get(kind(config.workload) or "", frozenset()),
+        no_graph=why_no_graph(place.gpu, ranks, scales, config.optimizer.name) or "",
+    )
+
+
+def observed(place: Place, seen: Mapping[str, Any], device: str, threads: int | None) -> Place:
+    """A machine on which a script was observed. seen: its recorded configuration."""
+    known = flatten({key: value for key, value in seen.items() if key != "script"})
+    return replace(
+        place, gpu=device.startswith("cuda"), settings={**known, "run.threads": threads}, script=True
+    )
+
 
 State = Literal["waiting", "measuring", "kept", "dropped", "skipped"]
 
@@ -180,7 +229,16 @@ class Tuning:
         ConfigError. max_steps: of the whole run, None if unknown.
         """
         self._start, self._refused, self._max_steps = start, refused, max_steps
-        self.say("preparing", rows=self._rows(found))
+        for name in self._only:
+            if not any(name in (one.name, one.group) for one in found):
+                names = ", ".join(dict.fromkeys(one.name for one in found))
+                raise UsageError(f"--only {printable(name)}: no such candidate; allowed: {names}")
+        asked = {one.name for one in found if not self._only or {one.name, one.group} & set(self._only)}
+        why = {one.name: one.missing or ("" if one.name in asked else NOT_ASKED) for one in found}
+        rows = tuple(
+            TuningRow(one, "skipped" if why[one.name] else "waiting", reason=why[one.name]) for one in found
+        )
+        self.say("preparing", rows=rows)
         trouble = ""
         for index in range(len(self.state.rows)):
             if self.stop.is_set():
@@ -211,17 +269,6 @@ class Tuning:
         elapsed = time.monotonic() - self._begun
         self.state = replace(self.state, stage=stage, progress=progress, elapsed_s=elapsed, **changes)
         self._tell(self.state)
-
-    def _rows(self, found: Sequence[Candidate]) -> tuple[TuningRow, ...]:
-        for name in self._only:
-            if not any(name in (one.name, one.group) for one in found):
-                names = ", ".join(dict.fromkeys(one.name for one in found))
-                raise UsageError(f"--only {printable(name)}: no such candidate; allowed: {names}")
-        wanted = {one.name for one in found if not self._only or {one.name, one.group} & set(self._only)}
-        why = {one.name: one.missing or ("" if one.name in wanted else NOT_ASKED) for one in found}
-        return tuple(
-            TuningRow(one, "skipped" if why[one.name] else "waiting", reason=why[one.name]) for one in found
-        )
 
     def _try(self, index: int) -> None:
         candidate = self.state.rows[index].candidate

@@ -44,10 +44,10 @@ def claims(asked: options.Asked) -> int:
     reproduce a guide's condition, the closest one is measured, and the output says so.
     """
     from ndd_engine.hardware.detect import detect
-    from ndd_engine.trial.candidates import place_of
     from ndd_engine.trial.claims import chosen, measurements, run_claims
     from ndd_engine.trial.pausing import held, to_pause
     from ndd_engine.trial.request import Base
+    from ndd_engine.trial.tuning import place_of
 
     wanted, budget = chosen(asked.ids), asked.budget
     check_writable(asked.output)

@@ -21,9 +21,8 @@ from ndd_engine.script.contained import OFFLINE, check_contained, check_ranks, c
 from ndd_engine.script.run import ScriptRequest, ScriptRun
 from ndd_engine.script.trial import run_script_trial
 from ndd_engine.script.tuning import tune_script
-from ndd_engine.trial.candidates import place_of
 from ndd_engine.trial.request import Progress, TrialRequest
-from ndd_engine.trial.tuning import Tuning
+from ndd_engine.trial.tuning import Tuning, place_of
 
 from .measuring import stoppable
 from .options import Asked
