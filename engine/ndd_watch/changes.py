@@ -12,7 +12,6 @@ from typing import Any
 
 from .caching import Cache
 from .switches import (
-    AtStart,
     Attention,
     Autocast,
     Change,
@@ -375,7 +374,7 @@ _ROWS = (
 TABLE = {row.key: row for row in _ROWS}
 # What can be tried with a script, and those of it that it needs from its start.
 OF_SCRIPTS = {row.key: row.made for row in _ROWS if row.made is not None}
-AT_START = frozenset(key for key, kind in OF_SCRIPTS.items() if issubclass(kind, AtStart))
+AT_START = frozenset(key for key, kind in OF_SCRIPTS.items() if kind.at_start)
 # Switches of torch for the whole process.
 GLOBALS = {key: kind for key, kind in OF_SCRIPTS.items() if issubclass(kind, Global)}
 

@@ -16,6 +16,8 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 class Change:
     """requested: as text. `switch` turns it on and off; `applied` returns (value, in effect, how that is known)."""
 
+    at_start = False
+
     def __init__(self, value: Any, observer: Any) -> None:
         self.value, self.requested = value, str(value)
         self.observer = observer
@@ -32,6 +34,8 @@ class Change:
 
 class AtStart(Change):
     """It is switched on once, before the script begins."""
+
+    at_start = True
 
 
 class Global(Change):

@@ -14,7 +14,7 @@ from ndd_engine.diagnose import Change, Finding
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.edits import Edit
-from ndd_engine.script.tuning import candidates_for, tune_script
+from ndd_engine.script.script_tuning import candidates_for, tune_script
 from ndd_engine.trial.tuning import Tuning, TuningState
 from ndd_watch.changes import Place
 

@@ -19,8 +19,8 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
 from ndd_engine.script.contained import OFFLINE, check_contained, check_ranks, copy
 from ndd_engine.script.run import ScriptRequest, ScriptRun
+from ndd_engine.script.script_tuning import tune_script
 from ndd_engine.script.trial import run_script_trial
-from ndd_engine.script.tuning import tune_script
 from ndd_engine.trial.request import Progress, TrialRequest
 from ndd_engine.trial.tuning import Tuning, place_of
 
