@@ -6,6 +6,7 @@ the trial asks whether the cache is in effect.
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 import time
@@ -29,9 +30,7 @@ class Cache(AtStart):
         self._refused = ""
 
     def switch(self, on: bool) -> None:
-        from torch.utils.data._utils import fetch
-
-        kind: Any = fetch._MapDatasetFetcher
+        kind: Any = importlib.import_module("torch.utils.data._utils.fetch")._MapDatasetFetcher
         original = kind.fetch
         change = self
 

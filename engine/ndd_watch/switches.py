@@ -7,6 +7,7 @@ its optimizer. A `Global` is a switch of torch for the whole process, which runs
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 from typing import Any, Callable
 
@@ -245,9 +246,8 @@ class Loader(AtStart):
     name, place = "", 99
 
     def switch(self, on: bool) -> None:
-        from torch.utils.data import dataloader
-
-        kind, name, place, value = dataloader.DataLoader, self.name, self.place, self.value
+        loaders = importlib.import_module("torch.utils.data")
+        kind, name, place, value = loaders.DataLoader, self.name, self.place, self.value
         original = kind.__init__
         change = self
 
@@ -261,7 +261,7 @@ class Loader(AtStart):
             original(loader, dataset, *args, **kwargs)
             change.done += 1
 
-        kind.__init__ = __init__  # type: ignore[assignment]
+        kind.__init__ = __init__
 
     def applied(self) -> tuple[str, bool | None, str]:
         if not self.done:
