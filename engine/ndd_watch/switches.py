@@ -242,7 +242,7 @@ class Collections(Change):
 class Loader(AtStart):
     """An argument of every `DataLoader` of the script, from its start."""
 
-    # The argument, and its place after the dataset; it can only be named from the 99th on.
+    # The argument, and its place after the dataset; 99 for one that is given by name only.
     name, place = "", 99
 
     def switch(self, on: bool) -> None:

@@ -354,11 +354,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class LossPoint:
-    """Mean losses shortly before the same number of trained items."""
+    """Mean losses of every run shortly before the same number of trained items, in the order of the runs."""
 
     items: int
-    a: float | None
-    b: float | None
+    share: float
+    losses: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,17 +404,10 @@ class Comparison:
             "verdict": self.verdict,
             "differences": [asdict(item) for item in self.differences],
             "unlike": list(self.unlike),
-            "losses": [asdict(point) for point in self.losses],
+            "losses": [
+                {"items": point.items, "a": point.losses[0], "b": point.losses[1]} for point in self.losses
+            ],
         }
-
-
-@dataclass(frozen=True, slots=True)
-class SharedLosses:
-    """Mean losses of every run shortly before the same number of trained items, in the order of the runs."""
-
-    items: int
-    share: float
-    losses: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +416,7 @@ class SeveralCompared:
 
     baseline: Recorded
     candidates: tuple[Comparison, ...]
-    losses: tuple[SharedLosses, ...]
+    losses: tuple[LossPoint, ...]
 
     @property
     def sides(self) -> tuple[Recorded, ...]:
@@ -460,7 +453,7 @@ def compare_several(runs: Sequence[RunDir]) -> SeveralCompared:
                 raise UsageError(f"{other.name} and {run.name} are the same run")
     first, *others = map(read_recorded, runs)
     found = tuple(_compared(first, other) for other in others)
-    return SeveralCompared(first, found, _shared_losses((first, *others)))
+    return SeveralCompared(first, found, _losses((first, *others)))
 
 
 def _compared(first: Recorded, second: Recorded) -> Comparison:
@@ -474,7 +467,7 @@ def _compared(first: Recorded, second: Recorded) -> Comparison:
         bool(disturbance),
         tuple(_differences(first, second)),
         (*_unlike(first, second), *filter(None, [disturbance])),
-        _losses(first, second),
+        _losses((first, second)),
     )
 
 
@@ -557,26 +550,16 @@ def _disturbance(a: Recorded, b: Recorded) -> str:
     return f"other processes used {one.others:.1f} cores during {a.name}, {other.others:.1f} during {b.name}"
 
 
-def _losses(a: Recorded, b: Recorded) -> tuple[LossPoint, ...]:
-    """Losses at the same number of items, as batches may differ, where both runs recorded them."""
-    if not a.losses or not b.losses:
-        return ()
-    common = min(a.losses[-1][0], b.losses[-1][0])
-    points = (
-        LossPoint(round(common * share), a.loss_at(common * share), b.loss_at(common * share))
-        for share in LOSS_POINTS
-    )
-    return tuple(point for point in points if point.a is not None or point.b is not None)
-
-
-def _shared_losses(sides: Sequence[Recorded]) -> tuple[SharedLosses, ...]:
+def _losses(sides: Sequence[Recorded]) -> tuple[LossPoint, ...]:
+    """Losses at the same number of items, as batches may differ, where all runs recorded them."""
     if not all(side.losses for side in sides):
         return ()
     common = min(side.losses[-1][0] for side in sides)
-    return tuple(
-        SharedLosses(round(common * share), share, tuple(side.loss_at(common * share) for side in sides))
+    points = (
+        LossPoint(round(common * share), share, tuple(side.loss_at(common * share) for side in sides))
         for share in LOSS_POINTS
     )
+    return tuple(point for point in points if any(loss is not None for loss in point.losses))
 
 
 def _text(value: object) -> str:
