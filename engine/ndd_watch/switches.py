@@ -166,11 +166,17 @@ class FlushDenormal(Global, AtStart):
     """Set from the start: threads take it from the one that creates them."""
 
     def get(self) -> bool:
-        # torch does not tell. 1e-40 is a denormal number; as many of them concern all threads.
-        return not bool((self.torch.full((1 << 20,), 1e-40) * 1).any())
+        return self._flushes(1)
 
     def set(self, value: bool) -> None:
         self.torch.set_flush_denormal(value)
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        found = self._flushes(1 << 20)  # in all threads
+        return str(found).lower(), found == self.value, "a product of denormal numbers was computed"
+
+    def _flushes(self, count: int) -> bool:
+        return not bool((self.torch.full((count,), 1e-40) * 1).any())
 
 
 # What a fused optimizer of torch sets when it is made, and `GradScaler.step` asks for.
