@@ -63,10 +63,11 @@ class VerifiedSettings:
             how = f"{graphs}, {breaks}, {rehearsal.compile_s or 0:.1f} s to compile"
             self._check("speed.compile", speed.compile, how, rehearsal.graphs > 0)
         for key, kind in GLOBALS.items():
-            applied, effect, how = "false", False, NO_GPU
             if self._gpu or not kind.on_gpu:
-                applied, effect, how = kind(self.config.value(key), None).applied()
-            self._check(key, applied, how, effect)
+                applied, in_effect, how = kind(self.config.value(key), None).applied()
+                self._check(key, applied, how, in_effect)
+            else:
+                self._check(key, False, NO_GPU)
         how = "read back from torch; operations without a deterministic implementation raise"
         self._check("speed.deterministic", torch.are_deterministic_algorithms_enabled(), how)
         if speed.channels_last:
