@@ -180,12 +180,17 @@ def _device(here: Place) -> Iterator[Candidate]:
 
 
 def _workers(here: Place) -> Iterator[Candidate]:
-    if "loader.workers" not in here.settings:
+    now = here.settings.get("loader.workers")
+    if now is None:
         return
-    powers = (2**power for power in range(min(here.cores, MOST_WORKERS).bit_length()))
-    for count in (*((0,) if here.settings["loader.workers"] else ()), *powers):
+    powers = [2**power for power in range(min(here.cores, MOST_WORKERS).bit_length())]
+    # More of them first: tuning gives up the group when two did not help, but not a loader without workers.
+    for count in (
+        *sorted(powers, key=lambda count: (count <= now, abs(count - now))),
+        *((0,) if now else ()),
+    ):
         title = f"{count or 'no'} loader {'worker' if count == 1 else 'workers'}"
-        yield Candidate(f"workers-{count}", title, (f"loader.workers={count}",), "workers")
+        yield Candidate(f"workers-{count}", title, (f"loader.workers={count}",), "workers" if count else "")
 
 
 def _threads(here: Place) -> Iterator[Candidate]:

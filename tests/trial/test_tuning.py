@@ -152,6 +152,13 @@ def test_workers_never_outnumber_the_cores_and_end_when_two_did_not_help() -> No
     assert row(found, "workers-4").state == "kept" and row(found, "workers-8").state == "dropped"
 
 
+def test_more_workers_are_tried_before_fewer_and_none_at_all() -> None:
+    state = tune(Bench({}), *NDD, "loader.workers=4", machine=machine(cores=16))
+    order = [item.candidate.name for item in state.rows if item.candidate.name.startswith("workers")]
+    assert order == ["workers-8", "workers-16", "workers-4", "workers-2", "workers-1", "workers-0"]
+    assert row(state, "workers-2").state == "skipped" and row(state, "workers-0").state == "dropped"
+
+
 @pytest.mark.parametrize(
     ("setting", "kept", "refused"),
     [
