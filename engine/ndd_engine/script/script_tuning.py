@@ -40,4 +40,7 @@ def tune_script(
         return ""
 
     state = tuning.run(base, candidates_for(run, findings, place), refused)
-    return state, edit_for(TrialRequest(base, state.sets), run) if state.sets else None
+    try:
+        return state, edit_for(TrialRequest(base, state.sets), run) if state.sets else None
+    except UsageError as error:  # its file is gone; what was measured counts
+        return state, Edit(None, "", "", (str(error),))
