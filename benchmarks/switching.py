@@ -10,9 +10,9 @@ import threading
 from statistics import stdev
 
 from ndd_engine.trial.confirm import estimate_of, over
+
+from ndd_engine.trial.estimates import Estimate, joined, standard_error
 from ndd_engine.trial.outcome import times, with_interval
-from ndd_engine.trial.paired import Estimate
-from ndd_engine.trial.replicates import joined, standard_error
 from ndd_engine.trial.request import Base, TrialRequest
 from ndd_engine.trial.trial import run_trial
 

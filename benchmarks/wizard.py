@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
+from ndd_engine.trial.estimates import Estimate, abba_log_ratio, estimate
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.session import ProposalSet, best_measured, propose, to_verify

@@ -28,6 +28,8 @@ from ndd_engine.config.workload_sections import OWN, SECTIONS, Section
 from ndd_engine.diagnose import CAUSES
 from ndd_engine.record.event import VERSION
 from ndd_engine.record.events import EVENT_TYPES, PHASES, Event
+from ndd_watch.changes import OF_SCRIPTS, TABLE
+from ndd_watch.switches import Loader
 
 ROOT = Path(__file__).parents[1]
 # Meanings of fields that no docstring explains: {event or "any": {field: text}}.
@@ -282,6 +284,15 @@ def _key_table(keys: Sequence[Key]) -> str:
     return _table(("key", "what it does"), [(f"`{key.shown}`", key.help) for key in keys if key.help])
 
 
+def changes() -> str:
+    """What can be tried with a script, how it is made, and what it may change in the training."""
+    rows = []
+    for key, kind in OF_SCRIPTS.items():
+        how = inspect.getdoc(Loader if issubclass(kind, Loader) else kind) or ""
+        rows.append((f"`{key}`", how.partition("\n")[0].rstrip("."), TABLE[key].alters or "nothing"))
+    return _table(("key", "how it is made", "may change"), rows)
+
+
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -293,6 +304,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "presets": presets,
     "record-format": record_format,
     "phases": phases,
+    "changes": changes,
     "claims": claims,
     "glossary": glossary,
     "keys-live": live_keys,

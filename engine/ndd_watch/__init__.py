@@ -31,8 +31,9 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     captures    captures a few steps with torch's profiler
     monitor     times a function without a change to it, from Python 3.12 on
     frameworks  what Hugging Face's Trainer and Lightning know of a run
-    changes     what a trial can change without an edit
-    caching     one of these changes
+    changes     the table of changes: every setting that can be tried
+    switches    how they are made without an edit
+    caching     one of them
     trying      a process of a trial
     outside     what the script writes outside its working directory
     process     what Linux knows of the process

@@ -6,12 +6,13 @@ the trial asks whether the cache is in effect.
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 import time
 from typing import Any
 
-from .changes import AtStart
+from .switches import AtStart
 
 # Items that are read twice, and seconds that reading all of them once may take.
 CHECKED, MOST_S = 16, 30.0
@@ -20,7 +21,7 @@ MOST_KEPT = 4
 
 
 class Cache(AtStart):
-    """All items of a map-style dataset, read once in the process that trains."""
+    """All items of a map-style dataset, read once before training, if they are the same when they are read twice."""
 
     def __init__(self, value: Any, observer: Any) -> None:
         super().__init__(value, observer)
@@ -29,9 +30,7 @@ class Cache(AtStart):
         self._refused = ""
 
     def switch(self, on: bool) -> None:
-        from torch.utils.data._utils import fetch
-
-        kind: Any = fetch._MapDatasetFetcher
+        kind: Any = importlib.import_module("torch.utils.data._utils.fetch")._MapDatasetFetcher
         original = kind.fetch
         change = self
 

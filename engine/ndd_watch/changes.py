@@ -1,388 +1,408 @@
-"""Changes of a script that need no edit, by the key that they have in our configuration.
+"""The table of changes: every setting that can be tried, one row each.
 
-A `Change` can be switched while the script trains. An `AtStart` has to be there before the script creates its loader or
-its optimizer.
+Trials, tuning, the edit of a script, the check of what is in effect and the diagnosis read it. A setting of its own
+needs a row here and a key in the schema of the configuration. Rows are in the order in which tuning tries them.
 """
 
 from __future__ import annotations
 
-import gc
-import sys
-from functools import partial
-from typing import Any, Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+from .caching import Cache
+from .switches import (
+    Attention,
+    Autocast,
+    Change,
+    ChannelsLast,
+    Collections,
+    Compile,
+    CudnnBenchmark,
+    FlushDenormal,
+    Global,
+    Implementation,
+    Loader,
+    NonBlocking,
+    Persistent,
+    PinMemory,
+    Prefetch,
+    Tf32,
+    Threads,
+    Workers,
+)
 
+# How one process of an own run switches a setting between two runs of a trial. Others need processes of their own.
+LOADER = "loader"  # batches come from another loader; both of them are open
+MODEL = "model"  # the model computes in another way
+AROUND = "around"  # it concerns what happens around the model, or nothing in a trial
 
-class Change:
-    """requested: as text. `switch` turns it on and off; `applied` returns (value, in effect, how that is known)."""
-
-    def __init__(self, value: Any, observer: Any) -> None:
-        self.value, self.requested = value, str(value)
-        self.observer = observer
-        self.torch: Any = sys.modules["torch"]
-        self.done = 0
-
-    def switch(self, on: bool) -> None:
-        """Turn it on or off."""
-
-    def applied(self) -> tuple[str, bool | None, str]:
-        """(value in effect, whether it is the requested one, how that is known)."""
-        return self.requested, None, ""
-
-
-class AtStart(Change):
-    """It is switched on once, before the script begins."""
-
-
-class Threads(Change):
-    """CPU threads of torch."""
-
-    def switch(self, on: bool) -> None:
-        if not self.done:
-            self.done = self.torch.get_num_threads()
-        self.torch.set_num_threads(int(self.value) if on else self.done)
-
-    def applied(self) -> tuple[str, bool | None, str]:
-        found = str(self.torch.get_num_threads())
-        return found, found == self.requested, "read back from torch"
-
-
-class Autocast(Change):
-    """Autocast around the outermost modules; what leaves them is fp32 again, so that the script's loss is."""
-
-    def switch(self, on: bool) -> None:
-        around = self.observer.modules.around
-        if on and self._around not in around:
-            around.append(self._around)
-        elif not on and self._around in around:
-            around.remove(self._around)
-
-    def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        torch, dtype = self.torch, getattr(self.torch, _DTYPES[self.value])
-
-        def inside(module: Any, *args: Any, **kwargs: Any) -> Any:
-            device = next((item.device.type for item in module.parameters()), None)
-            if device is None or not torch.is_grad_enabled():
-                return call(module, *args, **kwargs)
-            with torch.autocast(device, dtype=dtype):
-                found = call(module, *args, **kwargs)
-            self.done += 1
-            return _upcast(torch, found, dtype)
-
-        return inside
-
-    def applied(self) -> tuple[str, bool | None, str]:
-        return (self.requested, True, f"{self.done} calls of modules under autocast") if self.done else (
-            "off", False, "no module with parameters was called outermost"
-        )  # fmt: skip
+# What a change may change in the training. A trial compares the first losses of both sides, and `Cache` reads items
+# twice.
+ARITHMETIC, AUGMENTATION = "the arithmetic", "random augmentation"
+MOST_WORKERS = 16
+MOST_MICRO = 16  # times the micro-batch of the baseline
+SET = "already set"
+_NO_ATTENTION = "this model does not use scaled_dot_product_attention"
+_NO_CONVOLUTIONS = "this model has no convolutions"
 
 
-def _upcast(torch: Any, found: Any, dtype: Any) -> Any:
-    if isinstance(found, torch.Tensor):
-        return found.float() if found.dtype is dtype else found
-    if isinstance(found, (list, tuple)):
-        values = [_upcast(torch, item, dtype) for item in found]
-        return type(found)(*values) if hasattr(found, "_fields") else type(found)(values)
-    if isinstance(found, dict):
-        for key in found:
-            found[key] = _upcast(torch, found[key], dtype)
-    return found
+@dataclass(frozen=True)
+class Candidate:
+    """A change that tuning measures. name: short, for --only. title: for display. group: candidates of one sweep.
 
-
-class Tf32(Change):
-    """Matrix products in TF32 on a GPU.
-
-    They are switched through the older of torch's two APIs, which sets the newer one (`fp32_precision`, torch 2.9) as
-    well. A script that used the newer one cannot read the older one: torch raises an error.
+    missing: why it is listed but not measured, "" if it is measured.
     """
 
-    def switch(self, on: bool) -> None:
-        if not self.done:
-            self.before, self.done = self._older(), 1
-            self._newer = [(place, place.fp32_precision) for place in self._places()]
-        self.torch.set_float32_matmul_precision(("high" if self.value else "highest") if on else self.before)
-        if not on:
-            for place, before in self._newer:
-                place.fp32_precision = before
-
-    def applied(self) -> tuple[str, bool | None, str]:
-        places = self._places()
-        found = places[0].fp32_precision == "tf32" if places else self._older() != "highest"
-        return str(found).lower(), found == self.value, "read back from torch"
-
-    def _older(self) -> str:
-        try:
-            return str(self.torch.get_float32_matmul_precision())
-        except RuntimeError:  # the newer API turned TF32 on, and nothing the older one
-            return "highest"
-
-    def _places(self) -> list[Any]:
-        """What `set_float32_matmul_precision` sets in the newer API; [] where torch lacks it."""
-        backends = self.torch.backends
-        places = (backends.cuda.matmul, getattr(backends.mkldnn, "matmul", None))
-        return [place for place in places if hasattr(place, "fp32_precision")]
+    name: str
+    title: str
+    sets: tuple[str, ...]
+    group: str = ""
+    missing: str = ""
 
 
-class CudnnBenchmark(Change):
-    """cuDNN measures its algorithms."""
+@dataclass(frozen=True)
+class Place:
+    """What the candidates depend on.
 
-    def switch(self, on: bool) -> None:
-        if not self.done:
-            self.before, self.done = self.torch.backends.cudnn.benchmark, 1
-        self.torch.backends.cudnn.benchmark = bool(self.value) if on else self.before
-
-    def applied(self) -> tuple[str, bool | None, str]:
-        found = bool(self.torch.backends.cudnn.benchmark)
-        return str(found).lower(), found == self.value, "read back from torch"
-
-
-# What a fused optimizer of torch sets when it is made, and `GradScaler.step` asks for.
-_UNSCALES = "_step_supports_amp_scaling"
-
-
-class Implementation(Change):
-    """fused, foreach or loop, by the flags of the parameter groups, which every step reads anew.
-
-    A fused kernel reads the counter of steps where its parameter is, and would follow a pointer of the host on a GPU
-    (`_init_group` of torch.optim.Adam creates it by the flags). So counters move there and back with the flag. A
-    gradient scaler leaves unscaling to an optimizer that says so, which only fused kernels can do.
+    gpu: whether there is a CUDA GPU, with its capability if that is known. cores: whole cores of this process. bf16:
+    whether the CPU has native bf16, None if unknown. settings: by key, as they are; a missing key is unknown, or no
+    setting of this training. model: what is known of it ("attention", "convolutions", "in memory", "unrolled").
+    no_graph: why a step cannot be a CUDA graph. script: whether somebody else's script trains.
     """
 
-    def __init__(self, value: Any, observer: Any) -> None:
-        super().__init__(value, observer)
-        # Optimizers by id: the flags of their groups, and whether a scaler leaves unscaling to them; None: unsaid.
-        self._flags: dict[int, tuple[Any, list[tuple[Any, Any]], bool | None]] = {}
+    gpu: bool
+    cores: int
+    capability: tuple[int, int] | None = None
+    bf16: bool | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    model: frozenset[str] = frozenset()
+    no_graph: str = ""
+    script: bool = False
 
-    def switch(self, on: bool) -> None:
-        for optimizer in self.observer.steps.optimizers():
-            if id(optimizer) not in self._flags and "foreach" in optimizer.param_groups[0]:
-                flags = [(group.get("foreach"), group.get("fused")) for group in optimizer.param_groups]
-                self._flags[id(optimizer)] = optimizer, flags, optimizer.__dict__.get(_UNSCALES)
-        for optimizer, flags, unscales in self._flags.values():
-            if "fused" in optimizer.param_groups[0]:
-                if on or unscales is not None:
-                    setattr(optimizer, _UNSCALES, self.value == "fused" if on else unscales)
-                else:
-                    optimizer.__dict__.pop(_UNSCALES, None)
-            for group, (foreach, fused) in zip(optimizer.param_groups, flags):
-                group["foreach"] = self.value == "foreach" if on else foreach
-                if "fused" in group:
-                    group["fused"] = self.value == "fused" if on else fused
-                    self._place_counters(optimizer, group)
+    @property
+    def no_gpu(self) -> str:
+        """Why nothing for a GPU is measured; "" with one."""
+        return "" if self.gpu else "no CUDA GPU"
 
-    def _place_counters(self, optimizer: Any, group: dict[str, Any]) -> None:
-        """Move the counters of steps to where the optimizer would create them."""
-        beside = bool(group.get("fused") or group.get("capturable"))
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            counter = state.get("step")
-            if isinstance(counter, self.torch.Tensor):
-                device = parameter.device if beside else self.torch.device("cpu")
-                if counter.device != device:
-                    state["step"] = counter.to(device)
+    @property
+    def old(self) -> bool:
+        """Whether the GPU has neither TF32 nor bf16."""
+        return self.capability is not None and self.capability < (8, 0)
 
-    def applied(self) -> tuple[str, bool | None, str]:
-        if not self._flags:
-            return "unchanged", False, "no optimizer of torch has this choice"
-        return self.requested, True, "set in the parameter groups"
+    @property
+    def strategy(self) -> str:
+        """How several ranks share the model; "" for one rank."""
+        return str(self.settings["parallel.strategy"]) if self.settings["parallel.ranks"] > 1 else ""
 
 
-class Collections(Change):
-    """Garbage collection only every so many steps."""
+@dataclass(frozen=True)
+class Once:
+    """Tuning tries one value. names: what --only accepts. missing: see Candidate; None if it is not even listed."""
 
-    def switch(self, on: bool) -> None:
-        if on:
-            self.observer.steps.collect_every = int(self.value)
-            gc.disable()
-        else:
-            self.observer.steps.collect_every = 0
-            gc.enable()
-
-    def applied(self) -> tuple[str, bool | None, str]:
-        return self.requested, True, "automatic collection is off"
+    names: str
+    value: str = "true"
+    missing: Callable[[Place], str | None] = lambda here: ""
 
 
-# Key -> argument of DataLoader.
-_LOADER = {
-    "loader.workers": "num_workers", "loader.pin_memory": "pin_memory", "loader.prefetch": "prefetch_factor",
-    "loader.persistent": "persistent_workers",
-}  # fmt: skip
+@dataclass(frozen=True)
+class Sweep:
+    """Tuning tries several values, or other settings with it. names: what --only accepts."""
+
+    names: str
+    each: Callable[[Place], Iterator[Candidate]]
 
 
-class Loader(AtStart):
-    """An argument of every DataLoader of the script."""
+@dataclass(frozen=True)
+class Idea:
+    """What the diagnosis proposes where nothing slows a run down. when: from whether it has a GPU, and its value."""
 
-    def __init__(self, name: str, value: Any, observer: Any) -> None:
-        super().__init__(value, observer)
-        self._name = name
-
-    def switch(self, on: bool) -> None:
-        from torch.utils.data import dataloader
-
-        kind, name, value = dataloader.DataLoader, self._name, self.value
-        original = kind.__init__
-        change = self
-
-        def __init__(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
-            if len(args) < _PLACES[name]:
-                kwargs[name] = value
-            if name == "num_workers" and not value:
-                # They need workers.
-                kwargs.pop("prefetch_factor", None)
-                kwargs.pop("persistent_workers", None)
-            original(loader, dataset, *args, **kwargs)
-            change.done += 1
-
-        kind.__init__ = __init__  # type: ignore[assignment]
-
-    def applied(self) -> tuple[str, bool | None, str]:
-        if not self.done:
-            return "unchanged", False, "the script makes no DataLoader"
-        return self.requested, True, f"given to {self.done} loaders"
+    value: str
+    text: str
+    when: Callable[[bool, Any], bool]
 
 
-# Place of an argument of DataLoader after the dataset.
-_PLACES = {"num_workers": 5, "pin_memory": 7, "prefetch_factor": 99, "persistent_workers": 99}
+@dataclass(frozen=True)
+class Argument:
+    """An edit: arguments of the calls that make a DataLoader or an optimizer, from the value."""
+
+    call: str
+    given: Callable[[Any], dict[str, Any]]
 
 
-class NonBlocking(Change):
-    """Copies from pinned host memory to the GPU do not wait."""
+@dataclass(frozen=True)
+class Statement:
+    """An edit: a statement after the import of torch. {torch}: its name there. {value}: by `words`, or as it is."""
 
-    def switch(self, on: bool) -> None:
-        kind = self.torch.Tensor
-        if not hasattr(self, "_before"):
-            self._before = {name: kind.__dict__.get(name, getattr(kind, name)) for name in ("to", "cuda")}
-            self._ours = {name: self._asynchronous(original) for name, original in self._before.items()}
-        for name, function in (self._ours if on else self._before).items():
-            setattr(kind, name, function)
+    text: str
+    words: Mapping[Any, str] | None = None
 
-    def _asynchronous(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if tensor.device.type == "cpu" and tensor.is_pinned() and len(args) < 2:
-                kwargs["non_blocking"] = True
-                self.done += 1
-            return original(tensor, *args, **kwargs)
-
-        return copy
-
-    def applied(self) -> tuple[str, bool | None, str]:
-        if not self.done:
-            return "false", False, "nothing is copied from pinned memory"
-        return "true", True, f"{self.done} copies"
+    def value(self, value: Any) -> Any:
+        """What stands for a value."""
+        return value if self.words is None else self.words[value]
 
 
-_BACKENDS = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
+@dataclass(frozen=True)
+class Items:
+    """An edit: a list of all items in place of the dataset. advice: where that cannot be done."""
+
+    advice: str
 
 
-class Attention(Change):
-    """The backends that scaled dot-product attention may use."""
+@dataclass(frozen=True)
+class Row:
+    """A setting.
 
-    def switch(self, on: bool) -> None:
-        cuda = self.torch.backends.cuda
-        if not self.done:
-            self.before = {name: getattr(cuda, f"{name}_sdp_enabled")() for name in self._known()}
-            self.done = 1
-        wanted = _BACKENDS.get(self.value)
-        for name, before in self.before.items():
-            getattr(cuda, f"enable_{name}_sdp")(name == wanted if on and wanted else before)
+    title: of what is tried. made: how it is switched, or made at the start of a script, and how that is read back; None
+    if only our own runs know it. own: how one process of an own run switches it, "" if it needs another process. edit:
+    of a script, or what to do by hand. alters: what it may change in the training, "" for nothing.
+    """
 
-    def _known(self) -> list[str]:
-        cuda = self.torch.backends.cuda
-        return [name for name in _BACKENDS.values() if hasattr(cuda, f"enable_{name}_sdp")]
-
-    def applied(self) -> tuple[str, bool | None, str]:
-        cuda = self.torch.backends.cuda
-        enabled = [name for name in self._known() if getattr(cuda, f"{name}_sdp_enabled")()]
-        return ", ".join(enabled), enabled == [_BACKENDS.get(self.value)], "read back from torch"
+    key: str
+    title: str = ""
+    made: type[Change] | None = None
+    own: str = ""
+    edit: Argument | Statement | Items | str = ""
+    alters: str = ""
+    tries: Once | Sweep | None = None
+    idea: Idea | None = None
 
 
-class ChannelsLast(AtStart):
-    """Modules that the script calls, and the images given to them, in the channels_last memory format."""
-
-    def switch(self, on: bool) -> None:
-        self._seen: dict[int, Any] = {}
-        self.observer.modules.around.append(self._around)
-
-    def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        layout = self.torch.channels_last
-
-        def inside(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(module) not in self._seen:
-                self._seen[id(module)] = module
-                module.to(memory_format=layout)
-            return call(module, *(self._images(item, layout) for item in args), **kwargs)
-
-        return inside
-
-    def _images(self, item: Any, layout: Any) -> Any:
-        if not isinstance(item, self.torch.Tensor) or item.dim() != 4:
-            return item
-        self.done += 1
-        return item.contiguous(memory_format=layout)
-
-    def applied(self) -> tuple[str, bool | None, str]:
-        if not self.done:
-            return "false", False, "no module is called with images"
-        return "true", True, f"{self.done} batches in this format"
+def _cached(here: Place) -> str | None:
+    if here.script and "loader.workers" not in here.settings:
+        return None
+    return "the items are already in memory, unencoded" if "in memory" in here.model else ""
 
 
-class Compile(AtStart):
-    """torch.compile of the outermost modules with parameters, in place, at their first call."""
-
-    def switch(self, on: bool) -> None:
-        self._seen: dict[int, Any] = {}
-        self.observer.modules.around.append(self._around)
-
-    def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        torch = self.torch
-        options = {} if self.value in (True, "default") else {"mode": self.value}
-
-        def inside(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if (
-                id(module) not in self._seen
-                and torch.is_grad_enabled()
-                and next(module.parameters(), None) is not None
-            ):
-                self._seen[id(module)] = module
-                module.compile(**options)
-            return call(module, *args, **kwargs)
-
-        return inside
-
-    def applied(self) -> tuple[str, bool | None, str]:
-        if not self._seen:
-            return "off", False, "no module with parameters was called outermost"
-        return self.requested, True, f"{len(self._seen)} modules compiled"
+def _device(here: Place) -> Iterator[Candidate]:
+    alone = ("loader.workers=0",) if here.settings["loader.workers"] else ()
+    yield Candidate("device", "data on the GPU", (*alone, "loader.placement=device"), missing=here.no_gpu)
 
 
-def _cache(value: Any, observer: Any) -> Change:
-    from .caching import Cache
+def _workers(here: Place) -> Iterator[Candidate]:
+    now = here.settings.get("loader.workers")
+    if now is None:
+        return
+    powers = [2**power for power in range(min(here.cores, MOST_WORKERS).bit_length())]
+    # More of them first: tuning gives up the group when two did not help, but not a loader without workers.
+    for count in (
+        *sorted(powers, key=lambda count: (count <= now, abs(count - now))),
+        *((0,) if now else ()),
+    ):
+        title = f"{count or 'no'} loader {'worker' if count == 1 else 'workers'}"
+        yield Candidate(f"workers-{count}", title, (f"loader.workers={count}",), "workers" if count else "")
 
-    return Cache(value, observer)
+
+def _threads(here: Place) -> Iterator[Candidate]:
+    missing = "the GPU computes" if here.gpu else ""
+    for count in dict.fromkeys((here.cores, here.cores // 2, 1)):
+        if 0 < count != (here.settings.get("run.threads") or here.cores):
+            title = f"{count} {'thread' if count == 1 else 'threads'}"
+            yield Candidate(f"threads-{count}", title, (f"run.threads={count}",), "threads", missing)
 
 
-KINDS: dict[str, Callable[[Any, Any], Change]] = {
-    "run.threads": Threads,
-    "run.gc_every_steps": Collections,
-    "precision.amp": Autocast,
-    "precision.tf32": Tf32,
-    "speed.cudnn_benchmark": CudnnBenchmark,
-    "optimizer.implementation": Implementation,
-    "speed.compile": Compile,
-    "speed.channels_last": ChannelsLast,
-    "speed.attention": Attention,
-    "loader.non_blocking": NonBlocking,
-    "loader.cache": _cache,
-    **{key: partial(Loader, name) for key, name in _LOADER.items()},
-}  # fmt: skip
-# Those that one process can switch while it trains.
-SWITCHED = frozenset({
-    "run.threads", "run.gc_every_steps", "precision.amp", "precision.tf32", "speed.cudnn_benchmark",
-    "optimizer.implementation", "speed.attention", "loader.non_blocking",
-})  # fmt: skip
+def _micro(here: Place) -> Iterator[Candidate]:
+    micro, accumulation = here.settings["batch.micro"], here.settings["batch.accumulation"]
+    if accumulation == 1:
+        missing = "the micro-batch is already the effective batch"
+        yield Candidate("micro", "larger micro-batches, same effective batch", (), missing=missing)
+    times = 2
+    while times <= MOST_MICRO and accumulation % times == 0:
+        title = f"micro-batch {micro * times}, same effective batch of {micro * accumulation}"
+        sets = f"batch.micro={micro * times}", f"batch.accumulation={accumulation // times}"
+        yield Candidate(f"micro-{micro * times}", title, sets, "micro")
+        times *= 2
+
+
+def _fused(here: Place) -> str | None:
+    known = {None: None, "auto": "auto uses it where torch supports it", "fused": SET}
+    return known.get(here.settings.get("optimizer.implementation"), "")
+
+
+def _compress(here: Place) -> Iterator[Candidate]:
+    if here.strategy == "ddp":
+        half = "bf16" if here.gpu else "fp16"  # gloo does not compress to bf16
+        yield Candidate("compress", f"gradients exchanged in {half}", (f"parallel.compress={half}",))
+
+
+def _amp(here: Place) -> Iterator[Candidate]:
+    amp = here.settings.get("precision.amp", "off")
+    # auto resolves to off on the CPU
+    lowered = "" if amp == "off" or (amp == "auto" and not here.gpu) else "mixed precision is already on"
+    missing = lowered or ("the GPU has no bf16" if here.old else "")
+    if not here.gpu and here.bf16 is False:
+        missing = "the CPU has no bf16 (neither AMX nor AVX-512)"
+    yield Candidate("bf16", "mixed precision, bf16", ("precision.amp=bf16",), "amp", missing)
+    if not here.script:  # which would need to scale its losses
+        missing = here.no_gpu or lowered
+        yield Candidate("fp16", "mixed precision, fp16", ("precision.amp=fp16",), "amp", missing)
+
+
+def _cudnn(here: Place) -> str:
+    return here.no_gpu or ("" if here.script or "convolutions" in here.model else _NO_CONVOLUTIONS)
+
+
+def _compile(here: Place) -> Iterator[Candidate]:
+    missing = (
+        "" if here.gpu or "unrolled" not in here.model else "compiling its unrolled decoder takes minutes"
+    )
+    yield Candidate("compile", "torch.compile", ("speed.compile=default",), "compile", missing)
+    if not here.script:
+        title, sets = "torch.compile, reduce-overhead", ("speed.compile=reduce-overhead",)
+        yield Candidate("reduce-overhead", title, sets, "compile", here.no_gpu)
+
+
+def _of_loader(kind: type[Loader]) -> Argument:
+    return Argument("DataLoader", lambda value: {kind.name: value})
+
+
+def _flags(value: str) -> dict[str, bool]:
+    return {"foreach": False} if value == "loop" else {value: True}
+
+
+_ROWS = (
+    # Data.
+    Row(
+        "loader.fetch", "whole-batch gather", own=LOADER,
+        tries=Once("gather", "auto", lambda here: "" if here.settings["loader.fetch"] == "item" else SET),
+    ),
+    Row(
+        "loader.cache", "encoded-item cache", Cache, alters=AUGMENTATION,
+        edit=Items("read all items once before training: DataLoader([data[i] for i in range(len(data))], ...)"),
+        tries=Once("cache", missing=_cached),
+    ),
+    Row("loader.placement", "data on the GPU", alters=AUGMENTATION, tries=Sweep("device", _device)),
+    # Processes.
+    Row(
+        "loader.workers", "loader workers", Workers, LOADER, _of_loader(Workers), AUGMENTATION,
+        Sweep("workers, workers-N", _workers),
+    ),
+    Row(
+        "loader.persistent", "persistent workers", Persistent, LOADER, _of_loader(Persistent),
+        tries=Once("persistent", missing=lambda here: "" if here.settings.get("loader.persistent") is False else None),
+    ),
+    Row("loader.prefetch", "batches loaded ahead", Prefetch, LOADER, _of_loader(Prefetch)),
+    Row(
+        "loader.pin_memory", "pinned memory", PinMemory, LOADER, _of_loader(PinMemory),
+        tries=Once("pin-memory", missing=lambda here: here.no_gpu),
+    ),
+    Row(
+        "loader.non_blocking", "copies that do not wait", NonBlocking, AROUND,
+        "copy batches from pinned memory with .to(device, non_blocking=True)",
+    ),
+    Row(
+        "run.threads", "CPU threads", Threads, MODEL, Statement("{torch}.set_num_threads({value})"), ARITHMETIC,
+        Sweep("threads, threads-N", _threads),
+    ),
+    # Step.
+    Row(
+        "workload.decoder", "one vocabulary projection for all decoder steps", alters=ARITHMETIC,
+        tries=Once(
+            "hoisted", "hoisted",
+            lambda here: {None: None, "stepwise": ""}.get(here.settings.get("workload.decoder"), SET),
+        ),
+    ),
+    Row("batch.micro", "micro-batch", alters=ARITHMETIC, tries=Sweep("micro, micro-N", _micro)),
+    Row(
+        "optimizer.implementation", "fused optimizer", Implementation, "", Argument("optimizer", _flags), ARITHMETIC,
+        Once("fused", "fused", _fused),
+    ),
+    Row("optimizer.set_to_none", "zero_grad(set_to_none=True)", tries=Once("set-to-none")),
+    Row(
+        "run.gc_every_steps", "garbage collection every so many steps", Collections, AROUND,
+        "call gc.disable() before the loop, and gc.collect() every {value} steps",
+    ),
+    # Exchange.
+    Row(
+        "parallel.bucket_mb", "gradient buckets of 100 MB",
+        tries=Once("buckets", "100", lambda here: "" if here.strategy == "ddp" else None),
+    ),
+    Row("parallel.compress", "exchanged gradients", alters=ARITHMETIC, tries=Sweep("compress", _compress)),
+    Row(
+        "parallel.reshard", "parameters kept after forward",
+        tries=Once("gathered", "false", lambda here: "" if here.strategy == "fsdp2" else None),
+    ),
+    # Precision.
+    Row(
+        "precision.tf32", "TF32 matmuls", Tf32, MODEL,
+        Statement('{torch}.set_float32_matmul_precision("{value}")', {True: "high", False: "highest"}), ARITHMETIC,
+        Once("tf32", missing=lambda here: here.no_gpu or ("the GPU has no TF32" if here.old else "")),
+    ),
+    Row(
+        "precision.amp", "mixed precision", Autocast, MODEL,
+        'run the forward pass and the loss under torch.autocast("{device}", dtype={dtype})', ARITHMETIC,
+        Sweep("amp, bf16, fp16", _amp),
+        Idea("bf16", "try bf16: it may be faster on this GPU", lambda gpu, now: gpu and now == "off"),
+    ),
+    # Kernels.
+    Row(
+        "speed.attention", "attention backend chosen by torch", Attention, MODEL,
+        "run attention under torch.nn.attention.sdpa_kernel with the {value} backend", ARITHMETIC,
+        Once("attention", "auto", lambda here: "" if "attention" in here.model else _NO_ATTENTION),
+    ),
+    Row(
+        "speed.channels_last", "channels-last memory format", ChannelsLast, "",
+        "convert the model and the images with .to(memory_format=torch.channels_last)", ARITHMETIC,
+        Once("channels-last", missing=lambda here: "" if "convolutions" in here.model else _NO_CONVOLUTIONS),
+    ),
+    Row(
+        "speed.cudnn_benchmark", "cuDNN benchmark", CudnnBenchmark, "",
+        Statement("{torch}.backends.cudnn.benchmark = {value}"), ARITHMETIC, Once("cudnn-benchmark", missing=_cudnn),
+    ),
+    Row(
+        "speed.flush_denormal", "denormal numbers as zero", FlushDenormal, "",
+        Statement("{torch}.set_flush_denormal({value})"), ARITHMETIC,
+        Once("flush-denormal", missing=lambda here: "the GPU computes" if here.gpu else ""),
+        Idea(
+            "true", "try zero for denormal numbers: a CPU may compute slowly with them",
+            lambda gpu, now: not gpu and now is False,
+        ),
+    ),
+    # Compiler.
+    Row(
+        "speed.compile", "torch.compile", Compile, "", "compile the model once before training: model.compile()",
+        ARITHMETIC, Sweep("compile, reduce-overhead", _compile),
+        Idea("default", "try torch.compile: the compiled model may be faster", lambda _, now: now == "off"),
+    ),
+    Row(
+        "speed.cuda_graph", "whole step as one CUDA graph",
+        tries=Once("cuda-graph", missing=lambda here: here.no_gpu or here.no_graph),
+    ),
+    # What only our own runs have, and no step of a trial depends on.
+    *(
+        Row(key, own=AROUND) for key in (
+            "loader.timeout_s", "log.every_steps", "log.window_s", "log.profile_every_s", "log.headless_s",
+            "console.refresh_hz", "console.on_hangup",
+        )
+    ),
+)  # fmt: skip
+TABLE = {row.key: row for row in _ROWS}
+# What can be tried with a script, and those of it that it needs from its start.
+OF_SCRIPTS = {row.key: row.made for row in _ROWS if row.made is not None}
+AT_START = frozenset(key for key, kind in OF_SCRIPTS.items() if kind.at_start)
+# Switches of torch for the whole process.
+GLOBALS = {key: kind for key, kind in OF_SCRIPTS.items() if issubclass(kind, Global)}
+
+
+def switched_by(*ways: str) -> frozenset[str]:
+    """The keys that one process of an own run switches in any of these ways."""
+    return frozenset(row.key for row in _ROWS if row.own in ways)
+
+
+def candidates(here: Place) -> tuple[Candidate, ...]:
+    """What tuning tries, in the order of the table; for a script only what can be measured."""
+    found: list[Candidate] = []
+    for row in _ROWS:
+        if here.script and row.made is None:
+            continue
+        if isinstance(row.tries, Sweep):
+            found += row.tries.each(here)
+        elif row.tries is not None and (missing := row.tries.missing(here)) is not None:
+            sets = (f"{row.key}={row.tries.value}",)
+            found.append(Candidate(row.tries.names, row.title, sets, missing=missing))
+    return tuple(one for one in found if not (here.script and one.missing))
 
 
 def make(key: str, value: Any, observer: Any) -> Change:
-    """The change of a key. Raises KeyError for one that needs an edit of the script."""
-    return KINDS[key](value, observer)
+    """The change of a script. Raises KeyError for a key that needs an edit of it."""
+    return OF_SCRIPTS[key](value, observer)

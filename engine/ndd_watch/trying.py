@@ -19,7 +19,6 @@ import time
 from typing import Any, Callable, NoReturn
 
 from . import clock
-from .changes import AtStart, Change, make
 from .clock import CHECKPOINT, EVALUATE, S
 from .exceptions import Dropped
 from .mapped import MICRO
@@ -33,15 +32,17 @@ SETTLE_S = 4.0
 
 
 # Changes that were made when torch had been imported, by key.
-started: dict[str, Change] = {}
+started: dict[str, Any] = {}
 
 
 class Trying:
     """Takes the place of `Steps.gate`."""
 
     def __init__(self, observer: Any, spec: dict[str, Any]) -> None:
+        from .changes import make  # no other process needs the table
+
         self._observer = observer
-        self._sides: list[dict[str, Change]] = [
+        self._sides: list[dict[str, Any]] = [
             {key: started.get(key) or make(key, value, observer) for key, value in side.items()}
             for side in spec["sides"]
         ]
@@ -265,14 +266,16 @@ def before_start(observer: Any) -> None:
     text = os.environ.get("NDD_WATCH_TRY", "")
     if not text:
         return
-    # A process with such a change is only one side.
+    from .changes import make
+
+    # A process with such a change is only one side, and what both sides have is in the last one.
     for key, value in json.loads(text)["sides"][-1].items():
-        if isinstance(change := make(key, value, observer), AtStart):
+        if (change := make(key, value, observer)).at_start:
             started[key] = change
             change.switch(True)
 
 
-def _switch(changes: dict[str, Change], on: bool) -> None:
+def _switch(changes: dict[str, Any], on: bool) -> None:
     for change in changes.values():
-        if not isinstance(change, AtStart):
+        if not change.at_start:
             change.switch(on)

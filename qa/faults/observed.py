@@ -21,7 +21,7 @@ from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
+from ndd_engine.trial.estimates import Estimate, abba_log_ratio, estimate
 
 from .cases import Case
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.trial.paired import Estimate
+from ndd_engine.trial.estimates import Estimate
 
 from .cases import Case, only_last
 from .innocent import all_cases

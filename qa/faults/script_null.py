@@ -20,7 +20,7 @@ from .script_faults import INNOCENTS, attempt, observe
 TITLE = "script_null: trials of a change without effect, on scripts"
 SUBJECTS = INNOCENTS[:6]
 BUDGET_S = 20.0
-SWITCHED, RESTARTED = ["--set", "speed.cudnn_benchmark=true"], ["--env", "NDD_UNUSED=1"]
+SWITCHED, RESTARTED = ["--set", "speed.attention=math"], ["--env", "NDD_UNUSED=1"]
 
 
 def measure(options: Options) -> list[Table]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import chain, zip_longest
 
 from ndd_engine.hardware.detect import detect
-from ndd_engine.trial.candidates import Place
-from ndd_engine.trial.claims import ClaimsState, conditions, measurements, run_claims
-from ndd_engine.trial.claims_table import Claim, claims
+from ndd_engine.trial.claims import Claim, ClaimsState, claims, conditions, measurements, run_claims
+from ndd_engine.trial.tuning import place_of
+from ndd_watch.changes import Place
 
 from .figures import Task, one_line
 
@@ -36,7 +36,7 @@ def wanted(which: str, effort: str, place: Place) -> list[Claim]:
 def measure(given: Task) -> None:
     """Measure the claims until the time is over."""
     machine = detect("cuda" if given.on_gpu else "cpu", use_torch=False)
-    place = Place.of(machine)
+    place = place_of(machine)
     chosen = wanted(given.args[0], given.effort, place)
     budget_s = budget(sum(measurements(claim, place) for claim in chosen), given.left_s)
     budget_s = given.of(budget_s, budget_s, LEAST_S)

@@ -20,8 +20,8 @@ import psutil
 import pytest
 from tests.waiting import lives, until
 
-from ndd_engine.trial.candidates import Place
 from ndd_engine.trial.claims import measurements
+from ndd_watch.changes import Place
 from qa.gpu import __main__ as gpu_command
 from qa.gpu import claims, faults, setup
 from qa.gpu import session as sessions

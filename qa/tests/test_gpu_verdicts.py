@@ -13,8 +13,8 @@ from ndd_engine.diagnose.finding import Finding
 from ndd_engine.predict.memory import Fit
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.trial.candidates import Place
-from ndd_engine.trial.claims_table import claims as all_claims
+from ndd_engine.trial.claims import claims as all_claims
+from ndd_watch.changes import Place
 from qa.faults.cases import MODULE
 from qa.faults.faulty import GPU_CASES
 from qa.gpu import capped, claims, faults, first, first_scripts, memory, overhead, runs

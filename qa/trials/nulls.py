@@ -12,7 +12,7 @@ from statistics import median
 
 from benchmarks.common import Table, as_percent, say
 
-from ndd_engine.trial.verdict import judged
+from ndd_engine.trial.estimates import judged
 from qa.kept import append, read_lines
 
 CALLS = ("faster", "slower")

@@ -19,11 +19,18 @@ from ndd_engine.trial.blocks import (
     SWITCH_S,
     plan_pairs,
 )
-from ndd_engine.trial.confirm import over
-from ndd_engine.trial.paired import Estimate, abba_log_ratio
-from ndd_engine.trial.replicates import ENOUGH, Replicates, Usual, pooled
-from ndd_engine.trial.toggles import OneProcess
-from ndd_engine.trial.verdict import Call, judged
+from ndd_engine.trial.estimates import (
+    ENOUGH,
+    Call,
+    Estimate,
+    OneProcess,
+    Replicates,
+    Usual,
+    abba_log_ratio,
+    judged,
+    over,
+    pooled,
+)
 
 # Rates of a segment in the order of an ABBA block (0: baseline) and of its reverse.
 ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))

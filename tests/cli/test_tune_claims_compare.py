@@ -13,8 +13,9 @@ import pytest
 
 from ndd_console.cli.tune import ONLY
 from ndd_engine.config import read
-from ndd_engine.trial.candidates import Place, candidates
 from ndd_engine.trial.claims import Verdict
+from ndd_engine.trial.tuning import trained
+from ndd_watch.changes import Place, candidates
 from tests.trial.written_runs import steady, windows, write_run
 
 from .program import call, run, start
@@ -112,7 +113,7 @@ def test_ctrl_c_prints_the_results_so_far(tmp_path: Path) -> None:
 def test_the_help_of_tune_lists_what_only_accepts(workload: str) -> None:
     listed = ", ".join(ONLY).split(", ")
     config = read(workload=workload, sets=["batch.accumulation=4", "loader.persistent=false"]).resolve()
-    for candidate in candidates(config, Place(True, 4)):
+    for candidate in candidates(trained(Place(True, 4), config)):
         for name in filter(None, (candidate.name, candidate.group)):
             assert re.sub(r"\d+$", "N", name) in listed or name in listed, name
 

@@ -154,3 +154,10 @@ def test_workers_of_data_in_memory_are_not_blamed_for_another_process() -> None:
     host = cores(2.0, 1.1, neighbours=[{"pid": 9, "name": "make", "cores": 0.9}])
     run = Planted(sets=["loader.workers=2"], loader=data(), baseline=alone(micro_ns=12e6), host=host)
     assert run.causes() == ["neighbour-cores"]
+
+
+def test_settings_that_are_off_are_proposed_where_nothing_is_wrong() -> None:
+    off = ["speed.compile=off", "speed.flush_denormal=false"]
+    changes = Planted(sets=off).verdict().changes
+    assert {change.sets for change in changes} == {("speed.compile=default",), ("speed.flush_denormal=true",)}
+    assert not Planted(sets=["speed.compile=default", "speed.flush_denormal=true"]).verdict().changes

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
 torch.set_num_threads(1)
 # Of trials, and functions that hold the guard themselves: what they raise has nobody to go to but the script.
-ELSEWHERE = ("trying", "changes", "caching", "exceptions")
+ELSEWHERE = ("trying", "changes", "switches", "caching", "exceptions")
 ENTRIES = {
     "DeviceClock.mark",
     "Observer.heard",

@@ -91,11 +91,12 @@ def test_changes_of_the_start_are_in_effect_for_a_loader_that_is_made_once(tmp_p
         "loader__prefetch": 3,
         "loader__workers": 1,
         "speed__channels_last": True,
+        "speed__flush_denormal": True,
     }
     side, errors = ready(tmp_path, **changes)
     assert side is not None, errors
     settings = side["settings"]
-    assert settings["loader.workers"][2] and settings["speed.channels_last"][2]
+    assert all(settings[key][2] for key in ("loader.workers", "speed.channels_last", "speed.flush_denormal"))
     assert settings["loader.prefetch"][1:3] == ["3", True]
     # Workers read the items themselves.
     assert settings["loader.cache"][1:3] == ["false", False]

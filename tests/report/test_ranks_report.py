@@ -8,7 +8,7 @@ from qa.ranks.simulated import Planted, beside
 
 from ndd_engine.record.events import Event
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.trial.recorded import read_recorded
+from ndd_engine.trial.compare import read_recorded
 
 from .report_help import T0, Timed, pages, run_event, write
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.records import run_event
 
 from ndd_engine.errors import UsageError
+from ndd_engine.record.reader import load_state
+from ndd_engine.script.command import Command
 from ndd_engine.script.edits import edit_of, with_arguments, with_cached_items, with_statement
+from ndd_engine.script.run import ScriptRequest, ScriptRun
 
 SCRIPT = """import torch as th
 from torch.utils.data import DataLoader
@@ -105,11 +110,19 @@ def test_every_optimizer_is_edited(tmp_path: Path) -> None:
     assert edit_of(seen, {"optimizer.implementation": "fused"}, "cpu", path).path is None
 
 
+def test_a_statement_does_not_move_the_calls_below_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    changes = {"run.threads": 2, "optimizer.implementation": "fused"}
+    edit = edit_of({"script": {"optimizer": [str(path), 10]}}, changes, "cpu", path)
+    assert "set_num_threads(2)" in edit.after and "lr=1e-3, fused=True" in edit.after and not edit.advice
+
+
 def test_without_a_place_it_is_described(tmp_path: Path) -> None:
     changes = {"loader.workers": 2, "run.threads": 1, "loader.cache": True}
     edit = edit_of({"script": {"loader": None}}, changes, "cpu", None)
     assert edit.path is None and not edit.diff
-    workers, threads, cache = edit.advice
+    workers, cache, threads = edit.advice
     assert "num_workers=2" in workers and "range(len(data))" in cache
     assert threads == "torch.set_num_threads(1)"
 
@@ -144,3 +157,15 @@ def test_a_statement_is_added_or_replaced(
     script: str, statement: str, value: object, expected: str | None
 ) -> None:
     assert with_statement(script, statement, value) == expected
+
+
+def test_a_run_in_a_scratch_copy_names_the_files_of_the_script(tmp_path: Path) -> None:
+    # `tune -- COMMAND` observes in such a copy, which is gone when it prints the edit.
+    own, scratch = tmp_path / "own", tmp_path / "scratch"
+    own.mkdir()
+    command = Command((sys.executable, "train.py"), own)
+    run = ScriptRun.open(ScriptRequest(command, tmp_path / "runs", screen=True, folder=scratch))
+    run.put(run_event(config={"script": {"loader": [str(scratch / "train.py"), 5]}}))
+    run.close()
+    recorded = load_state(run.directory).run
+    assert recorded is not None and recorded.config["script"]["loader"] == [str(own / "train.py"), 5]

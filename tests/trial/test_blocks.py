@@ -11,6 +11,7 @@ from ndd_engine.config import Config, read
 from ndd_engine.trial.blocks import (
     BlocksDoNotFitError,
     SidePace,
+    can_switch,
     lead,
     needs_epochs,
     never_happens,
@@ -21,7 +22,6 @@ from ndd_engine.trial.blocks import (
     switched_off,
 )
 from ndd_engine.trial.outcome import differences
-from ndd_engine.trial.toggles import can_switch
 
 
 def config(*sets: str) -> Config:

@@ -15,10 +15,18 @@ from written_runs import evaluation, run_event, window, windows, write_run
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.events import Event
-from ndd_engine.trial.candidates import Place
-from ndd_engine.trial.claims import ClaimResult, Verdict, conditions, headline, measurements, run_claims
-from ndd_engine.trial.claims_table import chosen, claims
-from ndd_engine.trial.recorded import Recorded, read_recorded
+from ndd_engine.trial.claims import (
+    ClaimResult,
+    Verdict,
+    chosen,
+    claims,
+    conditions,
+    headline,
+    measurements,
+    run_claims,
+)
+from ndd_engine.trial.compare import Recorded, read_recorded
+from ndd_engine.trial.tuning import place_of
 
 IDS = [
     f"{guide}{number}"
@@ -127,7 +135,7 @@ def test_what_needs_a_gpu_is_not_measurable_without_one() -> None:
 
 def test_how_long_it_takes_at_most_is_known_before() -> None:
     by_id = {claim.id: claim for claim in claims()}
-    here = Place.of(machine())
+    here = place_of(machine())
     assert measurements(by_id["N1"], here) == 1
     assert measurements(by_id["N7"], here) == 2
     assert measurements(by_id["S8"], here) == 1  # one run shows all its shares

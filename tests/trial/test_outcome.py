@@ -8,8 +8,8 @@ import pytest
 
 from ndd_engine.errors import UsageError
 from ndd_engine.trial.drafts import drafts
+from ndd_engine.trial.estimates import Estimate
 from ndd_engine.trial.outcome import break_even, compare_losses, differences, effect, result
-from ndd_engine.trial.paired import Estimate
 from ndd_engine.trial.request import Base, TrialRequest
 from ndd_engine.trial.side import SideFacts
 

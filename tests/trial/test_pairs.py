@@ -20,8 +20,8 @@ from ndd_engine.child import ChildError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial import sides as sides_module
 from ndd_engine.trial import trial as trial_module
+from ndd_engine.trial.estimates import Usual
 from ndd_engine.trial.history import History
-from ndd_engine.trial.replicates import Usual
 from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_engine.trial.side import CACHES, SideFacts
 

@@ -13,11 +13,20 @@ from qa.trials.simulated import MODELS, Course, Noise, ladder, rates, simulate
 
 from ndd_console.view.interval import interval_rows
 from ndd_console.words.trial import VERDICTS, trial_text
+from ndd_engine.trial.estimates import (
+    ENOUGH,
+    FIRST_LOOK,
+    FLOOR,
+    METHOD,
+    OneProcess,
+    Replicates,
+    abba_log_ratio,
+    judged,
+    student_cdf,
+    student_quantile,
+    trimmed,
+)
 from ndd_engine.trial.outcome import sentence
-from ndd_engine.trial.paired import abba_log_ratio, student_cdf, student_quantile
-from ndd_engine.trial.replicates import ENOUGH, Replicates
-from ndd_engine.trial.toggles import FIRST_LOOK, METHOD, OneProcess, trimmed
-from ndd_engine.trial.verdict import FLOOR, judged
 
 TRIALS = 400
 USUAL = "usual difference"

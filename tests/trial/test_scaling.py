@@ -16,9 +16,18 @@ from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.hardware.gpu import Gpu, Machine
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.request import Base
-from ndd_engine.trial.scaling import ScalingRequest, ScalingState, plan, run_scaling
-from ndd_engine.trial.scaling_losses import lost
-from ndd_engine.trial.scaling_plan import Point, counts_for, counts_of, points, strategies_of
+from ndd_engine.trial.scaling import (
+    Point,
+    ScalingRequest,
+    ScalingState,
+    counts_for,
+    counts_of,
+    lost,
+    plan,
+    points,
+    run_scaling,
+    strategies_of,
+)
 
 SETS = ("workload.name=chartext", "workload.size=tiny", "batch.micro=16", "run.epochs=1", "run.device=cpu")
 

@@ -25,10 +25,10 @@ from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.train.step.precision import Precision, make_precision, set_tf32
 from ndd_engine.trial import switching
+from ndd_engine.trial.estimates import METHOD
 from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_engine.trial.side import SideFacts
 from ndd_engine.trial.switching import SwitchingBlocks
-from ndd_engine.trial.toggles import METHOD
 from ndd_engine.trial.trial import run_trial
 
 SLOW = {"sleep": 0.002}

@@ -12,9 +12,9 @@ from measured import Bench, machine, trial
 
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, NddError, UsageError
-from ndd_engine.trial.candidates import Place, candidates
 from ndd_engine.trial.request import Base
-from ndd_engine.trial.tuning import TuningRow, TuningState, run_tuning
+from ndd_engine.trial.tuning import TuningRow, TuningState, place_of, run_tuning, trained
+from ndd_watch.changes import Place, candidates
 
 NDD = ("batch.micro=64", "loader.fetch=item")
 SUMMARISE = (
@@ -152,6 +152,13 @@ def test_workers_never_outnumber_the_cores_and_end_when_two_did_not_help() -> No
     assert row(found, "workers-4").state == "kept" and row(found, "workers-8").state == "dropped"
 
 
+def test_more_workers_are_tried_before_fewer_and_none_at_all() -> None:
+    state = tune(Bench({}), *NDD, "loader.workers=4", machine=machine(cores=16))
+    order = [item.candidate.name for item in state.rows if item.candidate.name.startswith("workers")]
+    assert order == ["workers-8", "workers-16", "workers-4", "workers-2", "workers-1", "workers-0"]
+    assert row(state, "workers-2").state == "skipped" and row(state, "workers-0").state == "dropped"
+
+
 @pytest.mark.parametrize(
     ("setting", "kept", "refused"),
     [
@@ -186,7 +193,7 @@ def test_larger_micro_batches_keep_the_effective_batch_and_end_when_memory_runs_
 def test_every_candidate_is_the_same_training(workload: str) -> None:
     plain = ("precision.amp=off", "precision.tf32=false")
     config = read(None, plain, workload).resolve()
-    for candidate in candidates(config, Place(gpu=True, cores=16, capability=(9, 0))):
+    for candidate in candidates(trained(Place(gpu=True, cores=16, capability=(9, 0)), config)):
         try:
             changed = read(None, (*plain, *candidate.sets), workload).resolve()
         except ConfigError:
@@ -205,9 +212,11 @@ def test_every_candidate_is_the_same_training(workload: str) -> None:
 def test_a_cpu_without_bf16_does_not_try_it(tmp_path: Path, text: str, has: bool | None) -> None:
     flags = tmp_path / "cpuinfo"
     flags.write_text(text)
-    place = Place.of(machine(), flags)
+    place = place_of(machine(), flags)
     assert place.bf16 is has
-    (bf16,) = (item for item in candidates(read(workload="eeg").resolve(), place) if item.name == "bf16")
+    (bf16,) = (
+        item for item in candidates(trained(place, read(workload="eeg").resolve())) if item.name == "bf16"
+    )
     assert bool(bf16.missing) is (has is False)
 
 

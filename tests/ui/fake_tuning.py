@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ndd_engine.trial.candidates import Candidate
 from ndd_engine.trial.request import Progress
 from ndd_engine.trial.tuning import TuningRow as TuningRowView
 from ndd_engine.trial.tuning import TuningState
+from ndd_watch.changes import Candidate
 
 from .fakes import trial_event
 

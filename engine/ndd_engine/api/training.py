@@ -17,6 +17,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.control import StopNow
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.run import Run
+from ndd_watch.changes import GLOBALS
 
 from .record import Record
 from .sources import PathLike, Sets, Source, configured_run, draft_of, root_of
@@ -98,18 +99,19 @@ def run_training(
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Undo what a run changes for the whole process: torch's threads and determinism, frozen garbage collection."""
+    """Undo what a run changes for the whole process: torch's switches and determinism, frozen garbage collection."""
     import torch
 
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    switches = [(switch, switch.get()) for switch in (kind(None, None) for kind in GLOBALS.values())]
+    deterministic, cudnn = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        for switch, before in switches:
+            switch.set(before)
+        torch.backends.cudnn.deterministic = cudnn
         if torch.are_deterministic_algorithms_enabled() != deterministic:
             torch.use_deterministic_algorithms(deterministic)
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
         gc.unfreeze()
         gc.collect()
 

@@ -157,6 +157,10 @@ class SpeedSection(Section):
     cudnn_benchmark: bool = Field(
         False, description="torch.backends.cudnn.benchmark: choose the fastest algorithms (for fixed shapes)"
     )
+    flush_denormal: bool = Field(
+        False,
+        description="torch.set_flush_denormal: numbers too small for full precision become zero, on the CPU",
+    )
     deterministic: bool = Field(
         False, description="use only deterministic algorithms; operations without one raise an error"
     )
@@ -335,6 +339,11 @@ class Config(Section):
     log: LogSection = LogSection()
     parallel: ParallelSection = ParallelSection()
     console: ConsoleSection = ConsoleSection()
+
+    def value(self, key: str) -> Any:
+        """The value of a dotted key."""
+        section, name = key.split(".")
+        return getattr(getattr(self, section), name)
 
     @property
     def items_per_step(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ndd_engine.text import duration, percent
+from ndd_watch.changes import TABLE
 
 from .finding import Change, Evidence, Finding
 from .view import CLOCK, MODEL, Cost, View, taken
@@ -32,9 +33,12 @@ def healthy(view: View) -> Finding:
     """No bottleneck: the model takes the time. Proposes settings that may still speed it up."""
     model = on_device(view) or view.model
     title = f"no bottleneck found: {busy(view)}"
-    return Finding(
-        "healthy", title, (taken(model, "forward and backward take"),), "likely", changes=_ideas(view)
+    ideas = tuple(
+        Change(row.idea.text, (f"{key}={row.idea.value}",))
+        for key, row in TABLE.items()
+        if row.idea is not None and row.idea.when(view.gpu, view.get(key))
     )
+    return Finding("healthy", title, (taken(model, "forward and backward take"),), "likely", changes=ideas)
 
 
 def busy(view: View) -> str:
@@ -62,15 +66,3 @@ def on_device(view: View) -> Cost | None:
         return None
     ns, share = sum(cost.ns for cost in costs), sum(cost.share for cost in costs)
     return Cost(ns, share, None, share, costs[0].source)
-
-
-def _ideas(view: View) -> tuple[Change, ...]:
-    """Settings that may speed up the model itself; the gain is unknown until measured."""
-    ideas = []
-    if view.gpu and view.get("precision.amp") == "off":
-        ideas.append(Change("try bf16: it may be faster on this GPU", ("precision.amp=bf16",)))
-    if view.get("speed.compile") == "off":
-        ideas.append(
-            Change("try torch.compile: the compiled model may be faster", ("speed.compile=default",))
-        )
-    return tuple(ideas)

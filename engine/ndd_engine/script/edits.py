@@ -9,36 +9,17 @@ from __future__ import annotations
 import ast
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
 from ndd_engine.text import printable
+from ndd_watch.changes import TABLE, Argument, Items, Statement
 
-# Key -> argument of the call that makes a loader.
-_LOADER = {
-    "loader.workers": "num_workers", "loader.pin_memory": "pin_memory", "loader.prefetch": "prefetch_factor",
-    "loader.persistent": "persistent_workers",
-}  # fmt: skip
-# Key -> statement after the import of torch; {torch} is its name in the file, {value} the new value.
-_STATEMENTS = {
-    "run.threads": "{torch}.set_num_threads({value})",
-    "precision.tf32": '{torch}.set_float32_matmul_precision("{precision}")',
-    "speed.cudnn_benchmark": "{torch}.backends.cudnn.benchmark = {value}",
-}
-# Key -> what to do where no edit is made.
-_WORDS = {
-    "precision.amp": 'run the forward pass and the loss under torch.autocast("{device}", dtype={dtype})',
-    "speed.compile": "compile the model once before training: model.compile()",
-    "loader.cache": "read all items once before training: DataLoader([data[i] for i in range(len(data))], ...)",
-    "loader.non_blocking": "copy batches from pinned memory with .to(device, non_blocking=True)",
-    "speed.channels_last": "convert the model and the images with .to(memory_format=torch.channels_last)",
-    "speed.attention": "run attention under torch.nn.attention.sdpa_kernel with the {value} backend",
-    "run.gc_every_steps": "call gc.disable() before the loop, and gc.collect() every {value} steps",
-}
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
@@ -54,7 +35,9 @@ class Edit:
     @property
     def diff(self) -> list[str]:
         """Lines of the unified diff; [] if no file changes."""
-        name = _shown(self.path)
+        name = str(self.path)
+        # From the current folder if it is below it, so that `patch -p1` finds it there.
+        name = os.path.relpath(name) if name.startswith(str(Path.cwd()) + os.sep) else name.lstrip("/")
         lines = difflib.unified_diff(
             self.before.splitlines(), self.after.splitlines(), f"a/{name}", f"b/{name}", lineterm="", n=2
         )
@@ -76,57 +59,59 @@ def edit_of(seen: Mapping[str, Any], changes: Mapping[str, Any], device: str, ma
 
     A change whose place cannot be found is described. Raises UsageError if a file cannot be read.
     """
-    script = seen.get("script")
-    places = script if isinstance(script, Mapping) else {}
-    advice: list[str] = []
     path: Path | None = None
     before = after = ""
-    arguments = {_LOADER[key]: value for key, value in changes.items() if key in _LOADER}
-    place = _place(places.get("loader"))
-    if arguments and place is not None:
-        path, line = place
-        before = _read(path)
-        after = with_arguments(before, line, ("DataLoader",), arguments) or before
-    if arguments and before == after:
-        text = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        advice.append(f"make the DataLoader with {text}")
-    for key, value in changes.items():
-        if key in _LOADER:
-            continue
-        if key == "loader.cache" and place is not None and path in (None, place[0]):
-            text = after or _read(place[0])
-            if (cached := with_cached_items(text, place[1])) is not None:
-                path, before, after = place[0], before or text, cached
-                continue
-        if key == "optimizer.implementation":
-            made = [_place(one) for one in places.get("optimizers") or [places.get("optimizer")]]
-            wanted = {"fused": value == "fused", "foreach": value == "foreach"}
-            wanted = {name: on for name, on in wanted.items() if on} or {"foreach": False}
-            file = path or (made[0][0] if made[0] is not None else None)
-            lines = [one[1] for one in made if one is not None and one[0] == file]
-            if file is not None and len(lines) == len(made):
-                path = file
-                before = before or _read(path)
-                for line in lines:  # arguments are added within a line: the others keep their places
-                    after = with_arguments(after or before, line, None, wanted) or after or before
-            else:
-                advice.append(
-                    f"make the optimizer with {', '.join(f'{name}={on}' for name, on in wanted.items())}"
-                )
-        elif key in _STATEMENTS and main is not None and (path is None or path == main):
-            path = main
-            before = before or _read(path)
-            changed = with_statement(after or before, _STATEMENTS[key], value)
-            after = changed or after or before
-            if changed is None:
-                advice.append(_statement("torch", _STATEMENTS[key], value))
-        elif key in _STATEMENTS:
-            advice.append(_statement("torch", _STATEMENTS[key], value))
+    advice: list[str] = []
+    # A statement adds a line: it comes after what is at known lines.
+    for key, value in sorted(changes.items(), key=lambda item: isinstance(TABLE[item[0]].edit, Statement)):
+        steps, text = _planned(TABLE[key].edit, value, seen, device, main)
+        edited: str | None = after
+        for place, step in steps:
+            if edited is None or place not in (path or place,):
+                edited = None
+                break
+            path, before = place, before or _read(place)
+            edited = step(edited or before)
+        if steps and edited is not None:
+            after = edited
         else:
-            text = _WORDS.get(key, f"set {key} to {value}")
-            kind = "cuda" if device.startswith("cuda") else "cpu"
-            advice.append(text.format(value=value, device=kind, dtype=_DTYPES.get(str(value), value)))
+            advice.append(text)
+    after = after or before
     return Edit(path if before != after else None, before, after, tuple(advice))
+
+
+# A file and how it is edited: from its text to its new text, None where that is in doubt.
+Step = tuple[Path, Callable[[str], str | None]]
+
+
+def _planned(
+    edit: Argument | Statement | Items | str,
+    value: Any,
+    seen: Mapping[str, Any],
+    device: str,
+    main: Path | None,
+) -> tuple[list[Step], str]:
+    """(the steps of an edit, [] where a place is unknown; the same in words)."""
+    script = seen.get("script")
+    places = script if isinstance(script, Mapping) else {}
+    if isinstance(edit, str):
+        kind, dtype = "cuda" if device.startswith("cuda") else "cpu", _DTYPES.get(str(value), value)
+        return [], edit.format(value=value, device=kind, dtype=dtype)
+    if isinstance(edit, Statement):
+        new = edit.value(value)
+        text = edit.text.format(torch="torch", value=new)
+        return [] if main is None else [(main, partial(with_statement, statement=edit.text, value=new))], text
+    if isinstance(edit, Items):
+        place = _place(places.get("loader"))
+        return [] if place is None else [(place[0], partial(with_cached_items, line=place[1]))], edit.advice
+    arguments, names = edit.given(value), None
+    made = places.get("optimizers") or [places.get("optimizer")]
+    if edit.call == "DataLoader":
+        made, names = [places.get("loader")], ("DataLoader",)
+    calls = [found for found in map(_place, made) if found is not None]
+    change = partial(with_arguments, names=names, arguments=arguments)
+    text = f"make the {edit.call} with {', '.join(f'{name}={new!r}' for name, new in arguments.items())}"
+    return [(file, partial(change, line=line)) for file, line in calls if len(calls) == len(made)], text
 
 
 def with_arguments(
@@ -182,12 +167,6 @@ def with_cached_items(text: str, line: int) -> str | None:
     return source.text
 
 
-def _shown(path: Path | None) -> str:
-    """The path as the diff names it: from the current folder if it is below it, so that `patch -p1` finds it there."""
-    name = str(path)
-    return os.path.relpath(name) if name.startswith(str(Path.cwd()) + os.sep) else name.lstrip("/")
-
-
 def _parsed(text: str) -> ast.Module | None:
     try:
         return ast.parse(text)
@@ -216,7 +195,7 @@ def with_statement(text: str, statement: str, value: Any) -> str | None:
     if tree is None:
         return None
     if there := _values(tree, statement):
-        source, new = _Source(text), _parsed(_statement("torch", statement, value))
+        source, new = _Source(text), _parsed(statement.format(torch="torch", value=value))
         assert new is not None
         (wanted,) = _values(new, statement)
         source.replace(there[0], ast.unparse(wanted))
@@ -229,7 +208,7 @@ def with_statement(text: str, statement: str, value: Any) -> str | None:
                     at = node.end_lineno or node.lineno
                     if not lines[at - 1].endswith("\n"):
                         lines[at - 1] += "\n"
-                    lines.insert(at, _statement(alias.asname or "torch", statement, value) + "\n")
+                    lines.insert(at, statement.format(torch=alias.asname or "torch", value=value) + "\n")
                     return "".join(lines)
     return None
 
@@ -254,10 +233,6 @@ def _ends(node: ast.expr, name: str) -> bool:
         return False
     text = f".{ast.unparse(node)}"
     return text.endswith(f".{name}") or f".{name}".endswith(text)
-
-
-def _statement(torch: str, statement: str, value: Any) -> str:
-    return statement.format(torch=torch, value=value, precision="high" if value else "highest")
 
 
 class _Source:

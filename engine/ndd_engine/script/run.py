@@ -32,7 +32,7 @@ from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.measure.memory_owners import largest
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.derive import figures
-from ndd_engine.record.events import EndEvent, Event, StageEvent
+from ndd_engine.record.events import EndEvent, Event, RunEvent, StageEvent
 from ndd_engine.record.opening import opening
 from ndd_engine.record.recorder import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
@@ -149,7 +149,13 @@ class ScriptRun:
         self._lock.release()
 
     def put(self, event: Event) -> None:
-        """Record an event."""
+        """Record an event. The files of a scratch copy are named as those of the script's own folder."""
+        folder = self.request.folder
+        if isinstance(event, RunEvent) and folder is not None:
+            scratch, own = (
+                json.dumps(f"{path}{os.sep}")[:-1] for path in (folder, self.request.command.folder)
+            )
+            event = replace(event, config=json.loads(json.dumps(event.config).replace(scratch, own)))
         self.recorder.put(event)
 
     def _execute(self) -> EndEvent:

@@ -125,13 +125,15 @@ class ScriptProcess(SideProcess):
 class ScriptSides(Sides):
     """The processes of both sides.
 
-    command: of the script; start, changes: of the candidate. outside: whether they may write outside their folders.
+    command: of the script; kept: changes of both; start, changes: of the candidate. outside: whether they may write
+    outside their folders.
     """
 
     def __init__(
         self,
         command: Command,
         start: Start,
+        kept: Mapping[str, Any],
         changes: Mapping[str, Any],
         outside: bool,
         base: Base,
@@ -141,7 +143,8 @@ class ScriptSides(Sides):
         tick: Callable[[str], Tick],
     ) -> None:
         super().__init__(base, sets, [*changes, *start.changed], budget_s, left_s, tick)
-        self._command, self._start, self._changes = command, start, dict(changes)
+        self._command, self._start = command, start
+        self._changes: tuple[Mapping[str, Any], ...] = (kept, {**kept, **changes})
         self._outside = outside
         # First losses of the script as it is, of its first process.
         self._usual: list[float] | None = None
@@ -150,11 +153,12 @@ class ScriptSides(Sides):
     def open(self, *indices: int) -> None:
         """Start processes."""
         for index in indices:
-            changes = self._changes if index else {}
             command = self._start.command if index else self._command
             more = {**self._environment(index), **(self._start.environment if index else {})}
             with failures_of(index):
-                self._open[index] = ScriptProcess(command, [changes], more, self._but, self._outside)
+                self._open[index] = ScriptProcess(
+                    command, [self._changes[index]], more, self._but, self._outside
+                )
 
     def prepare(self, index: int) -> float:
         """As for other sides. Losses that differ between two starts of the unchanged script say nothing."""
@@ -171,6 +175,4 @@ class ScriptSides(Sides):
 
     def _both(self) -> SideProcess:
         """Start a process that changes between the sides."""
-        return ScriptProcess(
-            self._command, [{}, self._changes], self._environment(0), self._but, self._outside
-        )
+        return ScriptProcess(self._command, self._changes, self._environment(0), self._but, self._outside)

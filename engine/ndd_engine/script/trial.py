@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ndd_engine.config import Config, Draft, read
+from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.reader import load_state
@@ -24,7 +25,7 @@ from ndd_engine.trial.outcome import differences, flatten
 from ndd_engine.trial.pausing import alone
 from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_engine.trial.trial import Tell, Trial
-from ndd_watch.changes import KINDS, SWITCHED
+from ndd_watch.changes import AT_START, OF_SCRIPTS
 
 from .command import Command
 from .contained import check_contained, check_ranks
@@ -58,31 +59,32 @@ def script_drafts(request: TrialRequest, seen: dict[str, Any]) -> tuple[Draft, D
     check_ranks(request.base.name, seen)
     if not request.sets:
         raise UsageError(
-            f"no settings to try: add --arg, --env, or --set KEY=VALUE with one of {', '.join(sorted(KINDS))}"
+            f"no settings to try: add --arg, --env, or --set KEY=VALUE with one of {', '.join(sorted(OF_SCRIPTS))}"
         )
     settings = tuple(item for item in request.sets if not is_start(item))
     for item in settings:
         key = item.partition("=")[0].strip()
-        if key not in KINDS:
-            allowed = ", ".join(sorted(KINDS))
+        if key not in OF_SCRIPTS:
+            allowed = ", ".join(sorted(OF_SCRIPTS))
             raise UsageError(
                 f"--set {printable(item)}: this cannot be changed without editing the script; allowed: {allowed}"
             )
-    known = {
-        key: value
-        for key, value in flatten({k: v for k, v in seen.items() if k != "script"}).items()
-        if key in KINDS
-    }
-    was = tuple(f"{key}={_text(value)}" for key, value in known.items() if value is not None)
-    kept = was
-    if known.get("loader.workers") and any(item.replace(" ", "") == "loader.workers=0" for item in settings):
-        kept = tuple(item for item in was if item.partition("=")[0] not in _NEED_WORKERS)
-    base, change = read(None, (*_STANDS_IN, *was)), read(None, (*_STANDS_IN, *kept, *settings))
+    kept, both = request.base.sets, (*request.base.sets, *settings)
+    base = read(None, (*_STANDS_IN, *_known(seen, kept), *kept))
+    change = read(None, (*_STANDS_IN, *_known(seen, both), *both))
     if settings and base.resolve() == change.resolve():
         raise UsageError(
             f"{', '.join(settings)}: already so in {request.base.name}; there is nothing to compare"
         )
     return base, change
+
+
+def _known(seen: dict[str, Any], sets: Sequence[str]) -> Iterator[str]:
+    """What was seen of the script, as far as it goes with the settings."""
+    alone = any(item.replace(" ", "") == "loader.workers=0" for item in sets)
+    for key, value in flatten({name: body for name, body in seen.items() if name != "script"}).items():
+        if key in OF_SCRIPTS and value is not None and not (alone and value and key in _NEED_WORKERS):
+            yield f"{key}={_text(value)}"
 
 
 def _text(value: Any) -> str:
@@ -169,18 +171,15 @@ class ScriptTrial(Trial):
         self._changed += self._start.changed
 
     def _switches(self) -> bool:
-        return SWITCHED.issuperset(self._changed)
+        return OF_SCRIPTS.keys() >= set(self._changed) and AT_START.isdisjoint(self._changed)
 
     def _make_sides(self, base: Base) -> ScriptSides:
-        _, config = self._configs
-        wanted = {key: _of(config, key) for key in self._changed if key not in self._start.changed}
+        before, config = self._configs
+        wanted = {key: config.value(key) for key in self._changed if key not in self._start.changed}
+        keys = [item.partition("=")[0].strip() for item in self.request.base.sets]
+        kept = {key: before.value(key) for key in keys if key in OF_SCRIPTS}
         made, request = super()._make_sides(base), self.request
         return ScriptSides(
-            self._command, self._start, wanted, request.outside, base, request.sets, request.budget_s, made._left_s,
-            made._tick,
+            self._command, self._start, kept, wanted, request.outside, base, request.sets, request.budget_s,
+            made._left_s, made._tick,
         )  # fmt: skip
-
-
-def _of(config: Config, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)

@@ -43,6 +43,7 @@ from ndd_engine.version import __version__
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
+from ndd_watch.changes import GLOBALS
 
 from .checkpoint import Saved, newest_good
 from .checkpoint_state import unloadable
@@ -77,7 +78,7 @@ def prepare_run(run: OpenRun) -> Prepared:
     for problem in machine.problems:
         run.put(MarkEvent("warning", 0, problem))
     config, choice = _decided(run, machine)
-    _determinism(config)
+    _switch_torch(config)
     world = None
     if ranks is not None:
         world = World.join(run, ranks, device)
@@ -266,9 +267,11 @@ def total_steps(config: Config, steps_per_epoch: int | None) -> int:
     return min((limit for limit in (config.run.max_steps, known) if limit is not None), default=UNKNOWN_STEPS)
 
 
-def _determinism(config: Config) -> None:
+def _switch_torch(config: Config) -> None:
     speed = config.speed
-    torch.backends.cudnn.benchmark = speed.cudnn_benchmark
+    for key, kind in GLOBALS.items():
+        if (value := config.value(key)) is not None:
+            kind(value, None).set(value)
     torch.backends.cudnn.deterministic = speed.deterministic
     if speed.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -16,6 +16,7 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.stream import StreamOrder
 from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.step.stepper import Stepper
+from ndd_watch.changes import GLOBALS
 
 from .due import Due
 
@@ -40,9 +41,51 @@ class VerifiedSettings:
 
     def of_model(self, rehearsal: Rehearsal) -> list[SettingEvent]:
         """Precision, speed and optimizer settings, after the test step."""
-        self._precision(rehearsal)
-        self._speed(rehearsal)
-        self._attention(rehearsal)
+        applied = self.stepper.precision.name
+        seen = sorted(rehearsal.counter.dtypes) if rehearsal.counter is not None else []
+        wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(applied, "float32")
+        how = "the test step ran no matrix product"
+        if seen:
+            how = f"matrix products in the test step returned {', '.join(seen)}"
+        self._check("precision.amp", applied, how, wanted in seen)
+        rounds, how = False, NO_GPU
+        if self._gpu:
+            rounds = rounds_to_tf32(self.stepper.device)
+            was = "was" if rounds else "was not"
+            how = f"a matrix product of known values {was} rounded to TF32's 10 bits"
+        self._check("precision.tf32", "on" if rounds else "off", how, rounds == self.config.precision.tf32)
+
+        speed = self.config.speed
+        if rehearsal.compile_error is not None:
+            self._check("speed.compile", "off", rehearsal.compile_error)
+        elif speed.compile != "off":
+            graphs, breaks = counted(rehearsal.graphs, "graph"), counted(rehearsal.breaks, "graph break")
+            how = f"{graphs}, {breaks}, {rehearsal.compile_s or 0:.1f} s to compile"
+            self._check("speed.compile", speed.compile, how, rehearsal.graphs > 0)
+        for key, kind in GLOBALS.items():
+            if self._gpu or not kind.on_gpu:
+                applied, in_effect, how = kind(self.config.value(key), None).applied()
+                self._check(key, applied, how, in_effect)
+            else:
+                self._check(key, False, NO_GPU)
+        how = "read back from torch; operations without a deterministic implementation raise"
+        self._check("speed.deterministic", torch.are_deterministic_algorithms_enabled(), how)
+        if speed.channels_last:
+            last = rehearsal.channels_last
+            how = f"the convolution outputs {'had' if last else 'did not all have'} that format in the test step"
+            if last is None:
+                how = "this model has no 2-D convolution"
+            self._check("speed.channels_last", bool(last), how)
+
+        chosen = self.config.speed.attention
+        found = rehearsal.counter.attention if rehearsal.counter is not None else []
+        applied = ", ".join(found) or "none"
+        if found or chosen != "auto":
+            missing = "this model calls no scaled-dot-product attention"
+            how = f"the test step ran {applied}" if found else missing
+            matches = bool(found) and all(name.partition(" ")[0] == chosen for name in found)
+            self._check("speed.attention", applied, how, matches)
+
         if not self.stepper.optimizer.own:
             group = self.stepper.optimizer.param_groups[0]
             applied = "fused" if group["fused"] else "foreach" if group["foreach"] else "loop"
@@ -58,7 +101,14 @@ class VerifiedSettings:
                 "batch.effective", f"{batch.micro} x {batch.accumulation}{shares} = {items}", how, True
             )
         self._parallel()
-        self._intervals()
+
+        due = Due(self.config, self.batches.steps_per_epoch or 0)
+        for section in ("evaluate", "checkpoint"):
+            table = getattr(self.config, section)
+            for name in ("every_steps", "every_epochs", "every_minutes"):
+                if hasattr(table, name):
+                    how = due.in_words(table, name, self.stepper.total_steps)
+                    self._check(f"{section}.{name}", getattr(table, name), how)
         return self._take()
 
     def of_loader(self, epochs_begun: int) -> list[SettingEvent]:
@@ -93,8 +143,7 @@ class VerifiedSettings:
     def _check(self, key: str, applied: object, verified: str, in_effect: bool | None = None) -> None:
         """Add an event if it is new. in_effect: None if `applied` has to equal the setting."""
         section, name = key.split(".")
-        table = getattr(self.config, section)
-        value = getattr(table, name)
+        table, value = getattr(self.config, section), self.config.value(key)
         effect = applied == value if in_effect is None else in_effect
         if value == type(table).model_fields[name].default:
             effect = None
@@ -102,50 +151,6 @@ class VerifiedSettings:
         if self._told.get(key) != event:
             self._told[key] = event
             self._new.append(event)
-
-    def _precision(self, rehearsal: Rehearsal) -> None:
-        applied = self.stepper.precision.name
-        seen = sorted(rehearsal.counter.dtypes) if rehearsal.counter is not None else []
-        wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(applied, "float32")
-        how = "the test step ran no matrix product"
-        if seen:
-            how = f"matrix products in the test step returned {', '.join(seen)}"
-        self._check("precision.amp", applied, how, wanted in seen)
-        rounds, how = False, NO_GPU
-        if self._gpu:
-            rounds = rounds_to_tf32(self.stepper.device)
-            was = "was" if rounds else "was not"
-            how = f"a matrix product of known values {was} rounded to TF32's 10 bits"
-        self._check("precision.tf32", "on" if rounds else "off", how, rounds == self.config.precision.tf32)
-
-    def _speed(self, rehearsal: Rehearsal) -> None:
-        speed = self.config.speed
-        if rehearsal.compile_error is not None:
-            self._check("speed.compile", "off", rehearsal.compile_error)
-        elif speed.compile != "off":
-            graphs, breaks = counted(rehearsal.graphs, "graph"), counted(rehearsal.breaks, "graph break")
-            how = f"{graphs}, {breaks}, {rehearsal.compile_s or 0:.1f} s to compile"
-            self._check("speed.compile", speed.compile, how, rehearsal.graphs > 0)
-        how = "read back from torch.backends.cudnn" if self._gpu else NO_GPU
-        self._check("speed.cudnn_benchmark", bool(torch.backends.cudnn.benchmark) and self._gpu, how)
-        how = "read back from torch; operations without a deterministic implementation raise"
-        self._check("speed.deterministic", torch.are_deterministic_algorithms_enabled(), how)
-        if speed.channels_last:
-            last = rehearsal.channels_last
-            how = f"the convolution outputs {'had' if last else 'did not all have'} that format in the test step"
-            if last is None:
-                how = "this model has no 2-D convolution"
-            self._check("speed.channels_last", bool(last), how)
-
-    def _attention(self, rehearsal: Rehearsal) -> None:
-        chosen = self.config.speed.attention
-        found = rehearsal.counter.attention if rehearsal.counter is not None else []
-        applied = ", ".join(found) or "none"
-        if found or chosen != "auto":
-            missing = "this model calls no scaled-dot-product attention"
-            how = f"the test step ran {applied}" if found else missing
-            matches = bool(found) and all(name.partition(" ")[0] == chosen for name in found)
-            self._check("speed.attention", applied, how, matches)
 
     def _parallel(self) -> None:
         """How several ranks share the model."""
@@ -157,16 +162,6 @@ class VerifiedSettings:
         for name in type(section).model_fields:
             if getattr(section, name) != type(section).model_fields[name].default:
                 self._check(f"parallel.{name}", "off", "a single process trains the model", False)
-
-    def _intervals(self) -> None:
-        """How often evaluations and checkpoints are due."""
-        due = Due(self.config, self.batches.steps_per_epoch or 0)
-        for section in ("evaluate", "checkpoint"):
-            table = getattr(self.config, section)
-            for name in ("every_steps", "every_epochs", "every_minutes"):
-                if hasattr(table, name):
-                    how = due.in_words(table, name, self.stepper.total_steps)
-                    self._check(f"{section}.{name}", getattr(table, name), how)
 
     def _workers(self, epochs_begun: int) -> None:
         loader, seen = self.config.loader, self.batches.seen

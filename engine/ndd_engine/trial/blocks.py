@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from ndd_engine.config import Config
 from ndd_engine.text import duration
+from ndd_watch.changes import AROUND, LOADER, MODEL, switched_by
 
-from .replicates import ENOUGH, Usual, reach
+from .estimates import ENOUGH, Usual, reach
 
 # Seconds of a run: long enough to average out scheduler noise, short enough for slow drifts to cancel.
 LEAST_S = 0.25
@@ -194,6 +195,19 @@ def never_happens(base: Config, change: Config, changed: Iterable[str], epochs_k
             "the run only writes a checkpoint at its end: set checkpoint.every_epochs to measure checkpoints"
         )
     return ""
+
+
+def can_switch(configs: tuple[Config, Config], changed: Iterable[str]) -> bool:
+    """Whether one process can switch between the two configurations, which differ in the changed keys.
+
+    It can if that needs no new model, optimizer, compiled code or encoded data.
+    """
+    keys = set(changed)
+    if keys - switched_by(LOADER, MODEL, AROUND) or any(config.parallel.ranks > 1 for config in configs):
+        return False
+    fixed = any(config.speed.compile != "off" or config.speed.cuda_graph for config in configs)
+    encoded = any(config.loader.cache or config.loader.placement == "device" for config in configs)
+    return not (keys & switched_by(MODEL) and fixed) and not (keys & switched_by(LOADER) and encoded)
 
 
 def plan_pairs(left_s: float, start_s: float, abba_s: float, usual: Usual | None = None) -> tuple[int, int]:

@@ -1,19 +1,336 @@
-"""Compares recorded runs: what differs between them, and the ratio of their speeds with its interval."""
+"""Compares recorded runs: what differs between them, and the ratio of their speeds with its interval.
+
+Neighbouring windows of a run are correlated (a slow minute is sixty slow windows). They are joined into batches, and
+the remaining correlation of neighbouring batches widens the interval.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from ndd_engine.errors import UsageError
-from ndd_engine.record.events import PHASES, RunEvent
+from ndd_engine.record.events import (
+    PHASES,
+    Event,
+    MemoryEvent,
+    RanksEvent,
+    RunEvent,
+    SampleEvent,
+    WindowEvent,
+)
+from ndd_engine.record.log import EventLog
+from ndd_engine.record.ranks import ASIDES
+from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import printable
 
+from .estimates import CONFIDENCE, FLOOR, Usual, interval
 from .outcome import changed_items, flatten
-from .recorded import Recorded, read_recorded
-from .series import Interval, ratio
-from .verdict import CONFIDENCE, FLOOR
+
+# Batches of a series: enough to estimate their variance, few enough to be long.
+BATCHES = 30
+# Minimum number of windows for an interval.
+FEWEST = 4
+# Limits of the warm-up: share of a series, and number of windows.
+WARM_UP_SHARE = 0.25
+WARM_UP_MOST = 120
+_STRONGEST = 0.9  # maximum correlation; above it the correction is unreliable
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Items, and the nanoseconds they took."""
+
+    items: float
+    ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Items per second of a series. error: standard error of its logarithm, None below FEWEST; df: of that error."""
+
+    value: float
+    error: float | None
+    df: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A ratio; low and high at CONFIDENCE, None if unknown."""
+
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def exact(cls, ratio: float) -> Interval:
+        """Without uncertainty."""
+        return cls(ratio, ratio, ratio)
+
+    def map(self, change: Callable[[float], float]) -> Interval:
+        """A monotonically increasing function of it."""
+        low, high = (None if edge is None else change(edge) for edge in (self.low, self.high))
+        return Interval(change(self.ratio), low, high)
+
+
+def warm_up(stretches: Sequence[Stretch]) -> int:
+    """How many stretches at the start of a process are warm-up: the first one, and further slower ones.
+
+    The cut minimises the standard error of the mean of the rest (MSER rule of simulation output analysis).
+    """
+    if len(stretches) < FEWEST:
+        return 0
+    logs = [math.log(part.items / part.ns) for part in stretches]
+    most = max(min(int(len(logs) * WARM_UP_SHARE), WARM_UP_MOST), 1)
+    # Running sums from the end.
+    total = square = 0.0
+    best, least = 1, math.inf
+    centre = fmean(logs)
+    for index in range(len(logs) - 1, 0, -1):
+        value = logs[index] - centre
+        total, square = total + value, square + value * value
+        left = len(logs) - index
+        error = (square - total * total / left) / left**2
+        if index <= most and error <= least:
+            best, least = index, error
+    return best
+
+
+def rate(stretches: Sequence[Stretch]) -> Rate:
+    """Total items over total time, with its error by batch means. Raises ValueError without stretches."""
+    if not stretches:
+        raise ValueError("nothing was measured")
+    items, ns = sum(part.items for part in stretches), sum(part.ns for part in stretches)
+    value = items / ns * 1e9
+    if len(stretches) < FEWEST:
+        return Rate(value, None, 0, len(stretches))
+    batches = _batches(stretches, min(len(stretches), BATCHES))
+    count = len(batches)
+    # Relative deviation of each batch from the mean rate (linearised error of a ratio of two sums).
+    off = [part.items * count / items - part.ns * count / ns for part in batches]
+    variance = sum(value * value for value in off) / (count * (count - 1))
+    correlation = _correlation(off)
+    widened = (1 + correlation) / (1 - correlation)
+    return Rate(value, math.sqrt(variance * widened), max(count / widened - 1, 2), len(stretches))
+
+
+def spread(found: Rate) -> Interval:
+    """A rate with its interval."""
+    if found.error is None:
+        return Interval(found.value)
+    return Interval(found.value, *interval(found.value, found.error, found.df))
+
+
+def ratio(b: Rate, a: Rate, between: Usual | None = None) -> Interval:
+    """B over A of two independent series. between: variance of the log-ratio that the series do not show."""
+    value = b.value / a.value
+    if a.error is None or b.error is None:
+        return Interval(value)
+    parts = [(a.error**2, a.df), (b.error**2, b.df)]
+    if between is not None:
+        parts.append((between.variance, between.df))
+    variance = sum(part for part, _ in parts)
+    if variance == 0:
+        return Interval(value, value, value)
+    df = variance**2 / sum(part**2 / df for part, df in parts)
+    return Interval(value, *interval(value, math.sqrt(variance), df))
+
+
+def _batches(stretches: Sequence[Stretch], count: int) -> list[Stretch]:
+    edges = [round(index * len(stretches) / count) for index in range(count + 1)]
+    return [
+        Stretch(sum(part.items for part in group), sum(part.ns for part in group))
+        for group in (stretches[begin:end] for begin, end in pairwise(edges))
+    ]
+
+
+def _correlation(off: Sequence[float]) -> float:
+    """Lag-1 autocorrelation, 0.._STRONGEST, corrected for its bias in short series."""
+    square = sum(value * value for value in off)
+    if not square:
+        return 0.0
+    found = sum(first * second for first, second in pairwise(off)) / square
+    return min(max(found + (1 + 4 * found) / len(off), 0.0), _STRONGEST)
+
+
+# The loss at a point of training is the mean over this share of training before that point.
+LOSS_SPAN = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One side of a comparison. Times are nanoseconds by the host clock, over the used windows.
+
+    rate: items per second without evaluations and checkpoints. used, warm_up, profiled: number of windows with steps.
+    phases: per optimizer step. step_p50_ns, step_p95_ns: weighted median of the windows' own quantiles. peak_bytes:
+    reserved on the GPU; on the CPU, resident in the run's processes. losses: (items trained so far, mean loss of a
+    window), in order. windows: the used ones. damaged: number of damaged lines of the log. exchange_ns, skew_ns: of all
+    ranks per optimizer step, None with one rank.
+    """
+
+    name: str
+    run: RunEvent
+    snapshot: Snapshot
+    rate: Rate
+    used: int
+    warm_up: int
+    profiled: int
+    steps: int
+    phases: dict[str, float]
+    step_p50_ns: int | None
+    step_p95_ns: int | None
+    peak_bytes: int | None
+    losses: tuple[tuple[int, float], ...]
+    windows: tuple[WindowEvent, ...]
+    damaged: int = 0
+    exchange_ns: float | None = None
+    skew_ns: float | None = None
+
+    def loss_at(self, items: float) -> float | None:
+        """The mean loss over the last LOSS_SPAN before so many items; None if none was recorded."""
+        weighted = covered = begin = 0.0
+        for end, loss in self.losses:
+            # A window's loss covers everything since the previous window with a loss.
+            overlap = min(end, items) - max(begin, items * (1 - LOSS_SPAN))
+            if overlap > 0:
+                weighted, covered = weighted + overlap * loss, covered + overlap
+            begin = end
+        return weighted / covered if covered else None
+
+
+# Steps done, steps, exchange and skew of a window of all ranks.
+_Shared = tuple[int, int, int, float]
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Collects figures from the events. segments: the windows of each process of the run."""
+
+    run: RunEvent | None = None
+    segments: list[list[WindowEvent]] = field(default_factory=lambda: [[]])
+    profiled: int = 0
+    peak: int | None = None
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    ranks: list[_Shared] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, RunEvent):
+            self.run = event
+            self.segments.append([])
+            if event.resumed_step is not None:
+                # Steps after the checkpoint are repeated.
+                trained = event.resumed_step * event.items_per_step
+                self.losses = [(items, loss) for items, loss in self.losses if items <= trained]
+        elif isinstance(event, WindowEvent):
+            if event.profiled:
+                self.profiled += 1
+            else:
+                self.segments[-1].append(event)
+            if event.loss is not None and self.run is not None:
+                self.losses.append((event.step * self.run.items_per_step, event.loss))
+        elif isinstance(event, RanksEvent):
+            if event.steps and event.world > 1:
+                self.ranks.append((event.step, event.steps, event.exchange_ns, event.skew_ns))
+        elif isinstance(event, MemoryEvent):
+            self.peak = max(event.peak_reserved_bytes, self.peak or 0)
+        elif isinstance(event, SampleEvent) and self.run is not None and self.run.device == "cpu":
+            resident = event.host.get("rss_bytes")
+            if resident is not None:
+                self.peak = max(resident + (event.host.get("workers_rss_bytes") or 0), self.peak or 0)
+
+
+def read_recorded(directory: RunDir) -> Recorded:
+    """Read a run. Raises UsageError if it has no windows with steps."""
+    reading, log = _Reading(), EventLog(directory.events)
+    try:
+        for _, event in log.new():
+            reading.take(event)
+    except OSError as error:
+        raise UsageError(f"{printable(str(directory.events))} cannot be read: {error.strerror}") from None
+    used: list[WindowEvent] = []
+    cut = 0
+    for segment in reading.segments:
+        trained = [window for window in segment if _stretch(window) is not None]
+        left_out = warm_up([part for part in map(_stretch, trained) if part is not None])
+        cut += left_out
+        # Windows without steps count towards the phases: an evaluation may be longer than a window.
+        used += segment[segment.index(trained[left_out]) :] if trained else []
+    stretches = [part for part in map(_stretch, used) if part is not None]
+    if reading.run is None or not stretches:
+        raise UsageError(
+            f"run {printable(directory.name)} has no measured steps: it ended before its training was measured"
+        )
+    reader = RunReader(directory)
+    reader.poll()
+    steps = sum(window.steps for window in used)
+    exchange_ns, skew_ns = _shared(reading.ranks, used[0].step - used[0].steps)
+    return Recorded(
+        name=directory.name,
+        run=reading.run,
+        snapshot=reader.snapshot(),
+        rate=rate(stretches),
+        used=len(stretches),
+        warm_up=cut,
+        profiled=reading.profiled,
+        steps=steps,
+        phases=_phases(used, steps),
+        step_p50_ns=_middle([(window.step_p50_ns, window.steps) for window in used]),
+        step_p95_ns=_middle([(window.step_p95_ns, window.steps) for window in used]),
+        peak_bytes=reading.peak,
+        losses=tuple(reading.losses),
+        windows=tuple(used),
+        damaged=log.damaged,
+        exchange_ns=exchange_ns,
+        skew_ns=skew_ns,
+    )
+
+
+def _shared(windows: list[_Shared], first: int) -> tuple[float | None, float | None]:
+    """Exchange and skew per step after step `first`; None without several ranks."""
+    used = [window for window in windows if window[0] > first]
+    steps = sum(window[1] for window in used)
+    if not steps:
+        return None, None
+    return sum(window[2] for window in used) / steps, sum(window[3] for window in used) / steps
+
+
+def _stretch(window: WindowEvent) -> Stretch | None:
+    """The training in a window, None without steps."""
+    outside = sum(host_ns_of(window, name) for name in ASIDES)
+    trained = window.steps > 0 and window.items > 0 and window.wall_ns > outside
+    return Stretch(window.items, window.wall_ns - outside) if trained else None
+
+
+def _phases(windows: list[WindowEvent], steps: int) -> dict[str, float]:
+    totals: dict[str, int] = {}
+    for window in windows:
+        for name in window.phases:
+            totals[name] = totals.get(name, 0) + host_ns_of(window, name)
+    return {name: total / steps for name, total in totals.items()}
+
+
+def host_ns_of(window: WindowEvent, phase: str) -> int:
+    """Nanoseconds of a phase by the host clock."""
+    return int(window.phases.get(phase, {}).get("host_ns", 0))
+
+
+def _middle(values: list[tuple[int | None, int]]) -> int | None:
+    """The weighted median; missing values are left out."""
+    known = sorted((value, weight) for value, weight in values if value is not None and weight)
+    half = sum(weight for _, weight in known) / 2
+    for value, weight in known:
+        half -= weight
+        if half <= 0:
+            return value
+    return None
+
 
 # Shares of the common number of items at which losses are compared.
 LOSS_POINTS = (0.25, 0.5, 0.75, 1.0)
@@ -37,11 +354,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class LossPoint:
-    """Mean losses shortly before the same number of trained items."""
+    """Mean losses of every run shortly before the same number of trained items, in the order of the runs."""
 
     items: int
-    a: float | None
-    b: float | None
+    share: float
+    losses: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +404,10 @@ class Comparison:
             "verdict": self.verdict,
             "differences": [asdict(item) for item in self.differences],
             "unlike": list(self.unlike),
-            "losses": [asdict(point) for point in self.losses],
+            "losses": [
+                {"items": point.items, "a": point.losses[0], "b": point.losses[1]} for point in self.losses
+            ],
         }
-
-
-@dataclass(frozen=True, slots=True)
-class SharedLosses:
-    """Mean losses of every run shortly before the same number of trained items, in the order of the runs."""
-
-    items: int
-    share: float
-    losses: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +416,7 @@ class SeveralCompared:
 
     baseline: Recorded
     candidates: tuple[Comparison, ...]
-    losses: tuple[SharedLosses, ...]
+    losses: tuple[LossPoint, ...]
 
     @property
     def sides(self) -> tuple[Recorded, ...]:
@@ -143,7 +453,7 @@ def compare_several(runs: Sequence[RunDir]) -> SeveralCompared:
                 raise UsageError(f"{other.name} and {run.name} are the same run")
     first, *others = map(read_recorded, runs)
     found = tuple(_compared(first, other) for other in others)
-    return SeveralCompared(first, found, _shared_losses((first, *others)))
+    return SeveralCompared(first, found, _losses((first, *others)))
 
 
 def _compared(first: Recorded, second: Recorded) -> Comparison:
@@ -157,7 +467,7 @@ def _compared(first: Recorded, second: Recorded) -> Comparison:
         bool(disturbance),
         tuple(_differences(first, second)),
         (*_unlike(first, second), *filter(None, [disturbance])),
-        _losses(first, second),
+        _losses((first, second)),
     )
 
 
@@ -240,26 +550,16 @@ def _disturbance(a: Recorded, b: Recorded) -> str:
     return f"other processes used {one.others:.1f} cores during {a.name}, {other.others:.1f} during {b.name}"
 
 
-def _losses(a: Recorded, b: Recorded) -> tuple[LossPoint, ...]:
-    """Losses at the same number of items, as batches may differ, where both runs recorded them."""
-    if not a.losses or not b.losses:
-        return ()
-    common = min(a.losses[-1][0], b.losses[-1][0])
-    points = (
-        LossPoint(round(common * share), a.loss_at(common * share), b.loss_at(common * share))
-        for share in LOSS_POINTS
-    )
-    return tuple(point for point in points if point.a is not None or point.b is not None)
-
-
-def _shared_losses(sides: Sequence[Recorded]) -> tuple[SharedLosses, ...]:
+def _losses(sides: Sequence[Recorded]) -> tuple[LossPoint, ...]:
+    """Losses at the same number of items, as batches may differ, where all runs recorded them."""
     if not all(side.losses for side in sides):
         return ()
     common = min(side.losses[-1][0] for side in sides)
-    return tuple(
-        SharedLosses(round(common * share), share, tuple(side.loss_at(common * share) for side in sides))
+    points = (
+        LossPoint(round(common * share), share, tuple(side.loss_at(common * share) for side in sides))
         for share in LOSS_POINTS
     )
+    return tuple(point for point in points if any(loss is not None for loss in point.losses))
 
 
 def _text(value: object) -> str:

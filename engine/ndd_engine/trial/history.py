@@ -18,7 +18,7 @@ from ndd_engine.files import open_regular, write_text
 from ndd_engine.text import finite
 
 from .blocks import MOST_PAIRS
-from .replicates import Usual, pooled
+from .estimates import Usual, pooled
 
 # Devices, and trials of each, that are kept.
 MOST_DEVICES, MOST_TRIALS = 16, 40

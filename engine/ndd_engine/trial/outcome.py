@@ -10,18 +10,16 @@ from typing import Any
 from ndd_engine.config import Config
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import counted, duration, number, size
+from ndd_watch.changes import TABLE
 
-from .paired import Estimate
+from .estimates import CONFIDENCE, DIFFERENT, FLOOR, METHOD, Estimate
 from .request import TrialRequest
 from .side import SideFacts, not_in_effect
-from .toggles import METHOD
-from .verdict import CONFIDENCE, DIFFERENT, FLOOR
 
 # Maximum relative difference of losses that count as close.
 CLOSE = 0.01
-# A change of these keys changes what is trained, so that losses are not comparable.
+# A change of these keys changes what is trained, so that losses are not comparable, unless the table of changes has it.
 _OTHER_TRAINING = ("workload.", "optimizer.", "schedule.", "clip.", "run.seed", "batch.sequence")
-_SAME_RESULT = frozenset({"optimizer.implementation", "optimizer.set_to_none", "workload.decoder"})
 
 
 def differences(base: Config, change: Config) -> dict[str, tuple[Any, Any]]:
@@ -57,7 +55,7 @@ def compare_losses(
     base: Sequence[float], change: Sequence[float], changed: Iterable[str], items: tuple[int, int]
 ) -> tuple[str, str]:
     """(same, close, differs or not comparable; why) of the first losses of both sides."""
-    other = [key for key in changed if key.startswith(_OTHER_TRAINING) and key not in _SAME_RESULT]
+    other = [key for key in changed if key.startswith(_OTHER_TRAINING) and key not in TABLE]
     if other:
         return "not comparable", f"a different {', '.join(other)} changes what is trained"
     if items[0] != items[1]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ndd_engine.config import Config
 from ndd_engine.text import duration
+from ndd_watch.changes import LOADER, switched_by
 
 from .blocks import (
     FEWEST_ABBA,
@@ -19,9 +20,8 @@ from .blocks import (
     plan_blocks,
     plan_switches,
 )
-from .replicates import Usual
+from .estimates import Usual
 from .sides import ESTIMATE_S, Sides
-from .toggles import LOADER
 
 
 class NotMeasurableError(Exception):
@@ -51,7 +51,7 @@ class Planner:
     def switches(self, base_s: float, change_s: float) -> BlockPlan:
         """The runs of one process that switches between both sides. base_s, change_s: seconds of a step."""
         base, change = self._paces(base_s, change_s)
-        loads = bool(LOADER & set(self._changed))
+        loads = bool(switched_by(LOADER) & set(self._changed))
         gpu = self._sides.facts[0].device.startswith("cuda")
         plan = plan_switches(base, change, self._left_s(), self._by_epochs, loads, gpu)
         if plan.within or self._by_epochs:

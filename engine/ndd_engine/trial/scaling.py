@@ -1,10 +1,10 @@
 """Scaling: how much faster several ranks train than one, and where the rest of the time goes.
 
-Trials of one number of ranks after another.
-
 Each number of ranks is measured against the first in a trial of its own: both sides take turns in ABBA blocks, and
 are started several times. The efficiency is the ratio of the throughputs over that of the numbers of ranks, so its
-interval is that of the trial.
+interval is that of the trial. With k times the items per rank, linear scaling needs k times the step of the first
+number of ranks. What a part of the step takes beyond k times that part is lost; the parts add up to the step, and so
+do these.
 """
 
 from __future__ import annotations
@@ -12,26 +12,224 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import ConfigError, UsageError
-from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.detect import detect, equal_gpus
 from ndd_engine.hardware.gpu import Machine
+from ndd_engine.hardware.host import usable_threads
+from ndd_engine.record.across import EXCHANGE, SKEW
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import counted, percent
+from ndd_engine.text import counted, percent, span
 from ndd_engine.train.preflight import preflight
 
+from .estimates import CONFIDENCE
 from .outcome import times, with_interval
 from .request import Base, Measure, Progress, TrialRequest
-from .scaling_losses import Lost, lost
-from .scaling_plan import RANK, Point, counts_for, held, points
 from .trial import run_trial
 from .tuning import start_config
-from .verdict import CONFIDENCE
+
+# What stays the same for every number of ranks: the batch of a rank (weak scaling) or that of all (strong scaling).
+RANK, EFFECTIVE = HOLDS = ("rank", "effective")
+STRATEGIES = ("ddp", "fsdp2")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A number of ranks with its batch. strategy: "" for a single rank, which shares nothing.
+
+    effective: batch.effective, if the configuration sets it. several: whether strategies are compared.
+    """
+
+    ranks: int
+    strategy: str
+    micro: int
+    accumulation: int
+    effective: int | None = None
+    several: bool = False
+
+    @property
+    def name(self) -> str:
+        """ "1 rank", "4 ranks, fsdp2"."""
+        named = self.strategy and (self.several or self.strategy != "ddp")
+        return counted(self.ranks, "rank") + (f", {self.strategy}" if named else "")
+
+    @property
+    def items(self) -> int:
+        """Items of one rank per optimizer step."""
+        return self.micro * self.accumulation
+
+    def settings(self) -> dict[str, str]:
+        """By key, as in TOML."""
+        found = {
+            "parallel.ranks": str(self.ranks),
+            "batch.micro": str(self.micro),
+            "batch.accumulation": str(self.accumulation),
+        }
+        if self.effective is not None:
+            found["batch.effective"] = str(self.effective)
+        if self.strategy:
+            found["parallel.strategy"] = self.strategy
+        return found
+
+    def sets(self, than: dict[str, str]) -> tuple[str, ...]:
+        """As "key=value", without those that are the same in `than`."""
+        return tuple(f"{key}={value}" for key, value in self.settings().items() if than.get(key) != value)
+
+
+def counts_of(text: str) -> tuple[int, ...]:
+    """The numbers of ranks in "1,2,4", ascending. Raises UsageError."""
+    found: list[int] = []
+    for word in text.split(","):
+        if not word.strip().isdecimal() or int(word) < 1:
+            raise UsageError(f"--ranks {text}: allowed: numbers of ranks from 1, such as 1,2,4")
+        found.append(int(word))
+    if len(set(found)) < len(found):
+        raise UsageError(f"--ranks {text}: each number of ranks once")
+    return tuple(sorted(found))
+
+
+def strategies_of(text: str) -> tuple[str, ...]:
+    """The strategies in "ddp,fsdp2". Raises UsageError."""
+    found = tuple(word.strip() for word in text.split(","))
+    if set(found) - set(STRATEGIES) or len(set(found)) < len(found):
+        raise UsageError(f"--strategy {text}: allowed: ddp, fsdp2 or ddp,fsdp2")
+    return found
+
+
+def counts_for(asked: Sequence[int], machine: Machine, device: str = "auto") -> tuple[int, ...]:
+    """The numbers of ranks to compare: those asked for, or 1, 2, 4, … up to the GPUs or the cores of this machine.
+
+    device: run.device as configured. Raises UsageError if the machine has not enough GPUs, or if there is nothing to
+    compare.
+    """
+    gpu = machine.device != "cpu"
+    if device.startswith("cuda:"):
+        raise UsageError(f"run.device is {device}, which all ranks would share: --set run.device=auto")
+    gpus = len(equal_gpus(machine))
+    most = gpus if gpu else usable_threads(machine.host)
+    found = tuple(asked) or tuple(dict.fromkeys((*(2**power for power in range(most.bit_length())), most)))
+    if gpu and max(found) > most:
+        raise UsageError(f"--ranks {max(found)}: this machine has {counted(most, 'GPU')} of one kind")
+    if not asked and most == 1:
+        what = "GPU" if gpu else "core"
+        more = "" if gpu else "; --ranks 1,2 measures two ranks on it"
+        raise UsageError(f"this machine has one {what}: there is nothing to compare{more}")
+    return found
+
+
+def points(
+    config: Config, counts: Sequence[int], strategies: Sequence[str], hold: str | None
+) -> tuple[Point, ...]:
+    """What to compare; the first is what the others are compared with.
+
+    strategies: () for the configured one. hold: RANK or EFFECTIVE; None for what the configuration holds. Raises
+    UsageError.
+    """
+    hold = hold or held(config)
+    found: list[Point] = []
+    for count in counts:
+        micro, accumulation = config.batch.micro, config.batch.accumulation
+        if hold == EFFECTIVE:
+            total = config.items_per_step
+            if total % count:
+                raise UsageError(
+                    f"--ranks {count}: the effective batch of {total} cannot be shared by {count} ranks: choose "
+                    "another number, or --hold rank"
+                )
+            each = total // count
+            micro = next(size for size in range(min(config.batch.micro, each), 0, -1) if not each % size)
+            accumulation = each // micro
+        effective = None if config.batch.effective is None else micro * accumulation * count
+        wanted = strategies or (config.parallel.strategy,)
+        found += [
+            Point(count, strategy, micro, accumulation, effective, len(wanted) > 1)
+            for strategy in (wanted if count > 1 else ("",))
+        ]
+    if len(found) < 2:
+        raise UsageError(f"--ranks {counts[0]}: there is nothing to compare; allowed: several, such as 1,2")
+    return tuple(found)
+
+
+def held(config: Config) -> str:
+    """What the configuration holds: the effective batch if it is set, else the batch of a rank."""
+    return RANK if config.batch.effective is None else EFFECTIVE
+
+
+COMPUTATION, OPTIMIZER, DATA, OTHER = "computation", "optimizer", "data", "other"
+_PART_OF = {
+    "forward": COMPUTATION, "loss": COMPUTATION, "backward": COMPUTATION,
+    "clip": OPTIMIZER, "optimizer": OPTIMIZER, "zero_grad": OPTIMIZER,
+    "data_wait": DATA, "to_device": DATA, EXCHANGE: EXCHANGE, SKEW: SKEW,
+}  # fmt: skip
+# Less of a step is not worth a word.
+LEAST = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """part: what; ns: per step; share: of the step; why: the reason, if it is known."""
+
+    part: str
+    ns: float
+    share: float
+    why: str = ""
+
+
+def lost(first: Point, base: Mapping[str, Any], point: Point, change: Mapping[str, Any]) -> tuple[Lost, ...]:
+    """What is lost with `point`, the largest part first; () if the parts of a step are unknown.
+
+    base, change: the facts of both, see SideFacts. A part that takes less than expected is negative.
+    """
+    gpu = str(change.get("device", "")).startswith("cuda")
+    before, after = (_parts(facts.get("parts_ns") or {}, gpu) for facts in (base, change))
+    step = sum(after.values())
+    if not before or not step:
+        return ()
+    times = point.items / first.items
+    found = []
+    for part in {**after, **before}:
+        ns = after.get(part, 0.0) - times * before.get(part, 0.0)
+        found.append(Lost(part, ns, ns / step, _why(part, first, base, point, change, gpu)))
+    return tuple(sorted(found, key=lambda one: -one.ns))
+
+
+def in_words(parts: Sequence[Lost]) -> Iterator[str]:
+    """ "lost of each step: 4.2 ms computation (21 %, …), 1.0 ms exchange (5 %)", and what is gained, if anything."""
+    for word, sign in (("lost", 1), ("gained", -1)):
+        named = sorted((one for one in parts if one.share * sign >= LEAST), key=lambda one: -one.ns * sign)
+        texts = (
+            f"{span(one.ns * sign)} {one.part} ({percent(one.share * sign)}{', ' * bool(one.why)}{one.why})"
+            for one in named
+        )
+        if named:
+            yield f"{word} of each step: {', '.join(texts)}"
+
+
+def _parts(phases: Mapping[str, float], gpu: bool) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, ns in phases.items():
+        part = _PART_OF.get(name, OTHER)
+        if gpu and part in (OPTIMIZER, OTHER):
+            part = COMPUTATION  # the host waits for the GPU in any of them
+        found[part] = found.get(part, 0.0) + ns
+    return found
+
+
+def _why(
+    part: str, first: Point, base: Mapping[str, Any], point: Point, change: Mapping[str, Any], gpu: bool
+) -> str:
+    before, after = base.get("threads"), change.get("threads")
+    if part == COMPUTATION and not gpu and before and after and after < before:
+        return f"{after} instead of {before} threads on each rank"
+    if part == OPTIMIZER and point.strategy == "ddp" and point.items < first.items:
+        return "each rank updates the whole model"
+    return {EXCHANGE: "not hidden by computation", SKEW: "waiting for slower ranks"}.get(part, "")
+
 
 # A comparison ends early once its interval reaches at most this share to either side.
 WITHIN = 0.02
@@ -104,7 +302,7 @@ class ScalingRow:
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """How far it is. hold: see `scaling_plan`. failed: why nothing more is measured."""
+    """How far it is. hold: see `points`. failed: why nothing more is measured."""
 
     rows: tuple[ScalingRow, ...]
     hold: str
@@ -147,7 +345,7 @@ class ScalingState:
 
 @dataclass(frozen=True, slots=True)
 class ScalingRequest:
-    """What to compare. counts, strategies: see `scaling_plan`; (): the default. budget_s: of each comparison."""
+    """What to compare. counts, strategies: see `points`; (): the default. budget_s: of each comparison."""
 
     base: Base
     counts: tuple[int, ...] = ()
@@ -183,89 +381,52 @@ def run_scaling(
     is measured, StoppedError if stopped while the model size is chosen, and NddError if none can be chosen.
     """
     plan(request, machine)
-    with tempfile.TemporaryDirectory(prefix="ndd-scaling-") as folder:
-        return _Scaling(request, tell, stop or threading.Event(), keep, measure).run(Path(folder), machine)
+    stop, begun, state = stop or threading.Event(), time.monotonic(), ScalingState((), RANK)
 
+    def say(**changes: Any) -> None:
+        nonlocal state
+        state = replace(state, elapsed_s=round(time.monotonic() - begun, 1), **changes)
+        tell(state)
 
-class _Scaling:
-    def __init__(
-        self,
-        request: ScalingRequest,
-        tell: Callable[[ScalingState], None],
-        stop: threading.Event,
-        keep: Callable[[TrialEvent], None],
-        measure: Measure,
-    ) -> None:
-        self._request, self._tell, self._stop = request, tell, stop
-        self._keep, self._measure = keep, measure
-        self._begun = time.monotonic()
-        self._state = ScalingState((), RANK)
-
-    def run(self, folder: Path, machine: Machine | None) -> ScalingState:
-        """Measure. folder: for files in between."""
-        base = self._chosen(folder)
-        config, found = plan(replace(self._request, base=base), machine)
-        rows = tuple(
-            ScalingRow(point, first=found[0] if index else None) for index, point in enumerate(found)
-        )
-        self._say(rows=rows, hold=self._request.hold or held(config))
-        for index in range(1, len(rows)):
-            if self._stop.is_set() or self._state.failed:
-                break
-            self._row(base, index)
-        self._say(stage="", progress=None, stopped=self._stop.is_set())
-        return self._state
-
-    def _chosen(self, folder: Path) -> Base:
-        """The baseline, with the model size chosen once for all numbers of ranks."""
-        base = self._request.base
-        if read(base.config, base.sets, base.workload).size != "auto":
-            return base
+    base = request.base
+    draft = read(base.config, (*base.sets, "parallel.ranks=1"), base.workload)
+    if draft.size == "auto":  # chosen once for all numbers of ranks
         alone = replace(base, sets=(*base.sets, "parallel.ranks=1"))
-        draft = read(base.config, alone.sets, base.workload)
-        found = start_config(alone, draft, folder, lambda text: self._say(stage=text), self._stop)
-        chosen = [f"workload.size={found.workload.size}", f"batch.micro={found.batch.micro}"]
-        if found.run.threads is not None:
-            chosen.append(f"run.threads={found.run.threads}")
-        return replace(base, sets=(*base.sets, *chosen))
-
-    def _row(self, base: Base, index: int) -> None:
-        rows = self._state.rows
-        first, point = rows[0].point, rows[index].point
-        name = f"{base.name} on {counted(first.ranks, 'rank')}"
-        alone = replace(base, name=name, sets=(*base.sets, *first.sets({})), run=None)
-        sets, budget_s = point.sets(first.settings()), self._request.budget_s
-        request = TrialRequest(alone, sets, budget_s, within=WITHIN)
-
-        def look(progress: Progress) -> None:
-            self._say(stage=point.name, progress=progress)
-
-        self._say(stage=point.name)
+        with tempfile.TemporaryDirectory(prefix="ndd-scaling-") as folder:
+            size = start_config(alone, draft, Path(folder), lambda text: say(stage=text), stop)
+        chosen = [f"workload.size={size.workload.size}", f"batch.micro={size.batch.micro}"]
+        if size.run.threads is not None:
+            chosen.append(f"run.threads={size.run.threads}")
+        base = replace(base, sets=(*base.sets, *chosen))
+    config, compared = plan(replace(request, base=base), machine)
+    first, *others = compared
+    rows = [ScalingRow(first), *(ScalingRow(point, first=first) for point in others)]
+    say(rows=tuple(rows), hold=request.hold or held(config))
+    name = f"{base.name} on {counted(first.ranks, 'rank')}"
+    start = replace(base, name=name, sets=(*base.sets, *first.sets({})), run=None)
+    for index, point in enumerate(others, 1):
+        if stop.is_set() or state.failed:
+            break
+        say(stage=point.name)
+        one = TrialRequest(start, point.sets(first.settings()), request.budget_s, within=WITHIN)
         try:
-            trial = self._measure(request, look, self._stop)
+            trial = measure(one, lambda progress: say(progress=progress), stop)
         except (ConfigError, UsageError) as error:
-            self._say(failed=f"{point.name}: {error}")
-            return
-        self._keep(trial)
-        after = list(self._state.rows)
-        if not after[0].facts and trial.base.get("step_s") is not None:
-            after[0] = replace(after[0], facts=trial.base)
+            say(failed=f"{point.name}: {error}")
+            break
+        keep(trial)
+        if not rows[0].facts and trial.base.get("step_s") is not None:
+            rows[0] = replace(rows[0], facts=trial.base)
         taken = lost(first, trial.base, point, trial.change)
-        after[index] = replace(after[index], facts=trial.change, trial=trial, lost=taken)
-        self._say(rows=tuple(after))
-        if (
-            trial.verdict == "failed"
-            and trial.base.get("prepare_s") is None
-            and "baseline itself" in trial.text
-        ):
-            others = sorted({row.point.ranks for row in rows} - {first.ranks})
-            more = f"; to leave it out: --ranks {','.join(map(str, others))}" if len(others) > 1 else ""
-            self._say(failed=f"{first.name}: {trial.text}{more}")
-
-    def _say(self, **changes: Any) -> None:
-        elapsed_s = time.monotonic() - self._begun
-        self._state = replace(self._state, elapsed_s=round(elapsed_s, 1), **changes)
-        self._tell(self._state)
+        rows[index] = replace(rows[index], facts=trial.change, trial=trial, lost=taken)
+        say(rows=tuple(rows))
+        unprepared = trial.verdict == "failed" and trial.base.get("prepare_s") is None
+        if unprepared and "baseline itself" in trial.text:
+            ranks = sorted({other.ranks for other in compared} - {first.ranks})
+            more = f"; to leave it out: --ranks {','.join(map(str, ranks))}" if len(ranks) > 1 else ""
+            say(failed=f"{first.name}: {trial.text}{more}")
+    say(stage="", progress=None, stopped=stop.is_set())
+    return state
 
 
 def _seconds(facts: Mapping[str, Any], part: str) -> float | None:

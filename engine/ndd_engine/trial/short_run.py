@@ -22,7 +22,7 @@ from ndd_engine.child import (
 from ndd_engine.errors import NddError
 from ndd_engine.record.rundir import RunDir
 
-from .recorded import Recorded, read_recorded
+from .compare import Recorded, read_recorded
 
 NAME = "observed"
 # Training only, in windows short enough to show how much they vary.

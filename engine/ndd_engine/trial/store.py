@@ -30,7 +30,12 @@ def record_trial(run: RunDir, event: TrialEvent) -> None:
         lock.acquire()
         check_regular(run.events)
         truncate_torn_line(run.events)
-        _append(run, line.encode() + b"\n")
+        handle = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            write_whole(handle, line.encode() + b"\n")  # or nothing
+            os.fsync(handle)
+        finally:
+            os.close(handle)
     except RunLockedError:
         raise
     except OSError as error:
@@ -39,13 +44,3 @@ def record_trial(run: RunDir, event: TrialEvent) -> None:
         ) from None
     finally:
         lock.release()
-
-
-def _append(run: RunDir, data: bytes) -> None:
-    """Append a whole line or nothing. Raises OSError."""
-    handle = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        write_whole(handle, data)
-        os.fsync(handle)
-    finally:
-        os.close(handle)

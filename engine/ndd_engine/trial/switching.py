@@ -26,11 +26,11 @@ from ndd_engine.train.run import Run
 from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.precision import make_precision
 from ndd_engine.workloads.base import Batch
+from ndd_watch.changes import LOADER, MODEL, switched_by
 
 from .outcome import differences
 from .peaks import peak_memory, worker_bytes
 from .side import ENDLESS, LOSSES, Blocks, Side, SideFacts, signal_to
-from .toggles import LOADER, MODEL
 
 
 class Passes:
@@ -106,10 +106,10 @@ class SwitchingBlocks(Blocks):
             raise ChildError("failed", "the order of the data is the workload's own")
         workload = loop.stepper.workload
         batches, other = loop.batches, loop.batches
-        if changed & LOADER:
+        if changed & switched_by(LOADER):
             other = training_batches(workload, change, prepared.device, side.pipe.tell)
         passes = Passes(batches)
-        self._model_differs = bool(changed & MODEL)
+        self._model_differs = bool(changed & switched_by(MODEL))
         run.recorder.flush()  # the facts of the preparation, which both share
         self._sides = (
             Switched(prepared, base, passes, side.facts),

@@ -1,7 +1,7 @@
 """A trial: candidate vs. baseline on this machine, in ABBA blocks of one process or of several pairs of processes.
 
-One process switches between both sides where the change allows it, see `toggles`. Otherwise each side has a process of
-its own, and pairs of them are started again and again. The candidate of the first pair is prepared first and alone, so
+One process switches between both sides where the change allows it. Otherwise each side has a process of its own, and
+pairs of them are started again and again. The candidate of the first pair is prepared first and alone, so
 that an out-of-memory error is its own; the baseline's process only imports meanwhile. If both do not fit into memory at
 once, only one process is open at a time.
 """
@@ -23,18 +23,15 @@ from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
 
-from .blocks import FEWEST_ABBA, BlockPlan, BlocksDoNotFitError, plan_pairs
+from .blocks import FEWEST_ABBA, BlockPlan, BlocksDoNotFitError, can_switch, plan_pairs
 from .drafts import drafts
+from .estimates import ENOUGH, FLOOR, OneProcess, Replicates, abba_log_ratio
 from .history import History
 from .outcome import differences, result
-from .paired import abba_log_ratio
 from .pausing import alone
 from .planning import NotMeasurableError, Planner
-from .replicates import ENOUGH, Replicates
 from .request import MEASURING, Base, Progress, TrialRequest
 from .sides import SIDES, SideFailedError, Sides
-from .toggles import OneProcess, can_switch
-from .verdict import FLOOR
 
 Tell = Callable[[Progress], None]
 

@@ -9,26 +9,76 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ndd_engine.child import ChildError, StoppedError, spec_of, ticker
 from ndd_engine.config import Config, Draft, anywhere, changed_toml, read, to_toml
+from ndd_engine.config.workload_sections import OWN, kind
 from ndd_engine.errors import ConfigError, NddError, UsageError
+from ndd_engine.graphs import why_no_graph
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import number, printable
 from ndd_engine.train.preflight import preflight
+from ndd_watch.changes import SET, Candidate, Place, candidates
 
-from .candidates import SET, Candidate, Place, candidates, matching
-from .confirm import unconfirmed
-from .outcome import breaks_even, with_interval
+from .estimates import estimate_of, judged, over
+from .outcome import breaks_even, flatten, times, with_interval
 from .process import SideProcess
 from .request import Base, Measure, Progress, TrialRequest
 from .trial import run_trial
+
+# What is known of the models and data of workloads: batches gathered from tensors in memory, a decoder whose loop is
+# unrolled by the compiler, and what their models use.
+KNOWN = {
+    "chartext": frozenset({"in memory", "attention"}),
+    "eeg": frozenset({"in memory"}),
+    "antispoof": frozenset({"convolutions"}),
+    "finetune": frozenset({"attention"}),
+    "summarise": frozenset({"unrolled"}),
+    OWN: frozenset({"attention", "convolutions"}),
+}
+# Flags of CPUs with native bf16; others convert, which is slower than fp32.
+BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
+
+
+def place_of(machine: Machine, cpuinfo: Path = Path("/proc/cpuinfo")) -> Place:
+    """A machine, as detected."""
+    chosen, bf16 = machine.chosen, None
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    if flags := [line.partition(":")[2].split() for line in lines if line.startswith("flags")]:
+        bf16 = not BF16_FLAGS.isdisjoint(flags[0])
+    capability = chosen.compute_capability if chosen is not None else None
+    return Place(machine.device != "cpu", max(int(machine.host.usable_cpus), 1), capability, bf16)
+
+
+def trained(place: Place, config: Config) -> Place:
+    """A machine on which a configuration is trained."""
+    amp, ranks = config.precision.amp, config.parallel.ranks
+    scales = amp == "fp16" or (amp == "auto" and place.old)  # as `make_precision` chooses
+    return replace(
+        place,
+        cores=max(place.cores // ranks, 1),  # the ranks of a machine share them
+        settings=flatten(config.model_dump(mode="json")),
+        model=KNOWN.get(kind(config.workload) or "", frozenset()),
+        no_graph=why_no_graph(place.gpu, ranks, scales, config.optimizer.name) or "",
+    )
+
+
+def observed(place: Place, seen: Mapping[str, Any], device: str, threads: int | None) -> Place:
+    """A machine on which a script was observed. seen: its recorded configuration."""
+    known = flatten({key: value for key, value in seen.items() if key != "script"})
+    return replace(
+        place, gpu=device.startswith("cuda"), settings={**known, "run.threads": threads}, script=True
+    )
+
 
 State = Literal["waiting", "measuring", "kept", "dropped", "skipped"]
 
@@ -75,6 +125,11 @@ class TuningState:
         return tuple(row for row in self.rows if row.state == "kept")
 
     @property
+    def sets(self) -> tuple[str, ...]:
+        """The settings that are kept."""
+        return tuple(item for row in self.kept for item in row.candidate.sets)
+
+    @property
     def final(self) -> TrialEvent | None:
         """The result vs. the baseline; None if nothing was kept, or it was not measured."""
         return self.kept[-1].to_start if self.kept else None
@@ -115,109 +170,149 @@ def run_tuning(
     stop: once set, the current trial is cancelled, and the result is what was measured so far. Raises UsageError for
     mistakes before anything is measured, and what the first trial raises.
     """
-    tuning = _Tuning(base, budget_s, only, tell, stop or threading.Event(), measure)
+    tuning = Tuning(budget_s, only, tell, stop or threading.Event(), measure)
+    draft = read(base.config, base.sets, base.workload)
+    rough = preflight(draft, use_torch=False)
+    machine = machine or detect(rough.run.device, use_torch=False)
+    tuning.say("preparing")
     with tempfile.TemporaryDirectory(prefix="ndd-tune-") as folder:
-        return tuning.run(Path(folder), machine)
-
-
-@dataclass
-class _Tuning:
-    """One run of tuning."""
-
-    base: Base
-    budget_s: float
-    only: Sequence[str]
-    tell: Callable[[TuningState], None]
-    stop: threading.Event
-    measure: Measure
-
-    def __post_init__(self) -> None:
-        self._begun = time.monotonic()
-        self._state = TuningState((), "starting")
-        self._kept: list[str] = []
-
-    def run(self, folder: Path, machine: Machine | None) -> TuningState:
-        draft = read(self.base.config, self.base.sets, self.base.workload)
-        rough = preflight(draft, use_torch=False)
-        machine = machine or detect(rough.run.device, use_torch=False)
-        self._say("preparing")
-        config = start_config(self.base, draft, folder, self._say, self.stop)
+        config = start_config(base, draft, Path(folder), tuning.say, tuning.stop)
         # Write everything out, so that all trials start from the same configuration.
-        path = folder / "start.toml"
+        path = Path(folder, "start.toml")
         path.write_text(to_toml(config), encoding="utf-8")
-        self._start = replace(self.base, config=path, workload=None, sets=())
-        self._say("preparing", rows=self._rows(candidates(config, Place.of(machine))))
+
+        def refused(kept: Sequence[str], sets: Sequence[str]) -> str:
+            return SET if read(path, (*kept, *sets)).resolve() == read(path, kept).resolve() else ""
+
+        found = candidates(trained(place_of(machine), config))
+        start = replace(base, config=path, workload=None, sets=())
+        state = tuning.run(start, found, refused, config.run.max_steps)
+        device = machine.chosen.name if machine.chosen is not None else machine.host.cpu
+        heading = f"Written by tune from {base.name}, on {device}.\n{state.text}"
+        heading = "\n".join(map(printable, heading.splitlines()))
+        toml = changed_toml(read(path, state.sets).resolve(), heading, _reasons(state.rows))
+    tuning.say("done", done=True, toml=toml)
+    return tuning.state
+
+
+class Tuning:
+    """Trials of one candidate after another.
+
+    budget_s: of each trial. only: see `run_tuning`. tell: receives the state whenever it changes. outside: see
+    TrialRequest.
+    """
+
+    def __init__(
+        self,
+        budget_s: float,
+        only: Sequence[str],
+        tell: Callable[[TuningState], None],
+        stop: threading.Event,
+        measure: Measure,
+        outside: bool = False,
+    ) -> None:
+        self.stop, self.state = stop, TuningState((), "starting")
+        self._budget_s, self._only, self._tell, self._measure = budget_s, only, tell, measure
+        self._outside = outside
+        self._begun = time.monotonic()
+
+    def run(
+        self,
+        start: Base,
+        found: Sequence[Candidate],
+        refused: Callable[[Sequence[str], Sequence[str]], str],
+        max_steps: int | None = None,
+    ) -> TuningState:
+        """Measure the candidates. Raises UsageError, and what the first trial raises.
+
+        start: the baseline. refused: why settings are not measured on top of those kept, "" if they are; it may raise
+        ConfigError. max_steps: of the whole run, None if unknown.
+        """
+        self._start, self._refused, self._max_steps = start, refused, max_steps
+        for name in self._only:
+            if not any(name in (one.name, one.group) for one in found):
+                names = ", ".join(dict.fromkeys(one.name for one in found))
+                raise UsageError(f"--only {printable(name)}: no such candidate; allowed: {names}")
+        asked = {one.name for one in found if not self._only or {one.name, one.group} & set(self._only)}
+        why = {one.name: one.missing or ("" if one.name in asked else NOT_ASKED) for one in found}
+        rows = tuple(
+            TuningRow(one, "skipped" if why[one.name] else "waiting", reason=why[one.name]) for one in found
+        )
+        self.say("preparing", rows=rows)
         trouble = ""
-        for index in range(len(self._state.rows)):
+        for index in range(len(self.state.rows)):
             if self.stop.is_set():
                 break
             try:
                 self._try(index)
             except NddError as error:
-                if not any(row.trial for row in self._state.rows):
+                if not any(row.trial for row in self.state.rows):
                     raise
                 trouble = str(error)
                 break
-        return self._finish(machine, trouble)
-
-    def _rows(self, found: Sequence[Candidate]) -> tuple[TuningRow, ...]:
-        try:
-            wanted = matching(found, self.only) if self.only else {candidate.name for candidate in found}
-        except KeyError as error:
-            names = ", ".join(dict.fromkeys(candidate.name for candidate in found))
-            raise UsageError(
-                f"--only {printable(str(error.args[0]))}: no such candidate; allowed: {names}"
-            ) from None
-        why = {one.name: one.missing or ("" if one.name in wanted else NOT_ASKED) for one in found}
-        return tuple(
-            TuningRow(one, "skipped" if why[one.name] else "waiting", reason=why[one.name]) for one in found
+        cut_short = "not reached" if not trouble else f"not reached: {trouble}"
+        rows = tuple(
+            TuningRow(row.candidate, "skipped", reason=cut_short)
+            if row.state in ("waiting", "measuring")
+            else row
+            for row in self.state.rows
         )
+        stopped = self.stop.is_set() or bool(trouble)
+        self.state = replace(self.state, rows=rows, stopped=stopped)
+        self.state = replace(
+            self.state, text=_summary(self.state) + (f"; stopped: {trouble}" if trouble else "")
+        )
+        return self.state
+
+    def say(self, stage: str, progress: Progress | None = None, **changes: Any) -> None:
+        """Tell how far it is."""
+        elapsed = time.monotonic() - self._begun
+        self.state = replace(self.state, stage=stage, progress=progress, elapsed_s=elapsed, **changes)
+        self._tell(self.state)
 
     def _try(self, index: int) -> None:
-        candidate = self._state.rows[index].candidate
+        candidate = self.state.rows[index].candidate
 
         def put(**changes: Any) -> None:
-            rows = list(self._state.rows)
+            rows = list(self.state.rows)
             rows[index] = replace(rows[index], **changes)
-            self._say(self._state.stage, rows=tuple(rows))
+            self.say(self.state.stage, rows=tuple(rows))
 
-        if self._state.rows[index].state != "waiting":
+        if self.state.rows[index].state != "waiting":
             return
         if why := self._not_now(candidate):
             put(state="skipped", reason=why)
             return
         put(state="measuring")
-        self._say(f"measuring {candidate.title}")
-        trial = self._run("the best so far", self._kept, candidate.sets)
+        self.say(f"measuring {candidate.title}")
+        kept, before = self.state.sets, self.state.final
+        trial = self._run("the best so far", kept, candidate.sets)
         if trial.verdict == "stopped":
             put(state="skipped", trial=trial, reason="stopped before it was measured")
             return
-        kept, why = _judged(trial, self._config())
-        if not kept:
+        helps, why = _judged(trial, self._max_steps)
+        if not helps:
             put(state="dropped", trial=trial, reason=why)
             return
-        before = self._state.final
         put(state="kept", trial=trial, reason=why)
         if self.stop.is_set():
-            self._kept += candidate.sets
             return
-        self._say(f"confirming {candidate.title} vs. the baseline")
-        total = self._run("the baseline", (), (*self._kept, *candidate.sets))
+        self.say(f"confirming {candidate.title} vs. the baseline")
+        total = self._run("the baseline", (), (*kept, *candidate.sets))
         if trouble := unconfirmed(total, before):
             put(state="dropped", to_start=total, reason=trouble)
-            return
-        self._kept += candidate.sets
-        put(to_start=total)
+        else:
+            put(to_start=total)
 
     def _run(self, name: str, kept: Sequence[str], sets: Sequence[str]) -> TrialEvent:
-        base = replace(self._start, name=name, sets=tuple(kept))
-        request = TrialRequest(base, tuple(sets), self.budget_s)
-        return self.measure(request, lambda progress: self._say(self._state.stage, progress), self.stop)
+        base = replace(self._start, name=name, sets=(*self._start.sets, *kept))
+        request = TrialRequest(base, tuple(sets), self._budget_s, outside=self._outside)
+        return self._measure(request, lambda progress: self.say(self.state.stage, progress), self.stop)
 
     def _not_now(self, candidate: Candidate) -> str:
         """Why a candidate is not measured on top of the kept settings; "" if it is."""
         group = candidate.group
-        tried = [row for row in self._state.rows if group and row.candidate.group == group and row.trial]
+        tried = [row for row in self.state.rows if group and row.candidate.group == group and row.trial]
         failed = len([row for row in tried if row.state == "dropped"])
         if tried and tried[-1].state == "dropped" and failed >= PATIENCE.get(group, len(tried) + 1):
             return f"{tried[-1].candidate.title} did not help"
@@ -225,37 +320,9 @@ class _Tuning:
         if group == "amp" and any(row.state == "kept" for row in tried):
             return f"{tried[0].candidate.title} was kept"
         try:
-            changed = read(self._start.config, (*self._kept, *candidate.sets)).resolve()
+            return self._refused(self.state.sets, candidate.sets)
         except ConfigError as error:
             return "; ".join(problem.message for problem in error.problems)
-        return SET if changed == self._config() else ""
-
-    def _config(self) -> Config:
-        """The configuration with the kept settings."""
-        return read(self._start.config, self._kept).resolve()
-
-    def _finish(self, machine: Machine, trouble: str) -> TuningState:
-        cut_short = "not reached" if not trouble else f"not reached: {trouble}"
-        rows = tuple(
-            TuningRow(row.candidate, "skipped", reason=cut_short)
-            if row.state in ("waiting", "measuring")
-            else row
-            for row in self._state.rows
-        )
-        stopped = self.stop.is_set() or bool(trouble)
-        self._state = replace(self._state, rows=rows, stopped=stopped)
-        text = _summary(self._state) + (f"; stopped: {trouble}" if trouble else "")
-        device = machine.chosen.name if machine.chosen is not None else machine.host.cpu
-        heading = f"Written by tune from {self.base.name}, on {device}.\n{text}"
-        heading = "\n".join(map(printable, heading.splitlines()))
-        toml = changed_toml(self._config(), heading, _reasons(rows))
-        self._say("done", done=True, toml=toml, text=text)
-        return self._state
-
-    def _say(self, stage: str, progress: Progress | None = None, **changes: Any) -> None:
-        elapsed = time.monotonic() - self._begun
-        self._state = replace(self._state, stage=stage, progress=progress, elapsed_s=elapsed, **changes)
-        self.tell(self._state)
 
 
 def start_config(
@@ -279,7 +346,7 @@ def start_config(
     return read(chosen).resolve()
 
 
-def _judged(trial: TrialEvent, config: Config) -> tuple[bool, str]:
+def _judged(trial: TrialEvent, max_steps: int | None) -> tuple[bool, str]:
     """Whether a candidate is kept, and why (not)."""
     if trial.verdict != "faster":
         # Without a ratio the trial's own sentence says what happened.
@@ -290,8 +357,8 @@ def _judged(trial: TrialEvent, config: Config) -> tuple[bool, str]:
     if trial.loss == "differs":
         return False, f"faster, but the losses differ: {trial.loss_text}"
     even = trial.break_even_steps
-    if even is not None and config.run.max_steps is not None and even > config.run.max_steps:
-        return False, f"{breaks_even(even)}, and the run has {number(config.run.max_steps)}"
+    if even is not None and max_steps is not None and even > max_steps:
+        return False, f"{breaks_even(even)}, and the run has {number(max_steps)}"
     parts = ["faster"]
     if even:
         parts.append(breaks_even(even))
@@ -308,7 +375,7 @@ def _summary(state: TuningState) -> str:
     if unclear := len([row for row in tried if row.trial and row.trial.verdict == "inconclusive"]):
         count += f", {unclear} inconclusive"
     if not state.kept:
-        return f"{count}: the configuration is unchanged"
+        return f"{count}: the baseline is unchanged"
     final = state.final
     if final is None or final.ratio is None:
         return f"{count}; their total was not measured vs. the baseline"
@@ -338,3 +405,22 @@ def _figures(trial: TrialEvent) -> str:
     if trial.ratio is None:
         return ""
     return with_interval(f"{trial.ratio:.3g}x", trial.confidence, trial.low, trial.high)
+
+
+def unconfirmed(total: TrialEvent, before: TrialEvent | None) -> str:
+    """Why the final comparison does not confirm the last kept setting; "" if it does, or if it was stopped.
+
+    total: all kept settings vs. the baseline. before: the same without the last one; None if there were none.
+    """
+    if total.verdict == "stopped":
+        return ""
+    found = estimate_of(total)
+    if found is None:
+        return f"faster, but not confirmed vs. the baseline: {total.text}"
+    earlier = estimate_of(before) if before is not None else None
+    if earlier is not None:
+        found = over(found, earlier)
+    if judged(found.ratio, found.low, found.high) == "faster":
+        return ""
+    shown = with_interval(f"{times(found.ratio)}x", total.confidence, found.low, found.high, times)
+    return f"faster, but not confirmed vs. the baseline: {shown}"

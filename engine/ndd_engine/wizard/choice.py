@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ndd_engine.text import duration, printable
+from ndd_engine.trial.estimates import CONFIDENCE, Estimate, Replicates, judged
 from ndd_engine.trial.outcome import times, with_interval
-from ndd_engine.trial.paired import Estimate
-from ndd_engine.trial.replicates import Replicates
-from ndd_engine.trial.verdict import CONFIDENCE, judged
 
 from .answers import Answers
 from .proposals import FAST_ENOUGH, SHORT_ROUNDS, Proposal

@@ -44,16 +44,15 @@ def claims(asked: options.Asked) -> int:
     reproduce a guide's condition, the closest one is measured, and the output says so.
     """
     from ndd_engine.hardware.detect import detect
-    from ndd_engine.trial.candidates import Place
-    from ndd_engine.trial.claims import measurements, run_claims
-    from ndd_engine.trial.claims_table import chosen
+    from ndd_engine.trial.claims import chosen, measurements, run_claims
     from ndd_engine.trial.pausing import held, to_pause
     from ndd_engine.trial.request import Base
+    from ndd_engine.trial.tuning import place_of
 
     wanted, budget = chosen(asked.ids), asked.budget
     check_writable(asked.output)
     machine = detect(use_torch=False)
-    place = Place.of(machine)
+    place = place_of(machine)
     if asked.only_list:
         entries = [
             {

@@ -12,8 +12,15 @@ from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import foreign
-from ndd_engine.trial.scaling import ScalingRequest, ScalingState, plan, run_scaling
-from ndd_engine.trial.scaling_plan import HOLDS, counts_of, strategies_of
+from ndd_engine.trial.scaling import (
+    HOLDS,
+    ScalingRequest,
+    ScalingState,
+    counts_of,
+    plan,
+    run_scaling,
+    strategies_of,
+)
 
 from . import options
 from .completion import run_names

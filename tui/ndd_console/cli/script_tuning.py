@@ -6,11 +6,10 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from ndd_console.words.trial import measurement
-from ndd_console.words.tuning import script_blocks
+from ndd_console.words.tuning import tuning_blocks
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.hardware.detect import detect
@@ -20,14 +19,15 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
 from ndd_engine.script.contained import OFFLINE, check_contained, check_ranks, copy
 from ndd_engine.script.run import ScriptRequest, ScriptRun
-from ndd_engine.script.tuning import Row, changes_for, tune_script
-from ndd_engine.text import counted
-from ndd_engine.trial.candidates import Place
-from ndd_engine.trial.request import Progress
+from ndd_engine.script.script_tuning import tune_script
+from ndd_engine.script.trial import run_script_trial
+from ndd_engine.trial.request import Progress, TrialRequest
+from ndd_engine.trial.tuning import Tuning, place_of
 
 from .measuring import stoppable
 from .options import Asked
-from .printing import ProgressLines, say, show
+from .printing import say, show
+from .tune import TuningProgress
 
 # How long the script is observed before its changes are measured.
 OBSERVED_STEPS, OBSERVED_S, MOST_S = 60, 10.0, 60.0
@@ -43,21 +43,24 @@ def tune_script_run(asked: Asked, script: RunDir | None) -> int:
         check_ranks(directory.name, state.run.config)
         if not asked.allow_side_effects:
             check_contained(state.run.config)
-        place = Place.of(detect(use_torch=False))
-        changes = changes_for(state.run, diagnose(state.snapshot()), place.cores, bool(place.bf16))
-        say(f"{counted(len(changes), 'change')} to measure: {', '.join(' '.join(sets) for sets in changes)}")
-        look, side_effects = ScriptProgress(say).look, asked.allow_side_effects
-        tuned = tune_script(directory, state.run, changes, asked.budget, look, stop, side_effects)
-    diff, advice = (tuned.edit.diff, tuned.edit.advice) if tuned.edit is not None else ([], ())
+        run, seen = state.run, diagnose(state.snapshot())
+
+        def measure(
+            request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event | None
+        ) -> TrialEvent:
+            return run_script_trial(request, run.config, run.device, tell, stop)
+
+        look, side_effects = TuningProgress(say).look, asked.allow_side_effects
+        tuning = Tuning(asked.budget, asked.only, look, stop, measure, side_effects)
+        tuned, edit = tune_script(directory, run, seen, place_of(detect(use_torch=False)), tuning)
+    diff, advice = (edit.diff, edit.advice) if edit is not None else ([], ())
     if asked.as_json:
-        rows = [{"sets": row.sets, "trial": _result(row.trial), "reason": row.reason} for row in tuned.rows]
-        whole = _result(tuned.whole)
-        show({"changes": rows, "kept": tuned.kept, "whole": whole, "diff": diff, "advice": advice})
+        show({**tuned.to_dict(), "diff": diff, "advice": advice})
     else:
-        show(script_blocks(tuned))
-        if tuned.edit is not None:
+        show(tuning_blocks(tuned))
+        if edit is not None:
             show(["", *diff, *(f"  {text}" for text in advice)])
-    return stop.exit_status or (0 if any(row.trial is not None for row in tuned.rows) else EXIT_FAILED)
+    return stop.exit_status or (EXIT_FAILED if tuned.stopped else 0)
 
 
 def observed(root: Path, command: Command, stop: threading.Event) -> RunDir:
@@ -86,20 +89,3 @@ def observed(root: Path, command: Command, stop: threading.Event) -> RunDir:
             done.set()
             run.close()
     return run.directory
-
-
-class ScriptProgress(ProgressLines):
-    """Each change as it is measured."""
-
-    def look(self, rows: Sequence[Row], progress: Progress | None) -> None:
-        """Called a few times a second."""
-        if progress is not None:
-            done = sum(row.trial is not None or bool(row.reason) for row in rows)
-            name = " ".join(rows[done].sets) if done < len(rows) else "all that helped"
-            self.stage((done, progress.stage.partition(":")[0]), f"{name}: {measurement(progress)}")
-
-
-def _result(trial: TrialEvent | None) -> dict[str, object] | None:
-    """What the JSON document says about a trial."""
-    names = "verdict", "ratio", "low", "high", "text"
-    return None if trial is None else {name: getattr(trial, name) for name in names}

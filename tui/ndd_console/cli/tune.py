@@ -17,6 +17,7 @@ from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.rundir import find_run
 from ndd_engine.train.preflight import preflight
 from ndd_engine.trial.request import Base
+from ndd_watch.changes import TABLE
 
 from . import options
 from .completion import run_names
@@ -26,12 +27,8 @@ from .printing import ProgressLines, say, show
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningRow, TuningState
 
-# What --only accepts on any machine; numbers stand for the counts that are tried on it.
-ONLY = (
-    "gather", "cache", "device", "workers, workers-N", "persistent", "pin-memory", "threads, threads-N", "hoisted",
-    "micro, micro-N", "fused", "set-to-none", "buckets", "compress", "gathered", "tf32", "amp, bf16, fp16", "attention",
-    "channels-last", "cudnn-benchmark", "compile, reduce-overhead, cuda-graph",
-)  # fmt: skip
+# Numbers in the names stand for the counts that are tried on a machine.
+ONLY = [row.tries.names for row in TABLE.values() if row.tries is not None]
 
 
 @options.command(
@@ -66,16 +63,16 @@ def tune(asked: options.Asked) -> int:
     Shows a live screen in a terminal. Prints a table, and the resulting TOML unless it was written to a file. A live
     RUN is paused during the measurements. Ctrl-C stops early and prints the results so far.
 
-    For a training script, given as COMMAND or by the RUN that observed it, measures each change that needs no edit of
-    the script, and then those that help together. The edit that makes them is printed as a diff.
+    For a training script, given as COMMAND or by the RUN that observed it, measures the changes that need no edit of
+    the script. The edit that makes what is kept is printed as a diff.
     """
     root, run, words, output = asked.root, asked.run, asked.words, asked.output
     if run is not None and (words or asked.workload is not None):
         raise UsageError("--run uses the configuration of a run: omit CONFIG and --workload")
     script = None if run is None else find_run(root, run)
     if len(words) > 1 or (script is not None and script.command.exists()):
-        if asked.workload is not None or asked.sets or asked.only or output is not None:
-            raise UsageError("a script is tuned without CONFIG, --workload, --set, --only and -o")
+        if asked.workload is not None or asked.sets or output is not None:
+            raise UsageError("a script is tuned without CONFIG, --workload, --set and -o")
         from .script_tuning import tune_script_run
 
         return tune_script_run(asked, script)

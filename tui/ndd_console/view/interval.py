@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ndd_console.words.trial import VERDICTS
-from ndd_engine.trial.verdict import judged
+from ndd_engine.trial.estimates import judged
 
 from .style import Row
 

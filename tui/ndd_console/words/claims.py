@@ -10,9 +10,8 @@ from ndd_engine.text import duration
 from .blocks import Block, Facts, Text
 
 if TYPE_CHECKING:
-    from ndd_engine.trial.candidates import Place
-    from ndd_engine.trial.claims import ClaimResult
-    from ndd_engine.trial.claims_table import Claim
+    from ndd_engine.trial.claims import Claim, ClaimResult
+    from ndd_watch.changes import Place
 
 
 def claims_listed(wanted: Sequence[Claim], place: Place, budget_s: float) -> Iterator[Block]:

@@ -6,8 +6,7 @@ import string
 from collections.abc import Callable, Iterator
 
 from ndd_engine.text import MISSING, number, plural, rate, size
-from ndd_engine.trial.compare import Comparison, SeveralCompared, phase_names
-from ndd_engine.trial.recorded import Recorded
+from ndd_engine.trial.compare import Comparison, Recorded, SeveralCompared, phase_names
 
 from .blocks import Block, Facts, Table, clip
 from .figures import ns
@@ -84,7 +83,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     yield _row(peak, size, a.peak_bytes, b.peak_bytes)
     unit = plural(a.run.item)
     for point in comparison.losses:
-        yield _row(f"loss at {number(point.items)} {unit}", _value, point.a, point.b)
+        yield _row(f"loss at {number(point.items)} {unit}", _value, *point.losses)
     last = [next(reversed(side.snapshot.evaluations), None) for side in (a, b)]
     for word, sides in (("best", [a.snapshot.best, b.snapshot.best]), ("last", last)):
         before, after = (side.metrics if side else {} for side in sides)

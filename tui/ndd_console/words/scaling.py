@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ndd_engine.text import MISSING, duration, number, percent, size, span
-from ndd_engine.trial.scaling import ScalingRow, ScalingState
-from ndd_engine.trial.scaling_losses import in_words
+from ndd_engine.trial.scaling import ScalingRow, ScalingState, in_words
 
 from .blocks import Block, Table, Text
 from .finding import recorded, verdict

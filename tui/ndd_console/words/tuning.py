@@ -11,7 +11,6 @@ from .blocks import Block, Table, Text
 from .trial import ratio_text
 
 if TYPE_CHECKING:
-    from ndd_engine.script.tuning import Tuned
     from ndd_engine.trial.tuning import TuningState
 
 
@@ -35,18 +34,3 @@ def tuning_blocks(state: TuningState) -> Iterator[Block]:
         if row.state == "skipped" and row.reason != NOT_ASKED:
             yield Text(f"not tried: {row.candidate.title}: {row.reason}")
     yield Text(state.text)
-
-
-def script_blocks(tuned: Tuned) -> Iterator[Block]:
-    """The changes to a script that were measured, and those that are kept together."""
-    rows = tuple(
-        (" ".join(row.sets), MISSING, row.reason or "not measured", "")
-        if row.trial is None
-        else (" ".join(row.sets), ratio_text(row.trial, MISSING), row.trial.verdict, row.trial.loss)
-        for row in tuned.rows
-    )
-    yield Table("", ("change", "vs. the script", "", "losses"), rows)
-    if tuned.whole is None:
-        yield Text("no change is faster")
-    else:
-        yield Text(f"kept: {' '.join(tuned.kept)}: {tuned.whole.text}")

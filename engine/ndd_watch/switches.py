@@ -1,0 +1,409 @@
+"""How the changes of the table in `changes` are made without an edit, and how they are read back.
+
+A `Change` can be switched while the script trains. An `AtStart` has to be there before the script creates its loader or
+its optimizer. A `Global` is a switch of torch for the whole process, which runs of our own make by it, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from typing import Any, Callable
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+class Change:
+    """requested: as text. `switch` turns it on and off; `applied` returns (value, in effect, how that is known)."""
+
+    at_start = False
+
+    def __init__(self, value: Any, observer: Any) -> None:
+        self.value, self.requested = value, str(value)
+        self.observer = observer
+        self.torch: Any = sys.modules["torch"]
+        self.done = 0
+
+    def switch(self, on: bool) -> None:
+        """Turn it on or off."""
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        """(value in effect, whether it is the requested one, how that is known)."""
+        return self.requested, None, ""
+
+
+class AtStart(Change):
+    """It is switched on once, before the script begins."""
+
+    at_start = True
+
+
+class Global(Change):
+    """A switch of torch for the whole process. on_gpu: whether it concerns work on a GPU only."""
+
+    on_gpu = False
+
+    def get(self) -> Any:
+        """The value in effect."""
+
+    def set(self, value: Any) -> None:
+        """Put a value into effect."""
+
+    def switch(self, on: bool) -> None:
+        if not self.done:
+            self.before, self.done = self.get(), 1
+        self.set(self.value if on else self.before)
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        found = self.get()
+        return str(found).lower(), found == self.value, "read back from torch"
+
+
+class Threads(Global):
+    """Set while the script trains."""
+
+    def get(self) -> int:
+        return int(self.torch.get_num_threads())
+
+    def set(self, value: int) -> None:
+        self.torch.set_num_threads(value)
+
+
+class Autocast(Change):
+    """Autocast around the modules that the script calls; what leaves them is fp32 again, so that its loss is."""
+
+    def switch(self, on: bool) -> None:
+        around = self.observer.modules.around
+        if on and self._around not in around:
+            around.append(self._around)
+        elif not on and self._around in around:
+            around.remove(self._around)
+
+    def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        torch, dtype = self.torch, getattr(self.torch, _DTYPES[self.value])
+
+        def inside(module: Any, *args: Any, **kwargs: Any) -> Any:
+            device = next((item.device.type for item in module.parameters()), None)
+            if device is None or not torch.is_grad_enabled():
+                return call(module, *args, **kwargs)
+            with torch.autocast(device, dtype=dtype):
+                found = call(module, *args, **kwargs)
+            self.done += 1
+            return _upcast(torch, found, dtype)
+
+        return inside
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        return (self.requested, True, f"{self.done} calls of modules under autocast") if self.done else (
+            "off", False, "no module with parameters was called outermost"
+        )  # fmt: skip
+
+
+def _upcast(torch: Any, found: Any, dtype: Any) -> Any:
+    if isinstance(found, torch.Tensor):
+        return found.float() if found.dtype is dtype else found
+    if isinstance(found, (list, tuple)):
+        values = [_upcast(torch, item, dtype) for item in found]
+        return type(found)(*values) if hasattr(found, "_fields") else type(found)(values)
+    if isinstance(found, dict):
+        for key in found:
+            found[key] = _upcast(torch, found[key], dtype)
+    return found
+
+
+class Tf32(Change):
+    """Set while the script trains.
+
+    They are switched through the older of torch's two APIs, which sets the newer one (`fp32_precision`, torch 2.9) as
+    well. A script that used the newer one cannot read the older one: torch raises an error.
+    """
+
+    def switch(self, on: bool) -> None:
+        if not self.done:
+            self.before, self.done = self._older(), 1
+            self._newer = [(place, place.fp32_precision) for place in self._places()]
+        self.torch.set_float32_matmul_precision(("high" if self.value else "highest") if on else self.before)
+        if not on:
+            for place, before in self._newer:
+                place.fp32_precision = before
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        places = self._places()
+        found = places[0].fp32_precision == "tf32" if places else self._older() != "highest"
+        return str(found).lower(), found == self.value, "read back from torch"
+
+    def _older(self) -> str:
+        try:
+            return str(self.torch.get_float32_matmul_precision())
+        except RuntimeError:  # the newer API turned TF32 on, and nothing the older one
+            return "highest"
+
+    def _places(self) -> list[Any]:
+        """What `set_float32_matmul_precision` sets in the newer API; [] where torch lacks it."""
+        backends = self.torch.backends
+        places = (backends.cuda.matmul, getattr(backends.mkldnn, "matmul", None))
+        return [place for place in places if hasattr(place, "fp32_precision")]
+
+
+class CudnnBenchmark(Global, AtStart):
+    """Set from the start.
+
+    torch keeps the algorithm that it has chosen for a shape, whatever the switch says later: `run_single_conv` in
+    cudnn/Conv_v8.cpp looks into one cache.
+    """
+
+    on_gpu = True
+
+    def get(self) -> bool:
+        return bool(self.torch.backends.cudnn.benchmark)
+
+    def set(self, value: bool) -> None:
+        self.torch.backends.cudnn.benchmark = value
+
+
+class FlushDenormal(Global, AtStart):
+    """Set from the start: threads take it from the one that creates them."""
+
+    def get(self) -> bool:
+        return self._flushes(1)
+
+    def set(self, value: bool) -> None:
+        self.torch.set_flush_denormal(value)
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        found = self._flushes(1 << 20)  # in all threads
+        return str(found).lower(), found == self.value, "a product of denormal numbers was computed"
+
+    def _flushes(self, count: int) -> bool:
+        return not bool((self.torch.full((count,), 1e-40) * 1).any())
+
+
+# What a fused optimizer of torch sets when it is made, and `GradScaler.step` asks for.
+_UNSCALES = "_step_supports_amp_scaling"
+
+
+class Implementation(Change):
+    """The flags of the parameter groups, which every step reads anew.
+
+    A fused kernel reads the counter of steps where its parameter is, and would follow a pointer of the host on a GPU
+    (`_init_group` of torch.optim.Adam creates it by the flags). So counters move there and back with the flag. A
+    gradient scaler leaves unscaling to an optimizer that says so, which only fused kernels can do.
+    """
+
+    def __init__(self, value: Any, observer: Any) -> None:
+        super().__init__(value, observer)
+        # Optimizers by id: the flags of their groups, and whether a scaler leaves unscaling to them; None: unsaid.
+        self._flags: dict[int, tuple[Any, list[tuple[Any, Any]], bool | None]] = {}
+
+    def switch(self, on: bool) -> None:
+        for optimizer in self.observer.steps.optimizers():
+            if id(optimizer) not in self._flags and "foreach" in optimizer.param_groups[0]:
+                flags = [(group.get("foreach"), group.get("fused")) for group in optimizer.param_groups]
+                self._flags[id(optimizer)] = optimizer, flags, optimizer.__dict__.get(_UNSCALES)
+        for optimizer, flags, unscales in self._flags.values():
+            if "fused" in optimizer.param_groups[0]:
+                if on or unscales is not None:
+                    setattr(optimizer, _UNSCALES, self.value == "fused" if on else unscales)
+                else:
+                    optimizer.__dict__.pop(_UNSCALES, None)
+            for group, (foreach, fused) in zip(optimizer.param_groups, flags):
+                group["foreach"] = self.value == "foreach" if on else foreach
+                if "fused" in group:
+                    group["fused"] = self.value == "fused" if on else fused
+                    self._place_counters(optimizer, group)
+
+    def _place_counters(self, optimizer: Any, group: dict[str, Any]) -> None:
+        """Move the counters of steps to where the optimizer would create them."""
+        beside = bool(group.get("fused") or group.get("capturable"))
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            counter = state.get("step")
+            if isinstance(counter, self.torch.Tensor):
+                device = parameter.device if beside else self.torch.device("cpu")
+                if counter.device != device:
+                    state["step"] = counter.to(device)
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        if not self._flags:
+            return "unchanged", False, "no optimizer of torch has this choice"
+        return self.requested, True, "set in the parameter groups"
+
+
+class Collections(Change):
+    """Set while the script trains: automatic collection is off, and steps collect."""
+
+    def switch(self, on: bool) -> None:
+        if on:
+            self.observer.steps.collect_every = int(self.value)
+            gc.disable()
+        else:
+            self.observer.steps.collect_every = 0
+            gc.enable()
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        return self.requested, True, "automatic collection is off"
+
+
+class Loader(AtStart):
+    """An argument of every `DataLoader` of the script, from its start."""
+
+    # The argument, and its place after the dataset; 99 for one that is given by name only.
+    name, place = "", 99
+
+    def switch(self, on: bool) -> None:
+        loaders = importlib.import_module("torch.utils.data")
+        kind, name, place, value = loaders.DataLoader, self.name, self.place, self.value
+        original = kind.__init__
+        change = self
+
+        def __init__(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+            if len(args) < place:
+                kwargs[name] = value
+            if name == "num_workers" and not value:
+                # They need workers.
+                kwargs.pop("prefetch_factor", None)
+                kwargs.pop("persistent_workers", None)
+            original(loader, dataset, *args, **kwargs)
+            change.done += 1
+
+        kind.__init__ = __init__
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        if not self.done:
+            return "unchanged", False, "the script makes no DataLoader"
+        return self.requested, True, f"given to {self.done} loaders"
+
+
+class Workers(Loader):
+    """Processes that load batches."""
+
+    name, place = "num_workers", 5
+
+
+class PinMemory(Loader):
+    """Batches in pinned memory."""
+
+    name, place = "pin_memory", 7
+
+
+class Prefetch(Loader):
+    """Batches that each worker loads ahead."""
+
+    name = "prefetch_factor"
+
+
+class Persistent(Loader):
+    """Workers that stay between epochs."""
+
+    name = "persistent_workers"
+
+
+class NonBlocking(Change):
+    """Copies from pinned host memory to the GPU do not wait."""
+
+    def switch(self, on: bool) -> None:
+        kind = self.torch.Tensor
+        if not hasattr(self, "_before"):
+            self._before = {name: kind.__dict__.get(name, getattr(kind, name)) for name in ("to", "cuda")}
+            self._ours = {name: self._asynchronous(original) for name, original in self._before.items()}
+        for name, function in (self._ours if on else self._before).items():
+            setattr(kind, name, function)
+
+    def _asynchronous(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.device.type == "cpu" and tensor.is_pinned() and len(args) < 2:
+                kwargs["non_blocking"] = True
+                self.done += 1
+            return original(tensor, *args, **kwargs)
+
+        return copy
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        if not self.done:
+            return "false", False, "nothing is copied from pinned memory"
+        return "true", True, f"{self.done} copies"
+
+
+_BACKENDS = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
+
+
+class Attention(Change):
+    """Set while the script trains."""
+
+    def switch(self, on: bool) -> None:
+        cuda = self.torch.backends.cuda
+        if not self.done:
+            self.before = {name: getattr(cuda, f"{name}_sdp_enabled")() for name in self._known()}
+            self.done = 1
+        wanted = _BACKENDS.get(self.value)
+        for name, before in self.before.items():
+            getattr(cuda, f"enable_{name}_sdp")(name == wanted if on and wanted else before)
+
+    def _known(self) -> list[str]:
+        cuda = self.torch.backends.cuda
+        return [name for name in _BACKENDS.values() if hasattr(cuda, f"enable_{name}_sdp")]
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        cuda = self.torch.backends.cuda
+        enabled = [name for name in self._known() if getattr(cuda, f"{name}_sdp_enabled")()]
+        return ", ".join(enabled), enabled == [_BACKENDS.get(self.value)], "read back from torch"
+
+
+class ChannelsLast(AtStart):
+    """The modules that the script calls and the images given to them, from its start."""
+
+    def switch(self, on: bool) -> None:
+        self._seen: dict[int, Any] = {}
+        self.observer.modules.around.append(self._around)
+
+    def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        layout = self.torch.channels_last
+
+        def inside(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(module) not in self._seen:
+                self._seen[id(module)] = module
+                module.to(memory_format=layout)
+            return call(module, *(self._images(item, layout) for item in args), **kwargs)
+
+        return inside
+
+    def _images(self, item: Any, layout: Any) -> Any:
+        if not isinstance(item, self.torch.Tensor) or item.dim() != 4:
+            return item
+        self.done += 1
+        return item.contiguous(memory_format=layout)
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        if not self.done:
+            return "false", False, "no module is called with images"
+        return "true", True, f"{self.done} batches in this format"
+
+
+class Compile(AtStart):
+    """`module.compile()` at the first call of each outermost module, from its start."""
+
+    def switch(self, on: bool) -> None:
+        self._seen: dict[int, Any] = {}
+        self.observer.modules.around.append(self._around)
+
+    def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        torch = self.torch
+        options = {} if self.value in (True, "default") else {"mode": self.value}
+
+        def inside(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if (
+                id(module) not in self._seen
+                and torch.is_grad_enabled()
+                and next(module.parameters(), None) is not None
+            ):
+                self._seen[id(module)] = module
+                module.compile(**options)
+            return call(module, *args, **kwargs)
+
+        return inside
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        if not self._seen:
+            return "off", False, "no module with parameters was called outermost"
+        return self.requested, True, f"{len(self._seen)} modules compiled"

@@ -1,0 +1,82 @@
+"""Tuning a script: which changes are tried, and which ones are kept; the measurements are given."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from measured import Bench, trial
+from tests.records import run_event
+
+from ndd_engine.diagnose import Change, Finding
+from ndd_engine.record.events import RunEvent
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.script.edits import Edit
+from ndd_engine.script.script_tuning import candidates_for, tune_script
+from ndd_engine.trial.tuning import Tuning, TuningState
+from ndd_watch.changes import Place
+
+
+def identity(tmp_path: Path, **changes: Any) -> RunEvent:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\nloader = DataLoader(data, batch_size=8)\n")
+    config = {
+        "script": {
+            "command": ["python", "train.py"], "folder": str(tmp_path), "loader": [str(path), 2], "main": str(path),
+        },
+        "loader": {"workers": 0, "pin_memory": False, "prefetch": None, "persistent": False},
+        "optimizer": {"implementation": "loop"},
+    }  # fmt: skip
+    body: dict[str, Any] = {
+        "workload": "train.py", "config": config, "items_per_step": 8, "items_per_epoch": 0, "steps_per_epoch": 0,
+        "epochs": 0, "total_steps": 0, "threads": 2,
+    }  # fmt: skip
+    return run_event(**{**body, **changes})
+
+
+HERE = Place(gpu=False, cores=2, bf16=False)
+
+
+def test_what_applies_to_a_script_on_a_cpu(tmp_path: Path) -> None:
+    assert [one.name for one in candidates_for(identity(tmp_path), (), HERE)] == [
+        "cache", "workers-1", "workers-2", "persistent", "threads-1", "fused", "flush-denormal", "compile",
+    ]  # fmt: skip
+
+
+def test_what_the_diagnosis_proposes_is_tried_first(tmp_path: Path) -> None:
+    findings = [
+        Finding("gc", "", (), "likely", changes=(Change("", ("run.gc_every_steps=100",)),)),
+        Finding("few-threads", "", (), "likely", changes=(Change("", ("run.threads=1",)),)),
+        Finding("stepwise", "", (), "likely", changes=(Change("", ("workload.decoder=hoisted",)),)),
+    ]
+    names = [one.name for one in candidates_for(identity(tmp_path), findings, HERE)]
+    assert names[:2] == ["run.gc_every_steps=100", "threads-1"] and names.count("threads-1") == 1
+    assert not any("decoder" in name for name in names)
+
+
+def tune(tmp_path: Path, bench: Bench) -> tuple[TuningState, Edit | None]:
+    run, directory = identity(tmp_path), RunDir(tmp_path / "r")
+    directory.path.mkdir()
+    directory.command.write_text(json.dumps(run.config["script"]))
+    tuning = Tuning(9.0, (), lambda _: None, threading.Event(), bench)
+    return tune_script(directory, run, (), HERE, tuning)
+
+
+def test_what_helps_is_kept_and_made_by_one_edit(tmp_path: Path) -> None:
+    bench = Bench({"loader.workers=2": trial("faster", 2.0), "run.threads=1": trial("faster", 1.2)})
+    state, edit = tune(tmp_path, bench)
+    assert state.sets == ("loader.workers=2", "run.threads=1")
+    # Each is measured on top of what is kept.
+    assert bench.of("run.threads=1").base.sets == ("loader.workers=2",)
+    assert edit is not None and "num_workers=2" in edit.after and "set_num_threads(1)" in edit.after
+    # Persistent workers need workers, which the script has since then.
+    assert bench.of("loader.persistent=true").base.sets == ("loader.workers=2",)
+
+
+def test_nothing_that_helps_is_no_edit(tmp_path: Path) -> None:
+    state, edit = tune(tmp_path, Bench({}))
+    assert not state.kept and edit is None
+    (row,) = (row for row in state.rows if row.candidate.name == "persistent")
+    assert row.state == "skipped" and "workers" in row.reason
