@@ -254,12 +254,12 @@ def hole(folder: Path) -> RunDir:
     lines = run.events.read_bytes().splitlines(keepends=True)
     middle = len(lines) // 2
     lines[middle:middle] = [
-        b'{"v":1,"type":"window","t":17500\n',
+        b'{"v":2,"type":"window","t":17500\n',
         b"\xff\xfe not JSON\n",
-        b'{"type":"new","t":1}\n',
+        b'{"v":2,"type":"new","t":1}\n',
     ]
-    lines.insert(middle, b'{"v":1,"type":"window","t":Infinity}\n')
-    run.events.write_bytes(b"".join(lines) + b'{"v":1,"type":"wind')
+    lines.insert(middle, b'{"v":2,"type":"window","t":Infinity}\n')
+    run.events.write_bytes(b"".join(lines) + b'{"v":2,"type":"wind')
     assert times[0] < begin
     return run
 

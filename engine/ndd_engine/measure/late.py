@@ -118,7 +118,7 @@ class Judge:
         return [trimmed_mean(values) for values in zip(*newest, strict=True)]
 
     def late(self, places: Callable[[int], Mapping[str, str]]) -> dict[str, Any] | None:
-        """The rank that holds up the others, as record.parts.Late; None if there is none, or before it is known.
+        """The rank that holds up the others, as record.event.Late; None if there is none, or before it is known.
 
         places: returns for a rank, by phase, the file, line and function that takes most of it, where they are known.
         """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ndd_engine.record.event import Summary
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.ranks import ASIDES, RanksEvent
 
@@ -137,13 +138,13 @@ class RanksFold:
         return "".join(str(min(max(int(max(group) / unit), 0), 9)) for group in groups), size
 
 
-def summary(values: Sequence[float], rounded: Callable[[float], float]) -> list[float]:
+def summary(values: Sequence[float], rounded: Callable[[float], float]) -> Summary:
     """[least, median, mean, most, rank of the most] of the values of all ranks."""
     order = sorted(values)
     count = len(order)
     middle = (order[(count - 1) // 2] + order[count // 2]) / 2
-    figures = [rounded(value) for value in (order[0], middle, sum(order) / count, order[-1])]
-    return [*figures, values.index(order[-1])]
+    least, median, mean, most = map(rounded, (order[0], middle, sum(order) / count, order[-1]))
+    return least, median, mean, most, values.index(order[-1])
 
 
 def _short(value: float) -> float:

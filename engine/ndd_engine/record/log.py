@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from ndd_engine.files import open_regular
 
+from .event import other_version
 from .events import Event, decode
 
 FOLD_MARK = b'"type":"fold"'
@@ -26,12 +27,14 @@ class EventLog:
 
     damaged: number of lines that were skipped so far because they are no event, or one with values of the wrong type.
     replaced: set when another file has taken the place of the one that was read; it is read from its beginning.
+    refused: why a record of another version is not read, or "".
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path, self.offset = path, offset
         self.damaged = 0
         self.replaced = False
+        self.refused = ""
         self._file: tuple[int, int] | None = None
         self._too_long = False  # the line at `offset` began before it
 
@@ -47,6 +50,9 @@ class EventLog:
             self._file = status.st_dev, status.st_ino
             file.seek(self.offset)
             while line := file.readline(MAX_LINE):
+                if self.offset == 0 and (found := other_version(line)):
+                    self.refused = found
+                    return
                 whole = line.endswith(b"\n")
                 if not whole and len(line) < MAX_LINE and not self._too_long:
                     return

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import ClassVar
 
-from .event import Event
-from .parts import Late
+from .event import Count, Event, Figure, Late, Summary
 
 # Phases that are not part of a step.
 # Phases outside of steps: how often they run is a setting, so they do not count towards the speed.
@@ -39,25 +38,23 @@ class RanksEvent(Event):
     """
 
     type: ClassVar[str] = "ranks"
-    step: int
-    steps: int
-    world: int
-    hosts: int
+    step: Count
+    steps: Count
+    world: Count
+    hosts: Count
     strategy: str
-    wall_ns: int
-    exchange_ns: int
-    skew_ns: float
-    critical_ns: int
-    columns_us: dict[str, Annotated[Any, tuple[float, float, float, float, int]]]
-    rows_us: dict[str, list[float]]
+    wall_ns: Count
+    exchange_ns: Count
+    skew_ns: Figure
+    critical_ns: Count
+    columns_us: dict[str, Summary]
+    rows_us: dict[str, list[Figure]]
     row_names: list[str]
-    hidden_ns: int | None = None
-    memory_bytes: dict[str, Annotated[Any, tuple[float, float, float, float, int]]] = field(
-        default_factory=dict
-    )
+    hidden_ns: Count | None = None
+    memory_bytes: dict[str, Summary] = field(default_factory=dict)
     row_hosts: dict[str, str] = field(default_factory=dict)
     cells: str = ""
-    cell_ranks: int = 0
+    cell_ranks: Count = 0
     late: Late | None = None
-    launched: int | None = None
-    first_rank: int = 0
+    launched: Count | None = None
+    first_rank: Count = 0

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from .events import Event, FoldEvent, MarkEvent, parse
-from .fold import from_event
+from .events import Event, MarkEvent
 from .log import FOLD_MARK, EventLog, open_log
 from .rundir import RunDir
 from .snapshot import FINAL, Snapshot
@@ -74,7 +73,7 @@ class RunReader:
                     self._log.replaced, self.state = False, RunState()  # the run began anew
                 found = True
                 self._fold(t, event)
-            self.trouble = ""
+            self.trouble = self._log.refused
         except FileNotFoundError:
             self.trouble = ""  # not written yet
         except OSError as error:
@@ -156,10 +155,8 @@ def _newest_fold(handle: int) -> tuple[int, RunState] | None:
             end = tail.find(b"\n", index)
             whole = begin > 0 or start == 0
             if whole and end >= 0:
-                item = parse(tail[begin:end])
-                if item is not None and isinstance(item[1], FoldEvent):
-                    with contextlib.suppress(ValueError):  # damaged, or of another version
-                        return start + end + 1, from_event(item[1])
+                with contextlib.suppress(ValueError):  # damaged, or of another version
+                    return start + end + 1, RunState.from_line(tail[begin:end])
             if not whole:
                 break  # it begins in an earlier block
             index = tail.rfind(FOLD_MARK, 0, index)

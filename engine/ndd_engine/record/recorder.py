@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .events import EndEvent, Event, MarkEvent
-from .fold import to_event
 from .snapshot import Snapshot
 from .state import RunState
 from .writer import LogWriter
@@ -178,7 +177,7 @@ class Recorder:
             return
         self._line(writer, event.to_json(t))
         if self._since_fold >= FOLD_EVERY_BYTES and writer.error is None:
-            self._line(writer, to_event(self._state).to_json(t), event=False)
+            self._line(writer, self._state.to_line(t), event=False)
             self._since_fold = 0
 
     def _line(self, writer: LogWriter, text: str, event: bool = True) -> None:

@@ -25,6 +25,8 @@ from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.files import NOT_REGULAR, open_regular
 from ndd_engine.text import printable
 
+from .event import other_version
+
 ENV_RUNS = "NDD_RUNS"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Stands for the newest run where a command takes the name of one.
@@ -234,11 +236,14 @@ def find_run(root: Path, name: str | None) -> RunDir:
 
 def _readable(run: RunDir) -> RunDir:
     try:
-        os.close(open_regular(run.events))
+        with os.fdopen(open_regular(run.events), "rb") as file:
+            why = other_version(file.readline(99))
     except FileNotFoundError:
-        pass  # the run ended before it recorded anything
+        return run  # the run ended before it recorded anything
     except OSError as error:
-        raise UsageError(f"{printable(str(run.events))} cannot be read: {error.strerror}") from None
+        why = error.strerror or str(error)
+    if why:
+        raise UsageError(f"{printable(str(run.events))} cannot be read: {why}")
     return run
 
 

@@ -2,58 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import lcm
 
-from .events import Json, RunEvent
+from .event import Count, Json
+from .events import RunEvent
 from .snapshot import TimeLeft
 
 
+@dataclass(slots=True)
 class Aside:
     """Number and total time of evaluations, or of checkpoints.
 
-    One may span several windows; its time counts when its mark reports that it is done.
+    One may span several windows; its time counts when its mark reports that it is done. count: done, with their time in
+    total_ns. last_step: of the newest one. open_ns: time of one that is not done, or whose last window is missing.
+    done: marks whose last window is missing.
     """
 
-    def __init__(self) -> None:
-        self.count = 0  # done, with their time in total_ns
-        self.total_ns = 0
-        self.last_step = 0  # the newest one was at this step
-        self._open_ns = 0  # time of one that is not done, or whose last window is missing
-        self._done = 0  # marks whose last window is missing
+    count: Count = 0
+    total_ns: Count = 0
+    last_step: Count = 0
+    open_ns: Count = 0
+    done: Count = 0
 
     def window(self, host_ns: int) -> None:
         """Add the time in a window."""
-        self._open_ns += host_ns
-        if self._done and self._open_ns:
-            self.count += self._done
-            self.total_ns += self._open_ns
-            self._open_ns = self._done = 0
+        self.open_ns += host_ns
+        if self.done and self.open_ns:
+            self.count += self.done
+            self.total_ns += self.open_ns
+            self.open_ns = self.done = 0
 
     def mark(self, step: int) -> None:
         """One is done."""
-        self._done += 1
+        self.done += 1
         self.last_step = step
 
     def resume(self, step: int) -> None:
         """The run resumes from `step`, where none is due again; drop an unfinished one."""
-        self._open_ns = self._done = 0
+        self.open_ns = self.done = 0
         self.last_step = step
 
     @property
     def mean_s(self) -> float | None:
         """Mean seconds of one, None if none was measured."""
         return self.total_ns / self.count * 1e-9 if self.count else None
-
-    def to_list(self) -> list[int]:
-        """For a fold event."""
-        return [self.count, self.total_ns, self.last_step, self._open_ns, self._done]
-
-    @classmethod
-    def from_list(cls, body: list[int]) -> Aside:
-        """The reverse of to_list. Raises ValueError if the list is invalid."""
-        aside = cls()
-        aside.count, aside.total_ns, aside.last_step, aside._open_ns, aside._done = body
-        return aside
 
 
 def time_left(
