@@ -29,7 +29,7 @@ def trial(verdict: str = "faster", ratio: float | None = None, **changes: Any) -
     body: dict[str, Any] = {
         "sets": [], "against": "", "verdict": verdict, "text": f"{verdict}.", "ratio": value,
         "low": None if value is None else value * 0.98, "high": None if value is None else value * 1.02,
-        "abba_blocks": 4, "in_effect": True, "loss": "same", "base": dict(side), "change": dict(side),
+        "abba_blocks": 4, "df": 3.0, "in_effect": True, "loss": "same", "base": dict(side), "change": dict(side),
     }  # fmt: skip
     return TrialEvent(**{**body, **changes})
 

@@ -331,7 +331,7 @@ class KernelsEvent(Event):
     trace: str | None = None
     collective_ns: Count = 0
     exposed_ns: Count = 0
-    convolution_ns: Count | None = None
+    convolution_ns: Count = 0
     modules: list[ModuleTime] = field(default_factory=list)
     lines: list[LineTime] = field(default_factory=list)
 

@@ -16,13 +16,11 @@ from .verdict import judged
 
 def estimate_of(trial: TrialEvent) -> Estimate | None:
     """The ratio of a trial with its interval; None without one."""
-    if trial.ratio is None or trial.low is None or trial.high is None:
+    if trial.ratio is None or trial.low is None or trial.high is None or trial.df is None:
         return None
-    # Records before 0.6 took blocks as independent.
-    df = trial.df or max(trial.abba_blocks - 1, 1)
     pairs = trial.pairs or max(trial.abba_blocks, 1)
     return Estimate(
-        trial.ratio, trial.low, trial.high, trial.abba_blocks, pairs, df, trial.method, trial.between
+        trial.ratio, trial.low, trial.high, trial.abba_blocks, pairs, trial.df, trial.method, trial.between
     )
 
 
