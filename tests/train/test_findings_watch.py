@@ -100,4 +100,4 @@ def test_a_run_records_its_findings_before_its_end(trainer: Trainer, written: Wr
     assert "evaluation" in [event.cause for event in found]
     assert kinds[-1] == "end"
     event = next(event for event in found if event.cause == "evaluation")
-    assert event.finding["title"] == event.text and event.finding["evidence"]
+    assert event.finding is not None and event.finding.title == event.text and event.finding.evidence

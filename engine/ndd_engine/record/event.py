@@ -224,29 +224,6 @@ class _MarkData(_Table, total=False):
     holders: list[Count]
 
 
-class _Evidence(_Table):
-    text: str
-    source: str
-
-
-class _Change(_Table, total=False):
-    text: str
-    sets: list[str]
-    where: str | None
-
-
-class _Finding(_Table, total=False):
-    cause: str
-    title: str
-    evidence: list[_Evidence]
-    confidence: str
-    share: Figure | None
-    ceiling: Figure | None
-    changes: list[_Change]
-    leave: str
-    from_steps: Count | None
-
-
 class _Side(_Table, total=False):
     device: str
     device_name: str
@@ -287,7 +264,6 @@ HostCounters = Annotated[Json, _As(_HostCounters)]
 GpuCounters = Annotated[Json, _As(_GpuCounters)]
 Gpu = Annotated[Json, _As(_Gpu)]
 MarkData = Annotated[Json, _As(_MarkData)]
-Finding = Annotated[Json, _As(_Finding)]
 Side = Annotated[Json, _As(_Side)]
 # The rank that holds up the others: late_ns a step longer than the median rank, of it phase_ns in phase; ceiling: speed
 # with that rank as fast as the next slowest, over now, at most; where: file, line and function, if known. count: number

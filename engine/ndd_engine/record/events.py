@@ -7,8 +7,8 @@ have a value of another type than declared. A record of another version is refus
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter
 from pydantic_core import from_json
@@ -18,17 +18,14 @@ from .event import (
     AnyTable,
     Configuration,
     Count,
-    Event,
     Figure,
     Final,
-    Finding,
     Flag,
     Frame,
     Function,
     Gpu,
     GpuCounters,
     HostCounters,
-    Json,
     Kernel,
     LastLoss,
     LineTime,
@@ -40,17 +37,11 @@ from .event import (
     ThreadTime,
     Time,
     Wait,
-    writable,
 )
-from .ranks import RanksEvent
-
-__all__ = [
-    "EVENT_TYPES", "PHASES", "BaselineEvent", "EndEvent", "Event", "FindingEvent", "FunctionsEvent", "Json",
-    "KernelsEvent", "LoaderEvent", "MarkEvent", "MemoryEvent", "RanksEvent", "RunEvent", "SampleEvent", "ScalarsEvent",
-    "SettingEvent", "StacksEvent", "StageEvent", "TextsEvent", "TrialEvent", "WindowEvent", "WorkEvent", "checker",
-    "decode", "decoded", "parse", "writable",
-]  # fmt: skip
-
+from .event import Event as Event
+from .event import Json as Json
+from .event import writable as writable
+from .ranks import RanksEvent as RanksEvent
 
 # Phases of a step in display order; `other` is the wall time outside the other phases.
 PHASES = (
@@ -373,12 +364,76 @@ class FunctionsEvent(Event):
     phases: dict[str, Count] = field(default_factory=dict)
 
 
+Confidence = Literal["certain", "likely", "possible"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One measurement: a sentence with figures and units, and where it comes from ("host clock", "NVML")."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change to try.
+
+    sets: configuration edits ("loader.workers=2"); () for a code change. where: "file.py:12 in load" from a
+    profiled step; None if unknown.
+    """
+
+    text: str
+    sets: tuple[str, ...] = ()
+    where: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A bottleneck or a hazard of a run.
+
+    title: one line, "input-bound: 57 % of each step is spent waiting for the loader". share: upper bound of the
+    fraction of wall time it costs (0..1). ceiling: maximum speedup from removing it (1.42 is "at most 1.42x"); None if
+    it does not affect speed or cannot be bounded. Both are figures of the same cost: ceiling = 1 / (1 - share).
+    leave: why the change is not worthwhile, or "". from_steps: the change breaks even only in a run of this many steps
+    and more, which this run does not have; None if it has them.
+    """
+
+    cause: str
+    title: str
+    evidence: tuple[Evidence, ...]
+    confidence: Confidence
+    share: Figure | None = None
+    ceiling: Figure | None = None
+    changes: tuple[Change, ...] = ()
+    leave: str = ""
+    from_steps: Count | None = None
+
+    @property
+    def condition(self) -> str:
+        """ "for a run of 1,200 steps and more", or ""."""
+        return "" if self.from_steps is None else f"for a run of {self.from_steps:,} steps and more"
+
+    def advice(self, change: Change) -> str:
+        """The text of one of its changes, with the condition under which it is worthwhile."""
+        return f"{self.condition}: {change.text}" if self.condition and change.sets else change.text
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The edits of the first configuration change; () if there is none."""
+        return next((change.sets for change in self.changes if change.sets), ())
+
+    def to_dict(self) -> Json:
+        """As JSON, for a finding event and --json."""
+        return asdict(self)
+
+
 @dataclass(frozen=True, slots=True)
 class FindingEvent(Event):
     """A finding appeared or disappeared.
 
     step: optimizer steps done. cause: id such as "few-workers". text: title of the finding. gone: true if it
-    disappeared. finding: all its fields, see diagnose.finding.Finding.
+    disappeared. finding: all of it, or null.
     """
 
     type: ClassVar[str] = "finding"
@@ -386,7 +441,7 @@ class FindingEvent(Event):
     cause: str
     text: str
     gone: Flag = False
-    finding: Finding = field(default_factory=dict)
+    finding: Finding | None = None
 
 
 @dataclass(frozen=True, slots=True)
