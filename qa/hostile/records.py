@@ -30,9 +30,9 @@ from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_console.words.run import summary
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
-from ndd_engine.record.derive import figures
 from ndd_engine.record.events import Event, MemoryEvent, SampleEvent, WindowEvent, parse, writable
-from ndd_engine.record.reader import RunReader, load_state
+from ndd_engine.record.figures import figures
+from ndd_engine.record.file import RunReader, load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState

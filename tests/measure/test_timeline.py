@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ndd_engine.measure.timeline import CaptureTimeline, TraceEvent, timeline
-from ndd_engine.record.derive import LAUNCH_GAPS, QUEUED, SYNCHRONISING, WAITING_FOR_DATA
 from ndd_engine.record.events import PHASES
+from ndd_engine.record.figures import LAUNCH_GAPS, QUEUED, SYNCHRONISING, WAITING_FOR_DATA
 
 
 def kernel(begin: int, end: int, name: str = "gemm") -> TraceEvent:

@@ -9,10 +9,9 @@ import pytest
 from record_help import mark, window
 
 from ndd_engine.errors import UsageError
-from ndd_engine.record import log
+from ndd_engine.record import file as record_file
 from ndd_engine.record.events import Event
-from ndd_engine.record.log import EventLog, damage_text, open_log
-from ndd_engine.record.reader import RunReader
+from ndd_engine.record.file import EventLog, RunReader, damage_text, open_log
 from ndd_engine.record.rundir import RunDir, find_run
 
 
@@ -44,7 +43,7 @@ def test_damaged_lines_are_counted_once_and_unknown_types_are_not_damage(tmp_pat
 def test_a_line_that_is_too_long_is_skipped_without_being_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "MAX_LINE", 5000)
+    monkeypatch.setattr(record_file, "MAX_LINE", 5000)
     path = tmp_path / "events.jsonl"
     long = line(mark("note", 1, "x" * 20_000))
     path.write_bytes(line(window(1)) + long[:12_000])

@@ -11,7 +11,7 @@ from record_help import end, folded, held, mark, run_event, status, window
 from tests.records import snapshot_of
 
 from ndd_engine.record.events import Event
-from ndd_engine.record.reader import RunReader, load_state, truncate_torn_line
+from ndd_engine.record.file import RunReader, load_state, truncate_torn_line
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.record.state import RunState
 

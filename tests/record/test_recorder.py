@@ -15,9 +15,9 @@ import pytest
 from record_help import end, mark, run_event, window
 from tests.records import snapshot_of
 
-import ndd_engine.record.writer as writer_module
+import ndd_engine.record.file as record_file
 from ndd_engine.record.events import Event, MarkEvent, WindowEvent, parse
-from ndd_engine.record.recorder import FOLD_EVERY_BYTES, Recorder
+from ndd_engine.record.file import FOLD_EVERY_BYTES, Recorder
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
 
@@ -241,7 +241,7 @@ def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:
 def test_a_folder_that_is_moved_away_is_reported_and_nothing_is_lost_if_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(record_file, "LOOK_EVERY_S", 0.0)
     folder, elsewhere = tmp_path / "one", tmp_path / "two"
     folder.mkdir()
     with recording(folder / "events.jsonl") as recorder:
@@ -266,14 +266,14 @@ def test_a_folder_that_is_moved_away_is_reported_and_nothing_is_lost_if_it_retur
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Writing hangs, as on a network file system whose server is gone, until the event is set."""
     back = threading.Event()
-    write = writer_module.write_whole
+    write = record_file.write_whole
 
     def hang(handle: int, data: bytes) -> None:
         assert back.wait(60)
         write(handle, data)
 
-    monkeypatch.setattr(writer_module, "write_whole", hang)
-    monkeypatch.setattr(writer_module, "STUCK_S", 0.02)
+    monkeypatch.setattr(record_file, "write_whole", hang)
+    monkeypatch.setattr(record_file, "STUCK_S", 0.02)
     yield back
     back.set()
 
@@ -303,7 +303,7 @@ def test_a_file_system_that_hangs_delays_neither_the_state_nor_the_listener(
 def test_what_waits_for_a_file_system_is_limited_and_the_rest_is_counted(
     tmp_path: Path, hung: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "MOST_WAITING_BYTES", 5000)
+    monkeypatch.setattr(record_file, "MOST_WAITING_BYTES", 5000)
     path = tmp_path / "events.jsonl"
     with recording(path) as recorder:
         for step in range(1, 101):

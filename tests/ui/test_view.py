@@ -17,8 +17,8 @@ from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import aligned, cells, cut, fit, shorten, width_of, wrap
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
 from ndd_console.words.run import LOST, progress_line
-from ndd_engine.record.derive import throughput
 from ndd_engine.record.events import PHASES
+from ndd_engine.record.figures import throughput
 from ndd_engine.record.snapshot import STATUSES, Evaluation, Headroom, Idle, Snapshot, Throughput, TimeLeft
 
 from .fake_ranks import PLANTED, planted_snapshot

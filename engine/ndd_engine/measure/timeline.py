@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ndd_engine.record.derive import (
+from ndd_engine.record.event import Kernel
+from ndd_engine.record.figures import (
     COPYING,
     EVALUATION_OR_CHECKPOINT,
     IDLE_CAUSES,
@@ -24,7 +25,6 @@ from ndd_engine.record.derive import (
     SYNCHRONISING,
     WAITING_FOR_DATA,
 )
-from ndd_engine.record.event import Kernel
 from ndd_engine.text import printable
 
 from .intervals import Interval, Span, by_cause, common, gaps, spans, total, union, waited_in

@@ -170,7 +170,7 @@ class TimedMark:
 
 @dataclass(frozen=True, slots=True)
 class TimeLeft:
-    """Estimated remaining time without pauses; see record.timeleft.
+    """Estimated remaining time without pauses; see figures.time_left.
 
     seconds: None before the first steps. evaluations, checkpoints: number remaining; *_s: mean measured seconds of
     one, None if none was measured (`seconds` then does not include them).

@@ -12,15 +12,6 @@ from operator import gt, lt
 from pydantic_core import from_json
 
 from .across import across, brief
-from .derive import (
-    core_use,
-    headroom,
-    idle,
-    memory_bytes,
-    phase_shares,
-    setting_text,
-    throughput,
-)
 from .event import VERSION, Count, Event, Figure, Flag, line_of, writable
 from .events import (
     BaselineEvent,
@@ -43,9 +34,19 @@ from .events import (
     WorkEvent,
     checker,
 )
-from .shared import shares_across
+from .figures import (
+    Aside,
+    core_use,
+    headroom,
+    idle,
+    memory_bytes,
+    phase_shares,
+    setting_text,
+    shares_across,
+    throughput,
+    time_left,
+)
 from .snapshot import Curve, Evaluation, Facts, Snapshot, TimedMark, TimeLeft, Totals
-from .timeleft import Aside, time_left
 
 # Windows that the current rates and shares are computed from.
 RECENT_WINDOWS = 12

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ndd_engine.errors import said
-from ndd_engine.record.derive import idle, memory_bytes, phase_shares
 from ndd_engine.record.events import (
     EndEvent,
     Event,
@@ -25,7 +24,8 @@ from ndd_engine.record.events import (
     ScalarsEvent,
     WindowEvent,
 )
-from ndd_engine.record.recorder import Listener
+from ndd_engine.record.figures import idle, memory_bytes, phase_shares
+from ndd_engine.record.file import Listener
 
 # Events that may wait for a logger; later ones are dropped.
 MOST_WAITING = 10_000

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event, MemoryEvent, RanksEvent, RunEvent, SampleEvent, WindowEvent
-from ndd_engine.record.log import EventLog
+from ndd_engine.record.file import EventLog, RunReader
 from ndd_engine.record.ranks import ASIDES
-from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import printable

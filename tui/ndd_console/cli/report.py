@@ -12,7 +12,7 @@ from ndd_console.report.sections import page
 from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
 from ndd_engine.record.events import writable
-from ndd_engine.record.log import damage_text
+from ndd_engine.record.file import damage_text
 from ndd_engine.record.rundir import find_run
 from ndd_engine.text import size
 

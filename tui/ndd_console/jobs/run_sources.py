@@ -17,8 +17,7 @@ from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import NddError, UsageError, error_text
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, TrialEvent
-from ndd_engine.record.log import damage_text
-from ndd_engine.record.reader import RunReader
+from ndd_engine.record.file import RunReader, damage_text
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.script.run import ScriptRun

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ndd_console.words.finding import event_line
 from ndd_console.words.run import introduction, progress_line
-from ndd_engine.record.derive import setting_text
 from ndd_engine.record.events import Event, FindingEvent, RunEvent, SettingEvent, TrialEvent
+from ndd_engine.record.figures import setting_text
 from ndd_engine.record.snapshot import Snapshot, TimedMark
 from ndd_engine.text import printable
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from ndd_engine.errors import RunLockedError
 from ndd_engine.record.events import EndEvent, Event
-from ndd_engine.record.reader import RunReader
-from ndd_engine.record.recorder import Recorder
+from ndd_engine.record.file import Recorder, RunReader
 from ndd_engine.record.rundir import RunDir, RunLock
 
 
