@@ -273,7 +273,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         write(handle, data)
 
     monkeypatch.setattr(record_file, "write_whole", hang)
-    monkeypatch.setattr(record_file, "STUCK_S", 0.02)
+    monkeypatch.setattr(record_file, "STUCK_S", 0.1)
     yield back
     back.set()
 

@@ -433,7 +433,7 @@ class FindingEvent(Event):
     """A finding appeared or disappeared.
 
     step: optimizer steps done. cause: id such as "few-workers". text: title of the finding. gone: true if it
-    disappeared. finding: all of it, or null.
+    disappeared. finding: its cause, title, evidence, share, ceiling and changes, or null.
     """
 
     type: ClassVar[str] = "finding"
