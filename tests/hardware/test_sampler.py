@@ -15,12 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
-from ndd_engine.hardware.counters import HOST_KEYS, HostCounters
+from ndd_engine.hardware.counters import HostCounters
 from ndd_engine.hardware.detect import list_gpus
 from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.hardware.host import detect_host
 from ndd_engine.hardware.nvml import Nvml
-from ndd_engine.hardware.sampler import GPU_KEYS, Sampler
+from ndd_engine.hardware.sampler import Sampler
+from ndd_engine.record.event import GPU_KEYS, HOST_KEYS
 from ndd_engine.record.events import SampleEvent, parse
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

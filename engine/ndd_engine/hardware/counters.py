@@ -10,28 +10,13 @@ from typing import Any
 
 import psutil
 
+from ndd_engine.record.event import HOST_KEYS
+
 from .cgroup import free_in_group, read_limits, throttled_s, used_s
 from .host import Host
 from .neighbours import Neighbours
 
 Json = dict[str, Any]
-
-HOST_KEYS = (
-    "cpu_percent",
-    "cpu_per_core",
-    "process_cpu_percent",
-    "ranks_cpu_percent",
-    "rss_bytes",
-    "workers",
-    "workers_rss_bytes",
-    "memory_available_bytes",
-    "memory_limit_bytes",
-    "disk_free_bytes",
-    "disk_read_bytes_s",
-    "disk_write_bytes_s",
-    "neighbours",
-    "cpu_throttled",
-)
 
 # Minimum seconds for a rate: the kernel counts CPU time in ticks of 10 ms.
 SHORTEST_S = 0.05

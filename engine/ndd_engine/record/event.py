@@ -258,6 +258,8 @@ class _Late(_Table, total=False):
     same_host: Flag
 
 
+# Every sample has all counters.
+HOST_KEYS, GPU_KEYS = tuple(_HostCounters.__annotations__), tuple(_GpuCounters.__annotations__)
 Configuration = Annotated[Json, _As(_Configuration)]
 PhaseTimes = Annotated[Json, _As(_PhaseTimes)]
 HostCounters = Annotated[Json, _As(_HostCounters)]
