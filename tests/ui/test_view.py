@@ -103,6 +103,13 @@ def test_the_use_of_the_cores_is_that_of_all_ranks_on_the_host() -> None:
     assert "process 101 %" in screen(snapshot(False), 120, 40)
 
 
+def test_memory_in_swap_is_a_warning_and_none_takes_no_room() -> None:
+    for swapped, shown in ((3 << 30, True), (0, False), (None, False)):
+        host = {**sample(False).host, "swap_bytes": swapped}
+        text = screen(snapshot(False, sample=replace(sample(False), host=host)), 120, 40)
+        assert ("3.0 GB in swap" in text or "3.2 GB in swap" in text) is shown
+
+
 def test_missing_is_never_zero() -> None:
     value = snapshot(
         lr=None, grad_norm=None, loss=None, left=TimeLeft(), steps_per_s=None, items_per_s=None,

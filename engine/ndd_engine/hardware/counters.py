@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ class HostCounters:
 
         Raises psutil.Error if the process has ended.
         """
-        self._host, self._run_dir, self._note = host, run_dir, note
+        self._host, self._run_dir, self._note, self._root = host, run_dir, note, root
         self._first = psutil.Process(pid)
         self._trainer: psutil.Process | None = self._first
         self._ranks = tuple(ranks)
@@ -89,6 +90,7 @@ class HostCounters:
             ("cpu_percent", self._read_cores),
             ("process_cpu_percent", lambda: self._read_processes(fresh)),
             ("rss_bytes", self._read_trainer),
+            ("swap_bytes", self._read_swap),
             ("disk_read_bytes_s", self._read_io),
             ("memory_available_bytes", self._read_memory),
             ("disk_free_bytes", lambda: self._read_space(slow)),
@@ -200,6 +202,14 @@ class HostCounters:
             "workers": workers,
             "workers_rss_bytes": rss,
         }
+
+    def _read_swap(self) -> Json:
+        """psutil reads it from the map of all pages, which takes milliseconds."""
+        if self._trainer is None:
+            return {}
+        status = (self._root / "proc" / str(self._trainer.pid) / "status").read_text()
+        found = re.search(r"^VmSwap:\s*(\d+) kB", status, re.MULTILINE)
+        return {"swap_bytes": int(found[1]) * 1024 if found else None}
 
     def _read_io(self) -> Json:
         """Bytes per second that the process that trains reads from storage and writes to it, without its workers."""

@@ -170,6 +170,7 @@ class _HostCounters(_Table, total=False):
     process_cpu_percent: Figure | None
     ranks_cpu_percent: Figure | None
     rss_bytes: Figure | None
+    swap_bytes: Figure | None  # of the process that trains; null where the system does not say
     workers: Count | None
     workers_rss_bytes: Figure | None
     memory_available_bytes: Figure | None
