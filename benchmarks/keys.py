@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ndd_engine.record.reader import RunReader
+from ndd_engine.record.file import RunReader
 from ndd_engine.record.rundir import RunDir
 
 from .common import Options, Table, Target, as_ms, quantile, say

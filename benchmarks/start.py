@@ -21,8 +21,7 @@ from pathlib import Path
 from tests.trial.written_runs import STEPS, run_event, sample, window
 
 from ndd_engine.record.events import EndEvent
-from ndd_engine.record.reader import RunReader
-from ndd_engine.record.recorder import Recorder
+from ndd_engine.record.file import Recorder, RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import duration, size
 

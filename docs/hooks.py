@@ -14,7 +14,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -224,6 +224,8 @@ def _type(hint: Any) -> str:
     if type(None) in args:
         return " or ".join(_type(part) for part in args)
     origin = getattr(hint, "__origin__", hint)
+    if is_dataclass(origin):
+        return "object"
     return {int: "integer", float: "number", str: "string", bool: "boolean", dict: "object"}.get(
         origin, "array"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.record.events import Event, RunEvent, WindowEvent, parse
-from ndd_engine.record.reader import RunReader
+from ndd_engine.record.file import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 

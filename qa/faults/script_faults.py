@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.common import Options, Table, say
 
 from ndd_engine.diagnose.view import View
-from ndd_engine.record.reader import load_state
+from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from qa.console import console, output, sets_of
 

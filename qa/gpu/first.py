@@ -15,7 +15,7 @@ import torch
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.sampler import Sampler
-from ndd_engine.record.reader import load_state
+from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.settings import rounds_to_tf32
 from ndd_engine.train.step.precision import set_tf32

@@ -22,9 +22,9 @@ VALUES = (
 )  # fmt: skip
 NONSENSE = (
     b"", b"   ", b"null", b"3", b"[]", b"{}", b'"x"', b"\x00" * 500, b"\xff\xfe", b"\xc3(", b"[" * 100_000,
-    b'{"a":' * 100_000, b"1" * 5000, b'{"v":1}', b'{"v":1,"type":"future","t":1.0}', b'{"v":1,"type":["mark"],"t":1.0}',
-    b'{"v":1,"type":"mark","t":"x"}', b'{"v":1,"type":"fold","t":1.0,"state":{}}', b'{"v":1,"type":"fold","t":1.0}',
-    b'{"v":1,"type":"window","t":1e400}', b"x" * 300_000, b'{"v":1,"type":"stage","t":5,"name":"a","text":"b"',
+    b'{"a":' * 100_000, b"1" * 5000, b'{"v":2}', b'{"v":2,"type":"future","t":1.0}', b'{"v":2,"type":["mark"],"t":1.0}',
+    b'{"v":2,"type":"mark","t":"x"}', b'{"v":2,"type":"fold","t":1.0,"state":{}}', b'{"v":2,"type":"fold","t":1.0}',
+    b'{"v":2,"type":"window","t":1e400}', b"x" * 300_000, b'{"v":2,"type":"stage","t":5,"name":"a","text":"b"',
 )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from tests.states import equal
 from torch.distributed.checkpoint import filesystem
 
 from ndd_engine.record.events import WindowEvent, parse
-from ndd_engine.record.reader import RunReader
+from ndd_engine.record.file import RunReader
 from ndd_engine.record.rundir import RunDir
 from qa.console import sets_of
 from qa.hostile._ended import left_over, said, sound, state_of
@@ -333,11 +333,11 @@ def obey(order: dict[str, Any], out: int, counts: Path) -> None:
         import torch
 
         from ndd_console.__main__ import status_of
-        from ndd_engine.record import recorder
+        from ndd_engine.record import file as record_file
         from ndd_engine.train.probes import rehearsal
 
         torch.set_num_threads(1)
-        recorder.FOLD_EVERY_BYTES = 4000  # so that folds are written, too
+        record_file.FOLD_EVERY_BYTES = 4000  # so that folds are written, too
         rehearsal.BASELINE_NS = rehearsal.SLOW_NS = 0
         wire = Tripwire(order)
         wire.install()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ndd_engine.record.reader import RunReader
+from ndd_engine.record.file import RunReader
 from ndd_engine.record.rundir import RunDir
 from qa.hostile._ended import left_over, processes
 from qa.hostile.attempts import Attempt, Kind

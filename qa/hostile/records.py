@@ -30,10 +30,9 @@ from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_console.words.run import summary
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
-from ndd_engine.record.derive import figures
-from ndd_engine.record.events import Event, FoldEvent, MemoryEvent, SampleEvent, WindowEvent, finite, parse
-from ndd_engine.record.fold import to_event
-from ndd_engine.record.reader import RunReader, load_state
+from ndd_engine.record.events import Event, MemoryEvent, SampleEvent, WindowEvent, parse, writable
+from ndd_engine.record.figures import figures
+from ndd_engine.record.file import RunReader, load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
@@ -79,7 +78,6 @@ def written(folder: Path) -> RunDir:
 def _thinned(run: RunDir) -> RunDir:
     """Keep some of the frequent events, and write a fold event in the middle and one near the end."""
     items = [item for line in run.events.read_bytes().splitlines() if (item := parse(line)) is not None]
-    items = [item for item in items if not isinstance(item[1], FoldEvent)]
     totals, counts = Counter(type(event) for _, event in items), Counter[type]()
     kept: list[tuple[float, Event]] = []
     for t, event in items:
@@ -93,7 +91,7 @@ def _thinned(run: RunDir) -> RunDir:
         state.fold(t, event)
         lines.append(event.to_json(t))
         if index in (len(kept) // 2, len(kept) - 4):
-            lines.append(to_event(state).to_json(t))
+            lines.append(state.to_line(t))
     run.events.write_text("\n".join(lines) + "\n")
     return run
 
@@ -203,7 +201,7 @@ def _check(bad: RunDir, log: _Log, lines: list[bytes], size: tuple[int, int], in
     bad.events.write_bytes(b"\n".join(lines) + b"\n")
     snapshot = _followed(bad)
     _shown(snapshot, size)
-    json.dumps(finite(load(bad).to_json()), allow_nan=False)
+    json.dumps(writable(load(bad).to_json()), allow_nan=False)
     # The slow readers read some of the records.
     if index % 3 == 0:
         _listed(bad, log)
@@ -228,7 +226,7 @@ def _followed(run: RunDir) -> Snapshot:
     snapshot = reader.snapshot()
     progress.look(snapshot)
     said += map(printable, summary(snapshot, snapshot.end, str(run.path)))
-    json.dumps(finite(figures(snapshot)), allow_nan=False)
+    json.dumps(writable(figures(snapshot)), allow_nan=False)
     assert snapshot.final, "attach --headless waits for ever"
     clean("\n".join(said))
     return snapshot
@@ -269,7 +267,7 @@ def _page(run: RunDir) -> None:
 def _compared(bad: RunDir, log: _Log) -> None:
     try:
         clean("\n".join(lines(two_compared(compare(bad, log.run)))))
-        json.dumps(finite(compare(log.run, bad).to_dict()), allow_nan=False)
+        json.dumps(writable(compare(log.run, bad).to_dict()), allow_nan=False)
     except UsageError:
         pass  # says why
 

@@ -14,7 +14,7 @@ from benchmarks.common import Options, Table, say
 from benchmarks.engine import read_events
 
 from ndd_engine.record.events import PHASES, RanksEvent
-from ndd_engine.record.reader import load_state
+from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from qa.console import output, sets_of
 

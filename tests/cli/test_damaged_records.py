@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from ndd_console.cli import cli
 from ndd_console.jobs import run_sources
 from ndd_console.jobs.run_sources import AttachedSource, HomeFolder
-from ndd_engine.record.reader import RunReader
+from ndd_engine.record.file import RunReader
 from ndd_engine.record.rundir import RunDir
 from tests.report.report_help import whole_life, write
 

@@ -14,7 +14,7 @@ OLD_GPU = {
     "gpu": {"profile": {"dense_tflops": {"tf32": 494.7, "fp32": 66.9}}},
 }
 TF32_WORK = work(flops_per_step=600 * 10**9, peak_tflops=66.9, peak_kind="fp32", accumulation=1)
-CUDNN_TOP = [["cudnn_convolution_kernel", 60_000_000, 300]]
+CONVOLUTION_NS = 60_000_000
 TIMED = ("precision.amp=bf16", "speed.cudnn_benchmark=true")
 
 GPU = [
@@ -82,18 +82,18 @@ GPU = [
     ),
     Pair(
         "cudnn-benchmark",
-        gpu(workload="antispoof", kernels=capture("kernels", top=CUDNN_TOP)),
-        gpu(workload="antispoof", kernels=capture("kernels", top=[["gemm", 60_000_000, 300]])),
+        gpu(workload="antispoof", kernels=capture("kernels", convolution_ns=CONVOLUTION_NS)),
+        gpu(workload="antispoof", kernels=capture("kernels")),
         ("speed.cudnn_benchmark=true",),
     ),
     Pair(
         "cudnn-shapes",
         gpu(
-            workload="my.model:make", sets=TIMED, kernels=capture("kernels", top=CUDNN_TOP),
+            workload="my.model:make", sets=TIMED, kernels=capture("kernels", convolution_ns=CONVOLUTION_NS),
             baseline=alone(threads=16, micro_ns=10e6),
         ),
         # One shape: timed once, and as fast as before training.
-        gpu(workload="my.model:make", sets=TIMED, kernels=capture("kernels", top=CUDNN_TOP)),
+        gpu(workload="my.model:make", sets=TIMED, kernels=capture("kernels", convolution_ns=CONVOLUTION_NS)),
         ("speed.cudnn_benchmark=false",),
     ),
     Pair(

@@ -51,12 +51,12 @@ def gpu(**changes: Any) -> Planted:
 
 
 def capture(
-    method: str = "operators", launches: int = 300, top: list[Any] | None = None, **idle: int
+    method: str = "operators", launches: int = 300, convolution_ns: int = 0, **idle: int
 ) -> KernelsEvent:
     """A profiler capture of 100 ms; idle: cause -> milliseconds."""
     causes = {name.replace("_", " "): ms * 10**6 for name, ms in idle.items()}
     busy = 100_000_000 - sum(causes.values())
-    return KernelsEvent(method, 200, 5, 100_000_000, busy, 0, causes, launches, top or [])
+    return KernelsEvent(method, 200, 5, 100_000_000, busy, 0, causes, launches, convolution_ns=convolution_ns)
 
 
 def memory(**changes: Any) -> MemoryEvent:

@@ -124,10 +124,9 @@ def test_ceilings_follow_from_the_shares_that_are_shown(run: Planted) -> None:
         for share in percents(item.title)[:1]:
             assert item.share <= share + 0.0051, item
         # No other sentence of the finding has a share of the step that is larger, unless it says what it is of.
-        body = item.to_dict()
-        assert json.loads(json.dumps(body))["ceiling"] == item.ceiling
-        line = event_line(FindingEvent(9, item.cause, item.title, False, body))
-        assert_ceiling(line)
+        event = FindingEvent(9, item.cause, item.title, False, item)
+        assert json.loads(event.to_json(1.0))["finding"]["ceiling"] == item.ceiling
+        assert_ceiling(event_line(event))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)

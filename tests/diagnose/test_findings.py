@@ -15,7 +15,7 @@ from ndd_engine.config import read
 from ndd_engine.diagnose import CAUSES, Finding, diagnose
 from ndd_engine.diagnose.hazards import steady_growth
 from ndd_engine.record.events import EndEvent, SettingEvent, StageEvent, TrialEvent
-from ndd_engine.record.fold import from_event, to_event
+from ndd_engine.record.state import RunState
 
 WORKLOADS = ("antispoof", "chartext", "finetune", "eeg", "summarise")
 MB = 1 << 20
@@ -355,7 +355,7 @@ def test_a_replay_says_the_same() -> None:
 
     for pair in PAIRS:
         state = pair.guilty.state()
-        again = from_event(to_event(state))
+        again = RunState.from_line(state.to_line(1.0))
         assert _told(diagnose(again.snapshot())) == _told(diagnose(state.snapshot()))
 
 

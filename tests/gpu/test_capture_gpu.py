@@ -132,7 +132,6 @@ def test_convolutions_are_recognised_by_their_kernels() -> None:
         torch.cuda.synchronize()
 
     event = recorded(step)
-    assert event.convolution_ns is not None
     assert event.convolution_ns > 0.3 * event.busy_ns, event.top
     assert event.collective_ns == event.exposed_ns == 0
 

@@ -12,7 +12,8 @@ import pytest
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.profiles import match
-from ndd_engine.hardware.sampler import GPU_KEYS, Sampler
+from ndd_engine.hardware.sampler import Sampler
+from ndd_engine.record.event import GPU_KEYS
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -15,12 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
-from ndd_engine.hardware.counters import HOST_KEYS, HostCounters
+from ndd_engine.hardware.counters import HostCounters
 from ndd_engine.hardware.detect import list_gpus
 from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.hardware.host import detect_host
 from ndd_engine.hardware.nvml import Nvml
-from ndd_engine.hardware.sampler import GPU_KEYS, Sampler
+from ndd_engine.hardware.sampler import Sampler
+from ndd_engine.record.event import GPU_KEYS, HOST_KEYS
 from ndd_engine.record.events import SampleEvent, parse
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -258,3 +259,18 @@ def test_without_driver_the_gpu_is_null(library: Any, fakes: Any) -> None:
     absent.failing.add("nvmlInit")
     sampler = Sampler(h200(library), ignore, nvml=Nvml(absent))
     assert sampler.read_once().gpu is None and "nvmlInit failed" in sampler.reasons["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("line", "swapped"), [("VmSwap:\t    2048 kB\n", 2 << 20), ("VmSwap:\t0 kB\n", 0), ("", None)]
+)
+def test_memory_in_swap_is_that_of_the_process_that_trains(
+    tmp_path: Path, line: str, swapped: int | None
+) -> None:
+    status = tmp_path / "proc" / str(os.getpid()) / "status"
+    status.parent.mkdir(parents=True)
+    status.write_text(f"Name:\tpython\nVmRSS:\t  9 kB\n{line}Threads:\t1\n")
+    counters = HostCounters(detect_host(tmp_path, 8), None, lambda *_: None, root=tmp_path)
+    assert counters.read()["swap_bytes"] == swapped
+    counters.follow(None)
+    assert counters.read()["swap_bytes"] is None

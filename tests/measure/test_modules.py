@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,6 +20,7 @@ from ndd_engine.measure.modules import (
     runs_compiled,
 )
 from ndd_engine.measure.timeline import TraceEvent
+from ndd_engine.record.event import ModuleTime
 from ndd_engine.record.events import KernelsEvent
 
 OUTSIDE, LOSS = ELSEWHERE[OTHER], ELSEWHERE[IN_LOSS]
@@ -52,7 +51,7 @@ def node(
     )
 
 
-def rows(found: list[list[Any]]) -> dict[str, tuple[int, int, int]]:
+def rows(found: list[ModuleTime]) -> dict[str, tuple[int, int, int]]:
     """name -> (forward, backward, calls)."""
     return {row[0]: (row[2], row[3], row[4]) for row in found}
 
@@ -64,7 +63,7 @@ def test_a_node_of_backward_belongs_to_the_module_of_its_operator() -> None:
         node(80, 84, -1, "torch::autograd::AccumulateGrad"), op(81, 84, name="aten::add_"),
     ]  # fmt: skip
     found = module_times(seen, WATCHED, PHASES, gpu=False)
-    assert found[0] == ["second", "Linear", 6, 12, 1]
+    assert found[0] == ("second", "Linear", 6, 12, 1)
     # Adding the gradient to the parameter is part of it.
     assert rows(found) == {
         "second": (6, 12, 1), "first": (4, 10, 1), LOSS: (2, 2, 0), OUTSIDE: (1, 0, 0),
@@ -175,11 +174,11 @@ def test_the_lines_that_call_modules_have_their_times() -> None:
     assert all(row[0].endswith("test_modules.py") and row[1] > 0 for row in event.lines)
     (blocks,) = [row for row in event.lines if row[2] == "Block.forward"]
     inside = [modules["blocks.*.up"], modules["blocks.*.down"]]
-    assert blocks[3:] == [sum(times[part] for times in inside) for part in range(3)]
+    assert list(blocks[3:]) == [sum(times[part] for times in inside) for part in range(3)]
     # `head` calls both of its modules in code of torch, so they belong to the line that calls it.
     heads = [modules[name] for name in ("head", "head.0", "head.1") if name in modules]
     of_heads = [sum(times[part] for times in heads) for part in range(2)]
-    assert of_heads in [row[3:5] for row in event.lines if row[2] == "Net.forward"]
+    assert of_heads in [list(row[3:5]) for row in event.lines if row[2] == "Net.forward"]
 
 
 def test_an_exception_in_a_module_leaves_the_rest_attributed() -> None:

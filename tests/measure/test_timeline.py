@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ndd_engine.measure.timeline import CaptureTimeline, TraceEvent, timeline
-from ndd_engine.record.derive import LAUNCH_GAPS, QUEUED, SYNCHRONISING, WAITING_FOR_DATA
 from ndd_engine.record.events import PHASES
+from ndd_engine.record.figures import LAUNCH_GAPS, QUEUED, SYNCHRONISING, WAITING_FOR_DATA
 
 
 def kernel(begin: int, end: int, name: str = "gemm") -> TraceEvent:
@@ -84,8 +84,8 @@ def test_a_gpu_is_busy_while_a_kernel_or_a_copy_runs() -> None:
     )
     assert (found.busy_ns, found.copy_ns, found.launches) == (25 + 26, 10, 3)
     assert found.idle_ns == {WAITING_FOR_DATA: 30, "copying": 5, LAUNCH_GAPS: 10, "other": 4}
-    assert found.top[0] == ["adam<float>", 26, 1]
-    assert found.top[1] == ["gemm", 22, 2]
+    assert found.top[0] == ("adam<float>", 26, 1)
+    assert found.top[1] == ("gemm", 22, 2)
 
 
 def test_named_ranges_on_the_gpu_compute_nothing() -> None:

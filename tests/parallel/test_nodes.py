@@ -11,7 +11,7 @@ import psutil
 import pytest
 from tests.waiting import until
 
-from ndd_engine.record.reader import load_state
+from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 
 STEPS = 150

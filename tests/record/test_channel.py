@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from ndd_engine.errors import UsageError
 from ndd_engine.record import channel
@@ -94,6 +95,7 @@ def test_a_peer_that_leaves_at_once_does_no_harm(server: Server) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as hasty:
             hasty.connect(str(server.path))
             hasty.sendall(b'{"action": "pause"}\n')
+    until(lambda: server.asked == ["pause"] * 20)
     send(server.path, "resume")
     assert server.asked == ["pause"] * 20 + ["resume"]
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_help import GIB, folded, phase, run_event, setting, window, work
 
-from ndd_engine.record.derive import LOWER_BOUND, SAFE_SHARE, capture_text, figures, setting_text, throughput
 from ndd_engine.record.events import PHASES, Event, KernelsEvent, MemoryEvent, SampleEvent
+from ndd_engine.record.figures import LOWER_BOUND, SAFE_SHARE, capture_text, figures, setting_text, throughput
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import STARTED_WINDOWS
 

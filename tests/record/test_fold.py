@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -20,8 +21,7 @@ from record_help import (
     window,
 )
 
-from ndd_engine.record.events import Event, FoldEvent, StageEvent
-from ndd_engine.record.fold import from_event, to_event
+from ndd_engine.record.events import Event, StageEvent
 from ndd_engine.record.state import KEPT_EVALUATIONS, KEPT_MARKS, KEPT_SETTINGS, RECENT_WINDOWS, RunState
 
 
@@ -34,15 +34,13 @@ def test_restoring_from_any_point_gives_the_same_snapshot(events: list[Event], d
         whole.fold(index * 0.25, event)
     for index, event in enumerate(events[:cut]):
         first.fold(index * 0.25, event)
-    written = through_json(to_event(first))
-    assert isinstance(written, FoldEvent)
-    second = from_event(written)
+    second = RunState.from_line(first.to_line(1.0))
     assert second.snapshot() == first.snapshot()
     for index, event in enumerate(events[cut:], start=cut):
         second.fold(index * 0.25, through_json(event))
     assert second.snapshot(3) == whole.snapshot(3)
-    # Writing it again gives the same event, so that nothing changes over many fold events.
-    assert to_event(second).to_json(1.0) == to_event(whole).to_json(1.0)
+    # Writing it again gives the same state, so that nothing changes over many of them.
+    assert RunState.from_line(second.to_line(1.0)) == RunState.from_line(whole.to_line(1.0))
 
 
 def test_a_figure_that_is_not_a_number_is_the_same_live_and_replayed() -> None:
@@ -57,14 +55,13 @@ def test_a_figure_that_is_not_a_number_is_the_same_live_and_replayed() -> None:
     assert live.best.step == 10
 
 
-def test_a_fold_event_of_another_version_is_refused() -> None:
-    good = to_event(folded(run_event(), window(1))).state
-    for name in good:
-        body = {key: value for key, value in good.items() if key != name}
+def test_a_state_with_other_fields_or_of_another_version_is_refused() -> None:
+    good = json.loads(folded(run_event(), window(1)).to_line(1.0))
+    state = good["state"]
+    others = [{key: value for key, value in state.items() if key != name} for name in state]
+    for changed in ({"v": 1}, *({"state": other} for other in (*others, {**state, "mood": "fine"}, 3))):
         with pytest.raises(ValueError):
-            from_event(FoldEvent(body))
-    with pytest.raises(ValueError):
-        from_event(FoldEvent({**good, "mood": "fine"}))
+            RunState.from_line(json.dumps({**good, **changed}))
 
 
 def test_a_new_state_says_nothing_it_does_not_know() -> None:
@@ -188,7 +185,7 @@ def test_the_state_stays_small_however_long_the_run() -> None:
     assert len(snapshot.evaluations) == KEPT_EVALUATIONS
     assert len(snapshot.settings) == KEPT_SETTINGS
     assert snapshot.settings[-1].name == "made.up_3999"
-    assert len(to_event(state).to_json(1.0)) < 64 * 1024
+    assert len(state.to_line(1.0)) < 64 * 1024
 
 
 @given(st.lists(st.sampled_from(["warning", "error", "epoch", "note", "checkpoint"]), max_size=100))

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from record_help import mark, window
 
-from ndd_engine.record import log
+from ndd_engine.errors import UsageError
+from ndd_engine.record import file as record_file
 from ndd_engine.record.events import Event
-from ndd_engine.record.log import EventLog, damage_text, open_log
+from ndd_engine.record.file import EventLog, RunReader, damage_text, open_log
+from ndd_engine.record.rundir import RunDir, find_run
 
 
 def line(event: Event) -> bytes:
@@ -41,7 +43,7 @@ def test_damaged_lines_are_counted_once_and_unknown_types_are_not_damage(tmp_pat
 def test_a_line_that_is_too_long_is_skipped_without_being_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "MAX_LINE", 5000)
+    monkeypatch.setattr(record_file, "MAX_LINE", 5000)
     path = tmp_path / "events.jsonl"
     long = line(mark("note", 1, "x" * 20_000))
     path.write_bytes(line(window(1)) + long[:12_000])
@@ -72,6 +74,24 @@ def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
         open_log(path)
     with pytest.raises(OSError):
         list(EventLog(path).new())
+
+
+@pytest.mark.parametrize(("version", "reader"), [(1, "0.5.0"), (3, "wrote it")])
+def test_a_record_of_another_version_is_refused_in_one_line(
+    tmp_path: Path, version: int, reader: str
+) -> None:
+    run = RunDir(tmp_path / "old")
+    run.path.mkdir()
+    run.events.write_bytes(line(window(1)).replace(b'{"v":2,', b'{"v":%d,' % version) * 3)
+    with pytest.raises(UsageError) as caught:
+        find_run(tmp_path, "old")
+    assert reader in str(caught.value) and str(run.events) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    # Where runs are listed, it stands in the way of no other, and says why it is not read.
+    follower = RunReader(run)
+    follower.poll()
+    assert reader in follower.trouble
+    assert (follower.snapshot().run, follower.damaged) == (None, 0)
 
 
 def test_damage_in_words() -> None:

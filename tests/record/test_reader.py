@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,9 +10,8 @@ import pytest
 from record_help import end, folded, held, mark, run_event, status, window
 from tests.records import snapshot_of
 
-from ndd_engine.record.events import Event, FoldEvent
-from ndd_engine.record.fold import to_event
-from ndd_engine.record.reader import RunReader, load_state, truncate_torn_line
+from ndd_engine.record.events import Event
+from ndd_engine.record.file import RunReader, load_state, truncate_torn_line
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.record.state import RunState
 
@@ -23,9 +23,10 @@ def run(tmp_path: Path) -> RunDir:
     return directory
 
 
-def append(run: RunDir, *events: Event) -> None:
+def append(run: RunDir, *items: Event | RunState) -> None:
     with run.events.open("a") as file:
-        file.writelines(event.to_json(1.0) + "\n" for event in events)
+        for item in items:
+            file.write((item.to_line(1.0) if isinstance(item, RunState) else item.to_json(1.0)) + "\n")
 
 
 def test_a_log_is_followed_as_it_grows(run: RunDir) -> None:
@@ -67,9 +68,9 @@ def test_a_line_in_the_middle_of_being_written_is_read_when_it_is_whole(run: Run
 
 def test_a_damaged_fold_event_is_passed_over_for_an_earlier_one(run: RunDir) -> None:
     first, second = [run_event(), window(1)], [window(2), window(3)]
-    append(run, *first, to_event(folded(*first)), *second)
+    append(run, *first, folded(*first), *second)
     good = snapshot_of(run)
-    line = to_event(folded(*first, *second)).to_json(1.0)
+    line = folded(*first, *second).to_line(1.0)
     for old, new in (('"step":3', '"step":"3"'), ('"stride":1', '"stride":[]'), ('"tokens"', '"took"')):
         assert old in line
         with run.events.open("a") as file:
@@ -164,7 +165,7 @@ def long_log(run: RunDir, megabytes: int) -> int:
             file.write(line * count)
             for _ in range(60):
                 state.fold(1.0, mark("note", step, "padding " * 100))
-            file.write((to_event(state).to_json(1.0) + "\n").encode())
+            file.write((state.to_line(1.0) + "\n").encode())
         step += 1
         file.write((window(step, loss=1.0).to_json(1.0) + "\n").encode())
     return step
@@ -203,13 +204,18 @@ def test_opening_by_the_end_and_reading_it_all_agree(run: RunDir) -> None:
     long_log(run, 2)
     by_the_end = snapshot_of(run)
     lines = run.events.read_bytes().splitlines(keepends=True)
-    run.events.write_bytes(b"".join(line for line in lines if not line.startswith(b'{"v":1,"type":"fold"')))
+    run.events.write_bytes(b"".join(line for line in lines if not line.startswith(b'{"v":2,"type":"fold"')))
     assert snapshot_of(run) == by_the_end
 
 
 @pytest.mark.parametrize("state", [{}, {"step": 5}, {"status": 3, "recent": "x"}, []])
 def test_a_fold_event_of_another_version_makes_it_read_everything(run: RunDir, state: object) -> None:
-    append(run, run_event(), window(1, loss=2.0), window(2, loss=1.0), FoldEvent(state), window(3, loss=0.5))  # type: ignore[arg-type]
+    append(run, run_event(), window(1, loss=2.0), window(2, loss=1.0))
+    with run.events.open("a") as file:
+        file.write(
+            json.dumps({"v": 2, "type": "fold", "t": 1.0, "state": state}, separators=(",", ":")) + "\n"
+        )
+    append(run, window(3, loss=0.5))
     snapshot = snapshot_of(run)
     assert (snapshot.step, snapshot.loss, snapshot.elapsed_s) == (3, 0.5, pytest.approx(0.3))
     assert snapshot.loss_trend == ((1, 2.0), (2, 1.0), (3, 0.5))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from record_help import CONFIG, end, folded, mark, phase, run_event, status, window
 
 from ndd_engine.record.events import Event, RunEvent
+from ndd_engine.record.figures import Aside, due, time_left
 from ndd_engine.record.snapshot import TimeLeft
-from ndd_engine.record.timeleft import Aside, due, time_left
 
 
 def run_with(

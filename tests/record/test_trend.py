@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.record.trend import CAPACITY, Trend
+from ndd_engine.record.events import checker
+from ndd_engine.record.state import CAPACITY, Trend
 
 
 def trend_of(values: list[float]) -> Trend:
@@ -69,9 +71,9 @@ def test_cut_inside_a_bucket_keeps_x_rising() -> None:
 @given(st.integers(0, 1200), st.integers(0, 600))
 def test_written_and_read_back_it_goes_on_the_same(before: int, after: int) -> None:
     trend = trend_of([x * 0.5 for x in range(before)])
-    again = Trend.from_dict(json.loads(json.dumps(trend.to_dict())))
+    again = checker(Trend).validate_python(json.loads(json.dumps(asdict(trend))))
     for x in range(after):
         trend.add(before + x + 1, float(x))
         again.add(before + x + 1, float(x))
     assert again.view() == trend.view()
-    assert again.to_dict() == trend.to_dict()
+    assert again == trend

@@ -13,6 +13,7 @@ from ndd_console.report.sections import page
 from ndd_engine.record.events import (
     EndEvent,
     Event,
+    Finding,
     FindingEvent,
     MarkEvent,
     MemoryEvent,
@@ -98,8 +99,8 @@ def evaluating(step: int, seconds: float = 2.1) -> WindowEvent:
     )
 
 
-def finding(cause: str, title: str, ceiling: float | None) -> dict[str, Any]:
-    return {"cause": cause, "title": title, "confidence": "certain", "ceiling": ceiling}
+def finding(cause: str, title: str, ceiling: float | None) -> Finding:
+    return Finding(cause, title, (), "certain", None, ceiling)
 
 
 def trial(
@@ -130,9 +131,9 @@ def whole_life(cuda: bool = True) -> list[Timed]:
         if index == 20:
             title = "input-bound: the GPU waits 57 % of each step for the loader"
             put(FindingEvent(step, "few-workers", title, False, finding("few-workers", title, 2.3)))
-            put(FindingEvent(step, "gc", "collections take 2 % of the time", False, {}))
+            put(FindingEvent(step, "gc", "collections take 2 % of the time"))
         if index == 90:
-            put(FindingEvent(step, "gc", "collections take 2 % of the time", True, {}))
+            put(FindingEvent(step, "gc", "collections take 2 % of the time", True))
             put(MarkEvent("pause", step, f"paused at step {step}"))
             t += 30
             put(MarkEvent("resume", step, "resumed after 30.0 s", {"seconds": 30.0}))

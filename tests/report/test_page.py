@@ -19,7 +19,10 @@ from ndd_console.view.rows import cells
 from ndd_console.words.blocks import Lines, Stack, Table
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import (
+    Change,
     EndEvent,
+    Evidence,
+    Finding,
     FindingEvent,
     FunctionsEvent,
     KernelsEvent,
@@ -197,7 +200,9 @@ NASTY = (
 def nasty_life() -> list[Timed]:
     """A record in which every text is an attack."""
     t = T0
-    finding = {"cause": NASTY, "title": NASTY}
+    finding = Finding(
+        NASTY, NASTY, (Evidence(NASTY, NASTY),), "likely", changes=(Change(NASTY, (NASTY,), NASTY),)
+    )
     out: list[Timed] = [
         (t, StageEvent(NASTY, NASTY)),
         (
@@ -254,12 +259,12 @@ def hole(folder: Path) -> RunDir:
     lines = run.events.read_bytes().splitlines(keepends=True)
     middle = len(lines) // 2
     lines[middle:middle] = [
-        b'{"v":1,"type":"window","t":17500\n',
+        b'{"v":2,"type":"window","t":17500\n',
         b"\xff\xfe not JSON\n",
-        b'{"type":"new","t":1}\n',
+        b'{"v":2,"type":"new","t":1}\n',
     ]
-    lines.insert(middle, b'{"v":1,"type":"window","t":Infinity}\n')
-    run.events.write_bytes(b"".join(lines) + b'{"v":1,"type":"wind')
+    lines.insert(middle, b'{"v":2,"type":"window","t":Infinity}\n')
+    run.events.write_bytes(b"".join(lines) + b'{"v":2,"type":"wind')
     assert times[0] < begin
     return run
 
@@ -349,7 +354,7 @@ def test_a_long_run_is_a_page_of_the_same_size(tmp_path: Path) -> None:
         if index % 4 == 0:
             events.append((t, MarkEvent("checkpoint", step, "checkpoint " + "x" * 50)))
             events.append((t, MarkEvent("evaluation", step, "e", {"metrics": {"loss": 1.0}, "seconds": 0.1})))
-            events.append((t, FindingEvent(step, "gc", "y" * 200, index % 8 == 0, {})))
+            events.append((t, FindingEvent(step, "gc", "y" * 200, index % 8 == 0)))
         if index % 50 == 0:
             events.append((t, trial(f"batch.micro={index}", "faster", (1.2, 1.1, 1.3), "better")))
     _, document, plain = pages(write(tmp_path, events))

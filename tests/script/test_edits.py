@@ -10,7 +10,7 @@ import pytest
 from tests.records import run_event
 
 from ndd_engine.errors import UsageError
-from ndd_engine.record.reader import load_state
+from ndd_engine.record.file import load_state
 from ndd_engine.script.command import Command
 from ndd_engine.script.edits import edit_of, with_arguments, with_cached_items, with_statement
 from ndd_engine.script.run import ScriptRequest, ScriptRun

@@ -19,6 +19,7 @@ from ndd_engine.record.events import (
     ScalarsEvent,
     StacksEvent,
     WindowEvent,
+    parse,
 )
 from ndd_engine.script.command import Command
 from ndd_engine.script.facts import Facts
@@ -207,7 +208,7 @@ def test_a_run_with_what_was_seen_of_it(facts: Facts) -> None:
     assert isinstance(first, WindowEvent) and isinstance(second, WindowEvent)
     assert (first.items, first.last_loss, second.step) == (160, (10, 0.5), 20)
     assert isinstance(skipped, MarkEvent) and "1 update" in skipped.text
-    assert RunEvent.from_dict(json.loads(run.to_json(1.0))) == run
+    assert parse(run.to_json(1.0)) == (1.0, run)
 
 
 L4, H200 = "GPU-aaaaaaaa-0000-0000-0000-000000000001", "GPU-bbbbbbbb-0000-0000-0000-000000000002"
@@ -259,10 +260,14 @@ def test_a_resumed_training_goes_on_with_the_steps_of_its_framework(facts: Facts
 
 def test_stacks_profiles_and_sources(facts: Facts) -> None:
     (stacks,) = facts.take(line("stacks", step=3, looks=5, frames=[["other", "a.py", 3, "f", None, 4]]))
-    assert isinstance(stacks, StacksEvent) and stacks.frames == [["other", "a.py", 3, "f", 4, 1]]
+    assert isinstance(stacks, StacksEvent) and stacks.frames == [("other", "a.py", 3, "f", 4, 1)]
     functions = [["a.py", 1, "f", 2, 8, 7, "g", "other"]]
     (found,) = facts.take(line("profile", step=3, ns=9, functions=functions, phases={"other": 8}))
-    assert isinstance(found, FunctionsEvent) and found.functions == functions and found.phases == {"other": 8}
+    assert (
+        isinstance(found, FunctionsEvent)
+        and found.functions == [tuple(functions[0])]
+        and found.phases == {"other": 8}
+    )
     (source,) = facts.take(line("source", file="a.py", line=3, function="\x1b[31mf", timed=False))
     assert isinstance(source, MarkEvent) and "\x1b" not in source.text and "cannot be timed" in source.text
     (unseen,) = facts.take(line("unseen", functions=["save"], reason="its source is not there"))

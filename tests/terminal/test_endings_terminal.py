@@ -13,7 +13,7 @@ from pathlib import Path
 import ptyprocess
 import pytest
 
-from ndd_engine.record.reader import load_state
+from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from tests.cli.program import capture_fails
 from tests.trial.written_runs import steady, windows, write_run

@@ -11,7 +11,7 @@ from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.diagnose.watch import FindingWatch
 from ndd_engine.record.events import FindingEvent, MarkEvent
-from ndd_engine.record.recorder import Recorder
+from ndd_engine.record.file import Recorder
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 
@@ -100,4 +100,4 @@ def test_a_run_records_its_findings_before_its_end(trainer: Trainer, written: Wr
     assert "evaluation" in [event.cause for event in found]
     assert kinds[-1] == "end"
     event = next(event for event in found if event.cause == "evaluation")
-    assert event.finding["title"] == event.text and event.finding["evidence"]
+    assert event.finding is not None and event.finding.title == event.text and event.finding.evidence

@@ -14,7 +14,6 @@ from torch.utils.data import Dataset, TensorDataset
 
 from ndd_engine.batches import tensors
 from ndd_engine.config import Config, read
-from ndd_engine.train.data import loader as loader_module
 from ndd_engine.train.data.epochs import EpochBatches
 from ndd_engine.train.data.loader import Batches, EvalBatches, checksum, to_device
 
@@ -135,8 +134,8 @@ def test_batches_of_any_shape_go_to_the_device() -> None:
     assert (type(moved["b"]), moved["b"][1][1]) == (tuple, "text")
 
 
-def previous(data: Any) -> int:
-    """The checksum as earlier versions computed it."""
+def over_all_bytes(data: Any) -> int:
+    """The checksum of whole items, computed byte by byte."""
     crc, count = 0, min(len(data), 16)
     for index in (place * len(data) // count for place in range(count)):
         for tensor in tensors(data[index]):
@@ -150,29 +149,19 @@ def previous(data: Any) -> int:
     "dtype",
     [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64],
 )
-def test_the_checksum_is_that_of_earlier_versions(dtype: torch.dtype) -> None:
+def test_the_checksum_covers_small_items_wholly(dtype: torch.dtype) -> None:
     values = (torch.arange(40 * 6) % 7).view(40, 6).to(dtype)
     data = TensorDataset(values, values.view(40, 2, 3).transpose(1, 2), torch.zeros(40, 0), torch.arange(40))
-    assert checksum(data, 40) == (previous(data), True)
+    assert checksum(data, 40) == over_all_bytes(data)
 
 
-def test_large_items_are_covered_by_blocks_and_older_checkpoints_still_match() -> None:
+def test_large_items_are_covered_by_blocks() -> None:
     size = 200_000
     values = torch.arange(3 * size, dtype=torch.int32).view(3, size)
     data = TensorDataset(values)
-    crc, whole = checksum(data, 3, limit=64 << 10)
-    assert not whole and crc != previous(data)
-    assert crc == checksum(TensorDataset(values.clone()), 3, limit=64 << 10)[0]
+    crc = checksum(data, 3, limit=64 << 10)
+    assert crc != over_all_bytes(data)
+    assert crc == checksum(TensorDataset(values.clone()), 3, limit=64 << 10)
     # Other data, another length, one changed end: each has another checksum.
     for other in (values + 1, values[:, :-1], torch.cat((values[:, :-1], values[:, :1]), 1), values.flip(0)):
-        assert checksum(TensorDataset(other), len(other), limit=64 << 10)[0] != crc
-
-
-def test_a_checkpoint_of_an_earlier_version_resumes_on_large_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = TensorDataset(torch.arange(8 * 1000.0).view(8, 1000))
-    monkeypatch.setattr(loader_module.checksum, "__defaults__", (16, 1024))
-    batches = Batches(data, config())
-    assert batches.crc != previous(data)
-    assert batches.has_crc(batches.crc) and batches.has_crc(previous(data))
-    other = Batches(TensorDataset(torch.arange(8 * 1000.0).view(8, 1000) + 1), config())
-    assert not other.has_crc(batches.crc) and not other.has_crc(previous(data))
+        assert checksum(TensorDataset(other), len(other), limit=64 << 10) != crc

@@ -10,7 +10,6 @@ from train_help import EVERY_STEP, Result, Trainer, Written, resumed
 
 from ndd_engine.config import read
 from ndd_engine.predict.fakes import traced
-from ndd_engine.record.events import RunEvent
 from ndd_engine.train.step.optim import decay_groups
 from ndd_engine.workloads.registry import prepare
 
@@ -133,23 +132,6 @@ def test_decay_spares_biases_and_norms(own: Written) -> None:
     assert [tuple(item.shape) for item in spared["params"]] == [(4,), (4,), (1,)]
     assert spared["weight_decay"] == 0
     assert "weight_decay" not in decayed
-
-
-@pytest.mark.long
-def test_a_run_from_before_the_setting_resumes_with_decay_for_all(trainer: Trainer) -> None:
-    """Neither its record nor its configuration has optimizer.decay; its checkpoint has one parameter group."""
-    sets = (*trainer.ndd, *EVERY_STEP, "optimizer.decay=all")
-    whole = trainer.train(*sets, "run.max_steps=12")
-    half = trainer.train(*sets, "run.max_steps=6")
-    for file in (half.directory.config, half.directory.events):
-        text = file.read_text().replace('"decay":"all",', "")
-        file.write_text("".join(line for line in text.splitlines(True) if not line.startswith("decay =")))
-    rest = trainer.train("run.max_steps=12", resume=half)
-    assert rest.losses == whole.losses
-    before = next(event for event in rest.events if isinstance(event, RunEvent))
-    assert "decay" not in before.config["optimizer"]
-    assert 'decay = "all"' in rest.directory.config.read_text()
-    assert any("decay" in mark.text for mark in rest.marks("note"))
 
 
 MIXED = """

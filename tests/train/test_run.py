@@ -10,7 +10,7 @@ import pytest
 from train_help import EVERY_STEP, OWN, Result, Trainer, Written, spoiled
 
 from ndd_engine.config import read
-from ndd_engine.record import writer
+from ndd_engine.record import file as record_file
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.run import Run, RunRequest
@@ -241,8 +241,8 @@ def test_a_run_whose_record_cannot_be_written_for_ever_trains_to_its_end(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     back = threading.Event()
-    monkeypatch.setattr(writer, "write_whole", lambda *_: back.wait(120))
-    monkeypatch.setattr(writer, "STUCK_S", 0.0)
+    monkeypatch.setattr(record_file, "write_whole", lambda *_: back.wait(120))
+    monkeypatch.setattr(record_file, "STUCK_S", 0.0)
     heard: list[Event] = []
     run = trainer.open(
         *trainer.ndd, *EVERY_STEP, "run.max_steps=30", listener=lambda _, event: heard.append(event)

@@ -161,7 +161,7 @@ def test_a_trial_is_recorded_in_a_run_that_has_ended(tmp_path: Path) -> None:
     run = ended_run(tmp_path)
     before = snapshot_of(run)
     with run.events.open("ab") as file:
-        file.write(b'{"v":1,"type":"torn')
+        file.write(b'{"v":2,"type":"torn')
     record_trial(run, EVENT)
     record_trial(run, EVENT)
     after = snapshot_of(run)

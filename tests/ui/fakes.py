@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from ndd_engine.diagnose import Change, Evidence, Finding
-from ndd_engine.record.derive import throughput
 from ndd_engine.record.events import (
     BaselineEvent,
     EndEvent,
@@ -22,6 +21,7 @@ from ndd_engine.record.events import (
     TrialEvent,
     WorkEvent,
 )
+from ndd_engine.record.figures import throughput
 from ndd_engine.record.snapshot import Evaluation, Headroom, Idle, PhaseShare, Snapshot, TimedMark, TimeLeft
 
 GB = 1024**3

@@ -8,8 +8,8 @@ from ndd_console.screens.pages import help_lines
 from ndd_console.view.glossary import GLOSSARY
 from ndd_console.view.keys import LIVE_KEYS, WIZARD_KEYS, Key
 from ndd_console.view.rows import width_of
-from ndd_engine.record.derive import CHECKPOINT, IDLE_CAUSES
 from ndd_engine.record.events import PHASES
+from ndd_engine.record.figures import CHECKPOINT, IDLE_CAUSES
 from ndd_engine.record.snapshot import STATUSES
 
 GROUPS = {title: dict(terms) for title, terms in GLOSSARY}

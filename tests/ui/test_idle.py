@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ndd_console.view.blocks import idle_heading, idle_rows
-from ndd_engine.record.derive import GRAPH_REASON, LOWER_BOUND
+from ndd_engine.record.figures import GRAPH_REASON, LOWER_BOUND
 from ndd_engine.record.snapshot import Idle, Snapshot
 
 from .fakes import ended, snapshot

@@ -17,8 +17,8 @@ from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import aligned, cells, cut, fit, shorten, width_of, wrap
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
 from ndd_console.words.run import LOST, progress_line
-from ndd_engine.record.derive import throughput
 from ndd_engine.record.events import PHASES
+from ndd_engine.record.figures import throughput
 from ndd_engine.record.snapshot import STATUSES, Evaluation, Headroom, Idle, Snapshot, Throughput, TimeLeft
 
 from .fake_ranks import PLANTED, planted_snapshot
@@ -101,6 +101,13 @@ def test_the_use_of_the_cores_is_that_of_all_ranks_on_the_host() -> None:
     text = screen(snapshot(False, sample=replace(sample(False), host=host)), 120, 40)
     assert "ranks 199 %" in text and "process 101 %" not in text
     assert "process 101 %" in screen(snapshot(False), 120, 40)
+
+
+def test_memory_in_swap_is_a_warning_and_none_takes_no_room() -> None:
+    for swapped, shown in ((3 << 30, True), (0, False), (None, False)):
+        host = {**sample(False).host, "swap_bytes": swapped}
+        text = screen(snapshot(False, sample=replace(sample(False), host=host)), 120, 40)
+        assert ("3.0 GB in swap" in text or "3.2 GB in swap" in text) is shown
 
 
 def test_missing_is_never_zero() -> None:

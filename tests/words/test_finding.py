@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from ndd_console.words.blocks import COMMAND, PLACE
-from ndd_console.words.finding import choices, event_line, finding_line, recorded, verdict
+from ndd_console.words.finding import choices, event_line, finding_line, verdict
 from ndd_engine.diagnose import Change, Evidence, Finding
 from ndd_engine.record.events import FindingEvent
 
@@ -53,7 +51,7 @@ def test_a_change_that_is_not_worthwhile_is_no_warning() -> None:
 )
 def test_the_line_names_the_change_to_try(changes: tuple[Change, ...], tail: str) -> None:
     finding = Finding("few-workers", "waiting", (), "likely", 0.5, 2.0, changes)
-    event = FindingEvent(9, finding.cause, finding.title, False, finding.to_dict())
+    event = FindingEvent(9, finding.cause, finding.title, False, finding)
     assert finding_line(finding) == event_line(event) == f"finding: waiting, at most 2.0x{tail}"
     setting, other = choices(finding)
     assert setting == (WORKERS if WORKERS in changes else None)
@@ -68,14 +66,4 @@ def test_the_line_names_the_steps_from_which_a_change_pays_off() -> None:
 
 def test_the_line_of_a_finding_that_is_cleared_or_too_short() -> None:
     assert event_line(FindingEvent(9, "tf32", "TF32 is off", True)) == "finding cleared: TF32 is off"
-    assert event_line(FindingEvent(9, "too-short", "too short", False, {})) == ""
-
-
-@pytest.mark.parametrize(
-    "body",
-    [{}, {"changes": 5, "evidence": "x"}, {"changes": [1, {"sets": None}], "share": "?", "ceiling": "2"}],
-)
-def test_a_damaged_record_is_read_as_far_as_it_goes(body: dict[str, Any]) -> None:
-    finding = recorded({**body, "title": "waiting"})
-    assert finding.title == "waiting" and finding.changes == () and finding.ceiling is None
-    assert recorded({**FINDING.to_dict()}) == FINDING
+    assert event_line(FindingEvent(9, "too-short", "too short")) == ""

@@ -136,16 +136,15 @@ def test_a_stage_that_counts_is_said_now_and_then() -> None:
 def test_findings_and_trials_are_told_as_they_come() -> None:
     lines: list[str] = []
     progress = RunProgress(lines.append, since=100.0)
-    event = FindingEvent(40, FINDING.cause, FINDING.title, False, FINDING.to_dict())
+    event = FindingEvent(40, FINDING.cause, FINDING.title, False, FINDING)
     progress.hear(99.0, event)  # before this narrator's time
     assert lines == []
     progress.hear(101.0, event)
-    # Read back from the record, where tuples have become lists.
-    line = FindingEvent(50, SECOND.cause, SECOND.title, False, SECOND.to_dict()).to_json(102.0)
+    line = FindingEvent(50, SECOND.cause, SECOND.title, False, SECOND).to_json(102.0)
     again = parse(line)
     assert again is not None
     progress.hear(*again)
-    progress.hear(103.0, FindingEvent(60, "too-short", "too short to judge", False, {}))
+    progress.hear(103.0, FindingEvent(60, "too-short", "too short to judge"))
     progress.hear(104.0, FindingEvent(70, FINDING.cause, FINDING.title, True))
     progress.hear(105.0, trial_event())
     progress.hear(105.0, snapshot().settings[0])
@@ -169,7 +168,7 @@ def test_a_finding_whose_ceiling_moves_is_one_line() -> None:
         finding = Finding(
             "few-workers", f"{share:.0%} waiting", (), "likely", share, 1 / (1 - share), changes
         )
-        progress.hear(1.0, FindingEvent(9, finding.cause, finding.title, gone, finding.to_dict()))
+        progress.hear(1.0, FindingEvent(9, finding.cause, finding.title, gone, finding))
 
     for share in (0.5, 0.2, 0.7, 0.5):
         hear(share)

@@ -11,8 +11,7 @@ from typing import TypeVar
 from ndd_engine.config import Config, read
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.events import Event
-from ndd_engine.record.log import EventLog
-from ndd_engine.record.reader import RunReader
+from ndd_engine.record.file import EventLog, RunReader
 from ndd_engine.record.rundir import RunDir, find_run
 from ndd_engine.record.snapshot import Snapshot
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ndd_engine.config import Config, Draft, anywhere, read
 from ndd_engine.errors import ConfigError, RunLockedError, UsageError
-from ndd_engine.record.reader import load_state
+from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir, bare
 from ndd_engine.record.state import RunState
 from ndd_engine.text import number, printable

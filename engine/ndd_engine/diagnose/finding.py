@@ -1,11 +1,10 @@
-"""A finding: the cause, its evidence, its ceiling and the changes to try."""
+"""The causes that a finding can have."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from ndd_engine.record.events import Change, Confidence, Evidence, Finding
 
-Confidence = Literal["certain", "likely", "possible"]
+__all__ = ["CAUSES", "Change", "Confidence", "Evidence", "Finding"]
 
 # Every cause, with its label on a screen.
 CAUSES: dict[str, str] = {
@@ -61,64 +60,3 @@ CAUSES: dict[str, str] = {
     "leak": "memory grows steadily",
     "near-limit": "memory almost full",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """One measurement: a sentence with figures and units, and where it comes from ("host clock", "NVML")."""
-
-    text: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change to try.
-
-    sets: configuration edits ("loader.workers=2"); () for a code change. where: "file.py:12 in load" from a
-    profiled step; None if unknown.
-    """
-
-    text: str
-    sets: tuple[str, ...] = ()
-    where: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A bottleneck or a hazard of a run.
-
-    title: one line, "input-bound: 57 % of each step is spent waiting for the loader". share: upper bound of the
-    fraction of wall time it costs (0..1). ceiling: maximum speedup from removing it (1.42 is "at most 1.42x"); None if
-    it does not affect speed or cannot be bounded. Both are figures of the same cost: ceiling = 1 / (1 - share).
-    leave: why the change is not worthwhile, or "". from_steps: the change breaks even only in a run of this many steps
-    and more, which this run does not have; None if it has them.
-    """
-
-    cause: str
-    title: str
-    evidence: tuple[Evidence, ...]
-    confidence: Confidence
-    share: float | None = None
-    ceiling: float | None = None
-    changes: tuple[Change, ...] = ()
-    leave: str = ""
-    from_steps: int | None = None
-
-    @property
-    def condition(self) -> str:
-        """ "for a run of 1,200 steps and more", or ""."""
-        return "" if self.from_steps is None else f"for a run of {self.from_steps:,} steps and more"
-
-    def advice(self, change: Change) -> str:
-        """The text of one of its changes, with the condition under which it is worthwhile."""
-        return f"{self.condition}: {change.text}" if self.condition and change.sets else change.text
-
-    @property
-    def sets(self) -> tuple[str, ...]:
-        """The edits of the first configuration change; () if there is none."""
-        return next((change.sets for change in self.changes if change.sets), ())
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON, for a finding event and --json."""
-        return asdict(self)

@@ -75,12 +75,7 @@ def _convolutions(view: View) -> float:
     """Fraction of a profiler capture spent in convolutions; 0 without a capture of kernels."""
     if (capture := view.kernels) is None:
         return 0.0
-    if capture.convolution_ns is not None:
-        return capture.convolution_ns / capture.wall_ns
-    # Records before 0.6: only the longest kernels are known.
-    words = ("conv", "cudnn", "wgrad", "dgrad")
-    spent = sum(int(item[1]) for item in capture.top if any(word in str(item[0]).lower() for word in words))
-    return spent / capture.wall_ns
+    return capture.convolution_ns / capture.wall_ns
 
 
 def _peaks(view: View) -> Mapping[str, float]:

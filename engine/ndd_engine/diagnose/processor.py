@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ndd_engine.record.derive import others_text
+from ndd_engine.record.figures import others_text
 from ndd_engine.record.snapshot import LEAST_SAMPLES
 from ndd_engine.text import counted, percent, printable, span, times
 

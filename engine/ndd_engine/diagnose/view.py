@@ -8,8 +8,8 @@ from math import ceil, hypot, sqrt
 from pathlib import PurePath
 from typing import Any
 
+from ndd_engine.record.event import Wait
 from ndd_engine.record.events import BaselineEvent, KernelsEvent
-from ndd_engine.record.parts import Wait
 from ndd_engine.record.ranks import ASIDES
 from ndd_engine.record.snapshot import OTHERS, PhaseShare, Snapshot
 from ndd_engine.text import percent, printable, span
@@ -419,9 +419,9 @@ class View:
         if looks < LEAST_LOOKS:
             return None
         functions: dict[tuple[int, str, str], dict[int, int]] = {}
-        for _, file, line, function, seen, own in frames:
+        for _, file, at, function, count, own in frames:
             lines = functions.setdefault((own, file, function), {})
-            lines[line] = lines.get(line, 0) + seen
+            lines[at] = lines.get(at, 0) + count
         (own, file, function), lines = max(
             functions.items(), key=lambda item: (item[0][0], sum(item[1].values()))
         )

@@ -51,11 +51,11 @@ class FindingWatch:
             if not last and (cause not in before or (told is not None and not _changed(told, before[cause]))):
                 continue
             self._told[cause] = finding
-            events.append(FindingEvent(step, cause, finding.title, False, finding.to_dict()))
+            events.append(FindingEvent(step, cause, finding.title, False, finding))
         for cause in [cause for cause in self._told if cause not in now and cause not in before]:
             gone = self._told.pop(cause)
             if cause != HEALTHY:  # the finding that replaces it says so
-                events.append(FindingEvent(step, cause, gone.title, True, gone.to_dict()))
+                events.append(FindingEvent(step, cause, gone.title, True, gone))
         return events
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,28 +11,13 @@ from typing import Any
 
 import psutil
 
+from ndd_engine.record.event import HOST_KEYS
+
 from .cgroup import free_in_group, read_limits, throttled_s, used_s
 from .host import Host
 from .neighbours import Neighbours
 
 Json = dict[str, Any]
-
-HOST_KEYS = (
-    "cpu_percent",
-    "cpu_per_core",
-    "process_cpu_percent",
-    "ranks_cpu_percent",
-    "rss_bytes",
-    "workers",
-    "workers_rss_bytes",
-    "memory_available_bytes",
-    "memory_limit_bytes",
-    "disk_free_bytes",
-    "disk_read_bytes_s",
-    "disk_write_bytes_s",
-    "neighbours",
-    "cpu_throttled",
-)
 
 # Minimum seconds for a rate: the kernel counts CPU time in ticks of 10 ms.
 SHORTEST_S = 0.05
@@ -66,7 +52,7 @@ class HostCounters:
 
         Raises psutil.Error if the process has ended.
         """
-        self._host, self._run_dir, self._note = host, run_dir, note
+        self._host, self._run_dir, self._note, self._root = host, run_dir, note, root
         self._first = psutil.Process(pid)
         self._trainer: psutil.Process | None = self._first
         self._ranks = tuple(ranks)
@@ -104,6 +90,7 @@ class HostCounters:
             ("cpu_percent", self._read_cores),
             ("process_cpu_percent", lambda: self._read_processes(fresh)),
             ("rss_bytes", self._read_trainer),
+            ("swap_bytes", self._read_swap),
             ("disk_read_bytes_s", self._read_io),
             ("memory_available_bytes", self._read_memory),
             ("disk_free_bytes", lambda: self._read_space(slow)),
@@ -215,6 +202,14 @@ class HostCounters:
             "workers": workers,
             "workers_rss_bytes": rss,
         }
+
+    def _read_swap(self) -> Json:
+        """psutil reads it from the map of all pages, which takes milliseconds."""
+        if self._trainer is None:
+            return {}
+        status = (self._root / "proc" / str(self._trainer.pid) / "status").read_text()
+        found = re.search(r"^VmSwap:\s*(\d+) kB", status, re.MULTILINE)
+        return {"swap_bytes": int(found[1]) * 1024 if found else None}
 
     def _read_io(self) -> Json:
         """Bytes per second that the process that trains reads from storage and writes to it, without its workers."""

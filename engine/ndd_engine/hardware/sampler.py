@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ndd_engine.record.event import GPU_KEYS
 from ndd_engine.record.events import SampleEvent
 
 from .counters import SLOW_EVERY, HostCounters, Json
@@ -17,24 +18,6 @@ from .gpu import Gpu
 from .host import Host, detect_host
 from .nvml import COUNTERS, GpuProcess, MemoryReading, Nvml
 
-GPU_KEYS = (
-    "util_percent",
-    "mem_util_percent",
-    "memory_used_bytes",
-    "memory_free_bytes",
-    "memory_total_bytes",
-    "memory_others_bytes",
-    "temperature_c",
-    "power_w",
-    "power_limit_w",
-    "sm_clock_mhz",
-    "sm_clock_max_mhz",
-    "mem_clock_mhz",
-    "throttle",
-    "pcie_rx_bytes_s",
-    "pcie_tx_bytes_s",
-    "processes",
-)
 # Counters that are read every SLOW_EVERY samples.
 SLOW = ("power_limit_w", "sm_clock_max_mhz", "pcie_rx_bytes_s", "pcie_tx_bytes_s")
 # Seconds to the first sample of a run, so that a screen shows figures soon.
@@ -52,7 +35,7 @@ class Sampler:
     temperature, power, clocks and PCIe are of the whole GPU. PCIe, limits and free disk space are read every fifth
     sample.
 
-    Host counters (counters.HOST_KEYS). cpu_percent: relative to the usable CPU (the quota, or the cores of the
+    Host counters (HOST_KEYS). cpu_percent: relative to the usable CPU (the quota, or the cores of the
     affinity, listed in cpu_per_core). process_cpu_percent: relative to one core, with child processes, also those that
     have ended. ranks_cpu_percent: the same of the other ranks on this host, null if there are none. rss_bytes: of the
     process that trains; workers, workers_rss_bytes: its child processes. Shared pages count in every process.

@@ -11,8 +11,8 @@ from pathlib import Path
 from torch import nn
 
 from ndd_engine.errors import message_of, text_of
-from ndd_engine.record.derive import capture_text
 from ndd_engine.record.events import KernelsEvent, MarkEvent
+from ndd_engine.record.figures import capture_text
 from ndd_engine.text import printable
 
 from . import clock as phase

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+from ndd_engine.record.event import LineTime, ModuleTime
 from ndd_engine.record.events import KernelsEvent
 from ndd_engine.text import printable
 from ndd_watch.phases import ANCHOR
@@ -44,7 +45,8 @@ def captured(seen: Sequence[TraceEvent], noted: Noted, step: int, steps: int) ->
     begin, end = noted.begin + offset, noted.end + offset
     marks = [(time + offset, name) for time, name in noted.marks]
     found = timeline(seen, marks, begin, end, gpu, device)
-    modules, lines = [], []
+    modules: list[ModuleTime] = []
+    lines: list[LineTime] = []
     if noted.calls:
         phases, thread = spans(marks, begin, end), anchors[0].thread
         calls = [(time + offset, module, line, begins) for time, module, line, begins in noted.calls]

@@ -80,8 +80,8 @@ class FunctionProfiles:
         if not found["ns"]:
             self._tell(step, "another profiler began within the profiled step")
             return
-        functions = [[self._own.short(row[0]), *row[1:]] for row in found["functions"]]
-        waits = [[self._own.short(row[0]), *row[1:]] for row in found["waits"]]
+        functions = [(self._own.short(row[0]), *row[1:]) for row in found["functions"]]
+        waits = [(self._own.short(row[0]), *row[1:]) for row in found["waits"]]
         self._reporter.put(FunctionsEvent(step, found["ns"], functions, waits, found["phases"]))
 
     def drop(self, step: int) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ndd_engine.record.event import LineTime, ModuleTime
 from ndd_engine.text import printable
 from ndd_watch.own import own_frame
 
@@ -40,8 +41,6 @@ Mark = tuple[int, int]  # nanoseconds, index of the module that is innermost fro
 # Nanoseconds, index of the module that is innermost from then on, that of the line that calls it, whether it begins.
 Call = tuple[int, int, int, bool]
 Line = tuple[str, int, str]  # file, line, function
-ModuleRow = list[str | int]  # name, class, forward ns, backward ns, calls
-LineRow = list[str | int]  # file, line, function, forward ns, backward ns, calls of modules
 
 
 class ModuleWatch:
@@ -149,8 +148,8 @@ def module_times(
     phases: Sequence[Span],
     gpu: bool,
     device: int | None = None,
-) -> list[ModuleRow]:
-    """[name, class, forward nanoseconds, backward nanoseconds, calls] of the modules, the longest first.
+) -> list[ModuleTime]:
+    """(name, class, forward nanoseconds, backward nanoseconds, calls) of the modules, the longest first.
 
     Times are sums of operators, or of kernels on GPU number `device`, that begin in `phases` (spans of the capture,
     without gaps); each belongs to its innermost module only. "(loss)" is the loss function.
@@ -174,7 +173,7 @@ def module_times(
     for (name, kind, _), ns in spent.items():
         totals[name, kind] += ns
     longest = sorted(totals, key=lambda key: (-totals[key], key))[:TOP]
-    return [[*key, spent[*key, False], spent[*key, True], calls[key]] for key in longest if totals[key] > 0]
+    return [(*key, spent[*key, False], spent[*key, True], calls[key]) for key in longest if totals[key] > 0]
 
 
 def line_times(
@@ -183,13 +182,13 @@ def line_times(
     phases: Sequence[Span],
     gpu: bool,
     device: int | None = None,
-) -> list[LineRow]:
+) -> list[LineTime]:
     """The same by the lines that call modules, which are the names in `watched`: "file:line" and function."""
-    found: list[LineRow] = []
-    for place, function, *times in module_times(seen, watched, phases, gpu, device):
+    found: list[LineTime] = []
+    for place, function, forward, backward, calls in module_times(seen, watched, phases, gpu, device):
         file, colon, line = str(place).rpartition(":")
         if colon:
-            found.append([file, int(line), function, *times])
+            found.append((file, int(line), function, forward, backward, calls))
     return found
 
 

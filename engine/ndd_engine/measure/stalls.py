@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from ndd_engine.record.derive import stalled_text
 from ndd_engine.record.events import Event, MarkEvent
+from ndd_engine.record.figures import stalled_text
 from ndd_watch.own import innermost
 
 from .clock import PhaseClock

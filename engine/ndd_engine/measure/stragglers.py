@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ndd_engine.record.event import Summary
 from ndd_engine.record.events import PHASES, FunctionsEvent, MarkEvent
 from ndd_engine.record.ranks import ASIDES, RankEvent, RanksEvent
 from ndd_engine.text import printable
@@ -380,13 +381,13 @@ def _common_end(active: Sequence[_Rank]) -> int | None:
         end = max(ends)
 
 
-def summary(values: Sequence[float], rounded: Callable[[float], float], ranks: Sequence[int]) -> list[float]:
+def summary(values: Sequence[float], rounded: Callable[[float], float], ranks: Sequence[int]) -> Summary:
     """[least, median, mean, most, rank of the most] of the values of these ranks."""
     order = sorted(values)
     count = len(order)
     middle = (order[(count - 1) // 2] + order[count // 2]) / 2
-    figures = [rounded(value) for value in (order[0], middle, sum(order) / count, order[-1])]
-    return [*figures, ranks[values.index(order[-1])]]
+    least, median, mean, most = map(rounded, (order[0], middle, sum(order) / count, order[-1]))
+    return least, median, mean, most, ranks[values.index(order[-1])]
 
 
 def _rounded(value: float) -> float:
@@ -499,7 +500,7 @@ class Judge:
         return [trimmed_mean(values) for values in zip(*newest, strict=True)]
 
     def late(self, places: Callable[[int], Mapping[str, str]]) -> dict[str, Any] | None:
-        """The rank that holds up the others, as record.parts.Late; None if there is none, or before it is known.
+        """The rank that holds up the others, as record.event.Late; None if there is none, or before it is known.
 
         places: returns for a rank, by phase, the file, line and function that takes most of it, where they are known.
         """

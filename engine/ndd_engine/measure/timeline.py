@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ndd_engine.record.derive import (
+from ndd_engine.record.event import Kernel
+from ndd_engine.record.figures import (
     COPYING,
     EVALUATION_OR_CHECKPOINT,
     IDLE_CAUSES,
@@ -96,7 +97,7 @@ class CaptureTimeline:
     copy_ns: int
     idle_ns: dict[str, int]
     launches: int
-    top: list[list[str | int]]
+    top: list[Kernel]
     collective_ns: int = 0
     exposed_ns: int = 0
     convolution_ns: int = 0
@@ -266,12 +267,12 @@ def _causes(idle: Sequence[Interval], phases: Sequence[Span], waits: Sequence[In
     return {cause: found[cause] for cause in IDLE_CAUSES if found.get(cause)}
 
 
-def _longest(work: Iterable[TraceEvent], begin: int, end: int) -> list[list[str | int]]:
-    """[name, total nanoseconds, count] of the longest-running kernels or operators, longest first."""
+def _longest(work: Iterable[TraceEvent], begin: int, end: int) -> list[Kernel]:
+    """(name, total nanoseconds, count) of the longest-running kernels or operators, longest first."""
     spent: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for item in work:
         spent[item.name] += min(item.end, end) - max(item.begin, begin)
         counts[item.name] += 1
     ranked = sorted(spent, key=lambda name: (-spent[name], name))[:_TOP]
-    return [[printable(name)[:_NAME], spent[name], counts[name]] for name in ranked]
+    return [(printable(name)[:_NAME], spent[name], counts[name]) for name in ranked]

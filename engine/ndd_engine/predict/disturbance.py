@@ -8,8 +8,8 @@ import torch
 
 from ndd_engine.hardware.host import detect_host
 from ndd_engine.hardware.sampler import Sampler
-from ndd_engine.record.derive import mean_core_use
 from ndd_engine.record.events import SampleEvent
+from ndd_engine.record.figures import mean_core_use
 from ndd_engine.record.snapshot import CoreUse
 
 # Seconds between two samples: timing a single micro-batch takes about half a second.

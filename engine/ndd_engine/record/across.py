@@ -42,7 +42,7 @@ class Ranks:
 
     @property
     def late(self) -> Mapping[str, Any] | None:
-        """The rank that holds up the others, see record.parts.Late."""
+        """The rank that holds up the others, see record.event.Late."""
         return self.newest.late
 
     @property

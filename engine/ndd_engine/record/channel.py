@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import socket
+import socketserver
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ndd_engine.errors import UsageError
 from ndd_engine.text import printable
@@ -34,23 +34,17 @@ MAX_PEERS = 64
 CLOSE_S = 1.0  # maximum wait for the thread
 
 
-@dataclass
-class _Peer:
-    """A connection whose request has not arrived completely."""
+class ControlServer(socketserver.ThreadingUnixStreamServer):
+    """Answers requests {"action": …} with {"ok": true} or {"ok": false, "error": …} in threads of its own.
 
-    connection: socket.socket
-    deadline: float
-    data: bytes = b""
+    handler: called with the action and the holder of a pause (process id or None), one at a time; must not block; may
+    raise UsageError. record: called with a trial event; None rejects them. Only the owner can access the socket.
 
-
-class ControlServer:
-    """Answers requests {"action": …} with {"ok": true} or {"ok": false, "error": …} in its own thread.
-
-    handler: called with the action and the holder of a pause (process id or None); must not block; may raise
-    UsageError. record: called with a trial event; None rejects them. Only the owner can access the socket.
-
-    Many connections are served at once, so that a silent or slow one delays nobody.
+    Each connection has a thread, so that a silent or slow one delays nobody.
     """
+
+    daemon_threads = True
+    request_queue_size = 128  # clients get an error if the queue is full
 
     def __init__(
         self,
@@ -58,109 +52,73 @@ class ControlServer:
         handler: Callable[[str, int | None], None],
         record: Callable[[Event], None] | None = None,
     ) -> None:
+        super().__init__("", socketserver.BaseRequestHandler, bind_and_activate=False)
         self.path = path
         self._handler = handler
         self._record = record
-        self._socket: socket.socket | None = None
-        self._stop: socket.socket | None = None  # closing it ends the thread
-        self._peers: dict[socket.socket, _Peer] = {}
+        self._answering = threading.Lock()
+        self._peers: list[socket.socket] = []
+        self._bound = self._closed = False
         self._thread = threading.Thread(target=self._serve, name="ndd-control", daemon=True)
 
     def start(self) -> None:
         """Start listening. Raises OSError if the file system does not support sockets."""
         self.path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Restrict access at creation: there must be no moment in which others can connect.
         mask = os.umask(0o177)
         try:
-            with _reachable(self.path) as address:
-                listener.bind(address)
-            listener.listen(128)  # clients get an error if the queue is full
-            listener.setblocking(False)
-            self._stop, self._stopped = socket.socketpair()
-        except OSError:
-            listener.close()
-            raise
+            with _reachable(self.path) as self.server_address:
+                self.server_bind()
         finally:
             os.umask(mask)
-        self._socket = listener
+        self._bound = True
+        self.server_activate()
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening and remove the socket; safe to call twice."""
-        if self._stop is not None:
-            self._stop.close()
-            self._stop = None
-            if self._thread.ident is not None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.ident is not None:
+            with contextlib.suppress(OSError), _connected(self.path, CLOSE_S):  # wakes the thread
                 self._thread.join(CLOSE_S)
-            elif self._socket is not None:  # no thread could be started
-                self._socket.close()
-                self._stopped.close()
+        self.server_close()
+        if self._bound:
             self.path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
-        assert self._socket is not None
-        with self._socket as listener, self._stopped as stopped, selectors.DefaultSelector() as selector:
-            selector.register(listener, selectors.EVENT_READ)
-            selector.register(stopped, selectors.EVENT_READ)
-            while True:
-                try:
-                    if not self._turn(selector, listener, stopped):
-                        break
-                except Exception:  # noqa: BLE001  no request may end the thread
-                    time.sleep(0.05)  # out of file descriptors, for example
-            for peer in list(self._peers.values()):
-                self._drop(selector, peer)
+        while not self._closed:
+            self.handle_request()
 
-    def _turn(
-        self, selector: selectors.BaseSelector, listener: socket.socket, stopped: socket.socket
-    ) -> bool:
-        """Wait for something to do, and do it. False when the server was closed."""
-        first = min((peer.deadline for peer in self._peers.values()), default=None)
-        ready = selector.select(None if first is None else max(first - time.monotonic(), 0.0))
-        for key, _ in ready:
-            if key.fileobj is stopped:
-                return False
-            if key.fileobj is listener:
-                self._accept(selector, listener)
-            elif (peer := self._peers.get(key.fileobj)) is not None:  # type: ignore[call-overload]
-                self._receive(selector, peer)
-        now = time.monotonic()
-        for peer in [peer for peer in self._peers.values() if peer.deadline <= now]:
-            self._drop(selector, peer)
-        return True
-
-    def _accept(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        connection.setblocking(False)
-        if len(self._peers) >= MAX_PEERS:
-            self._drop(selector, next(iter(self._peers.values())))  # the oldest one has had its time
-        self._peers[connection] = _Peer(connection, time.monotonic() + REQUEST_S)
-        selector.register(connection, selectors.EVENT_READ)
-
-    def _receive(self, selector: selectors.BaseSelector, peer: _Peer) -> None:
+    def get_request(self) -> tuple[socket.socket, str]:
+        """Accept a connection. One too many takes the place of the oldest, which has had its time."""
         try:
-            part = peer.connection.recv(MAX_LINE)
-        except BlockingIOError:
-            return
+            connection, address = super().get_request()
         except OSError:
-            self._drop(selector, peer)
-            return
-        peer.data += part
-        if part and b"\n" not in part and len(peer.data) < MAX_LINE:
-            return
-        try:
-            answer = json.dumps(self._answer(peer.data[:MAX_LINE])).encode() + b"\n"
-            peer.connection.send(answer)  # fits into the socket's buffer
-        except OSError:
-            pass  # it has left
-        finally:
-            self._drop(selector, peer)
+            time.sleep(0.05)  # out of file descriptors, for example
+            raise
+        self._peers.append(connection)
+        for oldest in self._peers[:-MAX_PEERS]:
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        return connection, address
 
-    def _drop(self, selector: selectors.BaseSelector, peer: _Peer) -> None:
-        del self._peers[peer.connection]
-        selector.unregister(peer.connection)
-        peer.connection.close()
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Read a request and answer it."""
+        line = _line(request, time.monotonic() + REQUEST_S)
+        with self._answering:
+            answer = self._answer(line)
+        request.sendall(json.dumps(answer).encode() + b"\n")
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        with contextlib.suppress(ValueError):
+            self._peers.remove(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """It has left or was too slow, or no thread could be started for it."""
 
     def _answer(self, line: bytes) -> dict[str, object]:
         try:
@@ -214,10 +172,7 @@ def send(path: Path, action: str, timeout_s: float = 3.0, **more: object) -> Non
         raise UsageError(f"the request has {len(data):,} bytes; maximum: {MAX_LINE:,}")
     deadline = time.monotonic() + timeout_s
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(timeout_s)
-            with _reachable(path) as address:
-                connection.connect(address)
+        with _connected(path, timeout_s) as connection:
             connection.sendall(data)
             answer = json.loads(_line(connection, deadline))
     except (FileNotFoundError, ConnectionRefusedError):
@@ -243,6 +198,15 @@ def _line(connection: socket.socket, deadline: float) -> bytes:
             break
         data += part
     return data
+
+
+@contextlib.contextmanager
+def _connected(path: Path, timeout_s: float) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        with _reachable(path) as address:
+            connection.connect(address)
+        yield connection
 
 
 @contextlib.contextmanager

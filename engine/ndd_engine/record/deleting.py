@@ -14,7 +14,7 @@ from pathlib import Path
 from ndd_engine.errors import UsageError
 from ndd_engine.text import printable
 
-from .reader import load_state
+from .file import load_state
 from .rundir import RunDir, RunLock, all_runs
 
 # Statuses of runs that did not end as intended: an error, or a process that was killed.

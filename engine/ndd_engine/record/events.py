@@ -1,58 +1,48 @@
 """The events of a run, written to events.jsonl as one JSON object per line.
 
 Every event has `v` (format version), `type` and `t` (Unix time in seconds). Field names end with their unit. A value
-that could not be measured is `null`. Readers ignore unknown fields and types, and skip lines that
-are incomplete or have a value of another type than declared.
-
-    run      the run, its configuration and machine; the first event, repeated on resume with `resumed_step`
-    stage    a stage of the preparation, such as importing torch
-    window   a group of consecutive steps: wall time, phases, loss, throughput
-    rank     what one rank did in the steps of a window, in its own record
-    ranks    what all ranks of a run with several did in the same steps
-    sample   counters of the GPU and the host
-    memory   counters of the CUDA allocator
-    setting  one setting: requested value, applied value, and whether it is in effect
-    work     FLOPs and bytes of one optimizer step, and the published peak of the GPU
-    loader   cost of making a micro-batch, measured before training
-    baseline time of one micro-batch, measured before training
-    kernels  a profiler capture
-    stacks   stack samples of the training thread of a script, and of runs before 0.6
-    functions  the user's own functions in one step under Python's profiler
-    finding  a finding appeared or disappeared
-    trial    a candidate configuration was measured against a baseline
-    scalars  scalars that the user's own training code logged
-    texts    samples of an evaluation, as text
-    mark     an occurrence: epoch, evaluation, checkpoint, compile, pause, warning, choice
-    fold     the accumulated state, written regularly so that long records open fast
-    end      the end of the run
+that could not be measured is `null`. Readers ignore unknown fields and types, and skip lines that are incomplete or
+have a value of another type than declared. A record of another version is refused.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal
 
-from .event import Event, Json, finite
-from .evidence import (
-    BaselineEvent,
-    FindingEvent,
-    FunctionsEvent,
-    KernelsEvent,
-    LoaderEvent,
-    StacksEvent,
-    TrialEvent,
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+
+from .event import (
+    VERSION,
+    AnyTable,
+    Configuration,
+    Count,
+    Figure,
+    Final,
+    Flag,
+    Frame,
+    Function,
+    Gpu,
+    GpuCounters,
+    HostCounters,
+    Kernel,
+    LastLoss,
+    LineTime,
+    MarkData,
+    ModuleTime,
+    OwnValues,
+    PhaseTimes,
+    Side,
+    ThreadTime,
+    Time,
+    Wait,
 )
-from .parts import Configuration, Ended, Gpu, GpuCounters, HostCounters, MarkData, PhaseTimes, State
-from .ranks import RankEvent, RanksEvent
-from .shape import Time, check_of
-
-__all__ = [
-    "EVENT_TYPES", "PHASES", "BaselineEvent", "EndEvent", "Event", "FindingEvent", "FoldEvent",
-    "FunctionsEvent", "Json", "KernelsEvent", "LoaderEvent", "MarkEvent", "MemoryEvent", "RankEvent", "RanksEvent",
-    "RunEvent", "SampleEvent", "ScalarsEvent", "SettingEvent", "StacksEvent", "StageEvent", "TextsEvent", "TrialEvent",
-    "WindowEvent", "WorkEvent", "decode", "decoded", "finite", "parse",
-]  # fmt: skip
+from .event import Event as Event
+from .event import Json as Json
+from .event import writable as writable
+from .ranks import RankEvent as RankEvent
+from .ranks import RanksEvent as RanksEvent
 
 # Phases of a step in display order; `other` is the wall time outside the other phases.
 PHASES = (
@@ -89,29 +79,29 @@ class RunEvent(Event):
     name: str
     workload: str
     config: Configuration
-    pid: int
+    pid: Count
     host: str
     device: str
     device_name: str
     gpu: Gpu | None
     versions: dict[str, str]
-    parameters: int
+    parameters: Count
     precision: str
     item: str
     token: str | None
-    tokens_per_item: float
-    items_per_step: int
-    items_per_epoch: int
-    steps_per_epoch: int
-    epochs: int
-    total_steps: int
+    tokens_per_item: Figure
+    items_per_step: Count
+    items_per_epoch: Count
+    steps_per_epoch: Count
+    epochs: Count
+    total_steps: Count
     model: str
     data: str
-    threads: int | None = None
-    usable_cores: float | None = None
-    resumed_step: int | None = None
+    threads: Count | None = None
+    usable_cores: Figure | None = None
+    resumed_step: Count | None = None
     resumed_from: str | None = None
-    resumed_epoch: int | None = None
+    resumed_epoch: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,29 +133,29 @@ class WindowEvent(Event):
     """
 
     type: ClassVar[str] = "window"
-    step: int
-    epoch: int
-    epoch_step: int
-    steps: int
-    micro_steps: int
-    items: int
-    tokens: int
-    wall_ns: int
-    step_p50_ns: int | None
-    step_p95_ns: int | None
-    step_max_ns: int | None
+    step: Count
+    epoch: Count
+    epoch_step: Count
+    steps: Count
+    micro_steps: Count
+    items: Count
+    tokens: Count
+    wall_ns: Count
+    step_p50_ns: Count | None
+    step_p95_ns: Count | None
+    step_max_ns: Count | None
     phases: dict[str, PhaseTimes]
-    loss: float | None = None
-    last_loss: Annotated[tuple[int, float] | None, tuple[int, float | None] | None] = None
-    lr: float | None = None
-    grad_norm: float | None = None
-    loss_scale: float | None = None
-    device_steps: int = 0
-    gc_ns: int | None = None
-    gc_count: int | None = None
-    gc_max_ns: int | None = None
-    profiled: bool = False
-    heap_bytes: int | None = None
+    loss: Figure | None = None
+    last_loss: LastLoss | None = None
+    lr: Figure | None = None
+    grad_norm: Figure | None = None
+    loss_scale: Figure | None = None
+    device_steps: Count = 0
+    gc_ns: Count | None = None
+    gc_count: Count | None = None
+    gc_max_ns: Count | None = None
+    profiled: Flag = False
+    heap_bytes: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +180,16 @@ class MemoryEvent(Event):
     """
 
     type: ClassVar[str] = "memory"
-    allocated_bytes: int
-    reserved_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    growth_bytes: int | None
-    retries: int
-    ooms: int
-    free_bytes: int | None
-    total_bytes: int | None
-    others_bytes: int | None
+    allocated_bytes: Count
+    reserved_bytes: Count
+    peak_allocated_bytes: Count
+    peak_reserved_bytes: Count
+    growth_bytes: Count | None
+    retries: Count
+    ooms: Count
+    free_bytes: Count | None
+    total_bytes: Count | None
+    others_bytes: Count | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +205,9 @@ class SettingEvent(Event):
     name: str
     requested: str
     applied: str
-    in_effect: bool | None
+    in_effect: Flag | None
     verified: str = ""
-    step: int = 0
+    step: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,22 +224,272 @@ class WorkEvent(Event):
     """
 
     type: ClassVar[str] = "work"
-    flops_per_step: int | None
-    bytes_per_step: int | None
-    flops_forward: int | None = None
-    parameters: int = 0
-    micro: int = 0
-    accumulation: int = 1
+    flops_per_step: Count | None
+    bytes_per_step: Count | None
+    flops_forward: Count | None = None
+    parameters: Count = 0
+    micro: Count = 0
+    accumulation: Count = 1
     precision: str = ""
-    peak_tflops: float | None = None
+    peak_tflops: Figure | None = None
     peak_kind: str | None = None
-    bandwidth_gb_s: float | None = None
+    bandwidth_gb_s: Figure | None = None
     peak_source: str | None = None
     reason: str = ""
     attention: list[str] = field(default_factory=list)
-    dtypes: dict[str, int] = field(default_factory=dict)
+    dtypes: dict[str, Count] = field(default_factory=dict)
     uncounted: list[str] = field(default_factory=list)
     method: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderEvent(Event):
+    """The training data and the cost of making a micro-batch in the training process, measured before training.
+
+    items: number of items; 0 if it is unknown. micro: items of a micro-batch. in_memory: tensors in memory, one
+    gather operation makes a batch. encoded: number of items that are encoded once and cached, or null.
+    epochs_differ: items change every epoch and cannot be cached. batch_bytes: size of a micro-batch. item_ns,
+    item_cpu_ns: wall and CPU time of making an item, mean of `probed` items. item_delay_ns: the part of item_ns in
+    which the thread could run but other threads or processes used the cores, null if the system does not report it;
+    item_ns without both is time waiting for storage or network. collate_ns: joining the items of a micro-batch.
+    gather_ns: making a micro-batch in one gather operation. Times that were not measured or do not apply are null.
+    stream: the items come from an IterableDataset, so they have no index and cannot be cached.
+    """
+
+    type: ClassVar[str] = "loader"
+    items: Count
+    micro: Count
+    in_memory: Flag
+    encoded: Count | None
+    epochs_differ: Flag
+    batch_bytes: Count | None = None
+    item_ns: Figure | None = None
+    item_cpu_ns: Figure | None = None
+    collate_ns: Figure | None = None
+    gather_ns: Figure | None = None
+    probed: Count = 0
+    item_delay_ns: Figure | None = None
+    stream: Flag = False
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineEvent(Event):
+    """Time of forward and backward of one micro-batch before training, without loader workers.
+
+    micro: items. micro_ns: the fastest of `runs` repetitions. other_micro, other_ns: the same for another micro-batch
+    size, to determine the fixed overhead. threads: CPU threads of the run. by_threads: [[threads, nanoseconds], …]
+    for other thread counts (CPU only). operations: operators of one forward and backward pass.
+    """
+
+    type: ClassVar[str] = "baseline"
+    micro: Count
+    micro_ns: Figure
+    runs: Count
+    other_micro: Count | None = None
+    other_ns: Figure | None = None
+    threads: Count | None = None
+    by_threads: list[ThreadTime] = field(default_factory=list)
+    operations: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelsEvent(Event):
+    """A profiler capture of a few whole steps.
+
+    method: "kernels" (kernels and copies on the GPU) or "operators" (operators on the CPU, without a GPU). step:
+    optimizer steps done at its end. steps: optimizer steps captured. wall_ns: duration. busy_ns: time with at least
+    one kernel or copy running. copy_ns: time with a copy from or to another memory running. idle_ns: cause -> idle
+    nanoseconds; busy_ns and all causes add up to wall_ns. launches: number of kernels or top-level operators. top: the
+    longest kernels or operators, [name, total nanoseconds, count] each. trace: path of the exported Chrome trace, or
+    null. collective_ns: time with a collective (NCCL) running, part of busy_ns; exposed_ns: the part of it without any
+    other kernel running. convolution_ns: total duration of the convolution kernels.
+    modules: forward and backward by module, [name, class, forward nanoseconds, backward nanoseconds, calls] each, the
+    longest first: sums of kernels or top-level operators, each of its innermost module only. Modules of equal blocks
+    are one entry ("blocks.*.attention"). [] with compiled code or a CUDA graph. lines: the same
+    by the line of the user's own code that calls a module, [file, line, function, forward nanoseconds, backward
+    nanoseconds, calls of modules] each.
+    """
+
+    type: ClassVar[str] = "kernels"
+    method: str
+    step: Count
+    steps: Count
+    wall_ns: Count
+    busy_ns: Count
+    copy_ns: Count
+    idle_ns: dict[str, Count]
+    launches: Count
+    top: list[Kernel] = field(default_factory=list)
+    trace: str | None = None
+    collective_ns: Count = 0
+    exposed_ns: Count = 0
+    convolution_ns: Count = 0
+    modules: list[ModuleTime] = field(default_factory=list)
+    lines: list[LineTime] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StacksEvent(Event):
+    """Stack samples of the training thread of an observed script since the previous one.
+
+    step: optimizer steps done. looks: number of stack samples. frames: [phase, file, line, function, samples, own]
+    each, the most frequent first. The phase is "?" if it is not known: in a step that was timed as a whole, at a line
+    that was seen in no other step. The frame is the innermost one outside of torch, the standard library and this
+    package (own 1), or the innermost one of a library if there is none (own 0).
+    """
+
+    type: ClassVar[str] = "stacks"
+    step: Count
+    looks: Count
+    frames: list[Frame]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionsEvent(Event):
+    """The functions of the user's own code in one step under Python's profiler, which sees every call.
+
+    step: optimizer steps done. wall_ns: of the profiled step, which is slower than the others and is part of no
+    statistics. functions: [file, line, name, calls, ns, own_ns, caller, phase] each, the longest first. Here, ns
+    includes everything that the function calls, and own_ns leaves out torch and other functions of the user's own code.
+    The caller is the one of these that calls it, or "". The phase is that of most of its time, or "" if it is unknown.
+    waits: [file, line, name, method, calls, ns] of what waits for the device, such as item and float, by the
+    function that calls them. phases: nanoseconds of this step by phase. Up to Python 3.11, pure Python takes longer
+    under the profiler: compare a function with its phase in this event, not with usual steps.
+    """
+
+    type: ClassVar[str] = "functions"
+    step: Count
+    wall_ns: Count
+    functions: list[Function]
+    waits: list[Wait] = field(default_factory=list)
+    phases: dict[str, Count] = field(default_factory=dict)
+
+
+Confidence = Literal["certain", "likely", "possible"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One measurement: a sentence with figures and units, and where it comes from ("host clock", "NVML")."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change to try.
+
+    sets: configuration edits ("loader.workers=2"); () for a code change. where: "file.py:12 in load" from a
+    profiled step; None if unknown.
+    """
+
+    text: str
+    sets: tuple[str, ...] = ()
+    where: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A bottleneck or a hazard of a run.
+
+    title: one line, "input-bound: 57 % of each step is spent waiting for the loader". share: upper bound of the
+    fraction of wall time it costs (0..1). ceiling: maximum speedup from removing it (1.42 is "at most 1.42x"); None if
+    it does not affect speed or cannot be bounded. Both are figures of the same cost: ceiling = 1 / (1 - share).
+    leave: why the change is not worthwhile, or "". from_steps: the change breaks even only in a run of this many steps
+    and more, which this run does not have; None if it has them.
+    """
+
+    cause: str
+    title: str
+    evidence: tuple[Evidence, ...]
+    confidence: Confidence
+    share: Figure | None = None
+    ceiling: Figure | None = None
+    changes: tuple[Change, ...] = ()
+    leave: str = ""
+    from_steps: Count | None = None
+
+    @property
+    def condition(self) -> str:
+        """ "for a run of 1,200 steps and more", or ""."""
+        return "" if self.from_steps is None else f"for a run of {self.from_steps:,} steps and more"
+
+    def advice(self, change: Change) -> str:
+        """The text of one of its changes, with the condition under which it is worthwhile."""
+        return f"{self.condition}: {change.text}" if self.condition and change.sets else change.text
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The edits of the first configuration change; () if there is none."""
+        return next((change.sets for change in self.changes if change.sets), ())
+
+    def to_dict(self) -> Json:
+        """As JSON, for a finding event and --json."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class FindingEvent(Event):
+    """A finding appeared or disappeared.
+
+    step: optimizer steps done. cause: id such as "few-workers". text: title of the finding. gone: true if it
+    disappeared. finding: its cause, title, evidence, share, ceiling and changes, or null.
+    """
+
+    type: ClassVar[str] = "finding"
+    step: Count
+    cause: str
+    text: str
+    gone: Flag = False
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEvent(Event):
+    """A candidate configuration measured against a baseline in paired ABBA blocks on one machine.
+
+    sets: the change, "key=value" each. against: description of the baseline. verdict: "faster", "slower",
+    "no difference", "inconclusive", "out of memory", "failed" or "stopped".
+    text: the result in one sentence. ratio: throughput (items per second) of the candidate relative to the baseline,
+    with the confidence interval low..high at level `confidence`; null without a comparison. abba_blocks: number of ABBA
+    blocks. pairs: number of pairs of processes that measured them, 0 if unknown or if one process measured both sides.
+    method: what the interval is from. "pairs": the differences between pairs. "usual difference": few pairs, and the
+    usual difference between processes. "one process": the blocks of a process that switched between both sides. "":
+    nothing was compared. between: standard deviation of that usual difference, as a share, or null.
+    df: degrees of freedom of the interval, or null. seconds, budget_s: duration and time budget of the trial.
+    device: the device of the measurement.
+    in_effect: whether the change took effect, null if unknown; not_in_effect: why it did not. loss: "same", "close",
+    "differs" or "not comparable"; loss_text: how the losses were compared. break_even_steps: optimizer steps after
+    which the change breaks even, null if it is not faster. base, change: measurements of baseline and candidate, see
+    trial.side.SideFacts. cause: id of the finding that proposed the change, or null.
+    """
+
+    type: ClassVar[str] = "trial"
+    sets: list[str]
+    against: str
+    verdict: str
+    text: str
+    ratio: Figure | None = None
+    low: Figure | None = None
+    high: Figure | None = None
+    confidence: Figure = 0.95
+    abba_blocks: Count = 0
+    pairs: Count = 0
+    method: str = ""
+    between: Figure | None = None
+    df: Figure | None = None
+    seconds: Figure = 0.0
+    budget_s: Figure = 0.0
+    device: str = ""
+    in_effect: Flag | None = None
+    not_in_effect: str = ""
+    loss: str = "not comparable"
+    loss_text: str = ""
+    break_even_steps: Count | None = None
+    base: Side = field(default_factory=dict)
+    change: Side = field(default_factory=dict)
+    cause: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +500,8 @@ class ScalarsEvent(Event):
     """
 
     type: ClassVar[str] = "scalars"
-    step: int
-    values: Annotated[dict[str, float], dict[str, float | None]]
+    step: Count
+    values: OwnValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +512,7 @@ class TextsEvent(Event):
     """
 
     type: ClassVar[str] = "texts"
-    step: int
+    step: Count
     texts: list[str]
 
 
@@ -287,17 +527,9 @@ class MarkEvent(Event):
 
     type: ClassVar[str] = "mark"
     kind: str
-    step: int
+    step: Count
     text: str
     data: MarkData = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class FoldEvent(Event):
-    """The accumulated state after all previous events; see record.fold."""
-
-    type: ClassVar[str] = "fold"
-    state: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,12 +541,12 @@ class EndEvent(Event):
     """
 
     type: ClassVar[str] = "end"
-    status: Annotated[str, Ended]
+    status: Final
     reason: str
-    step: int
-    exit_status: int
+    step: Count
+    exit_status: Count
     checkpoint: str | None = None
-    data: Json = field(default_factory=dict)
+    data: AnyTable = field(default_factory=dict)
 
 
 EVENT_TYPES: dict[str, type[Event]] = {
@@ -322,39 +554,38 @@ EVENT_TYPES: dict[str, type[Event]] = {
     for kind in (
         RunEvent, StageEvent, WindowEvent, RankEvent, RanksEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent,
         LoaderEvent, BaselineEvent, KernelsEvent, StacksEvent, FunctionsEvent, FindingEvent, TrialEvent, ScalarsEvent,
-        TextsEvent, MarkEvent, FoldEvent, EndEvent,
+        TextsEvent, MarkEvent, EndEvent,
     )
 }  # fmt: skip
 
 
-_IS_TIME = check_of(Time)
-# NaN and infinities are null, as when they are written.
-_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+_CHECKERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+def checker(kind: Any) -> TypeAdapter[Any]:
+    """Makes a value of this type from parsed JSON, or raises ValueError that names the field; made once."""
+    if (found := _CHECKERS.get(kind)) is None:
+        found = _CHECKERS[kind] = TypeAdapter(kind)
+    return found
 
 
 def decode(line: bytes | str) -> tuple[float, Event] | None:
     """(Unix time in seconds, event) of one line; None for an unknown type.
 
-    Raises ValueError if the line is incomplete, or if a value does not have the declared type.
+    Raises ValueError if the line is incomplete, of another version, or has a value of another type than declared.
     """
-    text = line if isinstance(line, str) else line.decode()
-    try:
-        body = _DECODER.decode(text)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-    return decoded(body)
+    return decoded(from_json(line, allow_inf_nan=False))
 
 
 def decoded(body: Any) -> tuple[float, Event] | None:
     """As `decode`, of a line that was parsed."""
-    if body.__class__ is not dict or (name := body.get("type")).__class__ is not str:
+    if not isinstance(body, dict) or not isinstance(name := body.get("type"), str):
         raise ValueError("not an event")
+    if (version := body.get("v")) != VERSION:
+        raise ValueError(f"an event of version {version!r}, not {VERSION}")
     if (kind := EVENT_TYPES.get(name)) is None:
         return None
-    t: Any = body.get("t")
-    if not _IS_TIME(t):
-        raise ValueError("not a time")
-    return float(t), kind.from_dict(body)
+    return checker(Time).validate_python(body.get("t")), checker(kind).validate_python(body)
 
 
 def parse(line: bytes | str) -> tuple[float, Event] | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import ClassVar
 
-from .event import Event
-from .parts import Late
+from .event import Count, Event, Figure, Late, Summary
 
 # Phases outside of steps: how often they run is a setting, so they do not count towards the speed.
 ASIDES = ("evaluate", "checkpoint")
@@ -25,16 +24,16 @@ class RankEvent(Event):
     """
 
     type: ClassVar[str] = "rank"
-    step: int
-    begin: int
-    numbers: list[int]
-    own_ns: list[int]
-    wait_ns: list[int]
-    phases_ns: dict[str, int]
-    cpu_ns: int | None = None
-    hidden_ns: int | None = None
-    rss_bytes: int | None = None
-    allocated_bytes: int | None = None
+    step: Count
+    begin: Count
+    numbers: list[Count]
+    own_ns: list[Count]
+    wait_ns: list[Count]
+    phases_ns: dict[str, Count]
+    cpu_ns: Count | None = None
+    hidden_ns: Count | None = None
+    rss_bytes: Count | None = None
+    allocated_bytes: Count | None = None
 
     @property
     def wall_ns(self) -> int:
@@ -68,25 +67,23 @@ class RanksEvent(Event):
     """
 
     type: ClassVar[str] = "ranks"
-    step: int
-    steps: int
-    world: int
-    hosts: int
+    step: Count
+    steps: Count
+    world: Count
+    hosts: Count
     strategy: str
-    wall_ns: int
-    exchange_ns: int
-    skew_ns: float
-    critical_ns: int
-    columns_us: dict[str, Annotated[Any, tuple[float, float, float, float, int]]]
-    rows_us: dict[str, list[float]]
+    wall_ns: Count
+    exchange_ns: Count
+    skew_ns: Figure
+    critical_ns: Count
+    columns_us: dict[str, Summary]
+    rows_us: dict[str, list[Figure]]
     row_names: list[str]
-    hidden_ns: int | None = None
-    memory_bytes: dict[str, Annotated[Any, tuple[float, float, float, float, int]]] = field(
-        default_factory=dict
-    )
+    hidden_ns: Count | None = None
+    memory_bytes: dict[str, Summary] = field(default_factory=dict)
     row_hosts: dict[str, str] = field(default_factory=dict)
     cells: str = ""
-    cell_ranks: int = 0
+    cell_ranks: Count = 0
     late: Late | None = None
-    launched: int | None = None
-    first_rank: int = 0
+    launched: Count | None = None
+    first_rank: Count = 0

@@ -1,4 +1,4 @@
-"""The directory of a run: its files, its lock, and the list of runs.
+"""The directory of a run: its files, its lock, opening it for writing, and the list of runs.
 
 runs/<name>/  config.toml  events.jsonl  console.log  checkpoints/  control.sock  lock
 A run of somebody else's script has command.json and ranks/ instead of config.toml and checkpoints/.
@@ -16,14 +16,18 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ndd_engine.errors import RunLockedError, UsageError
+from ndd_engine.errors import MachineError, RunLockedError, UsageError
 from ndd_engine.files import NOT_REGULAR, open_regular
 from ndd_engine.text import printable
+
+from .channel import ControlServer
+from .event import Event, other_version
+from .events import MarkEvent
 
 ENV_RUNS = "NDD_RUNS"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -36,68 +40,43 @@ def runs_root(given: Path | None = None) -> Path:
     return given if given is not None else Path(os.environ.get(ENV_RUNS) or "runs")
 
 
+class _Inside:
+    """The path of a file in a run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, _: type[RunDir]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Paths of a run. Creating the object does not access the file system."""
 
     path: Path
 
+    config = _Inside("config.toml")
+    # The command of a script; only its runs have this file.
+    command = _Inside("command.json")
+    # The records of the script's processes, one file each.
+    ranks = _Inside("ranks")
+    events = _Inside("events.jsonl")
+    console_log = _Inside("console.log")
+    report = _Inside("report.html")
+    checkpoints = _Inside("checkpoints")
+    control_socket = _Inside("control.sock")
+    # The newest profiler capture of a script, as a Chrome trace.
+    trace = _Inside("capture.json")
+    lock = _Inside("lock")
+    # The lock of the process that starts and restarts the ranks of a run.
+    launcher = _Inside("launcher.lock")
+    # What other ranks found out while rank 0, which writes the record, does not answer.
+    hang = _Inside("hang.json")
+
     @property
     def name(self) -> str:
         return self.path.name
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def command(self) -> Path:
-        """The command of a script; only its runs have this file."""
-        return self.path / "command.json"
-
-    @property
-    def ranks(self) -> Path:
-        """The records of the script's processes, one file each."""
-        return self.path / "ranks"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def console_log(self) -> Path:
-        return self.path / "console.log"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def control_socket(self) -> Path:
-        return self.path / "control.sock"
-
-    @property
-    def trace(self) -> Path:
-        """The newest profiler capture of a script, as a Chrome trace."""
-        return self.path / "capture.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def launcher(self) -> Path:
-        """The lock of the process that starts and restarts the ranks of a run."""
-        return self.path / "launcher.lock"
-
-    @property
-    def hang(self) -> Path:
-        """What other ranks found out while rank 0, which writes the record, does not answer."""
-        return self.path / "hang.json"
 
     @property
     def exists(self) -> bool:
@@ -238,11 +217,14 @@ def find_run(root: Path, name: str | None) -> RunDir:
 
 def _readable(run: RunDir) -> RunDir:
     try:
-        os.close(open_regular(run.events))
+        with os.fdopen(open_regular(run.events), "rb") as file:
+            why = other_version(file.readline(99))
     except FileNotFoundError:
-        pass  # the run ended before it recorded anything
+        return run  # the run ended before it recorded anything
     except OSError as error:
-        raise UsageError(f"{printable(str(run.events))} cannot be read: {error.strerror}") from None
+        why = error.strerror or str(error)
+    if why:
+        raise UsageError(f"{printable(str(run.events))} cannot be read: {why}")
     return run
 
 
@@ -341,3 +323,56 @@ def _owner(lock: Path) -> dict[str, Any]:
         "pid": pid if type(pid) is int and 0 < pid < 1 << 32 else "?",
         "host": printable(host)[:255] if isinstance(host, str) else "?",
     }
+
+
+class Opening:
+    """A folder that is being opened. lock: of the run. undo: called in reverse order if the opening fails."""
+
+    def __init__(self, directory: RunDir, lock: RunLock, undo: contextlib.ExitStack) -> None:
+        self.directory, self.lock = directory, lock
+        self._undo = undo
+
+    def undo(self, call: Callable[[], object]) -> None:
+        """Undo something if the opening fails."""
+        self._undo.callback(call)
+
+    def listen(self, server: ControlServer, put: Callable[[Event], None]) -> None:
+        """Start to listen for requests; a folder that supports no sockets is only a warning."""
+        self.undo(server.close)
+        try:
+            server.start()
+        except (OSError, RuntimeError) as error:
+            server.close()
+            text = f"cannot create control.sock ({getattr(error, 'strerror', None) or error})"
+            put(MarkEvent("warning", 0, f"{text}: attach can watch this run but not control it"))
+
+
+@contextlib.contextmanager
+def opening(
+    directory: RunDir | None, new: Callable[[], RunDir], request: Callable[[RunDir], Path]
+) -> Iterator[Opening]:
+    """Lock the folder of a run, or that of a new one, and undo everything if the block raises.
+
+    directory: None for a new one. new: creates it. request: the file in it that says what to run. Raises UsageError if
+    something cannot be written, in the block as well, and MachineError if a thread cannot be started.
+    """
+    with contextlib.ExitStack() as undo:
+        if directory is None:
+            directory = new()
+            undo.callback(discard, directory)
+        lock = RunLock(directory)
+        undo.callback(lock.release)
+        try:
+            check_regular(directory.events, directory.console_log, request(directory))
+            try:
+                lock.acquire()
+            except RunLockedError:
+                undo.pop_all()  # another process has taken the new folder: leave it alone
+                raise
+            yield Opening(directory, lock, undo)
+        except OSError as error:
+            where = printable(str(error.filename or directory.path))
+            raise UsageError(f"cannot write to {where}: {error.strerror}") from None
+        except RuntimeError as error:
+            raise MachineError(f"{error}: too many processes and threads (ulimit -u)") from None
+        undo.pop_all()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .across import Ranks
+from .event import Count, Figure, OwnValues, Status, Time
 from .events import (
     BaselineEvent,
     EndEvent,
@@ -49,7 +50,7 @@ class PhaseShare:
     share_error: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Totals:
     """Sums since the start or resume of the run without pauses and profiler captures, by the host clock.
 
@@ -58,18 +59,18 @@ class Totals:
     recompile_ns: time of torch's compiler, and the part of it that compiled a function again.
     """
 
-    wall_ns: int = 0
-    steps: int = 0
-    windows: int = 0
-    phases: dict[str, int] = field(default_factory=dict)
-    gc_ns: int | None = None
-    gc_count: int = 0
-    gc_max_ns: int = 0
-    evaluations: int = 0
-    checkpoints: int = 0
-    recompiles: int = 0
-    compile_ns: int = 0
-    recompile_ns: int = 0
+    wall_ns: Count = 0
+    steps: Count = 0
+    windows: Count = 0
+    phases: dict[str, Count] = field(default_factory=dict)
+    gc_ns: Count | None = None
+    gc_count: Count = 0
+    gc_max_ns: Count = 0
+    evaluations: Count = 0
+    checkpoints: Count = 0
+    recompiles: Count = 0
+    compile_ns: Count = 0
+    recompile_ns: Count = 0
 
     def share(self, phase: str) -> float:
         """Share of a phase in wall time, 0..1."""
@@ -92,8 +93,8 @@ class CoreUse:
 
     used: all processes; own: this run with its loader workers and its ranks on this host; others: other processes (at
     least 0); usable: cores available to this run. samples: their number. neighbours: the busiest other processes, (pid,
-    name, cores) each, () if unknown. stoppable: ids of those that belong to this user and are no system processes, ()
-    in older records. throttled: share of time throttled by the cgroup quota, None if unknown.
+    name, cores) each, () if unknown. stoppable: ids of those that belong to this user and are no system processes.
+    throttled: share of time throttled by the cgroup quota, None if unknown.
     """
 
     used: float
@@ -154,22 +155,22 @@ class Headroom:
 class Evaluation:
     """An evaluation: optimizer step, metrics by name, duration in seconds."""
 
-    step: int
-    metrics: dict[str, float]
-    seconds: float | None
+    step: Count
+    metrics: OwnValues
+    seconds: Figure | None
 
 
 @dataclass(frozen=True, slots=True)
 class TimedMark:
     """A mark with its Unix time in seconds."""
 
-    t: float
+    t: Time
     mark: MarkEvent
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLeft:
-    """Estimated remaining time without pauses; see record.timeleft.
+    """Estimated remaining time without pauses; see figures.time_left.
 
     seconds: None before the first steps. evaluations, checkpoints: number remaining; *_s: mean measured seconds of
     one, None if none was measured (`seconds` then does not include them).
@@ -216,71 +217,84 @@ class Throughput:
         return "compute" if self.intensity >= self.ridge else "bandwidth"
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The state of a run. Rates are per second of training time without pauses; None is unknown.
+# A value at optimizer steps: (step, value).
+Curve = tuple[tuple[int, float], ...]
 
-    step: optimizer step; micro_steps: forward and backward passes per step; step_ns: nanoseconds per step.
-    memory_trend: (step, bytes) of allocated GPU memory, or of resident memory on the CPU; heap_trend: of the heap,
-    which falls when something is freed. scalars: (name, trend) of what the user's own training code logged; texts: its
-    newest samples. ranks: of a run with several, whose phases are then means over the ranks without their waiting, with
-    "exchange" and "skew" as phases of their own. usual_clock_mhz: of the busy GPU in the first minutes.
+
+@dataclass(slots=True, kw_only=True)
+class Facts:
+    """What a state of a run and a Snapshot share. None is unknown; the newest event of a type has its name.
+
+    step: optimizer step; warnings: number of all so far. best: the best evaluation by its first metric.
     """
 
-    run: RunEvent | None
-    status: str
-    stage: str
-    reason: str
-    end: EndEvent | None
-    started_t: float | None
-    t: float | None
-    step: int
-    epoch: int
-    epoch_step: int
-    items: int
-    tokens: int
-    step_ns: float | None
-    steps_per_s: float | None
-    items_per_s: float | None
-    tokens_per_s: float | None
-    left: TimeLeft
-    elapsed_s: float
-    phases: tuple[PhaseShare, ...]
-    idle: Idle
-    headroom: Headroom
-    loss: float | None
-    lr: float | None
-    grad_norm: float | None
-    loss_scale: float | None
-    evaluations: tuple[Evaluation, ...]
-    best: Evaluation | None
-    checkpoint: TimedMark | None
-    sample: SampleEvent | None
-    memory: MemoryEvent | None
-    loss_trend: tuple[tuple[int, float], ...]
-    rate_trend: tuple[tuple[int, float], ...]
-    marks: tuple[TimedMark, ...]
-    warnings: int
-    dropped_events: int = 0
-    preparing_t: float | None = None
+    run: RunEvent | None = None
+    status: Status = "preparing"
+    stage: str = ""
+    end: EndEvent | None = None
+    started_t: Time | None = None
+    preparing_t: Time | None = None
+    t: Time | None = None
+    step: Count = 0
+    epoch: Count = 0
+    epoch_step: Count = 0
+    items: Count = 0
+    tokens: Count = 0
+    loss: Figure | None = None
+    lr: Figure | None = None
+    grad_norm: Figure | None = None
+    loss_scale: Figure | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+    best: Evaluation | None = None
+    checkpoint: TimedMark | None = None
+    sample: SampleEvent | None = None
+    memory: MemoryEvent | None = None
+    marks: tuple[TimedMark, ...] = ()
+    warnings: Count = 0
     settings: tuple[SettingEvent, ...] = ()
-    scalars: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
     texts: TextsEvent | None = None
     work: WorkEvent | None = None
-    throughput: Throughput = Throughput()
-    micro_steps: float | None = None
-    totals: Totals = Totals()
+    totals: Totals = field(default_factory=Totals)
     loader: LoaderEvent | None = None
     baseline: BaselineEvent | None = None
     kernels: KernelsEvent | None = None
     stacks: StacksEvent | None = None
     functions: FunctionsEvent | None = None
+    trials: tuple[TrialEvent, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Snapshot(Facts):
+    """A run at one moment; nothing changes it. Rates are per second of training time without pauses; None is unknown.
+
+    micro_steps: forward and backward passes per step; step_ns: nanoseconds per step. memory_trend: bytes of allocated
+    GPU memory, or of resident memory on the CPU; heap_trend: of the heap, which falls when something is freed.
+    scalars: (name, trend) of what the user's own training code logged; texts: its newest samples. ranks: of a run with
+    several, whose phases are then means over the ranks without their waiting, with "exchange" and "skew" as phases of
+    their own. usual_clock_mhz: of the busy GPU in the first minutes.
+    """
+
+    reason: str
+    step_ns: float | None
+    steps_per_s: float | None
+    items_per_s: float | None
+    tokens_per_s: float | None
+    micro_steps: float | None = None
+    left: TimeLeft
+    elapsed_s: float
+    phases: tuple[PhaseShare, ...]
+    idle: Idle
+    headroom: Headroom
+    loss_trend: Curve
+    rate_trend: Curve
+    memory_trend: Curve = ()
+    heap_trend: Curve = ()
+    scalars: tuple[tuple[str, Curve], ...] = ()
+    throughput: Throughput = Throughput()
     cores: CoreUse | None = None
     usual_clock_mhz: int | None = None
-    memory_trend: tuple[tuple[int, float], ...] = ()
-    heap_trend: tuple[tuple[int, float], ...] = ()
-    trials: tuple[TrialEvent, ...] = ()
     ranks: Ranks | None = None
+    dropped_events: int = 0
 
     @property
     def final(self) -> bool:

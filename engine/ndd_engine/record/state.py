@@ -1,30 +1,21 @@
 """Folds events into the state of a run and returns it as a Snapshot, for live, attached and replayed runs.
 
-The state has a bounded size: it is written to the log as a FoldEvent, so that long logs open by reading their end.
+Its size is bounded: it is written to the record from time to time, so that long ones open by reading their end.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from operator import gt, lt
+
+from pydantic_core import from_json
 
 from .across import across, brief
-from .derive import (
-    core_use,
-    headroom,
-    idle,
-    memory_bytes,
-    phase_shares,
-    setting_text,
-    throughput,
-)
+from .event import VERSION, Count, Event, Figure, Flag, line_of, writable
 from .events import (
     BaselineEvent,
     EndEvent,
-    Event,
     FunctionsEvent,
     KernelsEvent,
     LoaderEvent,
@@ -41,12 +32,21 @@ from .events import (
     TrialEvent,
     WindowEvent,
     WorkEvent,
-    finite,
+    checker,
 )
-from .shared import shares_across
-from .snapshot import Evaluation, Snapshot, TimedMark, TimeLeft, Totals
-from .timeleft import Aside, time_left
-from .trend import Trend
+from .figures import (
+    Aside,
+    core_use,
+    headroom,
+    idle,
+    memory_bytes,
+    phase_shares,
+    setting_text,
+    shares_across,
+    throughput,
+    time_left,
+)
+from .snapshot import Curve, Evaluation, Facts, Snapshot, TimedMark, TimeLeft, Totals
 
 # Windows that the current rates and shares are computed from.
 RECENT_WINDOWS = 12
@@ -60,110 +60,149 @@ KEPT_SCALARS = 12
 RECENT_SAMPLES = 12
 # Samples of a busy GPU that show its usual clock: about the first two minutes.
 FIRST_CLOCKS = 60
+# Maximum number of points of a curve.
+CAPACITY = 256
 
 
-class RunState:
-    """The state of a run, folded from its events."""
+@dataclass(slots=True)
+class Trend:
+    """A curve of any length: means of consecutive values in at most CAPACITY points. When full, adjacent points merge.
 
-    def __init__(self) -> None:
-        self.run: RunEvent | None = None
-        self.status = "preparing"
-        self.stage = ""
-        self.end: EndEvent | None = None
-        self.started_t: float | None = None
-        self.preparing_t: float | None = None
-        self.t: float | None = None
-        self.step = self.epoch = self.epoch_step = self.items = self.tokens = self.wall_ns = 0
-        self.evaluating, self.saving = Aside(), Aside()  # for the time left
-        self.recent: deque[WindowEvent] = deque(maxlen=RECENT_WINDOWS)
-        self.loss: float | None = None
-        self.lr: float | None = None
-        self.grad_norm: float | None = None
-        self.loss_scale: float | None = None
-        self.evaluations: deque[Evaluation] = deque(maxlen=KEPT_EVALUATIONS)
-        self.best: Evaluation | None = None
-        self.lower_is_better = True
-        self.checkpoint: TimedMark | None = None
-        self.sample: SampleEvent | None = None
-        self.memory: MemoryEvent | None = None
-        self.settings: dict[str, SettingEvent] = {}
-        self.work: WorkEvent | None = None
-        self.loader: LoaderEvent | None = None
-        self.baseline: BaselineEvent | None = None
-        self.kernels: KernelsEvent | None = None
-        self.stacks: StacksEvent | None = None
-        self.samples: deque[SampleEvent] = deque(maxlen=RECENT_SAMPLES)
-        # SM clocks in MHz of the first samples in which the GPU was busy.
-        self.first_clocks: list[int] = []
-        self.totals = asdict(Totals())
-        self.trials: deque[TrialEvent] = deque(maxlen=KEPT_TRIALS)
-        self.losses = Trend()
-        self.rates = Trend()
-        self.memories = Trend()
-        self.heaps = Trend()
-        self.marks: deque[TimedMark] = deque(maxlen=KEPT_MARKS)
-        self.warnings = 0
-        self.scalars: dict[str, Trend] = {}
-        self.texts: TextsEvent | None = None
-        self.functions: FunctionsEvent | None = None
-        # All but the newest without their rows.
-        self.recent_ranks: deque[RanksEvent] = deque(maxlen=RECENT_WINDOWS)
+    points: (step, mean of `stride` values). The last three are of the values that do not fill a point yet.
+    """
+
+    points: list[tuple[Count, Figure]] = field(default_factory=list)
+    stride: Count = 1
+    last_step: Count = 0
+    sum: Figure = 0.0
+    count: Count = 0
+
+    def add(self, step: int, value: float) -> None:
+        """Add a value at an optimizer step, which must not decrease."""
+        self.sum += value
+        self.count += 1
+        self.last_step = step
+        if self.count == self.stride:
+            self.points.append((step, self.sum / self.count))
+            self.sum, self.count = 0.0, 0
+            if len(self.points) >= CAPACITY:
+                pairs = zip(self.points[::2], self.points[1::2], strict=True)
+                self.points = [(right[0], (left[1] + right[1]) / 2) for left, right in pairs]
+                self.stride *= 2
+
+    def cut(self, step: int) -> None:
+        """Remove everything after a step: a resumed run repeats those steps."""
+        self.points = [point for point in self.points if point[0] <= step]
+        self.sum, self.count = 0.0, 0
+
+    def view(self) -> Curve:
+        """The points, including the incomplete last one."""
+        return (*self.points, (self.last_step, self.sum / self.count)) if self.count else tuple(self.points)
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState(Facts):
+    """The state of a run, folded from its events; all of it is written to the record.
+
+    evaluating, saving: for the time left. recent: the newest windows; recent_ranks: the same of all ranks, all but the
+    newest without their rows. first_clocks: SM clocks in MHz of the first samples in which the GPU was busy.
+    own_trends: of the scalars that the user's own training code logged.
+    """
+
+    wall_ns: Count = 0
+    evaluating: Aside = field(default_factory=Aside)
+    saving: Aside = field(default_factory=Aside)
+    recent: tuple[WindowEvent, ...] = ()
+    recent_ranks: tuple[RanksEvent, ...] = ()
+    samples: tuple[SampleEvent, ...] = ()
+    first_clocks: list[Count] = field(default_factory=list)
+    lower_is_better: Flag = True
+    losses: Trend = field(default_factory=Trend)
+    rates: Trend = field(default_factory=Trend)
+    memories: Trend = field(default_factory=Trend)
+    heaps: Trend = field(default_factory=Trend)
+    own_trends: dict[str, Trend] = field(default_factory=dict)
+
+    def to_line(self, t: float) -> str:
+        """The state as a line of the record without newline; `from_line` restores an equal state."""
+        return line_of("fold", t, {"state": self})
+
+    @classmethod
+    def from_line(cls, line: bytes | str) -> RunState:
+        """The state from its line. Raises ValueError if it is damaged, or does not have exactly the present fields."""
+        body = from_json(line, allow_inf_nan=False)
+        state = body.get("state") if isinstance(body, dict) and body.get("v") == VERSION else None
+        if not isinstance(state, dict) or state.keys() != {item.name for item in fields(cls)}:
+            raise ValueError("not the state of a run")
+        restored: RunState = checker(cls).validate_python(state)
+        return restored
 
     def fold(self, t: float, event: Event) -> None:
         """Apply an event."""
         self.t = t
-        if isinstance(event, WindowEvent):
-            self._window(event)
-        elif isinstance(event, RanksEvent):
-            self._ranks(event)
-        elif isinstance(event, SampleEvent):
-            self.sample = event
-            self.samples.append(event)
-            self._clock(event.gpu or {})
-            self._memory(memory_bytes(self.run, event))
-        elif isinstance(event, MemoryEvent):
-            self.memory = event
-            self._memory(event.allocated_bytes)
-        elif isinstance(event, MarkEvent):
-            self._mark(t, event)
-        elif isinstance(event, SettingEvent):
-            self._setting(t, event)
-        elif isinstance(
-            event, (WorkEvent, LoaderEvent, BaselineEvent, KernelsEvent, StacksEvent, FunctionsEvent)
-        ):
-            setattr(self, event.type, event)
-        elif isinstance(event, TrialEvent):
-            self.trials.append(event)
-        elif isinstance(event, ScalarsEvent):
-            self._scalars(event)
-        elif isinstance(event, TextsEvent):
-            self.texts = event
-        elif isinstance(event, StageEvent):
-            self.stage = event.text
-            if self.preparing_t is None or event.name == "resume":
-                self.preparing_t = t
-            if event.name == "resume":
-                self.end = None
-                self.status = "preparing"
-                self.recent.clear()
-                self.recent_ranks.clear()
-                # The new process applies and verifies its settings again.
-                self.settings.clear()
-                self.work = self.loader = self.baseline = self.kernels = self.stacks = None
-                self.functions = None
-                self.totals = asdict(Totals())
-                self.samples.clear()
-                self.first_clocks.clear()
-        elif isinstance(event, RunEvent):
-            self._run(t, event)
-        elif isinstance(event, EndEvent):
-            self.end = event
-            self.status = event.status
-            self.step = max(self.step, event.step)
+        match event:
+            case WindowEvent():
+                self._window(event)
+            case RanksEvent():
+                if event.steps:
+                    before = (*self.recent_ranks[:-1], *map(brief, self.recent_ranks[-1:]))
+                    self.recent_ranks = (*before, event)[-RECENT_WINDOWS:]
+            case SampleEvent():
+                self.sample = event
+                self.samples = (*self.samples, event)[-RECENT_SAMPLES:]
+                self._clock(event)
+                self._memory(memory_bytes(self.run, event))
+            case MemoryEvent():
+                self.memory = event
+                self._memory(event.allocated_bytes)
+            case MarkEvent():
+                self._mark(t, event)
+            case SettingEvent():
+                self._setting(t, event)
+            case (
+                WorkEvent()
+                | LoaderEvent()
+                | BaselineEvent()
+                | KernelsEvent()
+                | StacksEvent()
+                | FunctionsEvent()
+                | TextsEvent()
+            ):
+                setattr(self, event.type, event)
+            case TrialEvent():
+                self.trials = (*self.trials, event)[-KEPT_TRIALS:]
+            case ScalarsEvent():
+                for name, value in event.values.items():
+                    known = name in self.own_trends or len(self.own_trends) < KEPT_SCALARS
+                    if known and value is not None and math.isfinite(value):
+                        self.own_trends.setdefault(name, Trend()).add(event.step, value)
+            case StageEvent():
+                self._stage(t, event)
+            case RunEvent():
+                self._run(t, event)
+            case EndEvent():
+                self.end = event
+                self.status = event.status
+                self.step = max(self.step, event.step)
 
-    @property
-    def _trends(self) -> tuple[Trend, ...]:
-        return self.losses, self.rates, self.memories, self.heaps, *self.scalars.values()
+    def _stage(self, t: float, event: StageEvent) -> None:
+        self.stage = event.text
+        if self.preparing_t is None or event.name == "resume":
+            self.preparing_t = t
+        if event.name == "resume":
+            self.end = None
+            self.status = "preparing"
+            self.recent, self.recent_ranks, self.samples = (), (), ()
+            # The new process applies and verifies its settings again.
+            self.settings = ()
+            self.work = self.loader = self.baseline = self.kernels = self.stacks = self.functions = None
+            self.totals = Totals()
+            self.first_clocks.clear()
+
+    def _cut(self, step: int) -> None:
+        """Forget what the curves have after a step."""
+        for trend in (self.losses, self.rates, self.memories, self.heaps, *self.own_trends.values()):
+            trend.cut(step)
 
     def _run(self, t: float, event: RunEvent) -> None:
         self.started_t = self.started_t if self.started_t is not None else t
@@ -180,16 +219,13 @@ class RunState:
                 self.epoch = event.resumed_epoch
             self.items = step * event.items_per_step
             self.tokens = round(self.items * event.tokens_per_item)
-            self.recent.clear()
-            self.recent_ranks.clear()
-            for trend in self._trends:
-                trend.cut(step)
+            self.recent, self.recent_ranks = (), ()
+            self._cut(step)
             if self.texts is not None and self.texts.step > step:
                 self.texts = None
             self.evaluating.resume(step)
             self.saving.resume(step)
-            while self.evaluations and self.evaluations[-1].step > step:
-                self.evaluations.pop()
+            self.evaluations = tuple(each for each in self.evaluations if each.step <= step)
             if self.best is not None and self.best.step > step:
                 self.best = None
                 for evaluation in self.evaluations:
@@ -200,8 +236,7 @@ class RunState:
             self.status = "training"
             self.stage = ""
         if event.step < self.step:  # steps of a script that were counted have turned out to be none
-            for trend in self._trends:
-                trend.cut(event.step)
+            self._cut(event.step)
         self.step, self.epoch, self.epoch_step = event.step, event.epoch, event.epoch_step
         self.items += event.items
         self.tokens += event.tokens
@@ -217,9 +252,9 @@ class RunState:
             pass  # the profiler made these steps slow
         elif self.recent and not event.steps and not self.recent[-1].steps:
             # Merge the windows of a long evaluation, so that windows with steps remain for the rates.
-            self.recent.append(_joined(self.recent.pop(), event))
+            self.recent = (*self.recent[:-1], _joined(self.recent[-1], event))
         else:
-            self.recent.append(event)
+            self.recent = (*self.recent, event)[-RECENT_WINDOWS:]
         for name in ("loss", "lr", "grad_norm", "loss_scale"):
             value = getattr(event, name)
             if value is not None and math.isfinite(value):
@@ -233,37 +268,22 @@ class RunState:
         if event.profiled:
             return
         totals = self.totals
-        totals["wall_ns"] += event.wall_ns
-        totals["steps"] += event.steps
+        totals.wall_ns += event.wall_ns
+        totals.steps += event.steps
         if event.steps:
-            totals["windows"] += 1
-            if totals["windows"] == STARTED_WINDOWS and len(self.recent) > 1:
-                self.recent.popleft()
-                if len(self.recent_ranks) > 1:
-                    self.recent_ranks.popleft()
-        phases = totals["phases"]
+            totals.windows += 1
+            if totals.windows == STARTED_WINDOWS and len(self.recent) > 1:
+                self.recent = self.recent[1:]
+                self.recent_ranks = self.recent_ranks[1:] or self.recent_ranks
         for name, figures in event.phases.items():
-            phases[name] = phases.get(name, 0) + figures["host_ns"]
+            totals.phases[name] = totals.phases.get(name, 0) + figures["host_ns"]
         if event.gc_ns is not None:
-            totals["gc_ns"] = (totals["gc_ns"] or 0) + event.gc_ns
-            totals["gc_count"] += event.gc_count or 0
-            totals["gc_max_ns"] = max(totals["gc_max_ns"], event.gc_max_ns or 0)
+            totals.gc_ns = (totals.gc_ns or 0) + event.gc_ns
+            totals.gc_count += event.gc_count or 0
+            totals.gc_max_ns = max(totals.gc_max_ns, event.gc_max_ns or 0)
 
-    def _ranks(self, event: RanksEvent) -> None:
-        if not event.steps:
-            return
-        if self.recent_ranks:
-            self.recent_ranks.append(brief(self.recent_ranks.pop()))
-        self.recent_ranks.append(event)
-
-    def _scalars(self, event: ScalarsEvent) -> None:
-        for name, value in event.values.items():
-            if value is None or not math.isfinite(value):
-                continue
-            if name in self.scalars or len(self.scalars) < KEPT_SCALARS:
-                self.scalars.setdefault(name, Trend()).add(event.step, value)
-
-    def _clock(self, gpu: Mapping[str, Any]) -> None:
+    def _clock(self, event: SampleEvent) -> None:
+        gpu = event.gpu or {}
         clock, util = gpu.get("sm_clock_mhz"), gpu.get("util_percent")
         if clock and util is not None and util >= 50 and len(self.first_clocks) < FIRST_CLOCKS:
             self.first_clocks.append(int(clock))
@@ -274,10 +294,10 @@ class RunState:
             self.memories.add(self.step, float(used))
 
     def _setting(self, t: float, event: SettingEvent) -> None:
-        before = self.settings.get(event.name)
-        self.settings[event.name] = event
-        if len(self.settings) > KEPT_SETTINGS:
-            del self.settings[next(iter(self.settings))]
+        newest = {setting.name: setting for setting in self.settings}
+        before = newest.get(event.name)
+        newest[event.name] = event
+        self.settings = tuple(newest.values())[-KEPT_SETTINGS:]
         if event.in_effect is False and (before is None or before.in_effect is not False):
             self._mark(t, MarkEvent("warning", event.step, setting_text(event), {"setting": event.name}))
 
@@ -287,42 +307,36 @@ class RunState:
             return
         if mark.kind == "evaluation":
             # NaN is null in the log: make a live run and its replay identical.
-            mark = MarkEvent(mark.kind, mark.step, mark.text, finite(mark.data))
+            mark = replace(mark, data=writable(mark.data))
         timed = TimedMark(t, mark)
-        self.marks.append(timed)
-        if mark.kind in ("warning", "error"):
-            self.warnings += 1
-        elif mark.kind == "checkpoint":
-            self.checkpoint = timed
-            self.saving.mark(mark.step)
-            self.totals["checkpoints"] += 1
-        elif mark.kind in ("compile", "recompile"):
-            self._compiled(mark)
-        elif mark.kind == "evaluation":
-            self._evaluation(mark)
-
-    def _compiled(self, mark: MarkEvent) -> None:
-        spent = round((mark.data.get("seconds") or 0.0) * 1e9)
-        self.totals["compile_ns"] += spent
-        if mark.kind == "recompile":
-            self.totals["recompiles"] += mark.data.get("graphs", 1)
-            self.totals["recompile_ns"] += spent
-
-    def _evaluation(self, mark: MarkEvent) -> None:
-        metrics = mark.data.get("metrics") or {}
-        evaluation = Evaluation(mark.step, metrics, mark.data.get("seconds"))
-        self.evaluations.append(evaluation)
-        self.evaluating.mark(mark.step)
-        self.totals["evaluations"] += 1
-        self.lower_is_better = mark.data.get("better", "lower") == "lower"
-        self._judge(evaluation)
+        self.marks = (*self.marks, timed)[-KEPT_MARKS:]
+        totals = self.totals
+        match mark.kind:
+            case "warning" | "error":
+                self.warnings += 1
+            case "checkpoint":
+                self.checkpoint = timed
+                self.saving.mark(mark.step)
+                totals.checkpoints += 1
+            case "compile" | "recompile":
+                spent = round((mark.data.get("seconds") or 0.0) * 1e9)
+                totals.compile_ns += spent
+                if mark.kind == "recompile":
+                    totals.recompiles += mark.data.get("graphs", 1)
+                    totals.recompile_ns += spent
+            case "evaluation":
+                evaluation = Evaluation(mark.step, mark.data.get("metrics") or {}, mark.data.get("seconds"))
+                self.evaluations = (*self.evaluations, evaluation)[-KEPT_EVALUATIONS:]
+                self.evaluating.mark(mark.step)
+                totals.evaluations += 1
+                self.lower_is_better = mark.data.get("better", "lower") == "lower"
+                self._judge(evaluation)
 
     def _judge(self, evaluation: Evaluation) -> None:
         value = next(iter(evaluation.metrics.values()), None)
         held = next(iter(self.best.metrics.values()), None) if self.best else None
-        if value is None:
-            return
-        if held is None or (value < held if self.lower_is_better else value > held):
+        better = lt if self.lower_is_better else gt
+        if value is not None and (held is None or better(value, held)):
             self.best = evaluation
 
     def snapshot(self, dropped_events: int = 0) -> Snapshot:
@@ -337,7 +351,7 @@ class RunState:
             overhead += _host_ns(window, "evaluate") + _host_ns(window, "checkpoint")
         busy_s = (wall - overhead) * 1e-9
         step_ns = (wall - overhead) / steps if steps else None
-        run = self.run
+        run, clocks = self.run, self.first_clocks
         left = TimeLeft()
         if run is not None and step_ns is not None:
             left = time_left(
@@ -348,42 +362,33 @@ class RunState:
         if ranks is not None:
             shares = shares_across(shares, self.recent, ranks, self.recent_ranks)
             step_ns = ranks.step_ns
-        # Fields of the same name; those that are converted or derived follow.
-        kept = {name: value for name, value in vars(self).items() if name in Snapshot.__dataclass_fields__}
-        derived = {
-            "reason": self.end.reason if self.end else "",
-            "step_ns": step_ns,
-            "steps_per_s": steps / busy_s if steps and busy_s > 0 else None,
-            "items_per_s": items / busy_s if steps and busy_s > 0 else None,
-            "tokens_per_s": tokens / busy_s if tokens and busy_s > 0 else None,
-            "left": left,
-            "elapsed_s": self.wall_ns * 1e-9,
-            "phases": shares,
-            "idle": idle(run, self.recent, shares, self.sample, self.kernels),
-            "headroom": headroom(run, self.sample, self.memory),
-            "evaluations": tuple(self.evaluations),
-            "loss_trend": self.losses.view(),
-            "rate_trend": self.rates.view(),
-            "memory_trend": self.memories.view(),
-            "heap_trend": self.heaps.view(),
-            "marks": tuple(self.marks),
-            "scalars": tuple((name, trend.view()) for name, trend in self.scalars.items()),
-            "settings": tuple(self.settings.values()),
-            "throughput": throughput(self.work, step_ns),
-            "micro_steps": micro / steps if steps else None,
-            "totals": Totals(**{**self.totals, "phases": dict(self.totals["phases"])}),
-            "cores": core_use(run, self.samples),
-            "usual_clock_mhz": usual_clock_mhz(self.first_clocks),
-            "trials": tuple(self.trials),
-            "dropped_events": dropped_events,
-            "ranks": ranks,
-        }
-        return Snapshot(**kept | derived)
-
-
-def usual_clock_mhz(first: Sequence[int]) -> int | None:
-    """The SM clock of the first minutes; None before it is known."""
-    return sorted(first)[len(first) // 2] if len(first) >= FIRST_CLOCKS // 4 else None
+        facts = {item.name: getattr(self, item.name) for item in fields(Facts)}
+        facts["totals"] = replace(self.totals, phases=dict(self.totals.phases))
+        return Snapshot(
+            **facts,
+            reason=self.end.reason if self.end else "",
+            step_ns=step_ns,
+            steps_per_s=steps / busy_s if steps and busy_s > 0 else None,
+            items_per_s=items / busy_s if steps and busy_s > 0 else None,
+            tokens_per_s=tokens / busy_s if tokens and busy_s > 0 else None,
+            micro_steps=micro / steps if steps else None,
+            left=left,
+            elapsed_s=self.wall_ns * 1e-9,
+            phases=shares,
+            idle=idle(run, self.recent, shares, self.sample, self.kernels),
+            headroom=headroom(run, self.sample, self.memory),
+            loss_trend=self.losses.view(),
+            rate_trend=self.rates.view(),
+            memory_trend=self.memories.view(),
+            heap_trend=self.heaps.view(),
+            scalars=tuple((name, trend.view()) for name, trend in self.own_trends.items()),
+            throughput=throughput(self.work, step_ns),
+            cores=core_use(run, self.samples),
+            # Before it is known, nothing is usual.
+            usual_clock_mhz=sorted(clocks)[len(clocks) // 2] if len(clocks) >= FIRST_CLOCKS // 4 else None,
+            ranks=ranks,
+            dropped_events=dropped_events,
+        )
 
 
 def _joined(first: WindowEvent, second: WindowEvent) -> WindowEvent:

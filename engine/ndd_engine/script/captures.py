@@ -11,8 +11,8 @@ from typing import Any
 from ndd_engine.errors import UsageError, error_text
 from ndd_engine.measure.captured import Noted, captured
 from ndd_engine.measure.modules import COMPILED, shown_names
-from ndd_engine.record.derive import capture_text
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent
+from ndd_engine.record.figures import capture_text
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.recordings.trace_file import read_trace
 from ndd_engine.text import printable

@@ -83,18 +83,18 @@ class Facts:
             yield from self._window(line)
         elif kind == "stacks":
             frames = [
-                [str(phase), str(file), int(at), str(name), int(count), int(file != "?")]
+                (str(phase), str(file), int(at), str(name), int(count), int(file != "?"))
                 for phase, file, at, name, _, count in line["frames"]
             ]
             yield StacksEvent(self.step_of(line), int(line["looks"]), frames)
         elif kind == "profile" and (line["functions"] or line.get("waits")):
             functions = [
-                [str(file), int(at), str(name), *map(int, rest), str(caller), str(phase)]
-                for file, at, name, *rest, caller, phase in line["functions"]
+                (str(file), int(at), str(name), int(calls), int(ns), int(own), str(caller), str(phase))
+                for file, at, name, calls, ns, own, caller, phase in line["functions"]
             ]
             waits = [
-                [str(file), int(at), str(name), str(method), *map(int, rest)]
-                for file, at, name, method, *rest in line.get("waits", ())
+                (str(file), int(at), str(name), str(method), int(calls), int(ns))
+                for file, at, name, method, calls, ns in line.get("waits", ())
             ]
             phases = {str(name): int(ns) for name, ns in (line.get("phases") or {}).items()}
             yield FunctionsEvent(self.step_of(line), int(line["ns"]), functions, waits, phases)

@@ -19,9 +19,9 @@ from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.channel import ControlServer
-from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, StageEvent
-from ndd_engine.record.recorder import Recorder
+from ndd_engine.record.figures import figures
+from ndd_engine.record.file import Recorder
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.text import counted
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.measure.stragglers import Comparison
-from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, RankEvent
+from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, RankEvent, checker
 from ndd_engine.text import counted, number, printable
 
 from .gone import Gone
@@ -66,7 +66,7 @@ class ScriptRanks:
         if kind == "window" and "ranks" in line:
             member.step = int(line["step"])
             told = {**line["ranks"], "allocated_bytes": member.allocated}
-            comparison.take(member.rank, RankEvent.from_dict(told))
+            comparison.take(member.rank, checker(RankEvent).validate_python(told))
         elif kind == "stacks":
             comparison.look(member.rank, line["frames"])
         elif kind == "profile":

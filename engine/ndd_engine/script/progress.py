@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 
 from ndd_engine.measure.spy import UnreadableError, find, threads
-from ndd_engine.record.derive import stalled_text
 from ndd_engine.record.events import MarkEvent
+from ndd_engine.record.figures import stalled_text
 from ndd_engine.text import printable
 
 from .records import VERSION, Line, Process

@@ -31,11 +31,10 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.measure.memory_owners import largest
 from ndd_engine.record.channel import ControlServer
-from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, Event, RunEvent, StageEvent
-from ndd_engine.record.opening import opening
-from ndd_engine.record.recorder import Listener, Recorder
-from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
+from ndd_engine.record.figures import figures
+from ndd_engine.record.file import Listener, Recorder
+from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir, opening
 from ndd_engine.recordings.snapshot_file import read_snapshot
 from ndd_engine.text import counted, printable
 from ndd_engine.train.loggers import Loggers, missing

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ndd_engine.errors import CheckpointError, UsageError, said, shortened
 from ndd_engine.files import replaces, replacing, unwritable, write_problem
-from ndd_engine.record.reader import load_state
+from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
 

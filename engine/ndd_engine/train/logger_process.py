@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 
 from ndd_engine.errors import said
 from ndd_engine.files import expanded, replacing
-from ndd_engine.record.derive import idle, memory_bytes, phase_shares
 from ndd_engine.record.events import (
     EndEvent,
     Event,
@@ -33,7 +32,8 @@ from ndd_engine.record.events import (
     ScalarsEvent,
     WindowEvent,
 )
-from ndd_engine.record.log import EventLog
+from ndd_engine.record.figures import idle, memory_bytes, phase_shares
+from ndd_engine.record.file import EventLog
 
 # Seconds between two looks at the record, and until a scalar is flushed to TensorBoard's file.
 LOOK_S = 1.0

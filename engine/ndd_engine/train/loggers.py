@@ -22,7 +22,7 @@ from typing import Any
 from ndd_engine.config.schema import LogSection
 from ndd_engine.errors import said, shortened
 from ndd_engine.record.events import MarkEvent
-from ndd_engine.record.recorder import Recorder
+from ndd_engine.record.file import Recorder
 from ndd_engine.record.rundir import RunDir
 
 # Folder of what loggers print and keep, in the folder of the run.

@@ -91,7 +91,7 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
     for section, key in (("batch", "sequence"), ("optimizer", "name"), ("optimizer", "decay")):
         value = getattr(getattr(config, section), key)
         was = _section(run, section).get(key)
-        if was != value and not (key == "decay" and was is None):  # older records have none
+        if was != value:
             changed.append(f"{section}.{key} was {was}, now {value}")
     if changed:
         raise UsageError(f"cannot resume {name}: {'; '.join(changed)}; start a new run to change these")

@@ -304,8 +304,6 @@ def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
         run.put(
             MarkEvent("warning", saved.step, f"ignored a damaged file of a checkpoint: {printable(name)}")
         )
-    # Checkpoints before 0.6 know only the engine's order.
-    state = {"order": "shuffled", "position": None, **state}
     _check_data(run.directory.name, saved, state, loop)
     shown = printable(str(saved.path))
     try:
@@ -319,11 +317,6 @@ def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
         text = f"{shown} belongs to another model or optimizer: {message_of(error)}"
         raise UsageError(text + (f" ({where})" if where else "")) from (error if where else None)
     loop.saved = saved
-    if loop.stepper.optimizer.decay != loop.config.optimizer.decay:
-        section = loop.config.optimizer.model_copy(update={"decay": loop.stepper.optimizer.decay})
-        loop.config = loop.stepper.config = loop.config.model_copy(update={"optimizer": section})
-        text = 'the checkpoint applies weight decay to all parameters, so optimizer.decay is "all"'
-        run.put(MarkEvent("note", loop.step, text))
     threads = torch.get_num_threads()
     if device.type == "cpu" and saved_threads != threads:
         text = f"the checkpoint was saved with {counted(saved_threads, 'thread')}, this run uses {threads}"
@@ -341,9 +334,7 @@ def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> N
         "order": "the order of the data",
     }
     changed = [
-        f"{text} was {state[key]}, now {now[key]}"
-        for key, text in words.items()
-        if state.get(key) != now[key] and not (key == "data_crc" and loop.batches.has_crc(state.get(key)))
+        f"{text} was {state[key]}, now {now[key]}" for key, text in words.items() if state[key] != now[key]
     ]
     if not changed and (why := cannot_load(loop.batches, state["position"])) is not None:
         changed.append(why)

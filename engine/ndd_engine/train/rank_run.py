@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from ndd_engine.errors import EXIT_FAILED, NddError, UsageError
 from ndd_engine.record.events import EndEvent
-from ndd_engine.record.recorder import Listener, Recorder
+from ndd_engine.record.file import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, bare
 from ndd_engine.text import printable
 

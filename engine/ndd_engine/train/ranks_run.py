@@ -17,8 +17,7 @@ from dataclasses import replace
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import EndEvent, Event, StageEvent
-from ndd_engine.record.reader import RunReader, load_state
-from ndd_engine.record.recorder import Recorder
+from ndd_engine.record.file import Recorder, RunReader, load_state
 from ndd_engine.record.rundir import RunDir, RunLock, discard, new_run_dir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import counted

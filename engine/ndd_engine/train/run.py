@@ -29,12 +29,10 @@ from ndd_engine.errors import (
 )
 from ndd_engine.measure import memory_history
 from ndd_engine.record.channel import ControlServer
-from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
-from ndd_engine.record.opening import opening
-from ndd_engine.record.reader import load_state
-from ndd_engine.record.recorder import Listener, Recorder
-from ndd_engine.record.rundir import RunDir, RunLock, bare, discard, new_run_dir, set_aside
+from ndd_engine.record.figures import figures
+from ndd_engine.record.file import Listener, Recorder, load_state
+from ndd_engine.record.rundir import RunDir, RunLock, bare, discard, new_run_dir, opening, set_aside
 
 from .control import Control, StopNow
 from .loggers import Loggers

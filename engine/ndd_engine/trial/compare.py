@@ -23,9 +23,8 @@ from ndd_engine.record.events import (
     SampleEvent,
     WindowEvent,
 )
-from ndd_engine.record.log import EventLog
+from ndd_engine.record.file import EventLog, RunReader
 from ndd_engine.record.ranks import ASIDES
-from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import printable

@@ -20,7 +20,7 @@ from ndd_engine.files import open_regular
 from ndd_engine.hardware.detect import detect, equal_gpus
 from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.record.channel import send
-from ndd_engine.record.reader import RunReader
+from ndd_engine.record.file import RunReader
 from ndd_engine.record.rundir import RunDir, all_runs, flocked
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import duration, printable

@@ -9,9 +9,8 @@ import time
 from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.record.channel import RECORD, send
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.record.reader import truncate_torn_line
+from ndd_engine.record.file import truncate_torn_line, write_whole
 from ndd_engine.record.rundir import RunDir, RunLock, check_regular
-from ndd_engine.record.writer import write_whole
 from ndd_engine.text import printable
 
 

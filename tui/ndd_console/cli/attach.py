@@ -13,7 +13,7 @@ from ndd_console.process.terminal import interactive
 from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.record.events import Event
-from ndd_engine.record.log import damage_text
+from ndd_engine.record.file import damage_text
 from ndd_engine.record.rundir import find_run
 
 from .completion import run_names

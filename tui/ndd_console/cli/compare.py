@@ -6,7 +6,7 @@ import click
 
 from ndd_console.words.comparison import LETTERS, several_compared, two_compared
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
-from ndd_engine.record.log import damage_text
+from ndd_engine.record.file import damage_text
 from ndd_engine.record.rundir import find_run
 from ndd_engine.text import printable
 from ndd_engine.trial.compare import compare_several

@@ -11,8 +11,8 @@ from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
-from ndd_engine.record.events import finite
-from ndd_engine.record.log import damage_text
+from ndd_engine.record.events import writable
+from ndd_engine.record.file import damage_text
 from ndd_engine.record.rundir import find_run
 from ndd_engine.text import size
 
@@ -50,7 +50,7 @@ def report(asked: Asked) -> None:
     if loaded.data.skipped:
         say(f"warning: {damage_text(loaded.data.skipped)}")
     if as_json:
-        written = json.dumps(finite(loaded.to_json()), indent=2, allow_nan=False) + "\n"
+        written = json.dumps(writable(loaded.to_json()), indent=2, allow_nan=False) + "\n"
     elif as_text:
         written = text.page_text(page(loaded), asked.ascii)
     else:

@@ -11,7 +11,6 @@ import click
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.words.blocks import Table
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError, UsageError
-from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import MISSING, counted, number, printable, size
 
@@ -49,8 +48,8 @@ def runs(ctx: click.Context, as_json: bool) -> None:
             f"there are no runs in {root.absolute()}; start one with: ndd-console train, or name another folder with "
             "--runs FOLDER"
         )
-    for name, count in home.damaged.items():
-        say(f"warning: run {name}: {damage_text(count)}")
+    for name, damage in home.damaged.items():
+        say(f"warning: run {name}: {damage}")
 
 
 def _minute(t: float | None) -> str:

@@ -138,9 +138,9 @@ def try_(asked: options.Asked) -> int:
 
 def _tell_of_script(state: RunState, request: TrialRequest, trial: TrialEvent, apply: bool) -> None:
     """What a trial of a script leaves out, and the edit that makes its change."""
-    aside = sum(state.totals["phases"].get(name, 0) for name in ("evaluate", "checkpoint"))
-    if any(map(is_start, request.sets)) and aside > LEFT_OUT * state.totals["wall_ns"]:
-        share = percent(aside / state.totals["wall_ns"])
+    aside = sum(state.totals.phases.get(name, 0) for name in ("evaluate", "checkpoint"))
+    if any(map(is_start, request.sets)) and aside > LEFT_OUT * state.totals.wall_ns:
+        share = percent(aside / state.totals.wall_ns)
         say(
             f"evaluations and checkpoints, {share} of the recorded run, are left out of a trial; if the argument "
             "is about them, run the script with it and compare the two runs"

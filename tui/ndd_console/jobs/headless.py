@@ -16,7 +16,7 @@ from ndd_console.process.restart import restart, told
 from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_INTERRUPTED
 from ndd_engine.record.events import Event
-from ndd_engine.record.recorder import Listener
+from ndd_engine.record.file import Listener
 from ndd_engine.train.control import StopNow
 from ndd_engine.train.run import Run, RunRequest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ndd_engine.record.log import open_log
+from ndd_engine.record.file import open_log
 from ndd_engine.text import printable
 
 # Read at most this much at once: of a longer log, its end.

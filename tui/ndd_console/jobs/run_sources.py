@@ -19,8 +19,7 @@ from ndd_engine.errors import NddError, UsageError, error_text
 from ndd_engine.files import write_text
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, TrialEvent
-from ndd_engine.record.log import damage_text
-from ndd_engine.record.reader import RunReader
+from ndd_engine.record.file import RunReader, damage_text
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.script.run import ScriptRun
@@ -200,7 +199,7 @@ class HomeFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.damaged: dict[str, int] = {}  # run -> damaged lines, as of the last `runs`
+        self.damaged: dict[str, str] = {}  # run -> why it is not read completely, as of the last `runs`
 
     def gpu_lines(self) -> list[str]:
         from ndd_engine.hardware.detect import detect
@@ -209,14 +208,14 @@ class HomeFolder:
 
     def runs(self) -> list[RunRow]:
         rows: list[RunRow] = []
-        damaged: dict[str, int] = {}
+        damaged: dict[str, str] = {}
         for run in all_runs(self.root):
             try:
-                row, lines = run_row(run)
+                row, damage = run_row(run)
             except Exception:  # noqa: BLE001  one run must not hide the others
-                row, lines = RunRow(run.name, "", "unreadable", 0, 0, None, "", False), 0
+                row, damage = RunRow(run.name, "", "unreadable", 0, 0, None, "", False), ""
             rows.append(row)
-            damaged |= {run.name: lines} if lines else {}
+            damaged |= {run.name: damage} if damage else {}
         self.damaged = damaged
         return sorted(rows, key=lambda row: row.started_t or 0.0, reverse=True)
 
@@ -249,8 +248,8 @@ class HomeFolder:
         return details(row)
 
 
-def run_row(directory: RunDir) -> tuple[RunRow, int]:
-    """The entry of a run, from its record, and the number of damaged lines."""
+def run_row(directory: RunDir) -> tuple[RunRow, str]:
+    """The entry of a run, from its record, and why that is not read completely, or ""."""
     reader = RunReader(directory)
     reader.poll()
     snapshot = reader.snapshot()
@@ -271,7 +270,7 @@ def run_row(directory: RunDir) -> tuple[RunRow, int]:
         live=not snapshot.final,
         training_s=snapshot.elapsed_s,
     )
-    return row, reader.damaged
+    return row, reader.trouble or damage_text(reader.damaged)
 
 
 def _configured(directory: RunDir) -> str:

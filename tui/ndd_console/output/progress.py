@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ndd_console.words.finding import event_line, recorded
+from ndd_console.words.finding import event_line
 from ndd_console.words.run import introduction, progress_line
-from ndd_engine.record.derive import setting_text
 from ndd_engine.record.events import Event, FindingEvent, RunEvent, SettingEvent, TrialEvent
+from ndd_engine.record.figures import setting_text
 from ndd_engine.record.snapshot import Snapshot, TimedMark
 from ndd_engine.text import printable
 
@@ -52,8 +52,8 @@ class RunProgress:
             return
         if isinstance(event, FindingEvent):
             before = self._findings.pop(event.cause, None)
-            if not event.gone:  # a ceiling that moves is not reported again
-                finding = recorded(event.finding)
+            finding = event.finding
+            if finding is not None and not event.gone:  # a ceiling that moves is not reported again
                 advice = (finding.sets, bool(finding.leave), finding.from_steps is None)
                 self._findings[event.cause] = advice
             if before != self._findings.get(event.cause) and (line := event_line(event)):

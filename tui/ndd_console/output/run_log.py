@@ -14,7 +14,7 @@ from typing import TextIO
 
 from ndd_engine.files import open_regular
 from ndd_engine.record.events import Event, MarkEvent
-from ndd_engine.record.recorder import Listener
+from ndd_engine.record.file import Listener
 from ndd_engine.train.run import Run, RunRequest
 
 from .progress import RunProgress

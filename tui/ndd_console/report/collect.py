@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ndd_engine.record import events
-from ndd_engine.record.log import EventLog
+from ndd_engine.record.file import EventLog
 from ndd_engine.record.rundir import RunDir
 
 from .timeline import Curve, RunClock, RunTimeline

@@ -14,7 +14,7 @@ from ndd_console.words.trial import trials_blocks
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError
 from ndd_engine.record.events import RunEvent
-from ndd_engine.record.log import damage_text
+from ndd_engine.record.file import damage_text
 from ndd_engine.text import MISSING, counted, duration, number, size
 from ndd_engine.trial.outcome import flatten
 

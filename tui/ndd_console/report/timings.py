@@ -11,9 +11,9 @@ from ndd_console.words.profile import METHODS, capture, colour, functions, idle_
 from ndd_console.words.ranks import phases_table, ranks_facts, slowest
 from ndd_console.words.step import on_gpu, rates, step_time, work_facts
 from ndd_engine.diagnose.ranks import milliseconds
-from ndd_engine.record.derive import idle as idle_of
-from ndd_engine.record.derive import phase_shares
 from ndd_engine.record.events import PHASES, RunEvent
+from ndd_engine.record.figures import idle as idle_of
+from ndd_engine.record.figures import phase_shares
 from ndd_engine.text import MISSING, number, plural
 
 from .model import COLUMNS, Report

@@ -105,10 +105,12 @@ def _host(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
 
 
 def _memory(host: dict[str, Any]) -> list[Span]:
+    swapped = _figure(host, "swap_bytes")
     return [
         (f"RSS {size(_figure(host, 'rss_bytes'))}", "text"),
         (f"workers {size(_figure(host, 'workers_rss_bytes'))}", "text"),
         (f"{size(_figure(host, 'memory_available_bytes'))} available", "text"),
+        *([(f"{size(swapped)} in swap", "warn")] if swapped else []),
     ]
 
 

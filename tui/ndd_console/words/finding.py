@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from ndd_engine.diagnose import CAUSES, Change, Evidence, Finding
+from ndd_engine.diagnose import CAUSES, Change, Finding
 from ndd_engine.record.events import FindingEvent
-from ndd_engine.text import finite
 
 from .blocks import COMMAND, PLACE, Tone, Verdict
 from .figures import at_most, percent
@@ -97,29 +95,4 @@ def event_line(event: FindingEvent) -> str:
     """The line of a recorded finding, or "finding cleared: …"."""
     if event.gone:
         return f"finding cleared: {event.text}"
-    return finding_line(recorded({**event.finding, "cause": event.cause, "title": event.text}))
-
-
-def recorded(body: Mapping[str, Any]) -> Finding:
-    """A finding from a record, without the parts of it that are damaged."""
-    steps = body.get("from_steps")
-    return Finding(
-        str(body.get("cause", "")),
-        str(body.get("title", "")),
-        tuple(Evidence(str(part["text"]), str(part.get("source", ""))) for part in _parts(body, "evidence")),
-        body.get("confidence", "possible"),
-        finite(body.get("share")),
-        finite(body.get("ceiling")),
-        tuple(
-            Change(str(part["text"]), tuple(map(str, part.get("sets") or ())), part.get("where"))
-            for part in _parts(body, "changes")
-        ),
-        str(body.get("leave") or ""),
-        steps if isinstance(steps, int) else None,
-    )
-
-
-def _parts(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    parts = body.get(name)
-    parts = parts if isinstance(parts, (list, tuple)) else ()
-    return [part for part in parts if isinstance(part, dict) and "text" in part]
+    return finding_line(event.finding or Finding(event.cause, event.text, (), "possible"))

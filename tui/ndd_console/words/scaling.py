@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ndd_engine.record.events import Finding, checker
 from ndd_engine.text import MISSING, duration, number, percent, size, span
 from ndd_engine.trial.scaling import ScalingRow, ScalingState, in_words
 
 from .blocks import Block, Table, Text
-from .finding import recorded, verdict
+from .finding import verdict
 
 _COLUMNS = ("", "step", "items/s", "of linear", "exchange", "skew", "memory")
 # Findings that are shown for each number of ranks.
@@ -27,7 +28,7 @@ def scaling_blocks(state: ScalingState, name: str) -> Iterator[Block]:
             yield Text(row.text)
             yield from (Text(f"  {line}") for line in in_words(row.lost))
             for finding in list(row.facts.get("findings") or ())[:_MOST_FINDINGS]:
-                yield verdict(recorded(finding), name)
+                yield verdict(checker(Finding).validate_python(finding), name)
 
 
 def _figures(row: ScalingRow) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ndd_engine.record.derive import IDLE_CAUSES
+from ndd_engine.record.figures import IDLE_CAUSES
 from ndd_engine.recordings.trace import DeviceUse, TraceUse, findings
 from ndd_engine.text import counted
 

@@ -145,7 +145,6 @@ class Batches(_Loaded):
         self.own: IndexOrder | StreamOrder | None = None
         self.accumulation = config.batch.accumulation
         self.crc: int | None = None
-        self._whole_crc, self._data = True, data
         if isinstance(data, Stream):
             of = seed if order.generator is None else order.generator.initial_seed()
             stream = self.own = StreamOrder(data, order, micro, collate, of, loader.workers, share.of > 1)
@@ -165,7 +164,7 @@ class Batches(_Loaded):
                 self.order = f"by the {order.title}"
             elif items % micro:
                 self.order += ", with a smaller last batch"
-        self.crc, self._whole_crc = checksum(data, items)
+        self.crc = checksum(data, items)
         source = make_source(data, collate, loader, device, epochs_differ, tell)
         super().__init__(source, config, loader.pin_memory, workers, share.rank, batch_sampler=chosen)
 
@@ -182,12 +181,6 @@ class Batches(_Loaded):
         lists = islice(self.sampler.tensors(), 1 if items is None else -(-items // micro))
         first = torch.cat(list(lists))[:items]
         return next(gathered(self.source, iter([first]), False))
-
-    def has_crc(self, saved: object) -> bool:
-        """Whether a checkpoint with this checksum has the same data; older versions covered large items wholly."""
-        if saved == self.crc:
-            return True
-        return not self._whole_crc and saved == checksum(self._data, self.sampler.items, limit=1 << 62)[0]
 
     @property
     def items(self) -> int | None:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from ndd_engine.errors import RunLockedError, message_of, shortened
 from ndd_engine.record.events import EndEvent, Event
-from ndd_engine.record.reader import RunReader
-from ndd_engine.record.recorder import Recorder
+from ndd_engine.record.file import Recorder, RunReader
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.text import printable
 

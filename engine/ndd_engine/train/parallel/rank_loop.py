@@ -23,7 +23,7 @@ from ndd_engine.measure.functions import NEVER, FunctionProfiles
 from ndd_engine.measure.losses import first_bad
 from ndd_engine.measure.stragglers import Comparison, compared_steps
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, WindowEvent
-from ndd_engine.record.log import EventLog
+from ndd_engine.record.file import EventLog
 from ndd_engine.record.ranks import RankEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.callbacks import Callbacks

@@ -423,7 +423,7 @@ def check_data(world: World, batches: Batches) -> None:
     Of a stream, the first micro-batch is compared.
     """
     streams = batches.items is None
-    crc = checksum([batches.sample()], 1)[0] if streams else batches.crc
+    crc = checksum([batches.sample()], 1) if streams else batches.crc
     words = {
         "items": "another number of training items",
         "order": "training data in another order",

@@ -23,6 +23,7 @@ from ndd_engine.measure.clock import no_phase
 from ndd_engine.measure.flops import WorkCounter
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.timing import fastest
+from ndd_engine.record.event import ThreadTime
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.train.random_state import kept_random
 from ndd_engine.train.step.kept import kept_buffers
@@ -271,9 +272,7 @@ class Baseline:
         measured = _guarded(stepper, measure)
         return None if measured is None else measured[0]
 
-    def _threads(
-        self, stepper: Stepper, batch: Batch, expected_ns: float, deadline: int
-    ) -> list[list[float]]:
+    def _threads(self, stepper: Stepper, batch: Batch, expected_ns: float, deadline: int) -> list[ThreadTime]:
         """The same micro-batch with one thread per core, if the run uses another number of threads."""
         threads = torch.get_num_threads()
         if stepper.device.type != "cpu" or threads == self.cores or not _plain(stepper):
@@ -292,7 +291,7 @@ class Baseline:
             measured = _guarded(stepper, measure)
         finally:
             torch.set_num_threads(threads)
-        return [] if measured is None else [[float(self.cores), measured[0]]]
+        return [] if measured is None else [(float(self.cores), measured[0])]
 
 
 def _other_size(stepper: Stepper, micro: int) -> int:

@@ -225,23 +225,12 @@ class Optimizers:
         if "param_groups" not in saved:
             raise ValueError("it has several optimizers, or none")
         optimizer = self.by_name[""]
-        if len(saved["param_groups"]) == 1 < len(optimizer.param_groups):
-            # Written before weight decay spared biases and norms, or with optimizer.decay = "all".
-            section = self._config.optimizer.model_copy(update={"decay": "all"})
-            self._config = self._config.model_copy(update={"optimizer": section})
-            self._make(self._config)
-            optimizer = self.by_name[""]
         for before, group in zip(saved["param_groups"], optimizer.param_groups, strict=True):
             if ("betas" in before) != ("betas" in group):
                 raise ValueError(f"its optimizer is not {self._config.optimizer.name}")
             # Options come from the configuration, which a resume may change, not from the checkpoint.
             before.update({key: value for key, value in group.items() if key != "params"})
         optimizer.load_state_dict(saved)
-
-    @property
-    def decay(self) -> str:
-        """`optimizer.decay` in effect: a checkpoint may be older than the setting."""
-        return self._config.optimizer.decay
 
     def _load_own(self, state: dict[str, Any]) -> None:
         saved = state["optimizer"]

@@ -1,20 +1,21 @@
-"""Values derived from several events: phase shares, idle time, memory headroom, throughput."""
+"""Values derived from several events: phase shares, idle time, memory headroom, throughput, the time left."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from math import sqrt
+from dataclasses import dataclass, replace
+from math import lcm, sqrt
 from statistics import fmean
 
 from ndd_engine.text import duration, printable
 
-from .across import EXCHANGE, SKEW
+from .across import EXCHANGE, SHARED, SKEW, Ranks
+from .event import Count, Json
 from .events import (
     PHASES,
-    Json,
     KernelsEvent,
     MemoryEvent,
+    RanksEvent,
     RunEvent,
     SampleEvent,
     SettingEvent,
@@ -22,7 +23,7 @@ from .events import (
     WorkEvent,
 )
 from .ranks import ASIDES
-from .snapshot import CoreUse, Headroom, Idle, PhaseShare, Snapshot, Throughput
+from .snapshot import CoreUse, Headroom, Idle, PhaseShare, Snapshot, Throughput, TimeLeft
 
 # Causes of idle time, in display order.
 IDLE_CAUSES = (
@@ -131,6 +132,52 @@ def share_error(pairs: Sequence[tuple[float, float]]) -> float | None:
     # Largest change of the share when a single window is left out.
     alone = max(abs(value) / (wall - whole) for value, (_, whole) in zip(beyond, pairs, strict=True))
     return max(spread, alone)
+
+
+def shares_across(
+    shares: Sequence[PhaseShare],
+    windows: Sequence[WindowEvent],
+    ranks: Ranks,
+    events: Sequence[RanksEvent],
+) -> tuple[PhaseShare, ...]:
+    """The phases of a run with several ranks: means over the ranks, which add up to the step.
+
+    shares: those of rank 0, whose phases include its waiting for others. Percentiles are not known over all ranks.
+    events: of the ranks. Exchange and skew follow the phases that compute.
+    """
+    wall_ns = sum(window.wall_ns for window in windows) / (sum(window.steps for window in windows) or 1)
+    mine = {share.name: share for share in shares}
+    means = {**ranks.phases, EXCHANGE: ranks.exchange_ns, SKEW: ranks.skew_ns}
+    at = PHASES.index("log")
+    found = []
+    for name in (*PHASES[:at], *SHARED, *PHASES[at:]):
+        if name in ASIDES:
+            found += [mine[name]] if name in mine else []
+        elif name in means:
+            found.append(
+                PhaseShare(
+                    name=name,
+                    host_ns=means[name],
+                    share=means[name] / (wall_ns or ranks.step_ns or 1.0),
+                    p50_ns=None,
+                    p95_ns=None,
+                    max_ns=None,
+                    device_ns=mine[name].device_ns if name in mine else None,
+                    share_error=share_error(_parts_across(name, events)),
+                )
+            )
+    return tuple(found)
+
+
+def _parts_across(name: str, events: Sequence[RanksEvent]) -> list[tuple[float, float]]:
+    """The same as means over the ranks, which include exchange and skew."""
+    found = []
+    for event in events:
+        mean_us = event.columns_us[name][2] if name in event.columns_us else 0.0
+        spent = {EXCHANGE: event.exchange_ns, SKEW: event.skew_ns}.get(name, mean_us * 1e3 * event.steps)
+        if event.steps and event.wall_ns:
+            found.append((float(spent), float(event.wall_ns)))
+    return found
 
 
 def memory_bytes(run: RunEvent | None, sample: SampleEvent) -> int | None:
@@ -376,3 +423,107 @@ def figures(snapshot: Snapshot) -> Json:
         "roofline_side": found.side,
         "reason": found.reason or None,
     }
+
+
+@dataclass(slots=True)
+class Aside:
+    """Number and total time of evaluations, or of checkpoints.
+
+    One may span several windows; its time counts when its mark reports that it is done. count: done, with their time in
+    total_ns. last_step: of the newest one. open_ns: time of one that is not done, or whose last window is missing.
+    done: marks whose last window is missing.
+    """
+
+    count: Count = 0
+    total_ns: Count = 0
+    last_step: Count = 0
+    open_ns: Count = 0
+    done: Count = 0
+
+    def window(self, host_ns: int) -> None:
+        """Add the time in a window."""
+        self.open_ns += host_ns
+        if self.done and self.open_ns:
+            self.count += self.done
+            self.total_ns += self.open_ns
+            self.open_ns = self.done = 0
+
+    def mark(self, step: int) -> None:
+        """One is done."""
+        self.done += 1
+        self.last_step = step
+
+    def resume(self, step: int) -> None:
+        """The run resumes from `step`, where none is due again; drop an unfinished one."""
+        self.open_ns = self.done = 0
+        self.last_step = step
+
+    @property
+    def mean_s(self) -> float | None:
+        """Mean seconds of one, None if none was measured."""
+        return self.total_ns / self.count * 1e-9 if self.count else None
+
+
+def time_left(
+    run: RunEvent, step: int, step_ns: float, evaluations: Aside, checkpoints: Aside, ended: bool = False
+) -> TimeLeft:
+    """Remaining steps at `step_ns` each, and remaining evaluations and checkpoints at their mean measured time.
+
+    ended: the run has ended; nothing that is due at `step` remains. Unknown if the run's length is.
+    """
+    if not run.total_steps:
+        return TimeLeft()
+    steps_s = max(run.total_steps - step, 0) * step_ns * 1e-9
+    evaluating, saving = _section(run, "evaluate"), _section(run, "checkpoint")
+    evaluate = due(evaluating, run, step, step if ended else evaluations.last_step)
+    save = due(saving, run, step, step if ended else checkpoints.last_step)
+    seconds = steps_s + evaluate * (evaluations.mean_s or 0.0)
+    minutes = saving.get("every_minutes")
+    if isinstance(minutes, (int, float)) and minutes > 0:
+        save += _by_the_clock(saving, run, step, max(int(minutes * 60e9 / max(step_ns, 1.0)), 1))
+    seconds += save * (checkpoints.mean_s or 0.0)
+    return TimeLeft(seconds, evaluate, evaluations.mean_s, save, checkpoints.mean_s)
+
+
+def due(section: Json, run: RunEvent, step: int, last: int) -> int:
+    """Number of evaluations or checkpoints from `step` (if `last` was before it) to the end of the run.
+
+    section: the [evaluate] or [checkpoint] section of the configuration.
+    """
+    total = run.total_steps
+    periods = [_count(section, "every_steps"), _count(section, "every_epochs") * run.steps_per_epoch]
+    first = step if last == step else step - 1  # one may still be due at `step` itself
+    found = sum(_multiples(period, first, total) for period in periods)
+    both = lcm(*periods) if all(periods) else 0
+    found -= _multiples(both, first, total)
+    at_total = any(period and total % period == 0 for period in periods)
+    if section.get("at_end") and not at_total and total > first:
+        found += 1
+    return found
+
+
+def _by_the_clock(section: Json, run: RunEvent, step: int, every: int) -> int:
+    """Additional checkpoints by every_minutes: one after `every` steps without any other checkpoint."""
+    periods = [_count(section, "every_steps"), _count(section, "every_epochs") * run.steps_per_epoch]
+    remaining = max(run.total_steps - step, 0)
+    period = min((period for period in periods if period), default=remaining)
+    if not period:
+        return 0
+    first = min(period - step % period if any(periods) else remaining, remaining)
+    whole, tail = divmod(remaining - first, period)
+    return (first - 1) // every + whole * ((period - 1) // every) + max(tail - 1, 0) // every if first else 0
+
+
+def _multiples(period: int, first: int, last: int) -> int:
+    """Number of positive multiples of `period` above `first` and up to `last`."""
+    return max(last // period - max(first, 0) // period, 0) if period > 0 else 0
+
+
+def _section(run: RunEvent, name: str) -> Json:
+    found = run.config.get(name) if isinstance(run.config, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _count(section: Json, key: str) -> int:
+    value = section.get(key)
+    return value if isinstance(value, int) and value > 0 else 0
