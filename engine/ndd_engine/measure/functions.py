@@ -77,12 +77,12 @@ class FunctionProfiles:
             self._skip(step, said(error))
             return
         self._close_window(step)
-        if not found["ns"]:
+        if not found["wall_ns"]:
             self._tell(step, "another profiler began within the profiled step")
             return
         functions = [[self._own.short(row[0]), *row[1:]] for row in found["functions"]]
         waits = [[self._own.short(row[0]), *row[1:]] for row in found["waits"]]
-        self._reporter.put(FunctionsEvent(step, found["ns"], functions, waits, found["phases"]))
+        self._reporter.put(FunctionsEvent(step, found["wall_ns"], functions, waits, found["phases"]))
 
     def drop(self, step: int) -> None:
         """End the profile, if any, of a step that did not take place."""

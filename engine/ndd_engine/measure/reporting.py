@@ -7,16 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ndd_engine.record.events import Event, MarkEvent, ScalarsEvent, WindowEvent
+from ndd_engine.record.events import Event, MarkEvent, MemoryEvent, ScalarsEvent, WindowEvent
 from ndd_engine.text import printable
 from ndd_watch.compilers import Compilations
-from ndd_watch.process import Heap
+from ndd_watch.process import Heap, allocator
 
 from .clock import PhaseClock
 from .collector import Collector
-from .compiling import compile_marks
 from .losses import LossReader
-from .memory import memory_event
 from .stalls import StallWatch
 
 
@@ -115,7 +113,6 @@ class Reporter:
         if work.made is not None:
             made = work.made()
             items, self._made = made - self._made, made
-        p50, p95, longest = window.steps()
         epoch, epoch_step = divmod(step, work.steps_per_epoch) if work.place is None else work.place()
         extras = self.losses.extras
         self.put(
@@ -127,17 +124,12 @@ class Reporter:
                 micro_steps=steps * work.micro_steps,
                 items=items,
                 tokens=round(items * work.tokens_per_item),
-                wall_ns=window.wall_ns,
-                step_p50_ns=p50,
-                step_p95_ns=p95,
-                step_max_ns=longest,
-                phases=window.phases(),
+                **window.figures(),
                 loss=sum(value for _, value in arrived) / len(arrived) if arrived else None,
                 last_loss=arrived[-1] if arrived else None,
                 lr=self._stepping.lr,
                 grad_norm=extras.get("grad_norm"),
                 loss_scale=extras.get("loss_scale"),
-                device_steps=len(window.device),
                 gc_ns=pauses.ns,
                 gc_count=pauses.number,
                 gc_max_ns=pauses.longest_ns,
@@ -151,16 +143,15 @@ class Reporter:
         for event in self._stepping.reports:
             self.put(event)
         self._stepping.reports.clear()
-        if (compiled := self._compilations.take()) is not None:
-            for mark in compile_marks(compiled, step):
-                self.put(mark)
+        for kind, text, data in self._compilations.take():
+            self.put(MarkEvent(kind, step, printable(text), data))
         if self.clock.failed and not self._told_failure:
             self._told_failure = True
             text = f"steps are not timed on the GPU: {printable(self.clock.failed)}"
             self.put(MarkEvent("warning", step, text))
         if self._has_gpu:
             try:
-                self.put(memory_event(self.losses.device))
+                self.put(MemoryEvent(**allocator(self.losses.device)))
             except (RuntimeError, KeyError) as error:
                 self._has_gpu = False
                 text = f"cannot read the memory counters: {printable(str(error))}"

@@ -70,7 +70,7 @@ class _Member:
     def places(self, folder: str) -> dict[str, str]:
         """By phase, where the rank was seen most often."""
         seen: dict[str, Counter[str]] = {}
-        for phase, file, line, name, _, count in (frame for frames in self.looks for frame in frames):
+        for phase, file, line, name, count, _ in (frame for frames in self.looks for frame in frames):
             if file != "?":
                 place = f"{_short(str(file), folder)}:{int(line)} {name}"
                 seen.setdefault(str(phase), Counter())[printable(place)[:_CHARS]] += int(count)
@@ -127,7 +127,7 @@ class ScriptRanks:
         Raises KeyError, TypeError or ValueError for a line of another format.
         """
         kind = line["type"]
-        if kind == "process":
+        if kind == "run":
             yield from self._joins(name, line, earlier)
         member = self._members.get(name)
         if member is None:
@@ -141,22 +141,20 @@ class ScriptRanks:
                 member.windows.append(window)
         elif kind == "stacks":
             member.looks.append(list(line["frames"]))
-        elif kind == "profile":
+        elif kind == "functions":
             member.functions = {
                 (str(file), int(at), str(name), str(caller), str(phase)): int(own)
                 for file, at, name, _calls, _ns, own, caller, phase in line["functions"]
             }
-            member.profiled_ns = int(line["ns"])
+            member.profiled_ns = int(line["wall_ns"])
         elif kind == "memory":
             member.allocated = float(line["allocated_bytes"])
-        elif kind == "model":
-            self._strategy = str(line.get("strategy") or "")
         elif kind == "end":
             member.ended = float(line["t"]), str(line["status"]), printable(str(line["reason"]))
             member.step = int(line["step"])
-        if kind in ("end", "unobserved"):
+        if kind == "end" or (kind == "mark" and line["data"].get("observed") == "no more"):
             member.silent = True
-        if kind in ("window", "end", "unobserved") and not self._broken:
+        if kind in ("window", "end", "mark") and not self._broken:
             yield from self._guarded(earlier)
 
     def first_end(self) -> tuple[str, str] | None:
@@ -195,14 +193,17 @@ class ScriptRanks:
             )  # fmt: skip
 
     def _joins(self, name: str, line: Line, earlier: int) -> Iterator[Event]:
-        """A process begins to train."""
-        if not line.get("exchanges"):
+        """A process begins to train, or more is known of it."""
+        place = line["config"].get("parallel")
+        if place is None:
             self._members.pop(name, None)
             return
-        rank, world, restart = int(line["rank"]), int(line["ranks"]), line.get("restart")
+        rank, world, restart = int(place["rank"]), int(place["ranks"]), place["restart"]
         if not 0 <= rank < world <= MOST_RANKS:
             raise ValueError("no such rank")
-        launch = line.get("launch"), restart, world
+        launch, self._strategy = (place["launch"], restart, world), str(place["strategy"])
+        if name in self._members and self._members[name].pid == int(line["pid"]) and launch == self._launch:
+            return
         if self._members and (launch != self._launch or rank in self._ranks()):
             first = self.first_end()
             reason = f"{first[1]}; " if first is not None else ""
@@ -217,7 +218,7 @@ class ScriptRanks:
             self._expected, self._absent = set(), set()
             self._fold = None
         self._launch, self._world = launch, world
-        begin, count = map(int, line.get("here") or (0, world))
+        begin, count = map(int, place["here"] or (0, world))
         self._here = range(begin, begin + min(count, world))
         self._expected |= set(self._here) - self._absent
         member = _Member(rank, str(line["host"]), int(line["pid"]))
