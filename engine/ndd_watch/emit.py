@@ -266,6 +266,7 @@ class Emitter:
             self._config["optimizer"] = {"implementation": implementation}
         if places := [place for one in optimizers if (place := self._places.of(one))]:
             self.script(optimizer=places[0], **({"optimizers": places} if places[1:] else {}))
+        self._config["speed"] = {"cudnn_benchmark": bool(torch._C._get_cudnn_benchmark())}
         if torch.is_anomaly_enabled():
             self.script(anomaly=True)
         if self._main is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import resource
 import sys
 from pathlib import Path
@@ -68,7 +69,7 @@ def own() -> KernelsEvent:
     spec = importlib.util.spec_from_file_location("captured", SUBJECTS / "captured.py")
     assert spec is not None and spec.loader is not None
     subject: Any = importlib.util.module_from_spec(spec)
-    threads = torch.get_num_threads()
+    threads, told = torch.get_num_threads(), os.environ.get("KINETO_LOG_LEVEL")
     sys.path.insert(0, str(SUBJECTS))
     try:
         spec.loader.exec_module(subject)
@@ -95,6 +96,8 @@ def own() -> KernelsEvent:
     finally:
         sys.path.remove(str(SUBJECTS))
         torch.set_num_threads(threads)
+        if told is None:  # the capture sets it, and later subjects would inherit it
+            os.environ.pop("KINETO_LOG_LEVEL", None)
 
 
 @pytest.mark.promise
