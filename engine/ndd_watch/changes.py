@@ -6,7 +6,6 @@ its optimizer.
 
 from __future__ import annotations
 
-import gc
 import sys
 from functools import partial
 from typing import Any, Callable
@@ -192,12 +191,7 @@ class Collections(Change):
     """Garbage collection only every so many steps."""
 
     def switch(self, on: bool) -> None:
-        if on:
-            self.observer.steps.collect_every = int(self.value)
-            gc.disable()
-        else:
-            self.observer.steps.collect_every = 0
-            gc.enable()
+        self.observer.steps.garbage.schedule(int(self.value) if on else 0)
 
     def applied(self) -> tuple[str, bool | None, str]:
         return self.requested, True, "automatic collection is off"

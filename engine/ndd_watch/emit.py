@@ -15,7 +15,6 @@ from . import FOLDER, clock
 from .clock import DONE, NAMES, TRAINER, S, memory
 from .compilers import Compilations
 from .exceptions import Dropped, ours
-from .garbage import Garbage
 from .library import os, threading, time
 from .looks import Looks
 from .mapped import CORRECTION, FIRST_NS, MICRO, NATIVE, PENDING, SKIPPED
@@ -41,7 +40,6 @@ class Emitter:
 
     def __init__(self, steps: Steps, looks: Looks, places: Places, replicated: Callable[[], bool]) -> None:
         self._steps, self._looks, self._places, self._replicated = steps, looks, places, replicated
-        self._garbage = Garbage()
         self._compilations, self._heap = Compilations(), Heap()
         self.opened = self.paused = self._closed = False
         self._early: list[tuple[str, dict[str, Any]]] = []
@@ -172,12 +170,12 @@ class Emitter:
     def resume(self) -> None:
         """Observe garbage collections."""
         self.paused = False
-        self._garbage.begin()
+        self._steps.garbage.begin()
 
     def pause(self) -> None:
         """Observe nothing more."""
         self.paused = True
-        self._garbage.end()
+        self._steps.garbage.end()
 
     def window(self) -> None:
         """End a window after a step: the reader joins it with the rows and lengths of its steps."""
@@ -198,7 +196,7 @@ class Emitter:
             steps.loss = None
         device, steps.device_rows = steps.device_rows, []
         shape, steps.shape = steps.shape, None
-        garbage = self._garbage.take()
+        garbage = self._steps.garbage.take()
         micro, self._micro = S[MICRO] - self._micro, S[MICRO]
         first, self._first_ns = S[FIRST_NS] - self._first_ns, S[FIRST_NS]
         step = self.step - self._earlier

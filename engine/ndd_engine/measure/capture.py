@@ -19,13 +19,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ndd_engine.files import PATIENCE_S, folder_for_parts, replacing
 from ndd_engine.record.events import KernelsEvent
+from ndd_watch.own import own, short
 from ndd_watch.phases import ANCHOR
 
 from . import clock as phase
 from .captured import Noted, captured
 from .clock import PhaseClock
 from .modules import ModuleWatch
-from .own_code import OwnCode
 from .timeline import TraceEvent
 
 _ANCHORS = 5  # at each end; the one with the smallest delay is used
@@ -57,8 +57,7 @@ class ProfilerCapture:
         self._ranges = ranges
         self._range: Any = None
         self._running = False
-        self._own = OwnCode()
-        self._modules = ModuleWatch(model, clock.now, self._own) if model is not None else None
+        self._modules = ModuleWatch(model, clock.now, own) if model is not None else None
         # Kineto writes its messages straight to the terminal, where nothing can capture them.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         if graphs:
@@ -103,7 +102,7 @@ class ProfilerCapture:
             self._device if self.on_gpu else None,
         )  # fmt: skip
         if watch is not None:
-            lines = [(self._own.short(file), line, name) for file, line, name in watch.lines]
+            lines = [(short(file), line, name) for file, line, name in watch.lines]
             noted = replace(noted, names=watch.names, lines=lines, calls=watch.calls)
         return captured(self._trace_events(), noted, step, self.measured)
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from ndd_engine.record.derive import stalled_text
 from ndd_engine.record.events import Event, MarkEvent, MemoryEvent, ScalarsEvent, WindowEvent
 from ndd_engine.text import printable
 from ndd_watch.compilers import Compilations
+from ndd_watch.garbage import Garbage
+from ndd_watch.own import innermost, own, short
 from ndd_watch.process import Heap, allocator
 
 from .clock import PhaseClock
-from .collector import Collector
 from .losses import LossReader
-from .stalls import StallWatch
+
+# Without a phase change for so long, a loop is reported as stalled; again whenever the time has doubled.
+STALLED_S = 30.0
+PERIOD_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,8 @@ class Reporter:
         self.steps = 0
         self.profiled = False
         self.arrived: list[tuple[int, float]] = []
-        self.collector = Collector(gc_every_steps)
+        self.garbage = Garbage()
+        self._gc_every_steps = gc_every_steps
         self._work, self._stepping = work, stepping
         self._stalls: StallWatch | None = None
         self._compilations, self._heap = Compilations(), Heap()
@@ -75,7 +82,8 @@ class Reporter:
 
         step: returns the optimizer steps done. paused: returns whether the run is paused.
         """
-        self.collector.start()
+        self.garbage.begin()
+        self.garbage.schedule(self._gc_every_steps)
         self._stalls = StallWatch(threading.get_ident(), self.clock, self.put, step, paused)
         self._stalls.start()
         self._compilations.take()
@@ -83,14 +91,11 @@ class Reporter:
 
     def switch(self, gc_every_steps: int) -> None:
         """Continue with another setting, between two steps."""
-        if gc_every_steps != self.collector.every_steps:
-            self.collector.stop()
-            self.collector.every_steps = gc_every_steps
-            self.collector.start()
+        self.garbage.schedule(gc_every_steps)
 
     def end(self) -> None:
         """Stop measuring; call it however the loop ended."""
-        self.collector.stop()
+        self.garbage.end()
         if self._stalls is not None:
             self._stalls.stop()
             # It refers to the loop: in a reference cycle with it, the loader's workers would outlive the run.
@@ -99,14 +104,14 @@ class Reporter:
     def skip(self) -> None:
         """Drop the time since the last phase change (a pause). Call with an empty window."""
         self.clock.skip()
-        self.collector.take()
+        self.garbage.take()
 
     def window(self, step: int) -> None:
         """Record the time since the last window; `step` optimizer steps are done."""
         work, window = self._work, self.clock.take()
         if not window.wall_ns:
             return
-        pauses = self.collector.take()
+        pauses = self.garbage.take()
         steps, self.steps = self.steps, 0
         arrived, self.arrived = self.arrived, []
         items = steps * work.items
@@ -164,3 +169,45 @@ def _means(scalars: list[tuple[str, float]]) -> dict[str, float]:
     for name, value in scalars:
         values.setdefault(name, []).append(value)
     return {name: sum(found) / len(found) for name, found in values.items()}
+
+
+class StallWatch:
+    """Watches a thread's phases from another one. step: returns the optimizer steps done; paused: whether to rest."""
+
+    def __init__(
+        self, thread: int, clock: PhaseClock, put: Callable[[Event], None], step: Callable[[], int],
+        paused: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._watched, self._clock, self._put, self._step, self._paused = thread, clock, put, step, paused
+        self._next_s = STALLED_S
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="ndd-stalls", daemon=True)
+
+    def start(self) -> None:
+        """Start watching."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching; safe to call twice."""
+        self._stopping.set()
+        self._thread.join(2.0)
+
+    def look(self) -> None:
+        """Report a stall, if there is one. Never raises."""
+        with suppress(Exception):
+            seconds = self._clock.unchanged_ns * 1e-9
+            if seconds < STALLED_S or self._paused():
+                self._next_s = STALLED_S
+            elif seconds >= self._next_s:
+                self._next_s = 2 * seconds
+                text = stalled_text(seconds, self._clock.current, self._place())
+                self._put(MarkEvent("warning", self._step(), text))
+
+    def _place(self) -> tuple[str, int, str] | None:
+        """The line in the user's own code, or that of a library if there is none."""
+        found = innermost(self._watched, own) or innermost(self._watched, lambda code: True)
+        return None if found is None else (short(found[0]), *found[1:])
+
+    def _work(self) -> None:
+        while not self._stopping.wait(PERIOD_S):
+            self.look()

@@ -114,7 +114,7 @@ class Loop:
 
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
-        collector, captures, functions = self.reporter.collector, self.captures, self.functions
+        garbage, captures, functions = self.reporter.garbage, self.captures, self.functions
         began, own, training = clock.now(), self.batches.own, stepper.training
         if self.step and self.due.at(self.config.evaluate, self.step) and self.callbacks.judged < self.step:
             self._act()  # the checkpoint was written before the evaluation of its step
@@ -161,7 +161,7 @@ class Loop:
                     self.callbacks.step()
                 elif training.logged or training.stopping:
                     self.callbacks.heard()
-                collector.after_step(self.step, clock)
+                garbage.after_step(self.step, clock.enter)
                 began = clock.end_step()
                 if functions.active:
                     functions.end(self.step)
