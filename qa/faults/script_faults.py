@@ -63,7 +63,7 @@ FAULTS = (
     Fault("log-norms", ("user-code", "slow-function"), (2, 10), "log_norms"),
     Fault("many-workers", ("many-workers", "data-wait"), (1, 1)),
     Fault("worker-restart", ("worker-restart",), (2, 10)),
-    Fault("leak", ("leak",), (1, 2)),
+    Fault("leak", ("leak",), (0.5, 1)),
     Fault("recompile", ("recompile",), (1, 1), "weighed"),
     Fault("optimizer-loop", ("optimizer",), (2, 8)),
     Fault("checkpoint", ("checkpoint",), (2, 10)),

@@ -182,7 +182,7 @@ def main() -> None:
         if planted("evaluate") and step % 5 == 4:
             evaluate(model, data)
         if planted("leak"):
-            kept.append(torch.ones(int(MS * (1 << 14))))
+            kept.append(torch.ones(int(MS * (1 << 16))))
         if planted("recompile"):
             weighed(loss.detach(), step)
         if each:
