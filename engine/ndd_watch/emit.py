@@ -18,7 +18,7 @@ from .exceptions import Dropped, ours
 from .library import os, threading, time
 from .looks import Looks
 from .mapped import CORRECTION, FIRST_NS, MICRO, NATIVE, PENDING, SKIPPED
-from .places import Places
+from .own import Places
 from .process import Heap, allocator, let_read, resident
 from .steps import Steps
 from .waits import strategy_of
@@ -120,11 +120,11 @@ class Emitter:
         self._config["script"].update(found)
         self._recorded = False
 
-    def loader(self, settings: dict[str, Any], place: Any) -> None:
-        """The training reads this loader, which is made there."""
+    def loader(self, settings: dict[str, Any]) -> None:
+        """The training reads a loader with these settings and its place, see `Places`."""
         self._config["loader"] = {name: settings[name] for name in _LOADER}
         self._batch = settings["batch_size"] or 0
-        self.script(loader=place, dataset=settings["dataset"], by_item=settings["by_item"])
+        self.script(loader=settings["place"], dataset=settings["dataset"], by_item=settings["by_item"])
 
     def _record_run(self) -> None:
         """Record the run, if it is another one than before."""
@@ -191,11 +191,10 @@ class Emitter:
             steps.loss = steps.late[-1]
             steps.late.clear()
         steps.device_rows += clock.gpu.read()
-        newest = steps.loss
-        if steps.gate is None:  # a trial compares all of them
-            steps.loss = None
+        newest, shape = steps.loss, steps.shape
+        if steps.gate is None:  # a trial reads them itself
+            steps.loss = steps.shape = None
         device, steps.device_rows = steps.device_rows, []
-        shape, steps.shape = steps.shape, None
         garbage = self._steps.garbage.take()
         micro, self._micro = S[MICRO] - self._micro, S[MICRO]
         first, self._first_ns = S[FIRST_NS] - self._first_ns, S[FIRST_NS]

@@ -18,9 +18,8 @@ from .ends import Ends
 from .exceptions import Dropped, ours
 from .frameworks import Frameworks, numbers
 from .hooks import Hooks
-from .learning import Learning
 from .library import open_file, os, threading
-from .listening import make_way
+from .listening import Learning, make_way
 from .looks import Looks, key_of
 from .mapped import ELSEWHERE, NATIVE
 from .modules import Modules
@@ -63,7 +62,7 @@ class Observer:
         # Where the steps of threads end that do not train at present.
         self._others: dict[int, Ends] = {}
         self._learned = 0
-        self._loader: tuple[dict[str, Any], Any] = {}, None
+        self.loader: dict[str, Any] = {}
         self._memory_due = 0
         # Losses in a row on another GPU than the one that is timed.
         self._moved = 0
@@ -308,9 +307,9 @@ class Observer:
 
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""
-        if (settings, place) != self._loader:
-            self._loader = settings, place
-            self.emitter.loader(settings, place)
+        if (found := {**settings, "place": place}) != self.loader:
+            self.loader = found
+            self.emitter.loader(found)
 
     def study(self, t: int) -> None:
         """Between two steps: end to look closely at the last one, or begin with the next one."""

@@ -1,4 +1,4 @@
-"""Which code is the user's own, or a workload's, and where in it a thread is."""
+"""Which code is the user's own, or a workload's, and where in it a thread is, or something is made."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any, Callable
 
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
 _PLUMBING = ("base", "order", "own", "training")
+# Loaders and optimizers whose place is remembered.
+MOST_PLACES = 64
 
 
 def own(code: Any) -> bool:
@@ -78,3 +80,43 @@ def innermost(thread: int, own: Callable[[Any], bool]) -> tuple[str, int, str] |
     """File, line and function in the user's own code that a thread is in; None if it is in none."""
     frame = own_frame(sys._current_frames().get(thread), own)
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+class Places:
+    """Where in a script its loaders and optimizers are made: the edit of a setting belongs there.
+
+    own: whether a code object is the script's own.
+    """
+
+    def __init__(self, own: Callable[[Any], bool]) -> None:
+        self._own = own
+        # By id of an optimizer, and of the dataset of a loader: file and line.
+        self._found: dict[int, tuple[str, int]] = {}
+
+    def of(self, thing: object) -> tuple[str, int] | None:
+        """File and line of an optimizer, or of the loader of a dataset; None if that is unknown."""
+        return self._found.get(id(thing))
+
+    def loader_of(self, iterator: Any) -> tuple[dict[str, Any], tuple[str, int] | None]:
+        """Settings of the loader that an iterator belongs to, and the place where it was made."""
+        dataset, sampler = iterator._dataset, iterator._index_sampler
+        # Items of a dataset with an index, joined to batches, can be cached.
+        joined = getattr(iterator, "_auto_collation", None) is True
+        # A sampler of the script may compute it.
+        ordinary = type(sampler).__module__ == "torch.utils.data.sampler"
+        return {
+            "workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory),
+            "prefetch": getattr(iterator, "_prefetch_factor", None) if iterator._num_workers else None,
+            "persistent": bool(getattr(iterator, "_persistent_workers", False)),
+            "batch_size": getattr(sampler, "batch_size", None) if ordinary else None,
+            "dataset": type(dataset).__name__,
+            "by_item": joined and getattr(iterator, "_dataset_kind", None) == 0,
+        }, self.of(dataset)  # fmt: skip
+
+    def remember(self, thing: object, frame: Any) -> None:
+        """An optimizer, or the dataset of a loader, is made. frame: of the call."""
+        frame = own_frame(frame, self._own)
+        if frame is not None:
+            self._found[id(thing)] = (frame.f_code.co_filename, frame.f_lineno)
+            while len(self._found) > MOST_PLACES:
+                del self._found[next(iter(self._found))]

@@ -17,7 +17,7 @@ from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, parse
-from ndd_engine.script.captures import folded
+from ndd_engine.script.asked_captures import folded
 from ndd_engine.script.records import Records
 from ndd_engine.train.run import Run, RunRequest
 from ndd_watch import CAPTURES, FOLDER, SITE

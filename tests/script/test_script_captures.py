@@ -17,7 +17,7 @@ from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.recordings.trace_file import read_trace
-from ndd_engine.script.captures import Captures
+from ndd_engine.script.asked_captures import Captures
 from ndd_engine.script.records import Process
 from ndd_watch import mapped
 

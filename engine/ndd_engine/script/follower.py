@@ -14,7 +14,7 @@ from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, Windo
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import counted, number, printable
 
-from .captures import Captures
+from .asked_captures import Captures
 from .command import Command
 from .progress import Stalls
 from .ranks import ScriptRanks
@@ -134,7 +134,7 @@ class Follower:
         folder: Path | None = None,
         kernels_every: int = 0,
     ) -> None:
-        """folder: of the memories of the processes. kernels_every: see `captures.Captures`."""
+        """folder: of the memories of the processes. kernels_every: see `asked_captures.Captures`."""
         self._directory, self._command, self._machine, self._put = directory, command, machine, put
         self._records = Records(directory.ranks if folder is None else folder)
         self._trained: dict[str, Trained] = {}
@@ -150,7 +150,9 @@ class Follower:
     @property
     def step(self) -> int:
         """Optimizer steps so far: of one of the ranks that train together, and of all other processes and threads."""
-        return self._together + self._apart + self._elsewhere
+        together = max((one.step for one in self._trained.values() if one.shares), default=0)
+        apart = sum(one.step for one in self._trained.values() if not one.shares)
+        return together + apart + self._elsewhere
 
     @property
     def trains(self) -> tuple[int | None, Gpu | None]:
@@ -162,23 +164,9 @@ class Follower:
         return None if leading.run is None else leading.run.pid, leading.gpu
 
     @property
-    def _together(self) -> int:
-        return max((one.step for one in self._trained.values() if one.shares), default=0)
-
-    @property
-    def _apart(self) -> int:
-        """Steps of processes that train by themselves."""
-        return sum(one.step for one in self._trained.values() if not one.shares)
-
-    @property
     def _elsewhere(self) -> int:
         """Steps of threads whose phases are not timed."""
         return sum(process.elsewhere for process in self._records.processes)
-
-    @property
-    def _unended(self) -> int:
-        """Backward passes that no step of the run has."""
-        return sum(process.unended for process in self._records.processes)
 
     @property
     def not_shown(self) -> list[str]:
@@ -192,7 +180,7 @@ class Follower:
             steps = sum(self._trained[name].step for name in trained if name != leading)
             others = counted(len(trained) - 1, "other process")
             found.append(f"optimizer steps of {others}: {number(steps)}; times are those of the first one")
-        if passes := self._unended:
+        if passes := sum(process.unended for process in self._records.processes):
             after = "after the last one" if self.step else "in all"
             found.append(
                 f"backward passes without a step of an optimizer of torch: {number(passes)} {after}; other updates of "

@@ -339,9 +339,8 @@ class ScriptRanks:
 
 def _window(line: Line) -> _Window:
     told = line["ranks"]
-    begin = int(told["begin"])
     steps = {
-        begin + int(at): (int(own), int(wait))
+        int(at): (int(own), int(wait))
         for at, own, wait in zip(told["numbers"], told["own_ns"], told["wait_ns"], strict=True)
     }
     phases = [int(value) for value in told["phases_ns"]] or [0] * len(PHASES)

@@ -118,11 +118,8 @@ class Process:
     @property
     def steps(self) -> int:
         """Steps of the thread that trains, so far."""
-        return max(self._reader.value(mapped.DONE) + self._correction, 0)
-
-    @property
-    def _correction(self) -> int:
-        return self._reader.value(mapped.CORRECTION) + self._reader.value(mapped.PENDING)
+        value = self._reader.value
+        return max(value(mapped.DONE) + value(mapped.CORRECTION) + value(mapped.PENDING), 0)
 
     @property
     def unended(self) -> int:
@@ -132,11 +129,8 @@ class Process:
         if not self.steps:
             return passes
         usual = value(mapped.MICRO) / max(done, 1)
-        return (
-            passes
-            if passes >= FEW_PASSES and passes > TIMES_USUAL * usual and not value(mapped.PENDING)
-            else 0
-        )
+        more = passes >= FEW_PASSES and passes > TIMES_USUAL * usual and not value(mapped.PENDING)
+        return passes if more else 0
 
     @property
     def elsewhere(self) -> int:
@@ -237,10 +231,7 @@ class Process:
         names = [*NAMES, FIRST_BATCH]
         window = Window(names, wall_ns, steps, [*rest, first_ns], device, outside, wholes)
         if "cpu_ns" in timed:
-            numbers = [row[0] for row in rows]
-            line["ranks"] = {
-                **of_rank(steps, wall_ns, numbers, begin, int(timed["cpu_ns"])), "rss_bytes": timed["rss_bytes"],
-            }  # fmt: skip
+            line["ranks"] = _of_rank(rows, wall_ns, timed)
         line |= {**window.figures(), "timed_steps": len(rows)}
         self._end, self._shown, self._first_ns = end, int(timed["shown"]), self._first_ns + first_ns
         self._micro += line["micro_steps"]
@@ -331,19 +322,16 @@ def _rank(name: str) -> tuple[int, int, str]:
     return (0 if kind == "rank" else 1, int(number) if number.isdecimal() else 0, name)
 
 
-def of_rank(
-    rows: Sequence[Sequence[int]], wall_ns: int, numbers: Sequence[int], begin: int, cpu_ns: int
-) -> dict[str, Any]:
+def _of_rank(rows: Sequence[Sequence[int]], wall_ns: int, timed: Line) -> Line:
     """What a rank tells of the timed steps of a window, so that it can be compared with others.
 
-    begin: steps before the window; numbers: steps before each row. Waiting for others is no part of phases_ns and
-    own_ns; cpu_ns, processor time, is scaled to these steps. Evaluations and checkpoints are no part of a step.
+    numbers: steps before each of them. Waiting for others is no part of phases_ns and own_ns; cpu_ns, processor time,
+    is scaled to these steps. Evaluations and checkpoints are no part of a step.
     """
-    owns = [sum(each[:WAITING]) for each in rows]
-    waits = [sum(each[WAITING:]) for each in rows]
-    phases = [sum(column) for column in zip(*rows, strict=True)][:WAITING]
+    owns, waits = [sum(row[1 : WAITING + 1]) for row in rows], [sum(row[WAITING + 1 :]) for row in rows]
     part = (sum(owns) + sum(waits)) / max(wall_ns, 1)
     return {
-        "begin": begin, "numbers": [number - begin for number in numbers], "own_ns": owns, "wait_ns": waits,
-        "phases_ns": phases, "cpu_ns": round(cpu_ns * part),
+        "numbers": [row[0] for row in rows], "own_ns": owns, "wait_ns": waits,
+        "phases_ns": [sum(column) for column in zip(*rows, strict=True)][1 : WAITING + 1],
+        "cpu_ns": round(int(timed["cpu_ns"]) * part), "rss_bytes": timed["rss_bytes"],
     }  # fmt: skip
