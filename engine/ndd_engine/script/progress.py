@@ -7,22 +7,19 @@ its stack without stopping it.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import psutil
 
+from ndd_engine.measure.spy import UnreadableError, find, threads
 from ndd_engine.record.derive import stalled_text
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.text import printable
@@ -55,8 +52,6 @@ _PHASES = {
     ("torch/optim/optimizer.py", "wrapper"): "optimizer",
     ("torch/serialization.py", "save"): "checkpoint",
 }
-# py-spy reads the symbols of the interpreter first.
-LIMIT_S = 30.0
 
 
 @dataclass
@@ -104,7 +99,7 @@ class Stalls:
         self._after_s = after_s
         self._watched: dict[str, _Watched] = {}
         self._looks: list[_Look] = []
-        self._spy = find_spy() if spy is None else spy
+        self._spy = find() if spy is None else spy
         self._looked = time.monotonic()
         # Where batches are made, as a process has told: file and function.
         self.sources: set[tuple[str, str]] = set()
@@ -175,7 +170,7 @@ class Stalls:
 def readable_by(pid: int) -> dict[str, str]:
     """The environment of a script whose stack this process and what it starts may read; {} without py-spy."""
     # Linux with Yama lets only ancestors read a process, unless it names others.
-    return {"NDD_WATCH_TRACER": str(pid)} if find_spy() else {}
+    return {"NDD_WATCH_TRACER": str(pid)} if find() else {}
 
 
 def place_of(stack: Sequence[dict[str, Any]] | None) -> tuple[str, int, str] | None:
@@ -230,28 +225,3 @@ def _why(pid: int) -> str | None:
     if status == psutil.STATUS_DISK_SLEEP:
         return DISK
     return ""
-
-
-class UnreadableError(Exception):
-    """Why a process cannot be read, in words."""
-
-
-def find_spy() -> str | None:
-    """The path of py-spy: in the environment of this program, or else on PATH."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if beside.exists() else shutil.which("py-spy")
-
-
-def threads(spy: str, pid: int, limit_s: float = LIMIT_S) -> list[dict[str, Any]]:
-    """The threads of a process, as `py-spy dump --json` describes them. spy: its path. Raises UnreadableError."""
-    try:
-        done = subprocess.run(
-            [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False,
-        )  # fmt: skip
-        if not done.returncode:
-            return list(json.loads(done.stdout))
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
-        raise UnreadableError(type(error).__name__) from error
-    last = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
-    raise UnreadableError(printable(last)[:200])
