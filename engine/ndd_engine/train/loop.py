@@ -11,7 +11,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure import memory_history
-from ndd_engine.measure.capture_schedule import CapturePlan, CaptureSchedule
+from ndd_engine.measure.capture import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.functions import FunctionProfiles
 from ndd_engine.measure.losses import LossReader, first_bad
