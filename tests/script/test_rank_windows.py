@@ -112,10 +112,10 @@ def test_exchange_is_the_least_wait_and_skew_the_rest(job: Job) -> None:
     assert (
         found.exchange_ns == 8 * 2 * MS and found.skew_ns == 8 * 5 * MS and found.critical_ns == 8 * 21 * MS
     )
-    assert found.columns_us["data_wait"][3:] == [11000, 1] and found.wall_ns == 8 * 23 * MS
+    assert list(found.columns_us["data_wait"][3:]) == [11000, 1] and found.wall_ns == 8 * 23 * MS
     means = sum(found.columns_us[name][2] for name in ("data_wait", "forward")) * 8 * 1000
     assert means + found.exchange_ns + found.skew_ns == found.wall_ns
-    assert found.memory_bytes["rss"][3:] == [10**8 + 1, 1] and found.launched is None
+    assert list(found.memory_bytes["rss"][3:]) == [10**8 + 1, 1] and found.launched is None
     (run,) = job.of(RunEvent)
     # Of all ranks: 8 items a rank.
     assert run.items_per_step == 16 and run.config["parallel"] == {"ranks": 2, "strategy": "ddp"}
@@ -142,7 +142,7 @@ def test_a_step_that_one_rank_profiled_is_compared_on_none(job: Job) -> None:
     job.window(1, 0, 8, without=(3,))
     job.poll()
     (found,) = job.of(RanksEvent)
-    assert found.steps == 7 and found.columns_us["forward"][:4] == [10000] * 4
+    assert found.steps == 7 and list(found.columns_us["forward"][:4]) == [10000] * 4
 
 
 def late_rank(job: Job) -> dict[str, Any]:
