@@ -15,7 +15,7 @@ from threading import get_ident, main_thread
 from typing import Any, Callable
 
 from . import CAPTURES
-from .clock import CHECKPOINT, CURRENT, DONE, EVALUATE, LAST, NAMES, OTHER, S, gpu, now, rest
+from .clock import CHECKPOINT, CURRENT, EVALUATE, LAST, NAMES, OTHER, S, gpu, now, rest
 from .exceptions import Dropped, ours
 from .library import dumps, gc, os, time
 from .listening import profiled
@@ -53,12 +53,12 @@ _LASTING = {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
 
 
 class Captures:
-    """wanted: a capture is to begin as soon as possible. put: records a line."""
+    """wanted: a capture is to begin as soon as possible. mark: records an occurrence."""
 
     def __init__(
-        self, torch: Any, steps: Steps, modules: Modules, looks: Looks, put: Callable[..., None]
+        self, torch: Any, steps: Steps, modules: Modules, looks: Looks, mark: Callable[..., None]
     ) -> None:
-        self._torch, self._steps, self._modules, self._looks, self._put = torch, steps, modules, looks, put
+        self._torch, self._steps, self._modules, self._looks, self._mark = torch, steps, modules, looks, mark
         self.wanted = False
         self._asked = self._number = 0
         # Why there is none, for good: "" if there may be captures.
@@ -77,7 +77,7 @@ class Captures:
         """Forget the last capture."""
         # Nanoseconds on our clock.
         self._first = self._last = self._step_began = self._longest = 0
-        self._measured = self._evaluated = self._at = 0
+        self._measured = self._evaluated = 0
         self._anchors: list[int] = []
         # (time, phase that begins); those of the present step begin at the index.
         self._marks: list[tuple[int, int]] = []
@@ -143,7 +143,7 @@ class Captures:
         try:
             if self._first:
                 self._measured += 1
-                self._last, self._at = t, S[DONE]
+                self._last = t
             else:
                 self._first = t
             self._step_began, self._step_at, self._evaluated = t, len(self._marks), 0
@@ -177,7 +177,7 @@ class Captures:
             self._number += 1
             name = f"capture-{os.getpid()}-{self._number}.json"
             trace.save(os.path.join(folder, name))
-            self._put("capture", step=self._at, steps=self._measured, file=name)
+            self._mark("note", "a profiler capture was taken", trace=name, steps=self._measured)
         except Exception as error:  # noqa: BLE001
             self._failed(error)
         finally:
@@ -436,7 +436,7 @@ class Captures:
         self._tell(self._never)
 
     def _tell(self, reason: str) -> None:
-        self._put("uncaptured", step=S[DONE], reason=reason)
+        self._mark("warning", f"no profiler capture: {reason}")
 
 
 def _no_room(folder: str) -> str:

@@ -11,6 +11,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from .library import os
+
 _done: set[int] = set()
 
 
@@ -56,43 +58,69 @@ class Compilations:
 
     def __init__(self) -> None:
         self._last: Any = None
-        self._function: list[Any] | None = None
+        self._function: dict[str, Any] = {}
 
-    def take(self) -> dict[str, Any] | None:
-        """What was compiled since the last call; None if nothing was.
+    def take(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """What was compiled since the last call, as marks of the record: (kind, text, data) each.
 
-        compiled, compiled_s: functions that were compiled for the first time, and the seconds of all of it. again,
-        again_s: the same for further compilations of these functions. function: [file, line, name] of the last one that
-        was compiled again, or whose number of compilations reached the limit, and reason: the assumption that no longer
-        held, such as "bins == 0", and where it was made. limit: that number was reached, and it runs uncompiled.
+        "compile": functions that were compiled for the first time; "recompile": these functions again, or that their
+        number of compilations has reached the limit, so that they run uncompiled. Data of the latter: the file, line
+        and function of the last one, and reason: the assumption that no longer held, and where it was made.
         """
         utilities: Any = sys.modules.get("torch._dynamo.utils")
         read = getattr(utilities, "get_compilation_metrics", None)
         records = list(read()) if read is not None else []
         if not records or records[-1] is self._last:
-            return None
+            return []
         begin = next((at + 1 for at, record in enumerate(records) if record is self._last), 0)
         self._last = records[-1]
-        found: dict[str, Any] = {
-            "compiled": 0, "compiled_s": 0.0, "again": 0, "again_s": 0.0, "function": None, "reason": "",
-            "limit": False,
-        }  # fmt: skip
+        new: dict[str, Any] = {"seconds": 0.0, "graphs": 0}
+        again: dict[str, Any] = {"seconds": 0.0, "graphs": 0, "reason": "", "limit": False}
         for record in records[begin:]:
             name, reason = getattr(record, "co_name", None), getattr(record, "recompile_reason", None)
             limit = _LIMIT in str(getattr(record, "fail_reason", None)).lower().replace("_", " ")
-            kind = "again" if reason or limit or _number(record) else "compiled"
-            found[f"{kind}_s"] += _seconds(record)
+            known = again if reason or limit or _number(record) else new
+            known["seconds"] += _seconds(record)
             if limit:
-                found["limit"] = True
+                again["limit"] = True
             elif name:  # a backward pass has none
-                found[kind] += 1
-            if name and kind == "again":
-                self._function = [record.co_filename, record.co_firstlineno, name]
+                known["graphs"] += 1
+            if name and known is again:
+                self._function = {
+                    "file": record.co_filename,
+                    "line": record.co_firstlineno,
+                    "function": name,
+                }
             if reason:
-                found["reason"] = str(reason).partition("\n")[0]
-        if found["again"] or found["limit"]:
-            found["function"] = self._function
-        return found
+                again["reason"] = guard(str(reason).partition("\n")[0])
+        marks = []
+        if new["graphs"]:
+            marks.append(("compile", f"compiled {_graphs(new)}", new))
+        if again["graphs"] or again["limit"]:
+            again.update(self._function)
+            text = f"recompiled {_graphs(again)}"
+            if self._function:
+                place = f"{os.path.basename(again['file'])}:{again['line']}"
+                text += f": {again['function']} ({place})"
+            if again["reason"]:
+                text += f", since {again['reason']} no longer held"
+            if again["limit"]:
+                text += "; the limit of recompilations is reached, so it runs uncompiled from now on"
+            marks.append(("recompile", text, again))
+        return marks
+
+
+def guard(reason: str) -> str:
+    """The assumption and its place: "bins == 0 (train.py:13 in forward)"."""
+    number, colon, rest = reason.partition(": ")
+    text = rest if colon and number.replace("/", "").isdigit() else reason
+    # The assumption, the line of code if torch has it, and its place.
+    parts = [part.strip() for part in text.split("#") if part.strip()]
+    return "".join(parts) if len(parts) < 2 else f"{parts[0]} ({os.path.basename(parts[-1])})"
+
+
+def _graphs(found: dict[str, Any]) -> str:
+    return f"{found['graphs']:,} graph{'s' * (found['graphs'] != 1)} in {found['seconds']:.1f} s"
 
 
 _LIMIT = "recompile limit"

@@ -1,4 +1,6 @@
-"""Times Python's garbage collections, without code in Python that runs during one.
+"""Times Python's garbage collections, without code in Python that runs during one, and runs them at chosen steps.
+
+A collection holds the interpreter lock, so it stops the training whichever thread starts it.
 
 An exception that a signal handler raises in a callback of the collector is lost, Ctrl-C among them. So the callback is
 made of functions in C, which append the time of each begin and end to a list.
@@ -12,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .library import gc, time
+from .phases import OTHER
 
 # Collections that are kept until they are read.
 MOST = 4096
@@ -26,9 +29,11 @@ class Pauses(NamedTuple):
 
 
 class Garbage:
-    """Times the collections between `begin` and `end`."""
+    """Times the collections between `begin` and `end`. every_steps: see `schedule`."""
 
     def __init__(self) -> None:
+        self.every_steps = 0
+        self._was_enabled = False
         self._begins: deque[int] = deque(maxlen=MOST)
         self._ends: deque[int] = deque(maxlen=MOST)
         # The collector calls it with "start" or "stop" and a dictionary, which is then the default of `getattr`.
@@ -41,9 +46,25 @@ class Garbage:
             gc.callbacks.append(self._callback)
 
     def end(self) -> None:
-        """End; safe to call twice or without `begin`."""
+        """End, and leave collecting to Python; safe to call twice or without `begin`."""
+        self.schedule(0)
         if self._callback in gc.callbacks:
             gc.callbacks.remove(self._callback)
+
+    def schedule(self, every_steps: int) -> None:
+        """Collect only after every so many steps; 0: as Python did before."""
+        if every_steps and not self.every_steps:
+            self._was_enabled = gc.isenabled()
+            gc.disable()
+        elif self.every_steps and not every_steps and self._was_enabled:
+            gc.enable()
+        self.every_steps = every_steps
+
+    def after_step(self, step: int, enter: Callable[[int], None] = lambda phase: None) -> None:
+        """Collect if it is due after a step. enter: of the clock, on which the time counts as `other`."""
+        if self.every_steps and not step % self.every_steps:
+            enter(OTHER)
+            gc.collect()
 
     def take(self) -> Pauses:
         """The collections since the last call."""

@@ -11,7 +11,6 @@ import sys
 from threading import get_ident
 from typing import Any, Callable
 
-from . import monitor
 from .clock import (
     BACKWARD,
     BASE,
@@ -37,11 +36,11 @@ from .clock import (
     now,
     row,
 )
+from .listening import watch
 from .looks import Looks, key_of
 from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN, SKIPPED
 from .modules import Modules
-from .own import own_frame
-from .places import Places
+from .own import Places, own_frame
 from .probes import Look, Probes, Rests
 from .steps import LOSS_NS, Steps
 from .waits import Waits
@@ -598,7 +597,7 @@ class Hooks:
 
         names: its globals. From Python 3.12 on nothing is changed for that; before, its code, but not of a generator.
         """
-        end = monitor.watch(code)
+        end = watch(code)
         if end is not None:
             self._undo.append(end)
             self.roots[code] = NAMES[DATA_WAIT]

@@ -13,20 +13,19 @@ from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
 from .compilers import WithoutCompiler, skip_ours
 from .copies import Copies
 from .device import DeviceValues
+from .emit import FOLDER_AT_START, Emitter, reason_of
 from .ends import Ends
 from .exceptions import Dropped, ours
 from .frameworks import Frameworks, numbers
 from .hooks import Hooks
-from .learning import Learning
 from .library import open_file, os, threading
-from .listening import make_way
+from .listening import Learning, make_way
 from .looks import Looks, key_of
 from .mapped import ELSEWHERE, NATIVE
 from .modules import Modules
 from .outside import Outside
 from .own import own
 from .profiler import StepProfiler
-from .record import FOLDER_AT_START, Recorder, reason_of
 from .steps import PROFILE_NS, Steps
 from .waits import place
 
@@ -55,16 +54,15 @@ class Observer:
         )
         self.allocations = Allocations(torch)
         self.copies = Copies(torch, self.looks, self.steps.failed, self._unseen)
-        self.captures = Captures(torch, self.steps, self.modules, self.looks, self.put)
+        self.emitter = self._emitter()
+        self.captures = Captures(torch, self.steps, self.modules, self.looks, self._mark)
         self.learning = Learning(self.looks)
         self.profiler = StepProfiler(own)
         self.frameworks = Frameworks(self.told, self.known, self.hooks.probes) if frameworks else None
-        self.recorder: Recorder | None = None
-        self.early: list[tuple[str, dict[str, Any]]] = []
         # Where the steps of threads end that do not train at present.
         self._others: dict[int, Ends] = {}
         self._learned = 0
-        self._loader: dict[str, Any] = {}
+        self.loader: dict[str, Any] = {}
         self._memory_due = 0
         # Losses in a row on another GPU than the one that is timed.
         self._moved = 0
@@ -75,6 +73,12 @@ class Observer:
         self._study, self._heard_at, self._profile_due = "", 0, 0
         self._armed = self._stopped = False
         self._wire()
+
+    def _emitter(self) -> Emitter:
+        return Emitter(self.steps, self.looks, self.hooks.places, lambda: self.hooks.waits.replicated)
+
+    def _mark(self, kind: str, text: str, **data: Any) -> None:
+        self.emitter.mark(kind, text, **data)
 
     def _wire(self) -> None:
         steps = self.steps
@@ -97,8 +101,10 @@ class Observer:
         try:
             self.stop()
             reason = f"{type(error).__name__}: {error}"
-            if self.recorder is not None:
-                self.recorder.put("unobserved", step=S[DONE], reason=reason)
+            emitter = self.emitter
+            if emitter.opened:
+                text = f"the observation ended at step {emitter.step:,}: {reason}"
+                emitter.mark("warning", text, observed="no more")
             else:
                 _tell_failure(reason)
         except Exception as another:
@@ -122,8 +128,7 @@ class Observer:
         elif study == "profile":
             with Dropped():
                 self.profiler.end()
-        if self.recorder is not None:
-            self.recorder.pause()
+        self.emitter.pause()
 
     def _arm(self) -> bool:
         """This process trains on this thread. Returns False if it cannot be observed."""
@@ -140,23 +145,19 @@ class Observer:
             if here["exchanges"]:
                 self.hooks.install_waits(self._torch)
             skip_ours()
-        if self.recorder is None:
+        if not self.emitter.opened:
             self.steps.ranks = here["exchanges"]
-            recorder = Recorder(
-                self.steps, self.looks, self.hooks.places, lambda: self.hooks.waits.replicated
-            )
             try:
-                recorder.open(self.early, here)
+                self.emitter.open(here)
             except OSError as error:
                 if not ours(error):
                     raise
                 self.stop()
                 _tell_failure(str(error))
                 return False
-            self.recorder, self.early = recorder, []
             if self.hooks.missing:
                 self._unseen(self.hooks.missing, "the source of this torch is not there")
-        self.recorder.resume()
+        self.emitter.resume()
         self._try()
         clock.begin(get_ident())
         self.steps.time(get_ident())
@@ -224,16 +225,9 @@ class Observer:
                         return self.looks.device(parameter)
         return None
 
-    def put(self, kind: str, /, **body: Any) -> None:
-        """Record something; kept until the process trains."""
-        if self.recorder is None:
-            self.early.append((kind, body))
-        else:
-            self.recorder.put(kind, **body)
-
     def told(self, kind: str, /, **body: Any) -> None:
         """Record what a framework says at the current step."""
-        self.put(kind, done=S[DONE] if self._done is None else self._done, **body)
+        self.emitter.say(kind, S[DONE] if self._done is None else self._done, **body)
 
     def known(self, found: dict[str, Any], then: Callable[[dict[str, float]], None]) -> None:
         """Call back with the numbers among these values; later, where some are on a GPU."""
@@ -255,7 +249,7 @@ class Observer:
 
     def _unseen(self, functions: list[str], why: str) -> None:
         """Functions whose time is not measured."""
-        self.put("unseen", functions=functions, reason=why)
+        self._mark("note", f"not timed, since {why}: {', '.join(functions)}", observed="in part")
 
     def overdue(self) -> None:
         """Something was heard: end to look closely at a step that does not end."""
@@ -272,8 +266,8 @@ class Observer:
                 self.captures.make_way()
             elif event == "sys.excepthook":
                 self.allocations.failed(given[2])
-                if self.recorder is not None and S[TRAINER] == get_ident():
-                    self.recorder.fail(reason_of(given[2]))
+                if S[TRAINER] == get_ident():
+                    self.emitter.fail(reason_of(given[2]))
             elif event == "exec":
                 if "_dynamo" in given[0].co_filename:
                     self.hooks.probes.known_to_compilers()
@@ -286,20 +280,19 @@ class Observer:
     def ended(self) -> None:
         """The interpreter exits."""
         try:
-            if self.recorder is not None:
+            if self.emitter.opened:
                 self.captures.overdue()
                 self.captures.finish()
-                self.recorder.close()
+                self.emitter.close()
         except Exception as error:
             if not ours(error):
                 raise
 
     def _window(self) -> None:
         """A window ends."""
-        recorder = self.recorder
-        if recorder is None:
+        if not self.emitter.opened:
             return
-        recorder.window()
+        self.emitter.window()
         self.steps.device_due = True
         self.captures.look()
         if self.captures.wanted and not self._study:
@@ -307,16 +300,16 @@ class Observer:
         outside = self.outside
         if outside.seen > outside.told:
             outside.told = outside.seen
-            recorder.put("outside", places=list(outside.places), hosts=list(outside.hosts))
+            self.emitter.script(outside={"places": list(outside.places), "hosts": list(outside.hosts)})
         if S[clock.LAST] >= self._memory_due:
             self._memory_due = S[clock.LAST] + MEMORY_NS
-            recorder.memory()
+            self.emitter.memory()
 
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""
-        if (found := {**settings, "place": place}) != self._loader:
-            self._loader = found
-            self.put("loader", **found)
+        if (found := {**settings, "place": place}) != self.loader:
+            self.loader = found
+            self.emitter.loader(found)
 
     def study(self, t: int) -> None:
         """Between two steps: end to look closely at the last one, or begin with the next one."""
@@ -343,19 +336,19 @@ class Observer:
                 learning.reported.add(source)
                 timed = self.hooks.promote(source, learning.names)
                 learning.names = {}
-                self.put(
-                    "source",
-                    file=source.co_filename,
-                    line=source.co_firstlineno,
-                    function=source.co_name,
-                    timed=timed,
-                )
+                name, file, line = source.co_name, source.co_filename, source.co_firstlineno
+                text = f"batches are made by {name} ({file}:{line})"
+                if not timed:
+                    text += "; it cannot be timed by itself, so its time is part of other"
+                self._mark("note", text, file=file, line=line, function=name, timed=timed)
             if PROFILE_NS and (source is not None or reads or self._learned >= MOST_LEARNED):
                 self._profile()
         elif self._study == "profile":
             took = zip(PHASES, steps.last_row, steps.last_row[WAITING:])
             lengths = {name: own + wait for name, own, wait in took if own + wait}
-            self.put("profile", step=S[DONE], **self.profiler.end(self.hooks.roots, lengths))
+            found = self.profiler.end(self.hooks.roots, lengths)
+            if found["functions"] or found["waits"]:
+                self.emitter.put("functions", step=self.emitter.step, **found)
             self._study = ""
         elif self._learned < MOST_LEARNED and learning.source is None and not reads:
             # It is not known where batches come from.
@@ -379,10 +372,9 @@ class Observer:
         """In a child process: most likely a worker of a loader. It is observed anew if it trains."""
         memory.detach()
         clock.gpu.forget()
-        if self.recorder is not None:
-            self.recorder.pause()
+        self.emitter.pause()
         self.profiler.blocking.end()
-        self.recorder, self._study, self._others = None, "", {}
+        self.emitter, self._study, self._others = self._emitter(), "", {}
         steps = self.steps
         del steps.phases[:]
         self.modules.reset()

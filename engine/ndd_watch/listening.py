@@ -1,4 +1,6 @@
-"""Hears what functions of a thread return, for a while: by `sys.monitoring`; before Python 3.12 by a profile function.
+"""Hears functions of a thread: by `sys.monitoring`; before Python 3.12 by a profile function, for a while.
+
+`Learning` learns from a single step where its batches come from, and `watch` times code that cannot be replaced.
 
 A profiler of the script has precedence: where there is one, nothing is heard; where one begins, ours ends before it.
 """
@@ -6,10 +8,14 @@ A profiler of the script has precedence: where there is one, nothing is heard; w
 from __future__ import annotations
 
 import sys
+import weakref
 from threading import get_ident
 from typing import Any, Callable
 
+from .clock import CURRENT, DATA_WAIT, TIMED, S, enter, now
+from .exceptions import Dropped, ours
 from .library import signal
+from .looks import Looks
 
 # Tool ids of sys.monitoring that nobody has reserved, and that of profilers.
 _IDS = (4, 3)
@@ -149,3 +155,103 @@ def make_way() -> None:
     for listening in _active:
         if listening._heard_by is not None and listening._thread == get_ident():
             listening.end()
+
+
+class Learning:
+    """Learns which function returned the first tensor of the model's input, from every call in a step.
+
+    It keeps nothing of the script's: tensors are remembered weakly. source: code of the function, and its globals by
+    `names`; None before it is known.
+    """
+
+    def __init__(self, looks: Looks) -> None:
+        self._looks = looks
+        self.source: Any = None
+        self.names: dict[str, Any] = {}
+        self.reported: set[Any] = set()
+        self._loop: Any = None
+        self._until = 0
+        self._returned: dict[int, tuple[weakref.ref[Any], Any, dict[str, Any]]] = {}
+        self._listening = Listening(self._returns)
+
+    def listen(self, loop: Any, usual_ns: int) -> bool:
+        """Learn until `deaf`, or for much longer than a step usually takes: the training may be over.
+
+        loop: code of the function with the training loop. False under another profiler.
+        """
+        self._loop, self._returned = loop, {}
+        self._until = now() + LONGER * usual_ns + SPARE_NS
+        return self._listening.begin()
+
+    def deaf(self) -> None:
+        """End `listen`."""
+        self._listening.end()
+        self._returned = {}
+
+    def received(self, tensor: Any) -> None:
+        """A model receives this tensor first."""
+        found = self._returned.get(id(tensor))
+        if self.source is None and found is not None and found[0]() is tensor:
+            self.source, self.names = found[1:]
+
+    def _returns(self, frame: Any, value: Any) -> None:
+        """A function returns this value."""
+        try:
+            if now() > self._until:
+                self.deaf()
+                return
+            if value is None or frame.f_back is None or frame.f_back.f_code is not self._loop:
+                return
+            if not self._looks.allowed():
+                return
+            for tensor in self._looks.tensors(value):
+                known = self._returned.get(id(tensor))
+                if known is None or known[0]() is not tensor:
+                    # Its first returner made it; later ones pass it on.
+                    self._returned[id(tensor)] = weakref.ref(tensor), frame.f_code, frame.f_globals
+        except Exception as error:
+            with Dropped():
+                self.deaf()
+            if not ours(error):
+                raise
+
+
+def watch(code: Any) -> Callable[[], None] | None:
+    """Count a function's time, up to each yield, as waiting for data: also that of a generator which exists already.
+
+    Returns how to end that; None if not possible.
+    """
+    tool = tool_id()
+    if tool is None:
+        return None
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+    outer = -1
+
+    def entered(_code: Any, _offset: int) -> None:
+        nonlocal outer
+        # If it ended with an exception, that was not heard.
+        if S[TIMED] == get_ident() and (outer < 0 or S[CURRENT] != DATA_WAIT):
+            outer = S[CURRENT]
+            enter(DATA_WAIT)
+
+    def left(_code: Any, _offset: int, _value: Any) -> None:
+        nonlocal outer
+        if outer >= 0 and S[TIMED] == get_ident():
+            if S[CURRENT] == DATA_WAIT:
+                enter(outer)
+            outer = -1
+
+    events = monitoring.events
+    monitoring.use_tool_id(tool, "ndd-console")
+    for event, heard in (
+        (events.PY_START, entered), (events.PY_RESUME, entered), (events.PY_YIELD, left), (events.PY_RETURN, left),
+    ):  # fmt: skip
+        monitoring.register_callback(tool, event, heard)
+    wanted = events.PY_START | events.PY_RESUME | events.PY_YIELD | events.PY_RETURN
+    monitoring.set_local_events(tool, code, wanted)
+
+    def undo() -> None:
+        monitoring.set_local_events(tool, code, 0)
+        free_tool(tool)
+
+    return undo

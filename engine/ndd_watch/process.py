@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import Any
 
 from .exceptions import Dropped
 from .library import os, time
@@ -64,6 +65,26 @@ def resident() -> int | None:
     with Dropped(OSError, ValueError, IndexError):
         return int(_text("/proc/self/statm").split()[1]) * int(os.sysconf("SC_PAGE_SIZE"))
     return None
+
+
+def allocator(device: Any) -> dict[str, Any]:
+    """The fields of the record's memory event: counters of torch's allocator of a GPU. None of them is reset.
+
+    Raises what an allocator of somebody else raises.
+    """
+    cuda: Any = sys.modules["torch"].cuda
+    counters = cuda.memory_stats(device)
+    free, total = cuda.mem_get_info(device)
+    found = {
+        name: int(counters.get(key, 0))
+        for name, key in (
+            ("allocated_bytes", "allocated_bytes.all.current"), ("reserved_bytes", "reserved_bytes.all.current"),
+            ("peak_allocated_bytes", "allocated_bytes.all.peak"), ("peak_reserved_bytes", "reserved_bytes.all.peak"),
+            ("retries", "num_alloc_retries"), ("ooms", "num_ooms"),
+        )
+    }  # fmt: skip
+    growth = found["peak_allocated_bytes"] - found["allocated_bytes"]
+    return {**found, "growth_bytes": growth, "free_bytes": free, "total_bytes": total, "others_bytes": None}
 
 
 class _Mallinfo(ctypes.Structure):

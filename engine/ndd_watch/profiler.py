@@ -130,7 +130,7 @@ class StepProfiler:
     def end(
         self, roots: dict[Any, str] | None = None, lengths: dict[str, int] | None = None
     ) -> dict[str, Any]:
-        """End, and return {"ns": of the step, "functions": […], "waits": […], "phases": {…}}; ns 0 if unknown.
+        """End, and return the fields of the record's functions event but its step; wall_ns is 0 if unknown.
 
         functions: [file, line, name, calls, ns, own ns, caller, phase]. Here, ns includes everything that the function
         calls, and own ns leaves out torch and other functions of the user's own code. The phase is that of most of its
@@ -144,12 +144,12 @@ class StepProfiler:
         self.blocking.end()
         profiler, self._profiler = self._profiler, None
         if profiler is None:
-            return {"ns": 0, "functions": [], "waits": [], "phases": {}}
+            return {"wall_ns": 0, "functions": [], "waits": [], "phases": {}}
         step_ns = now() - self._begun - self._aside
         if not _MONITORING and sys.getprofile() is not profiler:
             # The step has begun a profiler of its own, which ours must not end: not even by being deleted.
             self._replaced = profiler
-            return {"ns": 0, "functions": [], "waits": [], "phases": {}}
+            return {"wall_ns": 0, "functions": [], "waits": [], "phases": {}}
         profiler.disable()
         added, stats = self._added or 0.0, profiler.getstats()
         lengths = dict(self._lengths if lengths is None else lengths)
@@ -189,7 +189,7 @@ class StepProfiler:
         waits.sort(key=lambda item: -item[5])
         step_ns -= round(added * sum(entry.callcount for entry in stats))
         return {
-            "ns": max(step_ns, 1), "functions": functions[:MOST_FUNCTIONS], "waits": waits[:MOST_FUNCTIONS],
+            "wall_ns": max(step_ns, 1), "functions": functions[:MOST_FUNCTIONS], "waits": waits[:MOST_FUNCTIONS],
             "phases": lengths,
         }  # fmt: skip
 

@@ -14,7 +14,6 @@ time, and windows end at multiples of powers of two, without a word between the 
 
 from __future__ import annotations
 
-import gc
 import os
 import weakref
 from typing import Any, Callable
@@ -43,6 +42,7 @@ from .compilers import WithoutCompiler
 from .device import SAMPLE_NS, DeviceValues
 from .ends import Ends
 from .exceptions import ours
+from .garbage import Garbage
 from .looks import key_of
 from .mapped import BEGUN, CORRECTION, FIRST_NS, LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN, PASSES, PENDING
 
@@ -140,8 +140,7 @@ class Steps:
         self.next_study = 0
         # The last step by phase, where it is observed more closely.
         self.last_row: list[int] = [0] * len(ZEROS)
-        # Collect garbage after every so many steps; 0: Python decides.
-        self.collect_every = 0
+        self.garbage = Garbage()
         # Steps before the present window, and, of a rank, after which it ends; 0 before that is known.
         self._window_begin = self._window_end = 0
 
@@ -371,8 +370,7 @@ class Steps:
             self._window_begin, self._window_end = S[DONE], 0
             self._find_sole()
             self.window()
-        if self.collect_every and not S[DONE] % self.collect_every:
-            gc.collect()
+        self.garbage.after_step(S[DONE])
         if self.gate is not None:
             self.gate(S[DONE])
 

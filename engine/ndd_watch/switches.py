@@ -6,7 +6,6 @@ its optimizer. A `Global` is a switch of torch for the whole process, which runs
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from typing import Any, Callable
@@ -234,12 +233,7 @@ class Collections(Change):
     """Set while the script trains: automatic collection is off, and steps collect."""
 
     def switch(self, on: bool) -> None:
-        if on:
-            self.observer.steps.collect_every = int(self.value)
-            gc.disable()
-        else:
-            self.observer.steps.collect_every = 0
-            gc.enable()
+        self.observer.steps.garbage.schedule(int(self.value) if on else 0)
 
     def applied(self) -> tuple[str, bool | None, str]:
         return self.requested, True, "automatic collection is off"

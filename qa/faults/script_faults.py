@@ -31,7 +31,9 @@ ACCUSED = 1.10
 # How close the stated time of a function has to come to its time.
 CLOSE = 0.10
 # Without a setting that could remove them; their advice is in words.
-WORDS = frozenset({"slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "straggler"})
+WORDS = frozenset(
+    {"slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile"}
+)
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates",
 )  # fmt: skip
@@ -60,6 +62,9 @@ FAULTS = (
     Fault("slow-function", ("slow-function",), (2, 10), "work, called by schedule"),
     Fault("log-norms", ("user-code", "slow-function"), (2, 10), "log_norms"),
     Fault("many-workers", ("many-workers", "data-wait"), (1, 1)),
+    Fault("worker-restart", ("worker-restart",), (2, 10)),
+    Fault("leak", ("leak",), (0.5, 1)),
+    Fault("recompile", ("recompile",), (1, 1), "weighed"),
     Fault("optimizer-loop", ("optimizer",), (2, 8)),
     Fault("checkpoint", ("checkpoint",), (2, 10)),
     Fault("evaluate", ("evaluation",), (2, 10)),

@@ -40,7 +40,8 @@ def work(milliseconds: float) -> float:
 class Items(Dataset):  # type: ignore[type-arg]
     def __init__(self) -> None:
         # An epoch takes seconds: its workers start again with each one.
-        self.x, self.y = torch.randn(1 << 16, 64), torch.randn(1 << 16, 1)
+        count = BATCH * int(40 / MS) if planted("worker-restart") else 1 << 16
+        self.x, self.y = torch.randn(count, 64), torch.randn(count, 1)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -79,7 +80,7 @@ def tokenize(milliseconds: float) -> None:
 
 
 def loader(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
-    workers = 8 if planted("many-workers") else 0
+    workers = 8 if planted("many-workers") else int(planted("worker-restart"))
     batches = DataLoader(data, BATCH, shuffle=True, num_workers=workers, collate_fn=collate)
     while True:
         yield from batches
@@ -114,6 +115,12 @@ def augment(x: Tensor) -> Tensor:
     if planted("straggler") and RANK == 1:
         work(MS)
     return x
+
+
+@torch.compile(backend="eager", dynamic=False)  # type: ignore[untyped-decorator,unused-ignore]
+def weighed(x: Tensor, weight: int) -> Tensor:
+    """Compiled anew for each weight."""
+    return x * weight
 
 
 def over(step: int, begin: float) -> bool:
@@ -154,6 +161,7 @@ def main() -> None:
     parts: deque[list[list[int]]] = deque(
         [[] for _ in range(each)] for _ in range(400_000 // each if each else 0)
     )
+    kept: list[Tensor] = []
     begin = time.perf_counter()
     step = 0
     while not over(step, begin):
@@ -173,6 +181,10 @@ def main() -> None:
                 torch.save(model.state_dict(), io.BytesIO())
         if planted("evaluate") and step % 5 == 4:
             evaluate(model, data)
+        if planted("leak"):
+            kept.append(torch.ones(int(MS * (1 << 16))))
+        if planted("recompile"):
+            weighed(loss.detach(), step)
         if each:
             parts.append([[] for _ in range(each)])
             parts.popleft()

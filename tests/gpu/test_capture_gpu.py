@@ -17,7 +17,7 @@ from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, parse
-from ndd_engine.script.captures import folded
+from ndd_engine.script.asked_captures import folded
 from ndd_engine.script.records import Records
 from ndd_engine.train.run import Run, RunRequest
 from ndd_watch import CAPTURES, FOLDER, SITE
@@ -205,9 +205,10 @@ def test_a_script_is_captured_twice(tmp_path: Path) -> None:
     assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
     records = Records(folders[FOLDER])
     lines = [line for _, line in records.new(final=True)]
-    assert not [line for line in lines if line["type"] == "uncaptured"]
-    found = [line for line in lines if line["type"] == "capture"]
-    events = [folded(tmp_path / line["file"], line["step"], line["steps"]) for line in found]
+    marks = [line for line in lines if line["type"] == "mark"]
+    assert not [mark for mark in marks if "no profiler capture" in mark["text"]]
+    found = [(mark["step"], mark["data"]) for mark in marks if "trace" in mark["data"]]
+    events = [folded(tmp_path / data["trace"], step, data["steps"]) for step, data in found]
     assert len(events) == 2
     for event in events:
         assert event.method == "kernels" and event.steps == 3 and event.copy_ns > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 from tests.torch_exit import ABORTED
 
+from ndd_engine.record.events import parse
 from ndd_engine.script.records import Records
 from ndd_watch import FOLDER, SITE
 
@@ -27,6 +29,7 @@ class Ran:
     out: str
     errors: str
     records: dict[str, list[dict[str, Any]]]
+    folder: Path
 
     def word(self, name: str) -> str:
         words = self.out.split()
@@ -35,6 +38,10 @@ class Ran:
     def of(self, kind: str, name: str | None = None) -> list[dict[str, Any]]:
         (lines,) = [self.records[name]] if name is not None else self.records.values()
         return [line for line in lines if line["type"] == kind]
+
+    def marks(self, words: str = "", kind: str = "") -> list[dict[str, Any]]:
+        """Those whose text contains these words, of this kind."""
+        return [mark for mark in self.of("mark") if words in mark["text"] and kind in ("", mark["kind"])]
 
     def phases(self) -> dict[str, int]:
         total: dict[str, int] = {}
@@ -69,15 +76,17 @@ def run(
         if ABORTED not in done.stderr:
             break
         shutil.rmtree(records, ignore_errors=True)
-    return Ran(done.returncode, done.stdout, done.stderr, recorded(records) if read else {})
+    return Ran(done.returncode, done.stdout, done.stderr, recorded(records) if read else {}, folder)
 
 
 def recorded(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The lines of all processes that have ended, by process."""
+    """The events of all processes that have ended, by process."""
     found: dict[str, list[dict[str, Any]]] = {}
     records = Records(folder)
-    for name, line in records.new(final=True):
-        found.setdefault(name, []).append(line)
+    for process, line in records.new(final=True):
+        found.setdefault(process.name, []).append(line)
+        # Whatever it writes is an event of the record.
+        assert parse(json.dumps(line)) is not None, line
     assert not records.damaged
     records.close()
     return found

@@ -99,7 +99,7 @@ def test_a_script_that_reads_its_loss_is_told_where(tmp_path: Path) -> None:
         tmp_path, "on_gpu.py", "2", "1", "1", "1", "float", NDD_WATCH_SHARE="10", NDD_WATCH_PROFILE_S="0.3",
     )  # fmt: skip
     assert ran.status == 0, ran.errors
-    found = [wait for line in ran.of("profile") for wait in line["waits"]]
+    found = [wait for line in ran.of("functions") for wait in line["waits"]]
     assert found and {(Path(wait[0]).name, *wait[1:5]) for wait in found} == {
         ("on_gpu.py", LINE, "<module>", "float", 1)
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import resource
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import KernelsEvent
 from ndd_engine.record.figures import EVALUATION_OR_CHECKPOINT
-from ndd_engine.script.captures import folded
+from ndd_engine.script.asked_captures import folded
 from ndd_engine.script.records import Room
 from ndd_watch import CAPTURES
 
@@ -46,8 +47,17 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran, Ran]:
 
 
 def events(folder: Path, found: Ran) -> list[KernelsEvent]:
-    lines = found.of("capture")
-    return [folded(folder / "traces" / line["file"], line["step"], line["steps"]) for line in lines]
+    lines = _taken(found)
+    return [
+        folded(folder / "traces" / line["data"]["trace"], line["step"], line["data"]["steps"])
+        for line in lines
+    ]
+
+
+def _taken(found: Ran) -> list[dict[str, Any]]:
+    """The marks of the captures of the process with the longest record."""
+    lines = max(found.records.values(), key=len)
+    return [line for line in lines if line["type"] == "mark" and "trace" in line["data"]]
 
 
 def left_out(found: Ran) -> set[int]:
@@ -59,7 +69,7 @@ def own() -> KernelsEvent:
     spec = importlib.util.spec_from_file_location("captured", SUBJECTS / "captured.py")
     assert spec is not None and spec.loader is not None
     subject: Any = importlib.util.module_from_spec(spec)
-    threads = torch.get_num_threads()
+    threads, told = torch.get_num_threads(), os.environ.get("KINETO_LOG_LEVEL")
     sys.path.insert(0, str(SUBJECTS))
     try:
         spec.loader.exec_module(subject)
@@ -86,6 +96,8 @@ def own() -> KernelsEvent:
     finally:
         sys.path.remove(str(SUBJECTS))
         torch.set_num_threads(threads)
+        if told is None:  # the capture sets it, and later subjects would inherit it
+            os.environ.pop("KINETO_LOG_LEVEL", None)
 
 
 @pytest.mark.promise
@@ -117,7 +129,7 @@ def test_the_event_is_that_of_an_own_run_and_the_script_is_the_same(plain: tuple
 
 def test_captured_steps_are_in_no_statistics(plain: tuple[Path, Ran, Ran]) -> None:
     _, _, found = plain
-    captures = found.of("capture")
+    captures = _taken(found)
     assert len(captures) == 2
     out, windows = left_out(found), found.of("window")
     for line in captures:
@@ -141,10 +153,10 @@ def test_a_script_that_profiles_itself_is_left_alone(tmp_path: Path, word: str) 
     if word in ("profiles", "elsewhere"):  # its own trace has its own step, and nothing of ours
         counts = [one.out.splitlines()[0].split()[-1] for one in (found, bare)]
         assert counts == ["5", "5"]
-    assert {line["reason"] for line in found.of("uncaptured")} == {ALONE}
+    assert {line["text"].partition(": ")[2] for line in found.marks("no profiler capture")} == {ALONE}
     if word != "elsewhere":
         # One profiler of torch may be followed by another; one of Python has ended.
-        assert len(found.of("capture")) == (word == "python")
+        assert len(_taken(found)) == (word == "python")
         assert not list((tmp_path / "seen" / "traces").iterdir()) or word == "python"
 
 
@@ -153,8 +165,8 @@ def test_a_training_in_a_thread_is_not_captured(tmp_path: Path, ends: tuple[str,
     """Kineto belongs to the thread that started it: the process crashed where another one ended it."""
     found = ran(tmp_path, "thread", *ends)
     assert (found.status, found.errors) == (0, "")
-    assert not found.of("capture")
-    assert {"thread" in line["reason"] for line in found.of("uncaptured")} == {True}
+    assert not _taken(found)
+    assert {"thread" in line["text"] for line in found.marks("no profiler capture")} == {True}
 
 
 def test_a_capture_ends_where_no_step_does(tmp_path: Path) -> None:
@@ -178,14 +190,17 @@ def test_a_capture_ends_before_what_is_no_step(
 def test_nothing_is_recorded_in_a_process_that_is_forked_within_a_capture(tmp_path: Path) -> None:
     found = ran(tmp_path, "forks")
     assert found.word("RECORDED") == "0"
-    assert len(found.of("capture", max(found.records, key=lambda name: len(found.records[name])))) == 2
+    assert len(_taken(found)) == 2
 
 
 def test_a_folder_that_is_gone_costs_the_capture_only(tmp_path: Path, plain: tuple[Path, Ran, Ran]) -> None:
     found = ran(tmp_path, "folder")
     assert found.errors == "" and found.out.startswith(plain[1].out)
-    assert not found.of("capture") and not found.of("unobserved")
-    assert [str(tmp_path / "traces") in line["reason"] for line in found.of("uncaptured")] == [True, True]
+    assert not _taken(found) and not found.marks("the observation ended")
+    assert [str(tmp_path / "traces") in line["text"] for line in found.marks("no profiler capture")] == [
+        True,
+        True,
+    ]
     assert sum(window["steps"] for window in found.of("window")) == 160
 
 
@@ -200,17 +215,17 @@ def test_a_full_disk_costs_the_capture_only(tmp_path: Path, plain: tuple[Path, R
     found = ran(tmp_path / "seen", before=limit)
     assert found.errors == "" and found.out.startswith(plain[1].out)
     assert sum(window["steps"] for window in found.of("window")) == 160
-    for line in found.of("capture"):
+    for line in _taken(found):
         with pytest.raises((UsageError, OSError)):
-            folded(tmp_path / "seen" / "traces" / line["file"], line["step"], line["steps"])
+            folded(tmp_path / "seen" / "traces" / line["data"]["trace"], line["step"], line["data"]["steps"])
 
 
 def test_the_clock_of_the_gpu_goes_on_after_a_capture(tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
     settings = {**SETTINGS, CAPTURES: str(tmp_path / "traces"), "PYTHONWARNINGS": "ignore"}
     found = run(tmp_path, "on_gpu.py", "2", "4", "8", "0", "asks", **settings)
-    assert found.status == 0 and not found.of("untimed") and "CUDA" not in found.errors
-    (line,) = found.of("capture")
+    assert found.status == 0 and not found.marks("not timed on the GPU") and "CUDA" not in found.errors
+    (line,) = _taken(found)
     captured = range(line["step"] - 4, line["step"] + 1)
     windows = found.of("window")
     timed = [window for window in windows if window["device_steps"]]

@@ -10,9 +10,10 @@ from observed import Ran, run
 
 from ndd_engine.diagnose import diagnose
 from ndd_engine.hardware.detect import detect
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
 from ndd_engine.script.command import Command
-from ndd_engine.script.facts import Facts
+from ndd_engine.script.follower import Follower
 
 pytestmark = pytest.mark.long
 
@@ -69,7 +70,7 @@ def test_where_the_host_is_slower_the_device_waits_in_the_phase_of_the_host(tmp_
 
 
 def test_losses_arrive_without_waiting_and_belong_to_their_step(plain: Ran) -> None:
-    losses = [(one["loss_step"], one["loss"]) for one in plain.of("window") if one["loss"] is not None]
+    losses = [one["last_loss"] for one in plain.of("window") if one["loss"] is not None]
     assert len(losses) >= 3
     assert all(loss == pytest.approx(float(plain.word("loss"))) for _, loss in losses)
     assert [step for step, _ in losses] == sorted({step for step, _ in losses})
@@ -89,12 +90,12 @@ def test_a_scaled_loss_is_shown_unscaled_and_a_phase_on_another_stream_is_timed(
     losses = [one["loss"] for one in ran.of("window") if one["loss"] is not None]
     assert losses and all(loss == pytest.approx(float(ran.word("loss"))) for loss in losses)
     assert 1.9 * MS < device_ns(ran)["backward"] < 4.0 * MS
-    assert not ran.of("untimed")
+    assert not ran.marks("not timed on the GPU")
 
 
 def test_nothing_is_recorded_or_read_while_the_script_captures_a_graph(tmp_path: Path) -> None:
     ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, "captures")
-    assert not ran.of("untimed") and not ran.of("unobserved")
+    assert not ran.marks("not timed on the GPU") and not ran.marks("the observation ended")
     assert int(ran.word("steps")) == sum(one["steps"] for one in ran.of("window"))
 
 
@@ -111,7 +112,7 @@ def test_an_evaluation_is_in_no_device_time_of_a_step(tmp_path: Path) -> None:
 def test_a_gpu_is_timed_though_the_first_loss_is_on_the_cpu(tmp_path: Path, word: str) -> None:
     ran = on_gpu(tmp_path, 4.0, 8.0, 0.0, word)
     assert 3.9 * MS < device_ns(ran)["forward"] < 8.0 * MS
-    assert [one["device"] for one in ran.of("model")][-1] == "cuda:0"
+    assert ran.of("run")[-1]["device"] == "cuda:0"
     assert ran.of("memory")
     if word == "warms":
         losses = [one["loss"] for one in ran.of("window") if one["loss"] is not None]
@@ -120,30 +121,33 @@ def test_a_gpu_is_timed_though_the_first_loss_is_on_the_cpu(tmp_path: Path, word
 
 def test_a_training_that_moves_to_another_gpu_is_timed_there(tmp_path: Path) -> None:
     ran = on_gpu(tmp_path, 4.0, 8.0, 0.0, "moves", seconds=3)
-    assert [one["device"] for one in ran.of("model")] == ["cuda:0", "cuda:1"]
+    assert list(dict.fromkeys(one["device"] for one in ran.of("run"))) == ["", "cuda:0", "cuda:1"]
     assert 3.9 * MS < device_ns(ran, last=4)["forward"] < 8.0 * MS
-    assert not ran.of("untimed") and ran.word("waits") == "0"
+    assert not ran.marks("not timed on the GPU") and ran.word("waits") == "0"
 
 
 def test_its_memory_and_which_gpu_of_the_machine_it_is_are_told(plain: Ran) -> None:
     memory = plain.of("memory")[-1]
     assert (memory["free_bytes"], memory["total_bytes"], memory["growth_bytes"]) == (700, 1000, 200)
-    (model,) = plain.of("model")
-    assert model["device"] == "cuda:0" and model["gpu"] == {
+    run = plain.of("run")[-1]
+    assert run["device"] == "cuda:0" and run["gpu"] == {
         "uuid": UUID, "name": "NVIDIA L4", "total_bytes": 1000, "capability": [8, 9], "visible": "1",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("word", "kind", "reason"),
-    [("broken", "untimed", "not callable"), ("uncounted", "unmeasured", "getDeviceStats")],
+    ("word", "what", "reason"),
+    [
+        ("broken", "steps are not timed", "not callable"),
+        ("uncounted", "memory of the GPU is not", "getDeviceStats"),
+    ],
 )
 def test_an_error_of_the_clock_or_the_allocator_costs_its_figures_only(
-    tmp_path: Path, word: str, kind: str, reason: str
+    tmp_path: Path, word: str, what: str, reason: str
 ) -> None:
     ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, word)
-    (told,) = ran.of(kind)
-    assert reason in told["reason"] and not ran.of("unobserved")
+    (mark,) = ran.marks(what)
+    assert reason in mark["text"] and not ran.marks("the observation ended")
     assert int(ran.word("steps")) == sum(one["steps"] for one in ran.of("window"))
     if word == "uncounted":
         assert not ran.of("memory")
@@ -152,14 +156,13 @@ def test_an_error_of_the_clock_or_the_allocator_costs_its_figures_only(
 
 def causes(ran: Ran) -> list[str]:
     """What the diagnosis says of the run."""
-    facts, state = (
-        Facts("r", Command(("python", "t.py"), Path("/")), detect("cpu", use_torch=False)),
-        RunState(),
-    )
-    (lines,) = ran.records.values()
-    for line in lines:
-        for event in facts.take(line):
-            state.fold(line["t"], event)
+    state = RunState()
+    directory = RunDir(ran.folder)
+    follower = Follower(
+        directory, Command(("python", "t.py"), Path("/")), detect("cpu", use_torch=False),
+        lambda event: state.fold(1.0, event), ran.folder / "records",
+    )  # fmt: skip
+    follower.finish()
     return [item.cause for item in diagnose(state.snapshot())]
 
 

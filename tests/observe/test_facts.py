@@ -27,21 +27,22 @@ def test_first_batches_of_later_epochs_have_their_own_time(tmp_path: Path, form:
 
 def test_recompilations_are_told_with_their_reason_and_the_limit(tmp_path: Path) -> None:
     ran = run(tmp_path, "recompiles.py", "number")
-    lines = ran.of("compiled")
-    assert sum(line["compiled"] for line in lines) == 1 and sum(line["again"] for line in lines) == 7
-    assert lines[-1]["limit"] and "bins" in lines[-1]["reason"]
-    file, line, name = lines[-1]["function"]
-    assert (Path(file).name, line, name) == ("recompiles.py", 11, "forward")
-    (steady,) = run(tmp_path / "steady", "recompiles.py").of("compiled")
-    assert steady["again"] == 0 and not steady["limit"]
+    again = [mark["data"] for mark in ran.marks(kind="recompile")]
+    assert [mark["data"]["graphs"] for mark in ran.marks(kind="compile")] == [1]
+    assert sum(data["graphs"] for data in again) == 7
+    last = again[-1]
+    assert last["limit"] and "bins" in last["reason"]
+    assert (Path(last["file"]).name, last["line"], last["function"]) == ("recompiles.py", 11, "forward")
+    steady = run(tmp_path / "steady", "recompiles.py")
+    assert len(steady.marks(kind="compile")) == 1 and not steady.marks(kind="recompile")
 
 
 @pytest.mark.budget(30)
 def test_garbage_collections_that_the_script_asks_for_are_told_with_their_line(tmp_path: Path) -> None:
     ran = run(tmp_path, "collects.py", "each")
-    waits = [wait for line in ran.of("profile") for wait in line["waits"]]
+    waits = [wait for line in ran.of("functions") for wait in line["waits"]]
     assert [(Path(wait[0]).name, wait[3], wait[4]) for wait in waits] == [("collects.py", "collect", 1)]
-    assert not [line for line in run(tmp_path / "not", "collects.py").of("profile") if line["waits"]]
+    assert not [line for line in run(tmp_path / "not", "collects.py").of("functions") if line["waits"]]
 
 
 @pytest.mark.parametrize(("steps", "more"), [(20, 60), (0, 60), (20, 0)])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memories import MS, Trained, run_line
 
 from ndd_engine.errors import UsageError
 from ndd_engine.hardware.detect import detect
@@ -15,38 +16,35 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
 from ndd_engine.script.contained import check_ranks
 from ndd_engine.script.follower import Follower
-from ndd_watch.mapped import Memory
-
-MS = 10**6
+from ndd_watch import mapped
 
 
 class Job:
     """Ranks that write records, and the events that the follower makes of them."""
 
-    def __init__(self, folder: Path, world: int = 2, **process: Any) -> None:
+    def __init__(self, folder: Path, world: int = 2, **place: Any) -> None:
         self.directory = RunDir(folder / "runs" / "it")
         self.directory.ranks.mkdir(parents=True)
         self.events: list[Event] = []
-        self.memories: dict[int, Memory] = {}
+        self.processes: dict[int, Trained] = {}
         command = Command(("torchrun", "train.py"), folder)
         self.follower = Follower(self.directory, command, detect("cpu", use_torch=False), self.events.append)
-        self.world, self.process = world, {"here": [0, world], **process}
+        self.world, self.place = world, {"here": [0, world], **place}
         self.t = 1.0
 
     def write(self, rank: int, kind: str, /, **body: Any) -> None:
         self.t += 0.001
-        if rank not in self.memories:
-            self.memories[rank] = Memory()
-            self.memories[rank].attach(str(self.directory.ranks), f"rank-{rank}")
-        self.memories[rank].put(kind, {"t": self.t, **body})
+        self.processes[rank].put(kind, **{"t": self.t, **body})
 
-    def begin(self, *ranks: int, pid: int = 10**8, **process: Any) -> None:
+    def begin(self, *ranks: int, pid: int = 10**8, exchanges: bool = True, **given: Any) -> None:
         for rank in ranks:
-            self.write(
-                rank, "process", pid=pid + rank, host=f"host{rank}", rank=rank, ranks=self.world,
-                **{"exchanges": True, "restart": 0, "launch": "a", **self.process, **process},
-            )  # fmt: skip
-            self.write(rank, "model", device="cpu", optimizer="SGD", parameters=1, strategy="ddp")
+            place = {
+                "rank": rank, "ranks": self.world, "restart": 0, "launch": "a", "strategy": "ddp", **self.place,
+                **given,
+            }  # fmt: skip
+            config = {"script": {}, **({"parallel": place} if exchanges else {})}
+            self.processes[rank] = Trained(self.directory.ranks, f"rank-{rank}")
+            self.write(rank, "run", **run_line(pid=pid + rank, host=f"host{rank}", config=config))
 
     def window(
         self,
@@ -58,19 +56,19 @@ class Job:
         without: tuple[int, ...] = (),
     ) -> None:
         """Steps with 10 ms of forward, some of data_wait, and some of waiting for other ranks in backward."""
-        numbers = [step - begin for step in range(begin, end) if step not in without]
-        own, wait, count = round((10 + data_ms) * MS), round(wait_ms * MS), len(numbers)
-        phases = {"forward": count * 10 * MS, "data_wait": round(count * data_ms * MS)}
-        told = {
-            "step": end, "begin": begin, "numbers": numbers, "own_ns": [own] * count, "wait_ns": [wait] * count,
-            "phases_ns": phases, "cpu_ns": count * 5 * MS, "rss_bytes": 10**8 + rank,
-        }  # fmt: skip
-        wall = (end - begin) * (own + wait)
-        forward = {"host_ns": wall, "p50_ns": 1, "p95_ns": 1, "max_ns": 1, "device_ns": None}
-        self.write(
-            rank, "window", step=end, steps=end - begin, timed_steps=count, micro_steps=end - begin, wall_ns=wall,
-            phases={"forward": forward}, step_p50_ns=1, step_p95_ns=1, step_max_ns=1, shape=[8, 3], ranks=told,
+        process, count = self.processes[rank], end - begin
+        process.values[mapped.DONE] = begin
+        for number in range(begin, end):
+            process.step(data_ms=data_ms, wait_ms=wait_ms, seen=number not in without)
+        self.t += 0.001
+        process.window(
+            count * (10 + data_ms + wait_ms), items=8 * count * self.world, t=self.t,
+            timed={"cpu_ns": count * 5 * MS, "rss_bytes": 10**8 + rank},
         )  # fmt: skip
+
+    def end(self, rank: int, step: int, error: str = "") -> None:
+        status = "failed" if error else "done"
+        self.write(rank, "end", status=status, reason=error, step=step, exit_status=int(bool(error)))
 
     def poll(self) -> None:
         self.follower.poll()
@@ -114,10 +112,10 @@ def test_exchange_is_the_least_wait_and_skew_the_rest(job: Job) -> None:
     assert (
         found.exchange_ns == 8 * 2 * MS and found.skew_ns == 8 * 5 * MS and found.critical_ns == 8 * 21 * MS
     )
-    assert found.columns_us["data_wait"][3:] == [11000, 1] and found.wall_ns == 8 * 23 * MS
+    assert list(found.columns_us["data_wait"][3:]) == [11000, 1] and found.wall_ns == 8 * 23 * MS
     means = sum(found.columns_us[name][2] for name in ("data_wait", "forward")) * 8 * 1000
     assert means + found.exchange_ns + found.skew_ns == found.wall_ns
-    assert found.memory_bytes["rss"][3:] == [10**8 + 1, 1] and found.launched is None
+    assert list(found.memory_bytes["rss"][3:]) == [10**8 + 1, 1] and found.launched is None
     (run,) = job.of(RunEvent)
     # Of all ranks: 8 items a rank.
     assert run.items_per_step == 16 and run.config["parallel"] == {"ranks": 2, "strategy": "ddp"}
@@ -144,7 +142,7 @@ def test_a_step_that_one_rank_profiled_is_compared_on_none(job: Job) -> None:
     job.window(1, 0, 8, without=(3,))
     job.poll()
     (found,) = job.of(RanksEvent)
-    assert found.steps == 7 and found.columns_us["forward"][:4] == [10000] * 4
+    assert found.steps == 7 and list(found.columns_us["forward"][:4]) == [10000] * 4
 
 
 def late_rank(job: Job) -> dict[str, Any]:
@@ -160,7 +158,7 @@ def late_rank(job: Job) -> dict[str, Any]:
 
 def test_a_late_rank_is_named_with_its_line(job: Job, tmp_path: Path) -> None:
     job.begin(0, 1)
-    frames = [["data_wait", str(tmp_path / "train.py"), 7, "load", None, 9]]
+    frames = [["data_wait", str(tmp_path / "train.py"), 7, "load", 9, 1]]
     job.write(1, "stacks", step=1, looks=9, frames=frames)
     late = late_rank(job)
     assert (late["host"], late["where"], late["late_ns"]) == ("host1", "train.py:7 load", 10 * MS)
@@ -170,13 +168,13 @@ def test_a_profiled_step_names_the_function_that_only_the_late_rank_calls(job: J
     """Stack samples see the line that waits for the interpreter lock instead."""
     job.begin(0, 1)
     for rank, ms in enumerate((1, 11)):
-        frames = [["data_wait", str(tmp_path / "train.py"), 9, "main", None, 5]]
+        frames = [["data_wait", str(tmp_path / "train.py"), 9, "main", 5, 1]]
         job.write(rank, "stacks", step=0, looks=5, frames=frames)
         functions = [
             [str(tmp_path / "train.py"), 40, "work", 1, ms * MS, ms * MS, "augment", "data_wait"],
             [str(tmp_path / "train.py"), 1, "main", 1, 20 * MS, 9 * MS, "", "other"],
         ]
-        job.write(rank, "profile", step=1, ns=20 * MS, functions=functions, waits=[])
+        job.write(rank, "functions", step=1, wall_ns=20 * MS, functions=functions)
     place, _, caller = late_rank(job)["where"].partition(",")
     assert place.split() == ["train.py:40", "work"] and caller.endswith("augment")
 
@@ -209,11 +207,11 @@ def test_a_rank_that_ends_early(job: Job) -> None:
     for rank in (0, 1):
         job.window(rank, 0, 8)
     job.window(1, 8, 11)
-    job.write(1, "end", step=11, status="done", reason="")
+    job.end(1, 11)
     job.window(0, 8, 16)
     job.poll()
     assert [event.step for event in job.of(RanksEvent)] == [8]
-    job.write(0, "end", step=16, status="failed", reason="RuntimeError: Connection closed by peer")
+    job.end(0, 16, "RuntimeError: Connection closed by peer")
     job.follower.finish()
     assert job.follower.ended is not None
     status, reason = job.follower.ended
@@ -223,8 +221,8 @@ def test_a_rank_that_ends_early(job: Job) -> None:
 
 def test_the_rank_that_failed_first_is_the_reason(job: Job) -> None:
     job.begin(0, 1)
-    job.write(1, "end", step=4, status="failed", reason="ValueError: too large")
-    job.write(0, "end", step=4, status="failed", reason="RuntimeError: Connection closed by peer")
+    job.end(1, 4, "ValueError: too large")
+    job.end(0, 4, "RuntimeError: Connection closed by peer")
     job.poll()
     assert job.follower.ended is not None
     status, reason = job.follower.ended
@@ -235,7 +233,7 @@ def test_a_restart_goes_on_counting(job: Job) -> None:
     job.begin(0, 1)
     for rank in (0, 1):
         job.window(rank, 0, 8)
-    job.write(1, "end", step=8, status="failed", reason="ValueError: bad")
+    job.end(1, 8, "ValueError: bad")
     job.begin(0, 1, pid=2 * 10**8, restart=1)
     for rank in (1, 0):
         job.window(rank, 0, 16)
@@ -257,13 +255,13 @@ def test_processes_that_exchange_nothing_are_not_compared(job: Job) -> None:
 
 def test_damaged_figures_of_a_rank_cost_only_themselves(job: Job) -> None:
     job.begin(0, 1)
-    job.write(0, "process", pid=1, host="h", rank=3, ranks=10**12, exchanges=True)
-    job.write(1, "window", step=8, steps=8, ranks={"begin": 0, "numbers": [1], "own_ns": [], "wait_ns": []})
+    job.begin(0, pid=1, ranks=10**12)
+    job.write(1, "window", step=8, steps=8, timed={"end": 8, "rest": [1]})
     for rank in (0, 1):
         job.window(rank, 8, 16)
     job.poll()
     assert [event.step for event in job.of(RanksEvent)] == [16]
     for rank in (0, 1):
-        job.write(rank, "unobserved", step=16, reason="planted")
+        job.write(rank, "mark", kind="warning", step=16, text="planted", data={"observed": "no more"})
     job.poll()
     assert [text.split(":")[0] for text in job.texts] == ["rank 0", "rank 1"]

@@ -17,7 +17,7 @@ from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.recordings.trace_file import read_trace
-from ndd_engine.script.captures import Captures
+from ndd_engine.script.asked_captures import Captures
 from ndd_engine.script.records import Process
 from ndd_watch import mapped
 
@@ -73,6 +73,11 @@ def process_of(folder: Path) -> tuple[mapped.Memory, Process]:
         return memory, Process("pid-1", path, mapped.Reader(file.fileno()))
 
 
+def taken(steps: int, file: str = "capture-1-1.json") -> MarkEvent:
+    """What a process says of a capture that it has taken."""
+    return MarkEvent("note", 9, "a profiler capture was taken", {"trace": file, "steps": steps})
+
+
 @pytest.mark.parametrize(("device", "asked"), [("cuda:0", 3), ("cpu", 0), ("", 0)])
 def test_periodic_captures_happen_where_a_gpu_trains(tmp_path: Path, device: str, asked: int) -> None:
     memory, process = process_of(tmp_path)
@@ -100,17 +105,9 @@ def test_periodic_captures_happen_where_a_gpu_trains(tmp_path: Path, device: str
 def test_a_trace_that_cannot_be_read_is_a_warning(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "capture-1-1.json").write_text(content)
-    line = {"type": "capture", "step": 9, "steps": 3, "file": "capture-1-1.json"}
-    (told,) = Captures(RunDir(tmp_path)).taken(line, 9)
+    (told,) = Captures(RunDir(tmp_path)).taken(taken(3))
     assert isinstance(told, MarkEvent) and told.kind == "warning"
     assert not list(tmp_path.glob("capture*"))
-
-
-def test_why_a_process_took_none_is_a_warning(tmp_path: Path) -> None:
-    line = {"type": "uncaptured", "step": 9, "reason": "the script uses a profiler\x1b of its own"}
-    (told,) = Captures(RunDir(tmp_path)).taken(line, 9)
-    assert isinstance(told, MarkEvent) and (told.kind, told.step) == ("warning", 9)
-    assert "of its own" in told.text and "\x1b" not in told.text
 
 
 def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
@@ -152,8 +149,7 @@ def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
         "calls": [[24_500, 0, 0, True], [24_600, 1, 0, True], [34_000, 0, 0, False], [35_000, -1, -1, False]],
     }  # fmt: skip
     (tmp_path / "capture-1-1.json").write_text(json.dumps({"traceEvents": entries, "ndd": noted}))
-    line = {"type": "capture", "step": 9, "steps": 1, "file": "capture-1-1.json"}
-    event, note = Captures(RunDir(tmp_path)).taken(line, 9)
+    event, note = Captures(RunDir(tmp_path)).taken(taken(1))
     assert isinstance(event, KernelsEvent) and isinstance(note, MarkEvent)
     assert (event.method, event.wall_ns, event.busy_ns, event.copy_ns) == ("kernels", 80_000, 39_000, 4_000)
     assert (event.collective_ns, event.exposed_ns, event.launches) == (10_000, 5_000, 3)
@@ -163,9 +159,8 @@ def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_a_file_elsewhere_is_not_read(tmp_path: Path) -> None:
-    line = {"type": "capture", "step": 9, "steps": 3, "file": "../capture.json"}
     with pytest.raises(ValueError, match="not a name"):
-        list(Captures(RunDir(tmp_path / "run")).taken(line, 9))
+        list(Captures(RunDir(tmp_path / "run")).taken(taken(3, "../capture.json")))
 
 
 def test_the_threads_of_forward_are_those_of_the_trace(tmp_path: Path) -> None:

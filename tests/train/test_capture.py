@@ -13,7 +13,7 @@ from tests.waiting import until
 from train_help import EVERY_STEP, OWN, Result, Trainer, Written, spoiled
 
 from ndd_engine.errors import UsageError
-from ndd_engine.measure import capture_schedule as bursts
+from ndd_engine.measure import capture as bursts
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, WindowEvent

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
-from ndd_engine.measure.collector import Collector
 from ndd_engine.train.control import StopNow
 from ndd_engine.train.step.stepper import Stepper
+from ndd_watch.garbage import Garbage
 
 LONG = ("run.epochs=100", "evaluate.every_epochs=0", "evaluate.at_end=false", "checkpoint.every_epochs=0")
 
@@ -28,20 +28,20 @@ def _as_before() -> Iterator[None]:
 @pytest.mark.long
 def test_collections_are_counted_and_timed() -> None:
     heap = [[number] for number in range(300_000)]  # makes a collection long enough to be seen
-    collector = Collector()
-    collector.start()
+    garbage = Garbage()
+    garbage.begin()
     begin = time.perf_counter_ns()
     gc.collect()
     gc.collect()
     wall = time.perf_counter_ns() - begin
-    pauses = collector.take()
-    collector.stop()
+    pauses = garbage.take()
+    garbage.end()
     assert pauses.number >= 2 and 0 < pauses.longest_ns <= pauses.ns <= wall
     assert pauses.ns > wall / 2
-    assert collector.take().number == 0
+    assert garbage.take().number == 0
     gc.collect()
-    assert collector.take().number == 0  # stopped
-    collector.stop()
+    assert garbage.take().number == 0  # stopped
+    garbage.end()
     del heap
 
 

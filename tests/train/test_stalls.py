@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ndd_engine.measure import own_code, stalls
+from ndd_engine.measure import reporting
 from ndd_engine.measure.clock import DATA_WAIT, PhaseClock
-from ndd_engine.measure.own_code import OwnCode
-from ndd_engine.measure.stalls import STALLED_S, StallWatch
+from ndd_engine.measure.reporting import STALLED_S, StallWatch
 from ndd_engine.record.events import Event, MarkEvent
+from ndd_watch.own import own, short
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_stall_is_told_with_its_phase_and_line_and_again_when_it_has_doubled(
 
 
 def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stalls, "PERIOD_S", 0.01)
+    monkeypatch.setattr(reporting, "PERIOD_S", 0.01)
     watch = StallWatch(threading.get_ident(), PhaseClock(), lambda event: None, lambda: 0, lambda: False)
     watch.start()
     watch.stop()
@@ -75,24 +75,23 @@ def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "own"),
+    ("file", "is_own"),
     [
         (torch.nn.functional.__file__, False),
         (os.__file__, False),
         (pytest.__file__, False),
-        (own_code.__file__, False),
-        (str(Path(own_code.__file__).parents[1] / "workloads" / "eeg.py"), True),
-        (str(Path(own_code.__file__).parents[1] / "workloads" / "factory_data.py"), False),
+        (reporting.__file__, False),
+        (str(Path(reporting.__file__).parents[1] / "workloads" / "eeg.py"), True),
+        (str(Path(reporting.__file__).parents[1] / "workloads" / "factory_data.py"), False),
         (__file__, True),
         ("<string>", False),
     ],
 )
-def test_what_counts_as_the_users_own(file: str, own: bool) -> None:
-    assert OwnCode()(compile("0", file, "exec")) is own
+def test_what_counts_as_the_users_own(file: str, is_own: bool) -> None:
+    assert own(compile("0", file, "exec")) is is_own
 
 
 def test_files_are_told_as_people_know_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    short = OwnCode().short
     assert short(str(tmp_path / "data" / "my.py")) == str(Path("data", "my.py"))
     assert short("/usr/lib/python3/threading.py") == "python3/threading.py"

@@ -41,37 +41,35 @@ class Observation:
 
     def log(self, step: int, **values: float) -> None:
         """Record scalars, which the screen and the report show."""
-        self.put("scalars", step=step, values=values)
+        self._say("scalars", step=step, values=values)
 
     def evaluation(self, step: int, **metrics: float) -> None:
         """Record the metrics of an evaluation; the first one decides which is the best."""
-        self.put("evaluation", step=step, metrics=metrics)
+        self._say("evaluation", step=step, metrics=metrics)
 
     def epoch(self, step: int, epoch: int) -> None:
         """An epoch begins, counted from 0."""
-        self.put("epoch", step=step, epoch=epoch)
+        self._say("epoch", step=step, epoch=epoch)
 
     def totals(self, total_steps: int = 0, epochs: int = 0) -> None:
         """The optimizer steps and epochs at which the training ends; 0 if unknown."""
-        self.put("totals", total_steps=total_steps, epochs=epochs)
+        self._say("totals", total_steps=total_steps, epochs=epochs)
 
     def close(self) -> None:
         """End the observation; safe to call twice."""
         with contextlib.suppress(Exception):
             if self._follower is not None and self.path is not None:
                 _running.clear()
-                recorder = self._observer.recorder
-                if recorder is not None:
-                    recorder.close()
+                if self._observer.emitter.opened:
+                    self._observer.emitter.close()
                 self._observer.stop()
                 write_text(RunDir(self.path).ranks / CLOSED, "")
                 self._follower.wait(10)
                 self._follower = None
 
-    def put(self, kind: str, **body: Any) -> None:
-        """Record an observation."""
+    def _say(self, kind: str, **body: Any) -> None:
         with contextlib.suppress(Exception):
-            self._observer.put(kind, **body)
+            self._observer.emitter.say(kind, **body)
 
     def told(self, kind: str, **body: Any) -> None:
         """Record what a framework says at the current step."""
@@ -90,9 +88,8 @@ class Observation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with contextlib.suppress(Exception):
-            recorder = self._observer.recorder
-            if kind is not None and recorder is not None:
-                recorder.fail(f"{kind.__name__}: {error}")
+            if kind is not None:
+                self._observer.emitter.fail(f"{kind.__name__}: {error}")
         self.close()
 
 
@@ -114,23 +111,12 @@ def started(name: str | None, runs: PathLike | None, frameworks: bool = True) ->
     if _running:
         return Observation(_running[0], None, None)
     if os.environ.get("RANK", "0") != "0" or os.environ.get("LOCAL_RANK", "0") != "0":
-        return Observation(_Nothing(), None, None)  # rank 0 is observed
+        return Observation(None, None, None)  # rank 0 is observed
     try:
         return _started(name, runs, frameworks)
     except Exception as error:  # noqa: BLE001  the training must go on
         warnings.warn(f"ndd_engine.observe: nothing is observed: {error}", stacklevel=3)
-        return Observation(_Nothing(), None, None)
-
-
-class _Nothing:
-    """In the place of an observer."""
-
-    recorder = None
-
-    def put(self, *_: Any, **__: Any) -> None:
-        """Nothing is recorded."""
-
-    told = put
+        return Observation(None, None, None)
 
 
 def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Observation:

@@ -56,8 +56,9 @@ def optimizer(view: View) -> Finding | None:
 def clip(view: View) -> Finding | None:
     """Clipping the gradient's norm."""
     cost, limit, norm = view.cost("clip"), view.get("clip.max_norm"), view.snapshot.grad_norm
+    limited = isinstance(limit, (int, float)) and limit > 0
     # Disabling it changes the training: require a larger share.
-    if not cost.clear or cost.share < 2 * FLOOR or not isinstance(limit, (int, float)) or limit <= 0:
+    if not cost.clear or cost.share < 2 * FLOOR or not (limited or view.is_script):
         return None
     draft = Draft("clip", f"gradient clipping takes {percent(cost.share)} of each step", cost)
     draft.add(taken(cost, "clipping takes"))
@@ -65,7 +66,7 @@ def clip(view: View) -> Finding | None:
         draft.saw(f"the latest gradient norm is {number(norm)}, the limit is {limit:g}", "record")
     draft.add(_parameters(view))
     text = "disable clipping (changes the training at steps whose norm is above the limit)"
-    draft.change(text, "clip.max_norm=0.0")
+    draft.change(text, *(["clip.max_norm=0.0"] if limited else []))
     return draft.done()
 
 

@@ -10,9 +10,8 @@ from ndd_engine.record.events import KernelsEvent
 from ndd_engine.text import printable
 from ndd_watch.phases import ANCHOR
 
-from .intervals import spans
 from .modules import Call, Line, Mark, ModuleMarks, line_times, module_times
-from .timeline import TraceEvent, timeline
+from .timeline import TraceEvent, spans, timeline
 
 
 @dataclass(frozen=True)

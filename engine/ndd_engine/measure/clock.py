@@ -21,11 +21,12 @@ OPTIMIZER, ZERO_GRAD, LOG, EVALUATE, CHECKPOINT, OTHER = range(6, len(PHASES))
 
 @dataclass
 class Window:
-    """The time between two readings of the clock, in nanoseconds.
+    """The time between two readings of a clock, in nanoseconds: of a run of our own, or of an observed script.
 
     rows: one list per finished step, indexed like `names`. rest: time outside finished steps.
     device: one list per step that carried device events; None for phases it did not enter. outside: nanoseconds of the
-    device in evaluations.
+    device in evaluations. wholes: steps that were timed as a whole. Their time is shared out like that of the others;
+    `other` takes the rounding.
     """
 
     names: list[str]
@@ -34,6 +35,15 @@ class Window:
     rest: list[int]
     device: list[list[float | None]] = field(default_factory=list)
     outside: dict[int, float] = field(default_factory=dict)
+    wholes: list[int] = field(default_factory=list)
+
+    def figures(self) -> Json:
+        """The fields of a window event that are known from the clock."""
+        p50, p95, longest = _quantiles([*map(sum, self.rows), *self.wholes])
+        return {
+            "wall_ns": self.wall_ns, "phases": self.phases(), "step_p50_ns": p50, "step_p95_ns": p95,
+            "step_max_ns": longest, "device_steps": len(self.device),
+        }  # fmt: skip
 
     def phases(self) -> dict[str, Json]:
         """The `phases` field of a window event. Sub-phases also count towards their parent."""
@@ -45,10 +55,16 @@ class Window:
         for index, name in enumerate(self.names):
             for key in {name, name.partition("/")[0]}:
                 places.setdefault(key, []).append(index)
+        left = whole_ns = sum(self.wholes)
+        timed_ns = sum(map(sum, rows))
         for name, own in places.items():
             several = len(own) > 1
             values = [*map(sum, zip(*(columns[i] for i in own), strict=True))] if several else columns[own[0]]
-            total = sum(values) + sum(rest[i] for i in own)
+            total = sum(values)
+            share = left if name == PHASES[OTHER] else round(whole_ns * total / timed_ns) if timed_ns else 0
+            if "/" not in name:
+                left -= share
+            total += share + sum(rest[i] for i in own)
             outside = self.outside.get(own[0])
             if not total and outside is None:
                 continue
@@ -63,10 +79,6 @@ class Window:
                 "device_ns": None if on_device is None else round(on_device),
             }
         return out
-
-    def steps(self) -> tuple[int | None, int | None, int | None]:
-        """(p50, p95, max) of whole steps."""
-        return _quantiles(map(sum, self.rows))
 
 
 def _quantiles(values: Iterable[int]) -> tuple[int | None, int | None, int | None]:

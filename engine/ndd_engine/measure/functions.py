@@ -12,9 +12,9 @@ from collections.abc import Callable
 from ndd_engine.errors import said
 from ndd_engine.record.events import PHASES, FunctionsEvent, MarkEvent
 from ndd_engine.text import printable
+from ndd_watch.own import own, product, short
 from ndd_watch.profiler import StepProfiler
 
-from .own_code import OwnCode
 from .reporting import Reporter
 
 NEVER = sys.maxsize
@@ -37,8 +37,7 @@ class FunctionProfiles:
         self.due_ns = NEVER
         self._reporter, self._clock, self._settled = reporter, reporter.clock, settled
         self._every_ns = round(every_s * 1e9)
-        self._own = OwnCode()
-        self._profiler = StepProfiler(self._own, self._own.ours)
+        self._profiler = StepProfiler(own, product())
         self._next_step = 0
         # Whether the present step is profiled.
         self.active = False
@@ -77,12 +76,12 @@ class FunctionProfiles:
             self._skip(step, said(error))
             return
         self._close_window(step)
-        if not found["ns"]:
+        if not found["wall_ns"]:
             self._tell(step, "another profiler began within the profiled step")
             return
-        functions = [(self._own.short(row[0]), *row[1:]) for row in found["functions"]]
-        waits = [(self._own.short(row[0]), *row[1:]) for row in found["waits"]]
-        self._reporter.put(FunctionsEvent(step, found["ns"], functions, waits, found["phases"]))
+        functions = [(short(row[0]), *row[1:]) for row in found["functions"]]
+        waits = [(short(row[0]), *row[1:]) for row in found["waits"]]
+        self._reporter.put(FunctionsEvent(step, found["wall_ns"], functions, waits, found["phases"]))
 
     def drop(self, step: int) -> None:
         """End the profile, if any, of a step that did not take place."""

@@ -1,4 +1,4 @@
-"""The CUDA allocator's counters as an event, and which errors mean that memory ran out."""
+"""Which errors mean that memory ran out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import torch
 
 from ndd_engine.errors import text_of
-from ndd_engine.record.events import MemoryEvent
 
 # Of the host: torch's allocator and the system. Of a GPU: where torch does not raise its own OutOfMemoryError, because
 # a library, the driver or the compiler allocates.
@@ -20,25 +19,6 @@ _OUT_OF_MEMORY = re.compile(
     r"|\b(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)\b|\b(?:CUDA|HIP)_ERROR_OUT_OF_MEMORY\b",
     re.IGNORECASE,
 )
-
-
-def memory_event(device: torch.device) -> MemoryEvent:
-    """The allocator's counters of a GPU; none of them is reset."""
-    stats = torch.cuda.memory_stats(device)
-    free, total = torch.cuda.mem_get_info(device)
-    allocated, peak = int(stats["allocated_bytes.all.current"]), int(stats["allocated_bytes.all.peak"])
-    return MemoryEvent(
-        allocated_bytes=allocated,
-        reserved_bytes=int(stats["reserved_bytes.all.current"]),
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=int(stats["reserved_bytes.all.peak"]),
-        growth_bytes=peak - allocated,
-        retries=int(stats["num_alloc_retries"]),
-        ooms=int(stats["num_ooms"]),
-        free_bytes=int(free),
-        total_bytes=int(total),
-        others_bytes=None,
-    )
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

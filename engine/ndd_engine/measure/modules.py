@@ -19,8 +19,7 @@ from ndd_engine.record.event import LineTime, ModuleTime
 from ndd_engine.text import printable
 from ndd_watch.own import own_frame
 
-from .intervals import Span
-from .timeline import RUNTIME, TraceEvent, is_transfer, on_gpu, operators
+from .timeline import RUNTIME, Span, TraceEvent, is_transfer, on_gpu, operators
 
 if TYPE_CHECKING:
     from torch import nn

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from ndd_engine.record.events import Event, MarkEvent, ScalarsEvent, WindowEvent
+from ndd_engine.record.events import Event, MarkEvent, MemoryEvent, ScalarsEvent, WindowEvent
+from ndd_engine.record.figures import stalled_text
 from ndd_engine.text import printable
 from ndd_watch.compilers import Compilations
-from ndd_watch.process import Heap
+from ndd_watch.garbage import Garbage
+from ndd_watch.own import innermost, own, short
+from ndd_watch.process import Heap, allocator
 
 from .clock import PhaseClock, Window
-from .collector import Collector
-from .compiling import compile_marks
 from .losses import LossReader
-from .memory import memory_event
-from .stalls import StallWatch
+
+# Without a phase change for so long, a loop is reported as stalled; again whenever the time has doubled.
+STALLED_S = 30.0
+PERIOD_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class Reporter:
         self.steps = 0
         self.profiled = False
         self.arrived: list[tuple[int, float]] = []
-        self.collector = Collector(gc_every_steps)
+        self.garbage = Garbage()
+        self._gc_every_steps = gc_every_steps
         self._work, self._stepping = work, stepping
         self._stalls: StallWatch | None = None
         self._compilations, self._heap = Compilations(), Heap()
@@ -79,7 +84,8 @@ class Reporter:
 
         step: returns the optimizer steps done. paused: returns whether the run is paused.
         """
-        self.collector.start()
+        self.garbage.begin()
+        self.garbage.schedule(self._gc_every_steps)
         self._stalls = StallWatch(threading.get_ident(), self.clock, self.put, step, paused)
         self._stalls.start()
         self._compilations.take()
@@ -87,14 +93,11 @@ class Reporter:
 
     def switch(self, gc_every_steps: int) -> None:
         """Continue with another setting, between two steps."""
-        if gc_every_steps != self.collector.every_steps:
-            self.collector.stop()
-            self.collector.every_steps = gc_every_steps
-            self.collector.start()
+        self.garbage.schedule(gc_every_steps)
 
     def end(self) -> None:
         """Stop measuring; call it however the loop ended."""
-        self.collector.stop()
+        self.garbage.end()
         if self._stalls is not None:
             self._stalls.stop()
             # It refers to the loop: in a reference cycle with it, the loader's workers would outlive the run.
@@ -103,21 +106,20 @@ class Reporter:
     def skip(self) -> None:
         """Drop the time since the last phase change (a pause). Call with an empty window."""
         self.clock.skip()
-        self.collector.take()
+        self.garbage.take()
 
     def window(self, step: int) -> None:
         """Record the time since the last window; `step` optimizer steps are done."""
         work, window = self._work, self.clock.take()
         if not window.wall_ns:
             return
-        pauses = self.collector.take()
+        pauses = self.garbage.take()
         steps, self.steps = self.steps, 0
         arrived, self.arrived = self.arrived, []
         items = steps * work.items
         if work.made is not None:
             made = work.made()
             items, self._made = made - self._made, made
-        p50, p95, longest = window.steps()
         epoch, epoch_step = divmod(step, work.steps_per_epoch) if work.place is None else work.place()
         extras = self.losses.extras
         event = WindowEvent(
@@ -128,17 +130,12 @@ class Reporter:
             micro_steps=steps * work.micro_steps,
             items=items,
             tokens=round(items * work.tokens_per_item),
-            wall_ns=window.wall_ns,
-            step_p50_ns=p50,
-            step_p95_ns=p95,
-            step_max_ns=longest,
-            phases=window.phases(),
+            **window.figures(),
             loss=sum(value for _, value in arrived) / len(arrived) if arrived else None,
             last_loss=arrived[-1] if arrived else None,
             lr=self._stepping.lr,
             grad_norm=extras.get("grad_norm"),
             loss_scale=extras.get("loss_scale"),
-            device_steps=len(window.device),
             gc_ns=pauses.ns,
             gc_count=pauses.number,
             gc_max_ns=pauses.longest_ns,
@@ -152,16 +149,15 @@ class Reporter:
         for report in self._stepping.reports:
             self.put(report)
         self._stepping.reports.clear()
-        if (compiled := self._compilations.take()) is not None:
-            for mark in compile_marks(compiled, step):
-                self.put(mark)
+        for kind, text, data in self._compilations.take():
+            self.put(MarkEvent(kind, step, printable(text), data))
         if self.clock.failed and not self._told_failure:
             self._told_failure = True
             text = f"steps are not timed on the GPU: {printable(self.clock.failed)}"
             self.put(MarkEvent("warning", step, text))
         if self._has_gpu:
             try:
-                self.put(memory_event(self.losses.device))
+                self.put(MemoryEvent(**allocator(self.losses.device)))
             except (RuntimeError, KeyError) as error:
                 self._has_gpu = False
                 text = f"cannot read the memory counters: {printable(str(error))}"
@@ -174,3 +170,45 @@ def _means(scalars: list[tuple[str, float]]) -> dict[str, float]:
     for name, value in scalars:
         values.setdefault(name, []).append(value)
     return {name: sum(found) / len(found) for name, found in values.items()}
+
+
+class StallWatch:
+    """Watches a thread's phases from another one. step: returns the optimizer steps done; paused: whether to rest."""
+
+    def __init__(
+        self, thread: int, clock: PhaseClock, put: Callable[[Event], None], step: Callable[[], int],
+        paused: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._watched, self._clock, self._put, self._step, self._paused = thread, clock, put, step, paused
+        self._next_s = STALLED_S
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="ndd-stalls", daemon=True)
+
+    def start(self) -> None:
+        """Start watching."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching; safe to call twice."""
+        self._stopping.set()
+        self._thread.join(2.0)
+
+    def look(self) -> None:
+        """Report a stall, if there is one. Never raises."""
+        with suppress(Exception):
+            seconds = self._clock.unchanged_ns * 1e-9
+            if seconds < STALLED_S or self._paused():
+                self._next_s = STALLED_S
+            elif seconds >= self._next_s:
+                self._next_s = 2 * seconds
+                text = stalled_text(seconds, self._clock.current, self._place())
+                self._put(MarkEvent("warning", self._step(), text))
+
+    def _place(self) -> tuple[str, int, str] | None:
+        """The line in the user's own code, or that of a library if there is none."""
+        found = innermost(self._watched, own) or innermost(self._watched, lambda code: True)
+        return None if found is None else (short(found[0]), *found[1:])
+
+    def _work(self) -> None:
+        while not self._stopping.wait(PERIOD_S):
+            self.look()

@@ -101,7 +101,7 @@ class _Rank:
         for (file, line, name, _, phase), _own in sorted(self.functions.items(), key=lambda item: item[1]):
             found[phase] = f"{short(file)}:{line} {name}"
         seen: dict[str, Counter[str]] = {}
-        for phase, file, line, name, _, count in (frame for frames in self.looks for frame in frames):
+        for phase, file, line, name, count, _ in (frame for frames in self.looks for frame in frames):
             if file != "?":
                 place = f"{short(str(file))}:{int(line)} {name}"
                 seen.setdefault(str(phase), Counter())[place] += int(count)

@@ -9,8 +9,7 @@ from typing import Any
 
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.intervals import Span, spans
-from ndd_engine.measure.timeline import CaptureTimeline, timeline
+from ndd_engine.measure.timeline import CaptureTimeline, Span, spans, timeline
 from ndd_engine.record.events import EndEvent, Event, KernelsEvent, RunEvent, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState

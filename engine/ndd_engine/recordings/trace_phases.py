@@ -12,8 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ndd_engine.measure.intervals import union
-from ndd_engine.measure.timeline import TraceEvent
+from ndd_engine.measure.timeline import TraceEvent, union
 from ndd_engine.record.events import PHASES
 
 from .trace_file import TraceFile

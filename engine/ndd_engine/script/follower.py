@@ -2,26 +2,123 @@
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from ndd_engine.hardware.gpu import Gpu, Machine
-from ndd_engine.record.events import Event, MarkEvent
+from ndd_engine.hardware.torch_gpus import trained_on
+from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import counted, number, printable
 
-from .captures import Captures
+from .asked_captures import Captures
 from .command import Command
-from .facts import Facts
 from .observed_ranks import ScriptRanks
 from .progress import Stalls
-from .records import Line, Records
+from .records import Line, Process, Records
 
-# Lines of the other ranks that become marks of the run.
-_TOLD = ("unobserved", "unseen")
-_CAPTURES = ("capture", "uncaptured")
+# Of so few steps, the first ones are not seen whole.
+FEW_STEPS = 3
+
+
+class Trained:
+    """What is known of the processes of one name: of a rank, also after a launcher has started it again.
+
+    step: optimizer steps so far. offset: those before the process that trains now, as far as it does not count them
+    itself. ended: (status, reason) that it wrote. gpu: that it trains on; None for the CPU, and before it has told.
+    """
+
+    def __init__(self, name: str, command: Command, machine: Machine) -> None:
+        self._name, self._command, self._machine = name, command, machine
+        self.step = self.offset = self._before = 0
+        self.ended: tuple[str, str] | None = None
+        self.gpu: Gpu | None = None
+        self.run: RunEvent | None = None
+        self._process: Process | None = None
+        self._shown = self._counts_items = False
+        self._phases: set[str] = set()
+
+    def take(self, process: Process, line: Line) -> Iterator[Event]:
+        """The events of a line, with what the console knows. Raises ValueError for a line of another format."""
+        if process is not self._process:
+            self._process, self._before, self.offset, self.ended = process, self.step, self.step, None
+        if line["type"] == "run":
+            self.offset = max(self._before - int(line.get("resumed_step") or 0), 0)
+        parsed = parse(json.dumps(_later(line, self.offset)))
+        if parsed is None:
+            raise ValueError("no event of the record")
+        _, event = parsed
+        if isinstance(event, RunEvent):
+            self.run, self.gpu = event, self._trained_on(event)
+            if self._shown:
+                yield self._completed(event)
+        elif isinstance(event, WindowEvent) and self.run is not None:
+            known = self.run.items_per_step
+            if event.items and event.steps and not known:
+                self.run = replace(self.run, items_per_step=round(event.items / event.steps))
+            if not self._shown or self.run.items_per_step != known:
+                yield self._completed(self.run)
+            self.step = event.step
+            self._phases |= event.phases.keys()
+            self._counts_items |= event.items > 0
+            yield event
+        elif isinstance(event, EndEvent):
+            self.ended = event.status, printable(event.reason)
+        elif isinstance(event, MarkEvent):
+            yield replace(event, text=printable(event.text))
+        elif not isinstance(event, WindowEvent):
+            yield event
+
+    def _completed(self, run: RunEvent) -> RunEvent:
+        resumed, self._shown = None if self._shown else run.resumed_step, True
+        config, host, device = dict(run.config), self._machine.host, run.device or "cpu"
+        config["script"] = {**self._command.to_dict(), **config["script"]}
+        if "parallel" in config:
+            config["parallel"] = {name: config["parallel"][name] for name in ("ranks", "strategy")}
+        return replace(
+            run, name=self._name, workload=self._command.title, config=config, device=device,
+            device_name=host.cpu if device == "cpu" else device if self.gpu is None else self.gpu.name,
+            gpu=None if self.gpu is None else self.gpu.to_dict(), model=printable(run.model),
+            data=self._command.text, usable_cores=host.usable_cpus, resumed_step=resumed,
+        )  # fmt: skip
+
+    def _trained_on(self, run: RunEvent) -> Gpu | None:
+        gpus, known = self._machine.gpus, run.gpu
+        if not run.device.startswith("cuda"):
+            return None
+        if known is None:  # torch did not say
+            return gpus[0] if len(gpus) == 1 else None
+        major, minor = known["capability"]
+        return trained_on(
+            gpus, known["uuid"], printable(str(known["name"])), int(known["total_bytes"]),
+            (int(major), int(minor)), str(known["visible"] or ""),
+        )  # fmt: skip
+
+    @property
+    def shares(self) -> bool:
+        """Whether it trains together with others: a step of all of them is one step."""
+        return self.run is not None and "parallel" in self.run.config
+
+    @property
+    def not_seen(self) -> list[str]:
+        """What could not be observed of the steps, in words."""
+        if self.step <= FEW_STEPS:
+            return []
+        lacking = [phase for phase in ("forward", "backward") if phase not in self._phases]
+        found = []
+        if lacking:
+            found.append(
+                f"not seen in the optimizer steps: {' and '.join(lacking)} (compiled, scripted, or without modules of "
+                f"torch); {'its' if len(lacking) == 1 else 'their'} time is part of other phases"
+            )
+        if not self._counts_items:
+            found.append(
+                "items/s: not counted, since no tensor with a size was seen in the input of the model"
+            )
+        return found
 
 
 class Follower:
@@ -37,10 +134,10 @@ class Follower:
         folder: Path | None = None,
         kernels_every: int = 0,
     ) -> None:
-        """folder: of the memories of the processes. kernels_every: see `captures.Captures`."""
+        """folder: of the memories of the processes. kernels_every: see `asked_captures.Captures`."""
         self._directory, self._command, self._machine, self._put = directory, command, machine, put
         self._records = Records(directory.ranks if folder is None else folder)
-        self._facts: dict[str, Facts] = {}
+        self._trained: dict[str, Trained] = {}
         self._ranks = ScriptRanks(command.folder)
         self._stalls = Stalls()
         self._captures = Captures(directory, kernels_every)
@@ -48,29 +145,23 @@ class Follower:
     @property
     def trained(self) -> bool:
         """Whether any process has trained."""
-        return bool(self._facts)
+        return bool(self._trained)
 
     @property
     def step(self) -> int:
         """Optimizer steps so far: of one of the ranks that train together, and of all other processes and threads."""
-        return self._together + self._apart + self._elsewhere
+        together = max((one.step for one in self._trained.values() if one.shares), default=0)
+        apart = sum(one.step for one in self._trained.values() if not one.shares)
+        return together + apart + self._elsewhere
 
     @property
     def trains(self) -> tuple[int | None, Gpu | None]:
         """(process id, GPU) of the leading process, if it is on this host; the GPU is None for the CPU."""
-        leads = min(self._facts, key=_leading, default=None)
+        leads = min(self._trained, key=_leading, default=None)
         if leads is None or not self._here(leads):
             return None, None
-        return self._facts[leads].pid, self._facts[leads].gpu
-
-    @property
-    def _together(self) -> int:
-        return max((facts.step for facts in self._facts.values() if facts.shares), default=0)
-
-    @property
-    def _apart(self) -> int:
-        """Steps of processes that train by themselves."""
-        return sum(facts.step for facts in self._facts.values() if not facts.shares)
+        leading = self._trained[leads]
+        return None if leading.run is None else leading.run.pid, leading.gpu
 
     @property
     def _elsewhere(self) -> int:
@@ -78,30 +169,25 @@ class Follower:
         return sum(process.elsewhere for process in self._records.processes)
 
     @property
-    def _unended(self) -> int:
-        """Backward passes that no step of the run has."""
-        return sum(process.unended for process in self._records.processes)
-
-    @property
     def not_shown(self) -> list[str]:
         """What the figures of the run leave out, in words."""
         found = []
         if (steps := self._elsewhere) > 0:
             found.append(f"optimizer steps of other threads: {number(steps)}, counted but not timed")
-        trained = [name for name, facts in self._facts.items() if not facts.shares and facts.step]
+        trained = [name for name, one in self._trained.items() if not one.shares and one.step]
         if len(trained) > 1:
             leading = min(trained, key=_leading)
-            steps = sum(self._facts[name].step for name in trained if name != leading)
+            steps = sum(self._trained[name].step for name in trained if name != leading)
             others = counted(len(trained) - 1, "other process")
             found.append(f"optimizer steps of {others}: {number(steps)}; times are those of the first one")
-        if passes := self._unended:
+        if passes := sum(process.unended for process in self._records.processes):
             after = "after the last one" if self.step else "in all"
             found.append(
                 f"backward passes without a step of an optimizer of torch: {number(passes)} {after}; other updates of "
                 "the parameters are not counted as steps here"
             )
-        if self._facts:
-            found += self._facts[min(self._facts, key=_leading)].not_seen
+        if self._trained:
+            found += self._trained[min(self._trained, key=_leading)].not_seen
         return found
 
     @property
@@ -112,7 +198,7 @@ class Follower:
         """
         if (first := self._ranks.first_end()) is not None:
             return first
-        found = [facts.ended for facts in self._facts.values() if facts.ended is not None]
+        found = [one.ended for one in self._trained.values() if one.ended is not None]
         return next((end for end in found if end[0] != "done"), found[0] if found else None)
 
     def poll(self, final: bool = False) -> None:
@@ -120,19 +206,21 @@ class Follower:
 
         final: all processes have ended.
         """
-        for name, line in sorted(self._records.new(final), key=lambda item: item[1]["t"]):
-            self._take(name, line)
+        for process, line in sorted(self._records.new(final), key=lambda item: item[1]["t"]):
+            self._take(process, line)
         for reason in self._records.unobserved():
             self._put(MarkEvent("warning", self.step, f"not observed: {printable(reason)}"))
         if final:
             return
         self._look_for_captures()
-        here = [one for one in self._records.processes if self._facts.get(one.name) and self._here(one.name)]
-        for name, found in self._stalls.look(here, self.step):
+        here = [
+            one for one in self._records.processes if self._trained.get(one.name) and self._here(one.name)
+        ]
+        for process, found in self._stalls.look(here, self.step):
             if isinstance(found, MarkEvent):
-                self._put(self._of_rank(name, found))
+                self._put(self._of_rank(process.name, found))
             else:
-                self._take(name, found)
+                self._take(process, found)
 
     def finish(self) -> None:
         """Read the rest, and tell what could not be read."""
@@ -148,37 +236,50 @@ class Follower:
         self._captures.ask()
 
     def _look_for_captures(self) -> None:
-        leads = min(self._facts, key=_leading, default="")
+        leads = min(self._trained, key=_leading, default="")
         # After a restart, the same name belongs to another one.
         process = next((one for one in reversed(self._records.processes) if one.name == leads), None)
         if process is not None and process.trains:
-            facts = self._facts[leads]
-            for event in self._captures.look(process, facts.step, facts.device):
+            leading = self._trained[leads]
+            device = "" if leading.run is None else leading.run.device
+            for event in self._captures.look(process, leading.step, device):
                 self._put(event)
 
     def _here(self, name: str) -> bool:
-        return self._facts[name].host == socket.gethostname()
+        run = self._trained[name].run
+        return run is not None and run.host == socket.gethostname()
 
-    def _take(self, name: str, line: Line) -> None:
-        facts = self._facts.get(name)
-        if facts is None:
-            facts = self._facts[name] = Facts(self._directory.name, self._command, self._machine)
-        leads = min(self._facts, key=_leading)
+    def _take(self, process: Process, line: Line) -> None:
+        name = process.name
+        trained = self._trained.get(name)
+        if trained is None:
+            trained = Trained(self._directory.name, self._command, self._machine)
+            self._trained[name] = trained
+        leads = min(self._trained, key=_leading)
         try:
             # First: a restart belongs to the steps before it.
-            shared = list(self._ranks.take(name, line, self._facts[leads].earlier))
-            events = list(facts.take(line))
-            if line["type"] in _CAPTURES:
-                events = list(self._captures.taken(line, facts.step_of(line)))
+            shared = list(self._ranks.take(name, line, self._trained[leads].offset))
+            for event in trained.take(process, line):
+                self._tell(name, event, leads == name)
         except (KeyError, TypeError, ValueError, IndexError):
             return  # a line of another version
-        if line["type"] == "source":
-            self._stalls.sources.add((str(line["file"]), str(line["function"])))
-        told = line["type"] in _TOLD
-        for event in events if leads == name or told else ():
-            self._put(self._of_rank(name, event) if told and isinstance(event, MarkEvent) else event)
         for event in shared:
             self._put(event)
+
+    def _tell(self, name: str, event: Event, leads: bool) -> None:
+        """Put an event of a process into the record. leads: it is the leading one."""
+        if not isinstance(event, MarkEvent):
+            if leads:
+                self._put(event)
+            return
+        data = event.data
+        if "timed" in data:  # where batches are made
+            self._stalls.sources.add((data["file"], data["function"]))
+        if "observed" in data:  # what is not seen, of any process
+            self._put(self._of_rank(name, event))
+        elif leads:
+            for one in self._captures.taken(event) if "trace" in data else (event,):
+                self._put(one)
 
     def _of_rank(self, name: str, event: MarkEvent) -> MarkEvent:
         """With the rank in front, if there are several."""
@@ -189,3 +290,17 @@ class Follower:
 def _leading(name: str) -> tuple[bool, int, str]:
     kind, _, text = name.partition("-")
     return kind != "rank", int(text) if text.isdecimal() else 0, name
+
+
+def _later(line: Line, steps: int) -> Line:
+    """The line of a process that was started again after so many steps."""
+    if not steps:
+        return line
+    moved = dict(line)
+    if "step" in line:
+        moved["step"] += steps
+    if line.get("total_steps"):
+        moved["total_steps"] += steps
+    if (loss := line.get("last_loss")) is not None:
+        moved["last_loss"] = [loss[0] + steps, loss[1]]
+    return moved

@@ -58,7 +58,7 @@ class ScriptRanks:
         Raises KeyError, TypeError or ValueError for a line of another format.
         """
         kind, comparison = line["type"], self._comparison
-        if kind == "process":
+        if kind == "run":
             yield from self._joins(name, line, earlier)
         member = self._members.get(name)
         if member is None:
@@ -69,18 +69,16 @@ class ScriptRanks:
             comparison.take(member.rank, checker(RankEvent).validate_python(told))
         elif kind == "stacks":
             comparison.look(member.rank, line["frames"])
-        elif kind == "profile":
-            comparison.take(member.rank, FunctionsEvent(0, int(line["ns"]), line["functions"]))
+        elif kind == "functions":
+            comparison.take(member.rank, FunctionsEvent(0, int(line["wall_ns"]), line["functions"]))
         elif kind == "memory":
             member.allocated = int(line["allocated_bytes"])
-        elif kind == "model":
-            comparison.strategy = str(line.get("strategy") or "")
         elif kind == "end":
             member.ended = float(line["t"]), str(line["status"]), printable(str(line["reason"]))
             member.step = int(line["step"])
-        if kind in ("end", "unobserved"):
+        if kind == "end" or (kind == "mark" and line["data"].get("observed") == "no more"):
             comparison.leave(member.rank)
-        if kind in ("window", "end", "unobserved"):
+        if kind in ("window", "end", "mark"):
             for event in comparison.new(earlier):
                 yield from self._tell(event.step)
                 yield event
@@ -121,14 +119,17 @@ class ScriptRanks:
             )  # fmt: skip
 
     def _joins(self, name: str, line: Line, earlier: int) -> Iterator[Event]:
-        """A process begins to train."""
-        if not line.get("exchanges"):
+        """A process begins to train, or more is known of it."""
+        place = line["config"].get("parallel")
+        if place is None:
             self._members.pop(name, None)
             return
-        rank, world, restart = int(line["rank"]), int(line["ranks"]), line.get("restart")
+        rank, world, restart = int(place["rank"]), int(place["ranks"]), place["restart"]
         if not 0 <= rank < world <= MOST_RANKS:
             raise ValueError("no such rank")
-        launch = line.get("launch"), restart, world
+        launch, self._comparison.strategy = (place["launch"], restart, world), str(place["strategy"])
+        if name in self._members and self._members[name].pid == int(line["pid"]) and launch == self._launch:
+            return
         if self._members and (launch != self._launch or rank in self._ranks()):
             first = self.first_end()
             reason = f"{first[1]}; " if first is not None else ""
@@ -142,7 +143,7 @@ class ScriptRanks:
             self._members.clear()
             self._comparison.clear()
         self._launch, self._comparison.launched = launch, world
-        begin, count = map(int, line.get("here") or (0, world))
+        begin, count = map(int, place["here"] or (0, world))
         self._here = range(begin, begin + min(count, world))
         member = self._members[name] = _Member(rank, int(line["pid"]))
         self._comparison.join(rank, str(line["host"]))

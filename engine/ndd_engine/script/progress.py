@@ -71,12 +71,8 @@ class _Look(threading.Thread):
 
     def __init__(self, spy: str, process: Process, silent_s: float) -> None:
         super().__init__(name="ndd-spy", daemon=True)
-        self.name_of, self.pid, self.thread, self.phase = (
-            process.name,
-            process.pid,
-            process.thread,
-            process.phase,
-        )
+        self.process, self.pid = process, process.pid
+        self.thread, self.phase = process.thread, process.phase
         self.silent_s, self._spy = silent_s, spy
         self.stack: list[dict[str, Any]] | None = None
         self.holds_lock = False
@@ -108,7 +104,7 @@ class Stalls:
         # Where batches are made, as a process has told: file and function.
         self.sources: set[tuple[str, str]] = set()
 
-    def look(self, processes: Sequence[Process], step: int) -> Iterator[tuple[str, MarkEvent | Line]]:
+    def look(self, processes: Sequence[Process], step: int) -> Iterator[tuple[Process, MarkEvent | Line]]:
         """(process, warning) of those without progress, and (process, line) with samples of their stacks."""
         now = time.monotonic()
         paused_s, self._looked = now - self._looked, now
@@ -131,43 +127,43 @@ class Stalls:
 
     def _stalled(
         self, process: Process, watched: _Watched, silent_s: float, step: int
-    ) -> Iterator[tuple[str, MarkEvent]]:
+    ) -> Iterator[tuple[Process, MarkEvent]]:
         why = _why(process.pid)
         if why is None:  # it is gone
             return
         if why or self._spy is None:
             watched.told = silent_s
-            yield process.name, _warning(step, process.pid, silent_s, process.phase, None, why or NO_SPY)
+            yield process, _warning(step, process.pid, silent_s, process.phase, None, why or NO_SPY)
         elif self._ask(process, silent_s):
             watched.told = silent_s
 
     def _ask(self, process: Process, silent_s: float) -> bool:
-        if self._spy is None or any(one.name_of == process.name for one in self._looks):
+        if self._spy is None or any(one.process.name == process.name for one in self._looks):
             return False
         look = _Look(self._spy, process, silent_s)
         look.start()
         self._looks.append(look)
         return True
 
-    def _answered(self, look: _Look, step: int) -> Iterator[tuple[str, MarkEvent | Line]]:
+    def _answered(self, look: _Look, step: int) -> Iterator[tuple[Process, MarkEvent | Line]]:
         if look.silent_s:
             place, why = place_of(look.stack), look.why
             if place is not None and look.holds_lock:
                 why = f"which holds Python's interpreter lock{_inside(look.stack)}"
-            yield look.name_of, _warning(step, look.pid, look.silent_s, look.phase, place, why)
+            yield look.process, _warning(step, look.pid, look.silent_s, look.phase, place, why)
             return
         if not look.stack:
             return
-        watched = self._watched[look.name_of]
+        watched = self._watched[look.process.name]
         phase = "evaluate" if look.phase == "evaluate" else phase_of(look.stack, self.sources)
         file, at, name = place_of(look.stack) or ("?", 0, "?")
         watched.seen[(phase, file, at, name)] += 1
         if sum(watched.seen.values()) >= LOOKS:
             seen, watched.seen = watched.seen, Counter()
-            frames = [[*place, None, count] for place, count in seen.most_common(TOP)]
-            yield look.name_of, {
-                "v": VERSION, "type": "stacks", "t": time.time(), "step": step, "looks": sum(seen.values()),
-                "frames": frames,
+            frames = [[*place, count, int(place[1] != "?")] for place, count in seen.most_common(TOP)]
+            yield look.process, {
+                "v": VERSION, "type": "stacks", "t": time.time(), "step": look.process.steps,
+                "looks": sum(seen.values()), "frames": frames,
             }  # fmt: skip
 
 

@@ -10,18 +10,18 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
-from operator import add
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from ndd_engine.files import open_regular
+from ndd_engine.measure.clock import Window
 from ndd_engine.measure.stragglers import compared_steps
 from ndd_watch import mapped
-from ndd_watch.phases import FIRST_BATCH, NAMES, OTHER, PHASES, WAITING
+from ndd_watch.phases import DATA_WAIT, FIRST_BATCH, NAMES, OTHER
 
 # Formats that are understood, and the bytes of the longest line.
 VERSION = mapped.VERSION
@@ -34,6 +34,11 @@ _PREFIX = "ndd-"
 _OWNER = "owner"
 # Backward passes without a step that are told: at least so many, and so many times those of a usual step.
 FEW_PASSES, TIMES_USUAL = 8, 4
+# Fields of a window that nobody has measured where its process is gone.
+_UNMEASURED = (
+    "step_p50_ns", "step_p95_ns", "step_max_ns", "loss", "last_loss", "lr", "gc_ns", "gc_count", "gc_max_ns",
+    "heap_bytes",
+)  # fmt: skip
 
 Line = dict[str, Any]
 
@@ -102,7 +107,11 @@ class Process:
     def __init__(self, name: str, path: Path, reader: mapped.Reader) -> None:
         self.name, self.path, self._reader = name, path, reader
         self.pid = reader.value(mapped.PID)
-        self._step = self._shown = self._micro = self._first_ns = 0
+        # At the end of the last window: steps in the memory, steps that were shown, and micro-steps; and the window.
+        self._end = self._shown = self._micro = self._first_ns = 0
+        self._last: Line = {
+            "step": 0, "epoch": 0, "epoch_step": 0, "micro_steps": 0, "items": 0, "tokens": 0,
+        }  # fmt: skip
         self.damaged = 0
         self._over = False
         # Unix time of the last line.
@@ -111,11 +120,8 @@ class Process:
     @property
     def steps(self) -> int:
         """Steps of the thread that trains, so far."""
-        return max(self._reader.value(mapped.DONE) + self._correction, 0)
-
-    @property
-    def _correction(self) -> int:
-        return self._reader.value(mapped.CORRECTION) + self._reader.value(mapped.PENDING)
+        value = self._reader.value
+        return max(value(mapped.DONE) + value(mapped.CORRECTION) + value(mapped.PENDING), 0)
 
     @property
     def unended(self) -> int:
@@ -125,11 +131,8 @@ class Process:
         if not self.steps:
             return passes
         usual = value(mapped.MICRO) / max(done, 1)
-        return (
-            passes
-            if passes >= FEW_PASSES and passes > TIMES_USUAL * usual and not value(mapped.PENDING)
-            else 0
-        )
+        more = passes >= FEW_PASSES and passes > TIMES_USUAL * usual and not value(mapped.PENDING)
+        return passes if more else 0
 
     @property
     def elsewhere(self) -> int:
@@ -163,21 +166,23 @@ class Process:
 
     def new(self, gone: bool) -> Iterator[Line]:
         """The lines since the last call. gone: the process has ended; what it had not told yet follows."""
+        for line in self._told(gone):
+            try:
+                yield self._window(line) if line["type"] == "window" else line
+            except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+                self.damaged += 1
+
+    def _told(self, gone: bool) -> Iterator[Line]:
         for text in self._reader.lines():
             line = decoded(text)
             if line is None:
                 self.damaged += 1
                 continue
             self._t = float(line["t"])
-            if line["type"] != "steps":
-                if line["type"] == "end":
-                    yield from self._rest()
-                    self._over = True
-                yield line
-            elif (joined := self._joined(line)) is not None:
-                yield joined
-            else:
-                self.damaged += 1
+            if line["type"] == "end":
+                yield from self._rest()
+                self._over = True
+            yield line
         if gone and not self._over:
             self._over = True
             yield from self._rest()
@@ -188,67 +193,54 @@ class Process:
 
     def _rest(self) -> Iterator[Line]:
         """A window of the steps that no window has."""
-        reader = self._reader
-        done, correction = reader.value(mapped.DONE), self._correction
-        if done > self._step or done + correction != self._shown:
-            lengths = reader.lengths(self._step, done)
-            wall, first = sum(length >> 1 for length in lengths), reader.value(mapped.INPUT)
-            line = {
-                "v": VERSION, "type": "steps", "t": self._t, "step": done, "correction": correction,
-                "micro_steps": max(reader.value(mapped.MICRO) - self._micro, 0), "wall_ns": wall,
-                "rest": [0] * len(NAMES), "loss": None, "loss_step": None, "lr": None,
-                "shape": [first] if first else None, "gc_ns": None,
-                "gc_count": None, "gc_max_ns": None, "skipped_updates": reader.value(mapped.SKIPPED),
-                "first_ns": reader.value(mapped.FIRST_NS),
-            }  # fmt: skip
-            joined = self._joined(line)
-            if joined is not None:
-                yield joined
+        value, last, shown = self._reader.value, self._last, self.steps
+        done, micro = value(mapped.DONE), max(value(mapped.MICRO) - self._micro, 0)
+        if done <= self._end and shown == self._shown:
+            return
+        each = last["items"] / last["micro_steps"] if last["micro_steps"] else value(mapped.INPUT)
+        timed = {
+            "end": done, "shown": shown, "rest": [0] * len(NAMES), "device": [], "outside": {},
+            "first_ns": value(mapped.FIRST_NS) - self._first_ns,
+        }  # fmt: skip
+        yield {
+            **last, **dict.fromkeys(_UNMEASURED), "v": VERSION, "type": "window", "t": self._t,
+            "step": last["step"] + shown - self._shown, "steps": max(shown - self._shown, 0),
+            "epoch_step": max(last["epoch_step"] + shown - self._shown, 0), "micro_steps": micro,
+            "items": round(each * micro), "profiled": False, "timed": timed,
+            "wall_ns": sum(length >> 1 for length in self._reader.lengths(self._end, done)),
+        }  # fmt: skip
 
-    def _joined(self, line: Line) -> Line | None:
-        """The window that a line of steps ends; None if it does not fit."""
-        try:
-            begin, end = self._step, int(line["step"])
-            rest = [int(value) for value in line.pop("rest")]
-            device = [
-                {str(name): float(spent) for name, spent in row.items()} for row in line.pop("device", ())
-            ]
-            outside = {str(name): float(spent) for name, spent in line.pop("outside", {}).items()}
-            rows = [row for row in self._reader.rows(end) if row[0] >= begin]
-            lengths = self._reader.lengths(begin, end)
-            # Less than before where steps that were counted have turned out to be none.
-            shown = max(end + int(line.pop("correction")), 0)
-            if end < begin or len(rest) != len(NAMES):
-                return None
-            wholes = [length >> 1 for length in lengths if length and not length & 1]
-            timed = [row[1:] for row in rows]
-            known = sum(map(sum, timed)) + sum(wholes) + sum(rest)
-            # Steps that were overwritten before they were read.
-            rest[OTHER] += int(line["wall_ns"]) - known
-            found = {
-                **line,
-                "type": "window",
-                "step": shown,
-                "steps": max(shown - self._shown, 0),
-                "timed_steps": len(rows),
-                "device_steps": len(device),
-            }
-            found.update(figures(timed, wholes, rest, device, outside))
-            first_ns = int(line.get("first_ns") or 0)
-            if first_ns > self._first_ns:
-                found["phases"][FIRST_BATCH] = {"host_ns": first_ns - self._first_ns}
-                self._first_ns = first_ns
-            if "cpu_ns" in line:
-                told = compared_steps(
-                    shown, begin, NAMES, dict(zip((row[0] for row in rows), timed, strict=True))
-                )
-                cpu_ns = round(int(line["cpu_ns"]) * told.wall_ns / max(int(line["wall_ns"]), 1))
-                found["ranks"] = {**asdict(told), "cpu_ns": cpu_ns, "rss_bytes": line.get("rss_bytes")}
-            self._micro += int(line["micro_steps"])
-            self._step, self._shown = end, shown
-        except (KeyError, TypeError, ValueError, OverflowError):
-            return None
-        return found
+    def _window(self, line: Line) -> Line:
+        """The line of a window with the figures of its steps. Raises an error if it does not fit."""
+        timed, begin = line.pop("timed"), self._end
+        for name in ("step", "epoch_step", "steps", "micro_steps", "items", "wall_ns"):
+            line[name] = int(line[name])
+        end, wall_ns, first_ns = int(timed["end"]), line["wall_ns"], int(timed["first_ns"])
+        rest = [int(value) for value in timed["rest"]]
+        device = [[row.get(name) for name in NAMES] for row in timed["device"]]
+        if end < begin or len(rest) != len(NAMES):
+            raise ValueError("no window of this process")
+        rows = [row for row in self._reader.rows(end) if row[0] >= begin]
+        wholes = [length >> 1 for length in self._reader.lengths(begin, end) if length and not length & 1]
+        steps = [row[1:] for row in rows]
+        known = sum(map(sum, steps)) + sum(wholes) + sum(rest)
+        # Steps that were overwritten before they were read; and those of a window whose line was lost.
+        rest[OTHER] += max(wall_ns - known, 0)
+        wall_ns = max(wall_ns, known)
+        # Waiting for the first batch is a part of waiting for data, outside the steps.
+        rest[DATA_WAIT] -= first_ns
+        outside = {NAMES.index(name): float(spent) for name, spent in timed["outside"].items()}
+        names = [*NAMES, FIRST_BATCH]
+        window = Window(names, wall_ns, steps, [*rest, first_ns], device, outside, wholes)
+        if "cpu_ns" in timed:
+            told = compared_steps(int(timed["shown"]), begin, NAMES, {row[0]: row[1:] for row in rows})
+            cpu_ns = round(int(timed["cpu_ns"]) * told.wall_ns / max(wall_ns, 1))
+            line["ranks"] = {**asdict(told), "cpu_ns": cpu_ns, "rss_bytes": timed["rss_bytes"]}
+        line |= {**window.figures(), "timed_steps": len(rows)}
+        self._end, self._shown, self._first_ns = end, int(timed["shown"]), self._first_ns + first_ns
+        self._micro += line["micro_steps"]
+        self._last = {name: value for name, value in line.items() if name != "ranks"}
+        return line
 
 
 class Records:
@@ -264,7 +256,7 @@ class Records:
         """Lines that could not be read."""
         return sum(process.damaged for process in self.processes)
 
-    def new(self, final: bool = False) -> Iterator[tuple[str, Line]]:
+    def new(self, final: bool = False) -> Iterator[tuple[Process, Line]]:
         """(process, line) of everything since the last call, in order for each process. final: all have ended."""
         self._look()
         newest = {process.name: process for process in self.processes}
@@ -272,7 +264,7 @@ class Records:
             # After a restart or `exec`, the same name belongs to another one.
             gone = final or newest[process.name] is not process or not psutil.pid_exists(process.pid)
             for line in process.new(gone):
-                yield process.name, line
+                yield process, line
 
     def unobserved(self) -> Iterator[str]:
         """Why processes could not be observed."""
@@ -332,70 +324,3 @@ def decoded(text: bytes) -> Line | None:
 def _rank(name: str) -> tuple[int, int, str]:
     kind, _, number = name.removesuffix(mapped.SUFFIX).partition("~")[0].partition("-")
     return (0 if kind == "rank" else 1, int(number) if number.isdecimal() else 0, name)
-
-
-def figures(
-    rows: Sequence[Sequence[int]],
-    wholes: Sequence[int],
-    rest: Sequence[int],
-    device: Sequence[Mapping[str, float]] = (),
-    outside: Mapping[str, float] | None = None,
-) -> dict[str, Any]:
-    """The phases of a window and the quantiles of its steps, in nanoseconds. Phases add up to the wall time.
-
-    The time of steps that were timed as a whole is shared out like that of the others; `other` takes the rounding.
-    device: of the steps that the GPU's clock has timed, nanoseconds by phase. outside: the same of evaluations.
-    """
-    on_device = {**_means(device), **(outside or {})}
-    phases: dict[str, Any] = {}
-    columns = list(zip(*rows, strict=True)) or [()] * len(NAMES)
-    lengths, whole_ns = [*map(sum, rows)], sum(wholes)
-    timed, left = sum(lengths), whole_ns
-    for index, name in enumerate(PHASES):
-        values, waits = columns[index], sum(columns[index + WAITING])
-        if waits:
-            values = tuple(map(add, values, columns[index + WAITING]))
-        inside = sum(values)
-        if inside:
-            values = tuple(sorted(values))
-        total = inside + rest[index] + rest[index + WAITING]
-        if name == PHASES[-1]:
-            total += left
-        elif wholes and timed:
-            share = round(whole_ns * inside / timed)
-            left -= share
-            total += share
-        if total:
-            phases[name] = {
-                "host_ns": total, "p50_ns": _at(values, 0.5), "p95_ns": _at(values, 0.95),
-                "max_ns": values[-1] if values else None, "device_ns": on_device.get(name),
-            }  # fmt: skip
-        if wholes and timed:
-            waits += round(whole_ns * waits / timed)
-        if waits := waits + rest[index + WAITING]:
-            phases[NAMES[index + WAITING]] = {
-                "host_ns": waits,
-                "device_ns": on_device.get(NAMES[index + WAITING]),
-            }
-    whole = sorted([*lengths, *wholes])
-    last = whole[-1] if whole else None
-    return {
-        "phases": phases,
-        "step_p50_ns": _at(whole, 0.5),
-        "step_p95_ns": _at(whole, 0.95),
-        "step_max_ns": last,
-    }
-
-
-def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
-    """Nanoseconds of each phase in a step, by the GPU's clock. Waiting for other ranks is part of its phase."""
-    sums: dict[str, float] = {}
-    for row in rows:
-        for name, spent in row.items():
-            for key in {name, name.partition("/")[0]}:
-                sums[key] = sums.get(key, 0.0) + spent
-    return {name: round(spent / len(rows)) for name, spent in sums.items()}
-
-
-def _at(ordered: Sequence[int], share: float) -> int | None:
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else None

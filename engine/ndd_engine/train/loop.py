@@ -13,7 +13,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure import memory_history
-from ndd_engine.measure.capture_schedule import CapturePlan, CaptureSchedule
+from ndd_engine.measure.capture import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.functions import FunctionProfiles
 from ndd_engine.measure.losses import LossReader, first_bad
@@ -116,7 +116,7 @@ class Loop:
 
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
-        collector, captures, functions = self.reporter.collector, self.captures, self.functions
+        garbage, captures, functions = self.reporter.garbage, self.captures, self.functions
         began, own, training = clock.now(), self.batches.own, stepper.training
         if self.step and self.due.at(self.config.evaluate, self.step) and self.callbacks.judged < self.step:
             self._act()  # the checkpoint was written before the evaluation of its step
@@ -163,7 +163,7 @@ class Loop:
                     self.callbacks.step()
                 elif training.logged or training.stopping:
                     self.callbacks.heard()
-                collector.after_step(self.step, clock)
+                garbage.after_step(self.step, clock.enter)
                 began = clock.end_step()
                 if functions.active:
                     functions.end(self.step)

@@ -18,7 +18,7 @@ from ndd_engine.recordings.trace_file import read_trace
 from ndd_engine.text import printable
 from ndd_watch import mapped
 
-from .records import Line, Process
+from .records import Process
 
 # Longer traces would take the console minutes to read.
 LONGEST = 1 << 28
@@ -58,17 +58,14 @@ class Captures:
         else:
             self._asked[process.path] = number
 
-    def taken(self, line: Line, step: int) -> Iterator[Event]:
-        """The process has taken a capture, or could not; after `step` steps of the run."""
-        if line["type"] == "uncaptured":
-            yield _failed(step, str(line["reason"]))
-            return
-        name = str(line["file"])
+    def taken(self, mark: MarkEvent) -> Iterator[Event]:
+        """The process has taken a capture, and tells its file. Raises ValueError for another place."""
+        step, name = mark.step, str(mark.data["trace"])
         if name != Path(name).name:
             raise ValueError("not a name")
         made, kept = self._directory.path / name, self._directory.trace
         try:
-            event = folded(made, step, int(line["steps"]))
+            event = folded(made, step, int(mark.data["steps"]))
             made.replace(kept)
         except (UsageError, OSError, ValueError, RuntimeError, KeyError, TypeError, IndexError) as error:
             with contextlib.suppress(OSError):

@@ -1,0 +1,344 @@
+"""Writes what is observed as the record's own events, into the memory that others can read, see `mapped`.
+
+Each line has the fields of an event of the record, see ndd_engine.record.events. Two of them are completed by the
+reader, who sees the rows of the steps and the machine: a window has its parts in `timed`, and the event of the run
+lacks what only the console knows.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, Callable
+
+from . import FOLDER, clock
+from .clock import DONE, NAMES, TRAINER, S, memory
+from .compilers import Compilations
+from .exceptions import Dropped, ours
+from .library import os, threading, time
+from .looks import Looks
+from .mapped import CORRECTION, FIRST_NS, MICRO, NATIVE, PENDING, SKIPPED
+from .own import Places
+from .process import Heap, allocator, let_read, resident
+from .steps import Steps
+from .waits import strategy_of
+
+# The script may clear its environment before it trains.
+FOLDER_AT_START = os.environ.get(FOLDER, "")
+# Of a loader, what is recorded as its settings; the rest describes the script.
+_LOADER = ("workers", "pin_memory", "prefetch", "persistent")
+# Marks that are recorded once.
+_UNTIMED, _UNREAD = "steps are not timed on the GPU", "losses and other values on the GPU are not read"
+_UNMEASURED = "the memory of the GPU is not measured"
+
+
+class Emitter:
+    """The record of this process. replicated: whether there is a DistributedDataParallel.
+
+    opened: others can read it; before that, its lines are kept.
+    """
+
+    def __init__(self, steps: Steps, looks: Looks, places: Places, replicated: Callable[[], bool]) -> None:
+        self._steps, self._looks, self._places, self._replicated = steps, looks, places, replicated
+        self._compilations, self._heap = Compilations(), Heap()
+        self.opened = self.paused = self._closed = False
+        self._early: list[tuple[str, dict[str, Any]]] = []
+        # Fields of the run's event that are known, parts of its configuration, and whether they were recorded so.
+        self._run: dict[str, Any] = {"device": "", "items_per_step": 0, "epochs": 0, "total_steps": 0}
+        self._config: dict[str, dict[str, Any]] = {"script": {}}
+        self._recorded = False
+        # Steps of an earlier process, as a framework says that has resumed the training.
+        self._earlier = 0
+        self._epoch = self._epoch_begin = 0
+        # Of the last window: the steps until its end, the processor time and the micro-steps.
+        self._shown = self._cpu = self._micro = 0
+        # Items of a micro-step: the first size of the model's input, or else the loader's. Ranks that read some.
+        self._items, self._batch, self._readers = 0, 0, 1
+        self._skipped = self._first_ns = 0
+        # Python forgets it before a short script's model is described at its exit.
+        self._main = getattr(sys.modules.get("__main__"), "__file__", None)
+        self._status = ("done", "")
+        # The device on which the model was described.
+        self._described: Any = None
+        # Failures that were recorded.
+        self._told: set[str] = set()
+        # A learning rate on a GPU, as it was a window ago.
+        self._late_rate: float | None = None
+
+    def open(self, place: dict[str, Any]) -> None:
+        """Begin, with the lines that were kept. place: see `waits.place`. Raises OSError."""
+        folder, rank = os.environ.get(FOLDER) or FOLDER_AT_START, os.environ.get("RANK")
+        memory.attach(folder, f"rank-{rank}" if rank is not None and rank.isdigit() else f"pid-{os.getpid()}")
+        torch: Any = sys.modules["torch"]
+        S[NATIVE] = threading.get_native_id()
+        self.opened = True
+        if place["exchanges"]:
+            self._config["parallel"] = {**place, "strategy": ""}
+        self.know(
+            pid=os.getpid(), host=os.uname().nodename, threads=torch.get_num_threads(),
+            versions={"python": sys.version.split()[0], "torch": str(torch.__version__)},
+        )  # fmt: skip
+        early, self._early = self._early, []
+        for kind, body in early:
+            self.put(kind, **body)
+        self._record_run()
+        self._cpu = time.process_time_ns()
+        if not place["exchanges"]:  # what ranks share on GPUs may need another choice
+            let_read(os.environ.get("NDD_WATCH_TRACER", ""))
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps so far."""
+        return int(max(S[DONE] + S[CORRECTION] + S[PENDING], 0)) + self._earlier
+
+    def put(self, kind: str, /, **body: Any) -> None:
+        """Record an event."""
+        if not self.opened:
+            self._early.append((kind, body))
+            return
+        self._record_run()
+        memory.put(kind, body)
+
+    def mark(self, kind: str, text: str, step: int | None = None, /, **data: Any) -> None:
+        """Record an occurrence. step: optimizer steps then, if not now."""
+        self.put("mark", kind=kind, step=self.step if step is None else step, text=text, data=data)
+
+    def _once(self, text: str, reason: str) -> None:
+        if reason and text not in self._told:
+            self._told.add(text)
+            self.mark("warning", f"{text}: {reason}")
+
+    # The run.
+
+    def know(self, **fields: Any) -> None:
+        """Fields of the run's event."""
+        self._run.update(fields)
+        self._recorded = False
+
+    def script(self, **found: Any) -> None:
+        """What the configuration of the run says of the script."""
+        self._config["script"].update(found)
+        self._recorded = False
+
+    def loader(self, settings: dict[str, Any]) -> None:
+        """The training reads a loader with these settings and its place, see `Places`."""
+        self._config["loader"] = {name: settings[name] for name in _LOADER}
+        self._batch = settings["batch_size"] or 0
+        self.script(loader=settings["place"], dataset=settings["dataset"], by_item=settings["by_item"])
+
+    def _record_run(self) -> None:
+        """Record the run, if it is another one than before."""
+        if self._recorded:
+            return
+        self._recorded = True
+        memory.put("run", {
+            "name": "", "workload": "", "config": self._config, "device_name": "", "gpu": None, "parameters": 0,
+            "precision": "", "item": "item", "token": None, "tokens_per_item": 0, "items_per_epoch": 0,
+            "steps_per_epoch": 0, "model": "", "data": "", "resumed_step": self._earlier or None, **self._run,
+        })  # fmt: skip
+
+    def say(self, kind: str, done: int | None = None, step: int | None = None, **body: Any) -> None:
+        """What a framework says, after `done` steps of this process, or the script itself, which counts as it likes."""
+        step = step if done is None else self._earlier + done
+        if kind == "totals":
+            total, earlier = body["total_steps"], body.get("earlier", 0)
+            if done is not None:
+                self._earlier = max(self._earlier, earlier - done)
+                total += self._earlier + done - earlier if total else 0
+            self.know(total_steps=total, epochs=body["epochs"])
+        elif kind == "epoch":
+            self._epoch, self._epoch_begin = int(body["epoch"]), step or 0
+        elif kind == "scalars":
+            self.put(
+                "scalars", step=step, values={name: float(value) for name, value in body["values"].items()}
+            )
+        elif metrics := {str(name): float(value) for name, value in body["metrics"].items()}:
+            lower, seconds = body.get("lower"), body.get("seconds")
+            lower = "loss" in next(iter(metrics)) if lower is None else lower
+            data: dict[str, Any] = {"metrics": metrics, "better": "lower" if lower else "higher"}
+            if seconds is not None:
+                data["seconds"] = float(seconds)
+            self.mark(
+                "evaluation",
+                ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()),
+                step,
+                **data,
+            )
+
+    # Windows.
+
+    def resume(self) -> None:
+        """Observe garbage collections."""
+        self.paused = False
+        self._steps.garbage.begin()
+
+    def pause(self) -> None:
+        """Observe nothing more."""
+        self.paused = True
+        self._steps.garbage.end()
+
+    def window(self) -> None:
+        """End a window after a step: the reader joins it with the rows and lengths of its steps."""
+        steps = self._steps
+        if steps.device != self._described:
+            self._described = steps.device
+            self._describe()
+        self.resume()
+        wall, rest = clock.take()
+        if steps.values is not None:
+            steps.values.read()
+        if steps.late and steps.gate is None:
+            steps.loss = steps.late[-1]
+            steps.late.clear()
+        steps.device_rows += clock.gpu.read()
+        newest, shape = steps.loss, steps.shape
+        if steps.gate is None:  # a trial reads them itself
+            steps.loss = steps.shape = None
+        device, steps.device_rows = steps.device_rows, []
+        garbage = self._steps.garbage.take()
+        micro, self._micro = S[MICRO] - self._micro, S[MICRO]
+        first, self._first_ns = S[FIRST_NS] - self._first_ns, S[FIRST_NS]
+        step = self.step - self._earlier
+        count, self._shown = max(step - self._shown, 0), step
+        self._items = shape[0] if shape else self._items or self._batch
+        items = self._items * micro * self._readers
+        if items and count and not self._run["items_per_step"]:
+            self.know(items_per_step=round(items / count))
+        timed = {
+            "end": S[DONE], "shown": step, "rest": rest, "device": [_by_name(found) for _, found in device],
+            "outside": _by_name(clock.gpu.outside()), "first_ns": first,
+        }  # fmt: skip
+        cpu, before = time.process_time_ns(), self._cpu
+        if steps.ranks:
+            timed |= {"cpu_ns": cpu - before, "rss_bytes": resident()}
+        self._cpu = cpu
+        profiled, steps.profiled = steps.profiled, False
+        for mark in self._compilations.take():
+            self.mark(*mark[:2], **mark[2])
+        self._once(_UNTIMED, clock.gpu.failed)
+        self._once(_UNREAD, "" if steps.values is None else steps.values.failed)
+        step += self._earlier
+        self.put(
+            "window", step=step, epoch=self._epoch, epoch_step=max(step - self._epoch_begin, 0), steps=count,
+            micro_steps=micro, items=items, tokens=0, wall_ns=wall, step_p50_ns=None, step_p95_ns=None,
+            step_max_ns=None, phases={}, loss=None if newest is None else newest[1],
+            last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=self._rate(),
+            gc_ns=garbage.ns, gc_count=garbage.number, gc_max_ns=garbage.longest_ns, profiled=profiled,
+            heap_bytes=self._heap.read(), timed=timed,
+        )  # fmt: skip
+        if S[SKIPPED] > self._skipped:
+            self._skipped = S[SKIPPED]
+            times = f"{self._skipped:,} update{'s' * (self._skipped > 1)}"
+            self.mark("note", f"the gradient scaler has skipped {times} because of infinite gradients")
+
+    def _rate(self) -> float | None:
+        for optimizer in self._steps.optimizers()[-1:]:
+            groups = optimizer.__dict__.get("param_groups")
+            if type(groups) is list and groups and type(groups[0]) is dict:
+                given, values = groups[0].get("lr"), self._steps.values
+                if values is None or not self._looks.number_on_gpu(given):
+                    return self._looks.number(given)
+                values.send([given], self._rate_arrived)
+                return self._late_rate
+        return None
+
+    def _rate_arrived(self, values: list[float]) -> None:
+        self._late_rate = values[0] if math.isfinite(values[0]) else None
+
+    def _describe(self) -> None:
+        """Record what is trained, and where; on the training thread."""
+        device = self._steps.device
+        optimizers = self._steps.optimizers()
+        # An attribute that a subclass computes, and subclasses of tensors, would run code of the script.
+        groups = [group for one in optimizers for group in one.__dict__.get("param_groups") or ()]
+        torch: Any = sys.modules["torch"]
+        parameters = {id(item): item for group in groups for item in group["params"]}
+        plain = [item for item in parameters.values() if self._looks.is_tensor(item)]
+        strategy = strategy_of(parameters.values(), self._replicated()) if self._steps.ranks else ""
+        if "parallel" in self._config:
+            self._config["parallel"]["strategy"] = strategy
+            # Ranks that share a model read batches of their own, of the same size unless the script is odd.
+            self._readers = self._config["parallel"]["ranks"] if strategy else 1
+        if groups and (implementation := _implementation(groups[0], device.type)) is not None:
+            self._config["optimizer"] = {"implementation": implementation}
+        if places := [place for one in optimizers if (place := self._places.of(one))]:
+            self.script(optimizer=places[0], **({"optimizers": places} if places[1:] else {}))
+        self._config["speed"] = {"cudnn_benchmark": bool(torch._C._get_cudnn_benchmark())}
+        if torch.is_anomaly_enabled():
+            self.script(anomaly=True)
+        if self._main is not None:
+            self.script(main=self._main)
+        self.know(
+            device=str(device), model=type(optimizers[-1]).__name__ if optimizers else "",
+            parameters=sum(item.numel() for item in plain if item.requires_grad),
+            gpu=_gpu(torch, device) if device.type == "cuda" else None,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Record the last window and the end: when the interpreter exits."""
+        if self._closed:
+            return
+        self._closed = True
+        with Dropped():
+            if not self.paused and S[TRAINER] == threading.get_ident():
+                self._steps.finish()
+                self.window()
+            self.pause()
+            status, reason = self._status
+            self.put("end", status=status, reason=reason, step=self.step, exit_status=int(status == "failed"))
+
+    def fail(self, reason: str) -> None:
+        """The training has failed with this error."""
+        self._status = "failed", reason
+
+    def memory(self) -> None:
+        """Record the counters of the CUDA allocator."""
+        device = self._steps.device
+        if device is None or device.type != "cuda" or _UNMEASURED in self._told:
+            return
+        try:
+            self.put("memory", **allocator(device))
+        except Exception as error:  # an allocator of somebody else may count nothing
+            if not ours(error):
+                raise
+            self._once(_UNMEASURED, str(error).partition("\n")[0] or type(error).__name__)
+
+
+def _by_name(times: dict[int, float]) -> dict[str, int]:
+    """Nanoseconds by the name of the phase."""
+    return {NAMES[phase]: round(spent) for phase, spent in times.items()}
+
+
+def reason_of(error: Any) -> str:
+    """An exception in words, without running code of the script: "ValueError: no more"."""
+    kind, given = type(error), getattr(error, "args", ())
+    plain = isinstance(kind.__str__, type(object.__str__)) and all(
+        type(one) in (str, int, float) for one in given
+    )
+    return f"{kind.__name__}: {error}" if plain else kind.__name__
+
+
+def _gpu(torch: Any, device: Any) -> dict[str, Any] | None:
+    """What identifies the GPU: the process may see only some of those of the machine, in another order."""
+    try:
+        found = torch.cuda.get_device_properties(device)
+        uuid = getattr(found, "uuid", None)  # from torch 2.5 on
+        return {
+            "uuid": None if uuid is None else str(uuid), "name": str(found.name),
+            "total_bytes": int(found.total_memory), "capability": [int(found.major), int(found.minor)],
+            "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        }  # fmt: skip
+    except Exception as error:
+        if not ours(error):
+            raise
+        return None
+
+
+def _implementation(group: dict[str, Any], device: str) -> str | None:
+    """ "fused", "foreach" or "loop" for an optimizer of torch that has a choice; by default foreach on a GPU."""
+    if "foreach" not in group:
+        return None
+    if group.get("fused"):
+        return "fused"
+    chosen = group["foreach"]
+    return "foreach" if chosen or (chosen is None and device == "cuda") else "loop"
