@@ -181,7 +181,7 @@ class CheckedWeight:
         return value
 
 
-@dataclass
+@dataclass(eq=False)
 class Workload:
     """A model with its data, as the training loop uses it. `forward` and `loss` are separate, so that each is timed.
 
