@@ -163,6 +163,7 @@ def test_a_run_in_a_scratch_copy_names_the_files_of_the_script(tmp_path: Path) -
     # `tune -- COMMAND` observes in such a copy, which is gone when it prints the edit.
     own, scratch = tmp_path / "own", tmp_path / "scratch"
     own.mkdir()
+    (own / "train.py").write_text("")
     command = Command((sys.executable, "train.py"), own)
     run = ScriptRun.open(ScriptRequest(command, tmp_path / "runs", screen=True, folder=scratch))
     run.put(run_event(config={"script": {"loader": [str(scratch / "train.py"), 5]}}))
