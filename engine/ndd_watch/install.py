@@ -64,7 +64,9 @@ class Observer:
         # Where the steps of threads end that do not train at present.
         self._others: dict[int, Ends] = {}
         self._learned = 0
-        self._loader: dict[str, Any] = {}
+        # In a process of a trial.
+        self._tried: trying.Script | None = None
+        self.loader: dict[str, Any] = {}
         self._memory_due = 0
         # Losses in a row on another GPU than the one that is timed.
         self._moved = 0
@@ -166,11 +168,10 @@ class Observer:
         """In a process of a trial: train in runs, on command. An error ends the process: it is one of the trial."""
         if self.steps.gate is None:
             try:
-                self.steps.gate = trying.begin(self)
+                if (tried := trying.begin(self)) is not None:
+                    self._tried, self.steps.gate = tried
             except Exception as error:  # noqa: BLE001
-                sys.stderr.write(f"ndd-console: the change cannot be made: {error}\n")
-                sys.stderr.flush()
-                os._exit(1)
+                trying.give_up(error)
 
     def _elsewhere(self, optimizer: Any) -> None:
         """Another thread than the one that trains steps an optimizer."""
@@ -274,6 +275,8 @@ class Observer:
                 self.allocations.failed(given[2])
                 if self.recorder is not None and S[TRAINER] == get_ident():
                     self.recorder.fail(reason_of(given[2]))
+                    if self._tried is not None:
+                        self._tried.failed(reason_of(given[2]))
             elif event == "exec":
                 if "_dynamo" in given[0].co_filename:
                     self.hooks.probes.known_to_compilers()
@@ -314,8 +317,8 @@ class Observer:
 
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""
-        if (found := {**settings, "place": place}) != self._loader:
-            self._loader = found
+        if (found := {**settings, "place": place}) != self.loader:
+            self.loader = found
             self.put("loader", **found)
 
     def study(self, t: int) -> None:

@@ -90,10 +90,10 @@ class Recorder:
             steps.late.clear()
         steps.device_rows += clock.gpu.read()
         newest = steps.loss
-        if steps.gate is None:  # a trial compares all of them
-            steps.loss = None
+        shape = steps.shape
+        if steps.gate is None:  # a trial reads them itself
+            steps.loss = steps.shape = None
         device, steps.device_rows = steps.device_rows, []
-        shape, steps.shape = steps.shape, None
         garbage = self._garbage.take()
         cpu = time.process_time_ns()
         more: dict[str, Any] = {}

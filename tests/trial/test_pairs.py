@@ -62,6 +62,7 @@ class Process:
         self.world.environments.append(environment)
         self.world.open.append(self)
         self.facts = SideFacts()
+        self.waited_s = 0.0
         self.prepared = False
         self.step_s = 0.01 * math.exp(self.world.random.gauss(0, self.world.process / math.sqrt(2)))
 
@@ -108,7 +109,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World()
     monkeypatch.setattr(Process, "world", made, raising=False)
     monkeypatch.setattr(sides_module, "SideProcess", Process)
-    monkeypatch.setattr(trial_module, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(sides_module, "time", SimpleNamespace(monotonic=lambda: made.now))
     # Another trial on this machine does not matter here.
     monkeypatch.setattr(trial_module, "alone", lambda *_args, **_more: nullcontext())
     yield made

@@ -16,7 +16,7 @@ from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_watch.changes import KINDS
 
 from .edits import Edit
-from .trial import edit_for, run_script_trial
+from .trials import edit_for, run_script_trial
 
 # Runs a trial, as `run_script_trial` does.
 Measure = Callable[

@@ -12,8 +12,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import counted, duration, number, size
 
 from .paired import Estimate
-from .request import TrialRequest
-from .side import SideFacts, not_in_effect
+from .request import SideFacts, TrialRequest, not_in_effect
 from .toggles import METHOD
 from .verdict import CONFIDENCE, DIFFERENT, FLOOR
 

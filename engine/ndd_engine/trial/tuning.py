@@ -26,8 +26,8 @@ from ndd_engine.train.preflight import preflight
 from .candidates import SET, Candidate, Place, candidates, matching
 from .confirm import unconfirmed
 from .outcome import breaks_even, with_interval
-from .process import SideProcess
 from .request import Base, Measure, Progress, TrialRequest
+from .sides import SideProcess
 from .trial import run_trial
 
 State = Literal["waiting", "measuring", "kept", "dropped", "skipped"]

@@ -18,7 +18,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
-from ndd_engine.script.contained import OFFLINE, check_contained, check_ranks, copy
+from ndd_engine.script.contained import OFFLINE, check_contained, copy
 from ndd_engine.script.run import ScriptRequest, ScriptRun
 from ndd_engine.script.tuning import Row, changes_for, tune_script
 from ndd_engine.text import counted
@@ -40,7 +40,6 @@ def tune_script_run(asked: Asked, script: RunDir | None) -> int:
         state = load_state(directory)
         if state.run is None:
             raise UsageError(f"run {directory.name} has not trained: there is nothing to tune")
-        check_ranks(directory.name, state.run.config)
         if not asked.allow_side_effects:
             check_contained(state.run.config)
         place = Place.of(detect(use_torch=False))

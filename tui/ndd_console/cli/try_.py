@@ -95,13 +95,13 @@ def try_(asked: options.Asked) -> int:
     request = TrialRequest(
         base, (*asked.sets, *starts), asked.budget, asked.cause, asked.restarts, asked.allow_side_effects
     )
-    from ndd_engine.trial.drafts import check
     from ndd_engine.trial.pausing import held, to_pause
+    from ndd_engine.trial.trial import check
 
     state = None  # of the run of an observed script
     paused: tuple[RunDir, ...] = ()
     if base.run is not None and base.run.command.exists():
-        from ndd_engine.script.trial import check_script, run_script_trial, tried_run
+        from ndd_engine.script.trials import check_script, run_script_trial, tried_run
 
         state = tried_run(request)
         assert state.run is not None
@@ -159,7 +159,7 @@ def gained(trial: TrialEvent, sets: Sequence[str]) -> bool:
 
 def _edit(run: RunEvent, request: TrialRequest, apply: bool) -> None:
     """Show the edit that makes the change in the script; write it after a question."""
-    from ndd_engine.script.trial import edit_for
+    from ndd_engine.script.trials import edit_for
 
     edit = edit_for(request, run)
     show(["", "to make this change in your script:", *edit.diff, *(f"  {text}" for text in edit.advice)])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -141,14 +141,10 @@ class RankLoop(Loop):
             functions.agreed()
         self._end_if_bad()
 
-    # While the caller keeps all ranks from their next step.
-
-    def quiet(self) -> AbstractContextManager[None]:
-        """A context in which no rank is expected to end a step."""
-        return self._hang.quiet()
-
-    def slept(self, seconds: float) -> None:
-        super().slept(seconds)
+    @contextmanager
+    def rest(self) -> Iterator[None]:
+        with self._hang.quiet(), super().rest():
+            yield
         self.team.votes.paused()
 
     # Where all ranks are at the same place.
