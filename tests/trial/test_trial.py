@@ -23,10 +23,10 @@ from ndd_engine.errors import UsageError
 from ndd_engine.text import size
 from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.run import Run, RunRequest
-from ndd_engine.train.step import precision
 from ndd_engine.train.step.precision import Precision, make_precision, set_tf32
-from ndd_engine.trial.request import Base, Progress, SideFacts, TrialRequest
-from ndd_engine.trial.side import Own, Parts
+from ndd_engine.trial import side as side_module
+from ndd_engine.trial.request import Base, Parts, Progress, SideFacts, TrialRequest
+from ndd_engine.trial.side import Own
 from ndd_engine.trial.toggles import METHOD
 from ndd_engine.trial.trial import run_trial
 from ndd_watch.gate import gate
@@ -220,7 +220,7 @@ def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytes
             switch(config, *others)
 
         monkeypatch.setattr(loop, "switch", switched)
-        monkeypatch.setattr(precision, "make_precision", made)
+        monkeypatch.setattr(side_module, "make_precision", made)
         pipe = SimpleNamespace(tell=lambda _: None)
         side: Any = SimpleNamespace(facts=SideFacts(), parts=Parts(), workers=(), pipe=pipe)
         command: dict[str, Any] = {

@@ -15,55 +15,49 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import psutil
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from ndd_engine.batches import map_tensors
 from ndd_engine.child import ChildError, ChildServer, Pipe, draft_of
 from ndd_engine.config import Config, anywhere, to_toml
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import NddError
+from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.host import resident_peak, usable_threads
-from ndd_engine.record.across import EXCHANGE, SKEW
-from ndd_engine.record.events import (
-    Event,
-    Json,
-    MarkEvent,
-    RanksEvent,
-    RunEvent,
-    SettingEvent,
-    StageEvent,
-    WindowEvent,
-)
-from ndd_engine.record.ranks import ASIDES
+from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent, SettingEvent, StageEvent
 from ndd_engine.text import printable
+from ndd_engine.train.failures import explain
+from ndd_engine.train.loop import Course
+from ndd_engine.train.parallel.notes import notes_of
+from ndd_engine.train.parallel.place import Place
+from ndd_engine.train.parallel.world import STORE_TIMEOUT
+from ndd_engine.train.prepare import Prepared, prepare_run, training_batches
+from ndd_engine.train.probes.autosize import decide
+from ndd_engine.train.probes.rehearsal import rehearse
+from ndd_engine.train.random_state import kept_random, random_state, restore_random_state
+from ndd_engine.train.rank_run import Meeting
+from ndd_engine.train.request import Ranks
+from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.train.settings import VerifiedSettings
+from ndd_engine.train.step.precision import Precision, make_precision
 from ndd_watch.gate import Trainer, gate, signal_to, still
 
 from .outcome import differences
-from .request import SideFacts
+from .request import CACHES, LOSSES, Parts, SideFacts
 from .toggles import LOADER, MODEL
 
-if TYPE_CHECKING:
-    import torch
-    from torch._C._distributed_c10d import TCPStore
-
-    from ndd_engine.train.loop import Course
-    from ndd_engine.train.prepare import Prepared
-    from ndd_engine.train.run import Run
-    from ndd_engine.train.settings import VerifiedSettings
-    from ndd_engine.train.step.precision import Precision
-
-# Names the folder of the trial's compiler caches, in the environment of its sides.
-CACHES = "NDD_TRIAL_CACHES"
 # Maximum seconds until the system assigns an orphan to another parent.
 ORPHANED_S = 0.2
 # Steps of a run that never ends by itself.
 ENDLESS = 1 << 60
-# Number of first losses that are compared between the two sides.
-LOSSES = 10
 # Batches that each worker makes beforehand, where nothing else is set: torch's default.
 PREFETCH = 2
 # Findings that say nothing about what takes the time.
@@ -95,12 +89,6 @@ class Side(ChildServer):
             "prepare": self._train,
         }
 
-    def serve(self) -> None:
-        # Takes seconds: import while the other side prepares.
-        import ndd_engine.train.prepare  # noqa: F401
-
-        super().serve()
-
     def clean_up(self) -> None:
         """Loader workers end by themselves once their parent is gone, unless they are stopped.
 
@@ -121,14 +109,10 @@ class Side(ChildServer):
 
     def _meet(self, command: Json) -> Json:
         """As rank 0: the port at which the ranks meet, which the system chooses."""
-        from torch._C._distributed_c10d import TCPStore
-
         self._store = TCPStore("localhost", 0, int(command["ranks"]), True, wait_for_workers=False)
         return {"port": self._store.port}
 
     def _train(self, command: Json) -> None:
-        from ndd_engine.train.prepare import prepare_run
-
         begin = time.perf_counter()
         run = self._opened(command)
         prepared = prepare_run(run)
@@ -141,8 +125,6 @@ class Side(ChildServer):
         except NddError:
             raise
         except Exception as error:
-            from ndd_engine.train.failures import explain
-
             failure = explain(
                 error, loop.step + 1, prepared.clock.current, prepared.config, prepared.device, loop.stepper
             )
@@ -152,19 +134,9 @@ class Side(ChildServer):
 
     def _opened(self, command: Json) -> Run:
         """The run of this process. Of several ranks, the command has "rank", "ranks" and "port"."""
-        from ndd_engine.train.run import Run, RunRequest
-
         request = RunRequest(draft_of(command), self.folder / "runs", probes=False)
         if "rank" not in command:
             return Run.open(request, self._hear)
-        from torch._C._distributed_c10d import TCPStore
-
-        from ndd_engine.train.parallel.notes import notes_of
-        from ndd_engine.train.parallel.place import Place
-        from ndd_engine.train.parallel.world import STORE_TIMEOUT
-        from ndd_engine.train.rank_run import Meeting
-        from ndd_engine.train.request import Ranks
-
         rank, ranks = int(command["rank"]), int(command["ranks"])
         store = self._store or TCPStore("localhost", int(command["port"]), ranks, False)
         store.set_timeout(STORE_TIMEOUT)
@@ -209,8 +181,6 @@ class Own(Trainer):
     """
 
     def __init__(self, side: Side, run: Run, prepared: Prepared, begin: float, command: Json) -> None:
-        from ndd_engine.train.random_state import random_state
-
         self._side, self._run, self._loop = side, run, prepared.loop
         self._device, self._clock, self._begin_s = prepared.device, prepared.clock, begin
         self._measuring = False
@@ -224,10 +194,6 @@ class Own(Trainer):
             self._first_random = random_state(self._device)
 
     def _setup(self, config: Config, course: Course, facts: SideFacts) -> Setup:
-        import torch
-
-        from ndd_engine.train.step.precision import make_precision
-
         loader = config.loader
         facts.stock = -(-loader.workers * (loader.prefetch or PREFETCH) // config.batch.accumulation)
         threads = config.run.threads or torch.get_num_threads()
@@ -236,9 +202,6 @@ class Own(Trainer):
 
     def _add(self, config: Config) -> None:
         """The other side of the process."""
-        from ndd_engine.train.loop import Course
-        from ndd_engine.train.prepare import training_batches
-
         loop, base = self._loop, self._setups[0]
         if loop.batches.own is not None:
             # Both sides would draw from the same sampler or stream.
@@ -248,8 +211,8 @@ class Own(Trainer):
         if self._changed & LOADER:
             batches = training_batches(loop.stepper.workload, config, self._device, self._side.pipe.tell)
         self._run.recorder.flush()  # the facts of the preparation, which both share
-        facts = copy.deepcopy(base.facts)
-        self._setups.append(self._setup(config, Course(batches), facts))
+        self._setups.append(self._setup(config, Course(batches), copy.deepcopy(base.facts)))
+        self._side.facts = SideFacts()  # later events could be those of either side
 
     # For the gate.
 
@@ -293,8 +256,6 @@ class Own(Trainer):
 
     def now(self) -> float:
         if self._device.type == "cuda":
-            import torch
-
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
@@ -325,8 +286,6 @@ class Own(Trainer):
 
     def _switch(self, index: int) -> None:
         """Continue with this configuration, also if it is the current one: preparing the other side sets its TF32."""
-        import torch
-
         setup = self._setups[index]
         self._setups[self._current].left |= index != self._current
         self._current = index
@@ -340,13 +299,6 @@ class Own(Trainer):
 
     def _prepare(self, setup: Setup) -> None:
         """Before the first steps of the candidate, as the baseline began: it has trained, and losses are compared."""
-        import torch
-
-        from ndd_engine.train.loop import Course
-        from ndd_engine.train.probes.rehearsal import rehearse
-        from ndd_engine.train.random_state import kept_random, restore_random_state
-        from ndd_engine.train.settings import VerifiedSettings
-
         begin, base, stepper, batches = self.now(), self._setups[0], self._loop.stepper, setup.course.batches
         stepper.load(_copied(self._first_state))
         restore_random_state(self._first_random, self._device)
@@ -375,19 +327,13 @@ def _workers(course: Course) -> tuple[int, ...]:
 
 def _copied(state: Any) -> Any:
     """A state with its tensors copied to the host."""
-    from ndd_engine.batches import map_tensors
-
     return map_tensors(state, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 def peak_memory(device: torch.device) -> tuple[int | None, int | None]:
     """(peak allocated, peak reserved) bytes on the GPU; (peak resident, None) of the process and its loader workers."""
     if device.type == "cuda":
-        import torch
-
         return int(torch.cuda.max_memory_allocated(device)), int(torch.cuda.max_memory_reserved(device))
-    import psutil
-
     own = resident_peak()
     workers = [child.pid for child in psutil.Process().children(recursive=True)]
     return (None if own is None else own + _resident(workers)), None
@@ -395,8 +341,6 @@ def peak_memory(device: torch.device) -> tuple[int | None, int | None]:
 
 def _resident(workers: Sequence[int]) -> int:
     """Resident bytes of processes; pages that they share count once in total."""
-    import psutil
-
     total = 0
     for worker in workers:
         with contextlib.suppress(psutil.Error):
@@ -405,60 +349,8 @@ def _resident(workers: Sequence[int]) -> int:
     return total
 
 
-class Parts:
-    """What the steps of a side consist of, from the windows that its run records.
-
-    The parts of a step are its phases. Of several ranks they are means over the ranks without waiting for other ranks,
-    which is "exchange" and "skew": together they are the step. Events arrive on the thread of the recorder; the other
-    methods may be called on any.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._steps = 0
-        self._ns: dict[str, float] = {}
-        self._several = False
-
-    def clear(self) -> None:
-        """Forget the windows so far."""
-        with self._lock:
-            self._steps, self._ns = 0, {}
-
-    def hear(self, event: Event) -> None:
-        """An event of the run."""
-        with self._lock:
-            if isinstance(event, RanksEvent) and event.steps:
-                if not self._several:
-                    self._several, self._steps, self._ns = True, 0, {}
-                means = {
-                    name: column[2] * 1e3 * event.steps
-                    for name, column in event.columns_us.items()
-                    if name not in (*ASIDES, "own", "wait", "cpu")
-                }
-                self._add(event.steps, {**means, EXCHANGE: event.exchange_ns, SKEW: event.skew_ns})
-            elif isinstance(event, WindowEvent) and event.steps and not self._several:
-                phases = event.phases.items()
-                own = {
-                    name: each["host_ns"] for name, each in phases if "/" not in name and name not in ASIDES
-                }
-                self._add(event.steps, own)
-
-    def per_step(self) -> dict[str, float]:
-        """Nanoseconds of each part of a step; {} without a window."""
-        with self._lock:
-            return {name: ns / self._steps for name, ns in self._ns.items()} if self._steps else {}
-
-    def _add(self, steps: int, found: Mapping[str, float]) -> None:
-        self._steps += steps
-        for name, ns in found.items():
-            self._ns[name] = self._ns.get(name, 0.0) + ns
-
-
 def chosen(command: Json, tell: Callable[[str], None]) -> str:
     """The configuration as TOML, with absolute paths and the size that is best on this machine."""
-    from ndd_engine.hardware.detect import detect
-    from ndd_engine.train.probes.autosize import decide
-
     draft = draft_of({**command, "overrides": None})
     asked = draft.resolve()
     machine = detect(asked.run.device)

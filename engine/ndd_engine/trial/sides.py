@@ -23,8 +23,7 @@ from ndd_engine.errors import UsageError
 from .blocks import BlockPlan, BlocksDoNotFitError, needs_epochs, never_happens, period, saves, switched_off
 from .outcome import differences
 from .replicates import Replicates
-from .request import MEASURING, Progress, SideFacts, TrialRequest
-from .side import CACHES, LOSSES
+from .request import CACHES, LOSSES, MEASURING, Progress, SideFacts, TrialRequest
 from .toggles import can_switch
 
 T = TypeVar("T")

@@ -139,16 +139,23 @@ class Trial:
 
     def _measure(self) -> tuple[str, str]:
         self._sides.choose()
-        if self._sides.switches and not self.request.restarts:
-            try:
-                return self._in_one_process()
-            except SideFailedError as error:
-                if error.kind == "late":
-                    raise
-                # Processes of their own show which side fails, and may have enough memory.
-                self._sides.close()
-                self._sides.forget()
-        return self._in_pairs()
+        if not self._sides.switches or self.request.restarts:
+            return self._in_pairs()
+        try:
+            return self._in_one_process()
+        except SideFailedError as error:
+            if error.kind == "late":
+                raise
+            first = error
+        # Processes of their own show which side fails, and may have enough memory.
+        self._sides.close()
+        self._sides.forget()
+        try:
+            return self._in_pairs()
+        except (SideFailedError, BlocksDoNotFitError) as error:
+            if isinstance(error, SideFailedError) and error.kind != "late":
+                raise
+            raise first from None  # the rest of the budget was too short to find out
 
     def _in_one_process(self) -> tuple[str, str]:
         """Blocks of one process that switches between both sides."""
