@@ -33,6 +33,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     frameworks  what Hugging Face's Trainer and Lightning know of a run
     changes     what a trial can change without an edit
     caching     one of these changes
+    gate        lets a loop train in runs, on command; that of the engine's own runs, too
     trying      a process of a trial
     outside     what the script writes outside its working directory
     process     what Linux knows of the process

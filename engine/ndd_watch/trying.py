@@ -118,6 +118,7 @@ class Script(Trainer):
         """The fields of SideFacts that this process knows."""
         self.now()
         self.stepped()
+        self._read_back()
         device = str(self._steps.device) if self._steps.device is not None else "cpu"
         items = (self._steps.shape or (1,))[0]
         loader = self._observer.loader

@@ -59,8 +59,8 @@ POLL_S = 0.1
 # Seconds in which a launcher notices the end of a rank and says why.
 LAUNCHER_S = 5.0
 _GUARD = str(Path(__file__).with_name("guard.py"))
-# What torchrun says of a rank that was killed.
-_SIGNAL = re.compile(r"Signal (\d+) \((\w+)\) received")
+# What torchrun says of a rank that was killed: its number, the signal.
+_KILLED = re.compile(r"^ +rank +: (\d+) [^[]*?: Signal (\d+) \((\w+)\) received", re.MULTILINE)
 
 
 def values_of(request: TrialRequest, seen: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -248,7 +248,7 @@ class ScriptProcess(Trained):
                 told = _first_line(connection)
                 rank, size = int(told["rank"]), int(told["ranks"])
                 handle = connection.detach()
-                ranks[rank] = Wire(handle, os.dup(handle), partial(self._lost, size))
+                ranks[rank] = Wire(handle, os.dup(handle), partial(self._lost, rank, size))
                 self.wires = list(ranks.values())  # to be closed
                 if told["here"] is not None and told["here"][1] < size:
                     raise ChildError(
@@ -282,18 +282,18 @@ class ScriptProcess(Trained):
         if self._measuring and len(self.both) == 1:  # otherwise they are those of both sides
             self.facts.parts_ns = self._parts.per_step()
 
-    def _lost(self, ranks: int) -> ChildError:
+    def _lost(self, rank: int, ranks: int) -> ChildError:
         """Why a rank has closed its connection, as far as its launcher says so."""
         if ranks == 1:
             return cause_of_exit(self._process, self._log)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LAUNCHER_S)
         with contextlib.suppress(OSError):
-            if (found := _SIGNAL.search(self._log.read_text(errors="replace"))) is not None:
-                number, name = found.groups()
-                usual = ", usually by the kernel's OOM killer" if name == "SIGKILL" else ""
-                kind = "oom" if usual else "failed"
-                return ChildError(kind, f"its process was killed by signal {number}{usual}")
+            for killed, number, name in _KILLED.findall(self._log.read_text(errors="replace")):
+                if int(killed) == rank:
+                    usual = ", usually by the kernel's OOM killer" if name == "SIGKILL" else ""
+                    kind = "oom" if usual else "failed"
+                    return ChildError(kind, f"its process was killed by signal {number}{usual}")
         return ChildError("failed", f"its process has ended: {tail_of(self._log)}")
 
     def close(self) -> None:
