@@ -248,11 +248,6 @@ class ChildProcess:
         """Whether the process has exited."""
         return self._process.poll() is not None
 
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-        return self._process.pid
-
     def close(self) -> None:
         """End the process and remove what it wrote; safe to call twice."""
         self.wire.hang_up()

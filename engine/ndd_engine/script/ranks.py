@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ndd_engine.child import PARTNER_GONE
 from ndd_engine.measure.ranks import FIGURES, RanksFold
 from ndd_engine.record.events import PHASES, Event, MarkEvent, RanksEvent
 from ndd_engine.text import counted, number, printable
@@ -32,8 +33,6 @@ _CHARS = 160  # of a place
 # A function that takes a rank longer than the others, by this part of a step, makes it a straggler.
 LONGER = 0.1
 _UNKNOWN = -1.0
-# Errors of a rank whose partner is gone: of gloo, and of NCCL.
-_SECONDARY = ("closed by peer", "reset by peer", "broken pipe", "remote process exited", "connection refused")
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ class ScriptRanks:
             if member.ended is not None:
                 t, status, reason = member.ended
                 after = f"{who} ended first, after {counted(member.step, 'step')}"
-                secondary = any(text in reason.lower() for text in _SECONDARY)
+                secondary = any(text in reason.lower() for text in PARTNER_GONE)
                 found.append((secondary, t, status, f"{who}: {reason}" if status != "done" else after))
             elif t := self._gone.times.get(member.pid, 0.0):
                 reason = (

@@ -59,7 +59,8 @@ class Loop:
 
     step: optimizer steps done. saved: the newest checkpoint. boundary: true between two steps, when the state is
     complete and a checkpoint can be written. gate: asked before the first step and after each one, see
-    `ndd_watch.gate`; it returns when the next step is to be trained. It may call `switch`, `end_epoch` and `rest`.
+    `ndd_watch.gate`; it returns when the next step is to be trained. It may call `switch`, `rest`,
+    `end_epoch` and `end_window`.
     """
 
     def __init__(

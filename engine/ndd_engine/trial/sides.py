@@ -199,11 +199,6 @@ class SideProcess(Trained):
             raise
         self.wires = [rank.wire for rank in self._ranks]
 
-    @property
-    def folder(self) -> Path:
-        """Where the first of them writes."""
-        return self._ranks[0].folder
-
     def choose(self, tick: Tick) -> str:
         """The configuration as TOML with its size chosen and its paths made absolute."""
         return str(self._ranks[0].ask({"do": "choose", **self.spec}, None, tick)["config"])
