@@ -58,7 +58,7 @@ def tried(folder: Path, *words: str, **more: str) -> dict[str, Any]:
 @pytest.mark.promise
 @pytest.mark.budget(60)
 def test_all_ranks_are_switched_together(recorded: Path) -> None:
-    event = tried(recorded, "--set", "run.gc_every_steps=10", "--budget", "15")
+    event = tried(recorded, "--set", "optimizer.implementation=foreach", "--budget", "40")
     assert event["method"] == "one process" and event["in_effect"] is True, event["text"]
     assert event["abba_blocks"] >= 2 and event["ratio"] is not None
     for side in (event["base"], event["change"]):
