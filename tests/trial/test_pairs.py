@@ -224,9 +224,9 @@ def test_a_later_pair_that_fails(world: World, side: int, number: int, kind: str
 
 
 def test_batches_that_were_ready_beforehand_are_no_gain(world: World) -> None:
-    # A step takes 0.3 s on either side, but the candidate's workers have made 16 batches before the first one is read.
-    world.step_s, world.gain, world.stock, world.drained = 0.3, 20.0, 16, 20.0
-    event = run(90.0)
+    # A step takes 1 s on either side, but the candidate's workers have made 64 batches before the first one is read.
+    world.step_s, world.gain, world.stock, world.drained = 1.0, 20.0, 64, 20.0
+    event = run(240.0)
     assert event.verdict != "faster" and (event.ratio is None or event.ratio < 1.1), event.text
     assert event.abba_blocks >= 2
 
