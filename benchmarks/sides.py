@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ndd_engine.trial.process import SideProcess
+from ndd_engine.trial.sides import SideProcess
 from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP
 
 from .common import ignore

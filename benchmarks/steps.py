@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from statistics import fmean, median
 
-from ndd_engine.trial.process import SideProcess
+from ndd_engine.trial.sides import SideProcess
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.planner import Planner, Situation
 from ndd_engine.wizard.proposals import Proposal

@@ -34,6 +34,16 @@ Tick = Callable[[str | None], None]
 
 TICK_S = 0.1
 EXIT_S = 5.0
+# Seconds after the first failure among several processes in which another one may tell that it was the cause.
+ARRIVAL_S = 1.0
+# Errors of a process whose partner is gone: of gloo, and of NCCL.
+PARTNER_GONE = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "remote process exited",
+    "connection refused",
+)
 _LOG_LINES = 3
 
 
@@ -68,6 +78,11 @@ class ChildError(Exception):
         self.kind = kind
         self.status = status
 
+    @property
+    def follows(self) -> bool:
+        """Whether it is the consequence of another process's end."""
+        return any(words in str(self).lower() for words in PARTNER_GONE)
+
 
 class StoppedError(NddError):
     """The stop event is set."""
@@ -91,6 +106,89 @@ def ticker(stage: str, tell: Callable[[str], None], stop: threading.Event | None
 # The parent's end.
 
 
+class Wire:
+    """A connection to a child. lost: makes the error once the child has closed its end."""
+
+    def __init__(self, source: int, target: int, lost: Callable[[], ChildError]) -> None:
+        self._source, self._target, self._lost = source, target, lost
+        self._rest = b""
+
+    def fileno(self) -> int:
+        """For select."""
+        return self._source
+
+    def send(self, command: Json) -> None:
+        """Send a command."""
+        # After an error, reading shows why the child ended.
+        with contextlib.suppress(OSError):
+            _write(self._target, json.dumps(command).encode() + b"\n")
+
+    def read(self) -> list[Json]:
+        """The lines that have arrived; waits for at least a part of one. Raises ChildError at the end."""
+        part = b""
+        with contextlib.suppress(ConnectionResetError):
+            part = os.read(self._source, 65536)
+        if not part:
+            raise self._lost()
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def hang_up(self) -> None:
+        """Close the child's input."""
+        if self._target >= 0:
+            os.close(self._target)
+        self._target = -1
+
+    def close(self) -> None:
+        """Close it; safe to call twice."""
+        self.hang_up()
+        if self._source >= 0:
+            os.close(self._source)
+        self._source = -1
+
+
+def answers(wires: Sequence[Wire], limit_s: float | None, tick: Tick) -> list[Json]:
+    """One answer from each child, which work together. The first one reports its stages.
+
+    Raises ChildError of the one that failed first, without waiting for the others, which may hang without it; "late"
+    after `limit_s` seconds; and what `tick` raises.
+    """
+    begin = time.monotonic()
+    found: dict[int, Json] = {}
+    failed: dict[int, ChildError] = {}
+    failed_at = begin
+    while len(found) + len(failed) < len(wires):
+        waiting = [place for place in range(len(wires)) if place not in found and place not in failed]
+        ready = select.select([wires[place] for place in waiting], [], [], TICK_S)[0]
+        now = time.monotonic()
+        if failed and now > failed_at + ARRIVAL_S:
+            break
+        if not ready:
+            tick(None)
+            if limit_s is not None and now > begin + limit_s:
+                raise ChildError("late", "no answer within the time limit")
+        for place in waiting:
+            if wires[place] not in ready:
+                continue
+            try:
+                for line in wires[place].read():
+                    if "error" in line:
+                        raise ChildError(str(line["kind"]), str(line["error"]), line.get("status"))
+                    if "stage" not in line:
+                        found[place] = line
+                    elif not place:
+                        tick(str(line["stage"]))
+            except ChildError as failure:
+                failed_at = failed_at if failed else now
+                failed[place] = failure
+    if failed:
+        place, error = next(
+            (item for item in failed.items() if not item[1].follows), next(iter(failed.items()))
+        )
+        raise ChildError(error.kind, f"rank {place}: {error}" if place else str(error), error.status)
+    return [found[place] for place in range(len(wires))]
+
+
 class ChildProcess:
     """A running child. `ask` it, then `close` it, or use it as a context manager.
 
@@ -105,9 +203,9 @@ class ChildProcess:
         self._temporary = tempfile.TemporaryDirectory(prefix=".ndd-", dir=place, ignore_cleanup_errors=True)
         self.folder = Path(self._temporary.name)
         self._log = self.folder / "log"
-        self._rest = b""
-        their_source, self._target = os.pipe()
-        self._source, their_target = os.pipe()
+        their_source, target = os.pipe()
+        source, their_target = os.pipe()
+        self.wire = Wire(source, target, lambda: cause_of_exit(self._process, self._log))
         try:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
@@ -122,8 +220,7 @@ class ChildProcess:
                     process_group=0,
                 )
         except OSError as error:
-            for end in (self._source, self._target):
-                os.close(end)
+            self.wire.close()
             self._temporary.cleanup()
             raise ChildError("failed", f"its process cannot be started: {error.strerror}") from None
         finally:
@@ -138,87 +235,54 @@ class ChildProcess:
 
     def ask(self, command: Json, limit_s: float | None, tick: Tick) -> Json:
         """The answer to a command. Raises ChildError, also after `limit_s` seconds, and what `tick` raises."""
-        data = json.dumps(command).encode() + b"\n"
-        # After a broken pipe, reading shows why the child ended.
-        with contextlib.suppress(BrokenPipeError):
-            _write(self._target, data)
-        deadline = None if limit_s is None else time.monotonic() + limit_s
-        while True:
-            answer = self._line(deadline, tick)
-            if "stage" in answer:
-                tick(str(answer["stage"]))
-            elif "error" in answer:
-                raise ChildError(str(answer["kind"]), str(answer["error"]), answer.get("status"))
-            else:
-                return answer
+        self.wire.send(command)
+        try:
+            return answers([self.wire], limit_s, tick)[0]
+        except ChildError as error:
+            if error.kind == "late":
+                self._kill()
+            raise
 
     @property
     def ended(self) -> bool:
         """Whether the process has exited."""
         return self._process.poll() is not None
 
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-        return self._process.pid
-
-    def hang_up(self) -> None:
-        """Close the pipe, so that the process exits; does not wait for it."""
-        with contextlib.suppress(OSError):
-            os.close(self._target)
-        self._target = -1
-
     def close(self) -> None:
         """End the process and remove what it wrote; safe to call twice."""
-        self.hang_up()
+        self.wire.hang_up()
         try:
             self._process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
             self._kill()
-        if self._source >= 0:
-            os.close(self._source)
-            self._source = -1
+        self.wire.close()
         self._temporary.cleanup()
 
     def _kill(self) -> None:
         self._process.kill()
         self._process.wait()
 
-    def _line(self, deadline: float | None, tick: Tick) -> Json:
-        while b"\n" not in self._rest:
-            if not select.select([self._source], [], [], TICK_S)[0]:
-                tick(None)
-                if deadline is not None and time.monotonic() > deadline:
-                    self._kill()
-                    raise ChildError("late", "no answer within the time limit")
-                continue
-            part = os.read(self._source, 65536)
-            if not part:
-                raise self._cause_of_exit()
-            self._rest += part
-        line, _, self._rest = self._rest.partition(b"\n")
-        answer: Json = json.loads(line)
-        return answer
 
-    def _cause_of_exit(self) -> ChildError:
-        """What is known about a process that exited without an answer."""
-        code = self._process.wait()
-        tail = self._tail()
-        if code == -9:
-            return ChildError("oom", "its process was killed by signal 9, usually by the kernel's OOM killer")
-        if any(words in tail for words in ("bad_alloc", "Cannot allocate memory", "can't allocate memory")):
-            return ChildError("oom", f"its process ran out of memory: {tail}")
-        how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
-        return ChildError("failed", f"its process {how}" + (f": {tail}" if tail else ""))
+def cause_of_exit(process: subprocess.Popen[bytes], log: Path) -> ChildError:
+    """What is known about a process that ends without an answer."""
+    code = process.wait()
+    tail = tail_of(log)
+    if code == -9:
+        return ChildError("oom", "its process was killed by signal 9, usually by the kernel's OOM killer")
+    if any(words in tail for words in ("bad_alloc", "Cannot allocate memory", "can't allocate memory")):
+        return ChildError("oom", f"its process ran out of memory: {tail}")
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+    return ChildError("failed", f"its process {how}" + (f": {tail}" if tail else ""))
 
-    def _tail(self) -> str:
-        """The last lines of its log."""
-        try:
-            lines = self._log.read_bytes()[-8192:].decode("utf-8", "replace").splitlines()
-        except OSError:
-            return ""
-        found = [printable(line.strip()) for line in lines if line.strip()]
-        return " | ".join(found[-_LOG_LINES:])
+
+def tail_of(log: Path) -> str:
+    """The last lines of a log."""
+    try:
+        lines = log.read_bytes()[-8192:].decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    found = [printable(line.strip()) for line in lines if line.strip()]
+    return " | ".join(found[-_LOG_LINES:])
 
 
 # The child's end.

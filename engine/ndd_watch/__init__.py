@@ -34,6 +34,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     changes     the table of changes: every setting that can be tried
     switches    how they are made without an edit
     caching     one of them
+    gate        lets a loop train in runs, on command; that of the engine's own runs, too
     trying      a process of a trial
     outside     what the script writes outside its working directory
     process     what Linux knows of the process

@@ -62,6 +62,8 @@ class Observer:
         # Where the steps of threads end that do not train at present.
         self._others: dict[int, Ends] = {}
         self._learned = 0
+        # In a process of a trial.
+        self._tried: trying.Script | None = None
         self.loader: dict[str, Any] = {}
         self._memory_due = 0
         # Losses in a row on another GPU than the one that is timed.
@@ -167,11 +169,10 @@ class Observer:
         """In a process of a trial: train in runs, on command. An error ends the process: it is one of the trial."""
         if self.steps.gate is None:
             try:
-                self.steps.gate = trying.begin(self)
+                if (tried := trying.begin(self)) is not None:
+                    self._tried, self.steps.gate = tried
             except Exception as error:  # noqa: BLE001
-                sys.stderr.write(f"ndd-console: the change cannot be made: {error}\n")
-                sys.stderr.flush()
-                os._exit(1)
+                trying.give_up(error)
 
     def _elsewhere(self, optimizer: Any) -> None:
         """Another thread than the one that trains steps an optimizer."""
@@ -268,6 +269,8 @@ class Observer:
                 self.allocations.failed(given[2])
                 if S[TRAINER] == get_ident():
                     self.emitter.fail(reason_of(given[2]))
+                    if self._tried is not None:
+                        self._tried.failed(reason_of(given[2]))
             elif event == "exec":
                 if "_dynamo" in given[0].co_filename:
                     self.hooks.probes.known_to_compilers()

@@ -122,15 +122,16 @@ class Steps:
         # module looked like an evaluation.
         self.own_evaluation = False
         self.evaluated = -2
-        # Of the current step: nanoseconds that it waited for the first batch of a pass over the data.
-        self.first_ns = 0
+        # Of the current step: nanoseconds that it waited for the first batch of a pass over the data. Of all:
+        # nanoseconds of evaluations and checkpoints.
+        self.first_ns = self.aside_ns = 0
         # Set by the hooks: takes those out that steps without phases do not need, or puts them back.
         self.rest: Callable[[bool], None] = lambda on: None
         # Set by `install`: ends a window; learns from a step; called at the end of each step by a trial; called with
         # our own errors.
         self.window: Callable[[], None] = lambda: None
         self.study: Callable[[int], None] | None = None
-        self.gate: Callable[[int], None] | None = None
+        self.gate: Callable[[], None] | None = None
         self.give_up: Callable[[BaseException], None] = lambda error: None
         # Set by the hooks: whether tensors have no values at present.
         self.faking: Callable[[], bool] = lambda: False
@@ -333,6 +334,8 @@ class Steps:
             row[phase] -= spent
             if phase == DATA_WAIT:
                 S[FIRST_NS] += spent
+            else:
+                self.aside_ns += spent
         self.first_ns = 0
 
     def time_this(self) -> None:
@@ -372,7 +375,7 @@ class Steps:
             self.window()
         self.garbage.after_step(S[DONE])
         if self.gate is not None:
-            self.gate(S[DONE])
+            self.gate()
 
     def _window_ends(self, t: int) -> bool:
         """Whether the window ends after this step; of a rank, at the next multiple of about as many steps as it has."""

@@ -2,8 +2,8 @@
 
 NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …], "original": folder, "outside": bool}: the changes of
 each side of this process (none for the baseline), the folder whose copy it runs in, and whether it may write elsewhere.
-A run begins and ends at the end of a step, where the script waits for the next command and the workers of its loaders
-stand still. The process ends without running the rest of the script, which could write where it should not.
+Each rank connects and says which one it is. A run begins and ends at the end of a step. The process ends without
+running the rest of the script, which could write where it should not.
 """
 
 from __future__ import annotations
@@ -16,109 +16,97 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, Callable, NoReturn
 
 from . import clock
-from .clock import CHECKPOINT, EVALUATE, S
+from .clock import CURRENT, DATA_WAIT, S
 from .exceptions import Dropped
-from .mapped import MICRO
+from .gate import Trainer, gate, signal_to, still
+from .mapped import MICRO, MOST_ROWS, ROW_WIDTH, ROWS, ROWS_AT
 from .outside import Outside
+from .waits import place
 
 LOSSES = 10
-# Steps that are always trained before the first run: they include what the observer learns.
-SETTLE = 12
-# Seconds of steps before the first run, at most.
-SETTLE_S = 4.0
-
+# Words of an error that is one of memory.
+_OF_MEMORY = ("OutOfMemoryError", "MemoryError", "allocate memory")
 
 # Changes that were made when torch had been imported, by key.
 started: dict[str, Any] = {}
 
 
-class Trying:
-    """Takes the place of `Steps.gate`."""
+class Script(Trainer):
+    """The loop of a script, as its gate sees it."""
 
     def __init__(self, observer: Any, spec: dict[str, Any]) -> None:
         from .changes import make  # no other process needs the table
 
-        self._observer = observer
+        self._observer, self._steps = observer, observer.steps
+        self._torch: Any = sys.modules["torch"]
         self._sides: list[dict[str, Any]] = [
             {key: started.get(key) or make(key, value, observer) for key, value in side.items()}
             for side in spec["sides"]
         ]
         self._socket = socket.socket(socket.AF_UNIX)
         self._folder = os.path.dirname(spec["socket"])
+        here = place(self._torch)
         try:
             self._socket.connect(spec["socket"])
         except OSError:  # the trial has been killed
             self._leave()
         self._commands = self._socket.makefile("r")
-        self._ready = 0.0
+        self._ranks = here["ranks"] or 1
+        self.send({"rank": here["rank"] or 0, "ranks": self._ranks, "here": here["here"]})
+        self._started_s = 0.0
         self._losses: list[float] = []
-        self._items = 0
-        self._current = 0
-        self._first = self._last = self._least = 0
-        self._begin = self._aside = 0
-        self._until: float | None = None
-        # Micro-steps of the last step, and of all.
-        self._micro = self._all_micro = 0
+        self._current = self._waited_ns = self._rows = 0
+        # Micro-steps of a step.
+        self._micro = 1
         self._applied: dict[str, tuple[str, bool | None, str]] = {}
         self._on(0)
         # A worker of a loader must not keep the connection open.
         os.register_at_fork(after_in_child=self._socket.close)
 
-    def __call__(self, done: int) -> None:
-        """At the end of each step."""
-        steps = self._observer.steps
-        if steps.shape is not None:
-            self._items = int(steps.shape[0]) if steps.shape else 0
-            steps.shape = None
-        self._micro, self._all_micro = S[MICRO] - self._all_micro or self._micro, S[MICRO]
-        if not self._ready:
-            self._settle(done)
-            return
-        if done == self._first:
-            self._begin, self._aside = self._now(), _aside()
-        over = (
-            self._until is not None
-            and done - self._first >= self._least
-            and time.perf_counter() >= self._until
-        )
-        if done < self._last and not over:
-            return
-        spent = self._now() - self._begin - (_aside() - self._aside)
-        self._read_back()
-        self._answer({"seconds": spent / 1e9, "steps": done - self._first})
-        self._wait(done)
+    def settle(self) -> Iterator[None]:
+        """The step in which the script was met has ended; the second one is whole. All ranks train as many."""
+        # Of the process: its imports and its preparation.
+        self._started_s = max(time.time() - spawned(), 0.0)
+        self.stepped()
+        micro = S[MICRO]
+        yield
+        self.stepped()
+        self._micro = max(S[MICRO] - micro, 1)
 
-    def _settle(self, done: int) -> None:
-        """The first steps: their losses are compared, and the observer learns what the script calls."""
-        self._keep_losses()
-        if done == 1:
-            self._first_step = time.perf_counter()
-            # Of the process: its imports and its preparation.
-            self._started_s = max(time.time() - spawned(), 0.0)
-        if done < SETTLE and time.perf_counter() - self._first_step < SETTLE_S:
-            return
-        self._now()
-        self._keep_losses()
-        self._ready = time.perf_counter()
-        self._warmed = done
-        self._read_back()
-        self._answer({"ready": self._facts()})
-        self._wait(done)
+    def rest(self) -> contextlib.AbstractContextManager[None]:
+        return still(_workers)
 
-    def _now(self) -> int:
-        """Nanoseconds, when the GPU has done what was queued: a run is as long as its work, not as its launches."""
-        cuda: Any = sys.modules["torch"].cuda
-        device = self._observer.steps.device
+    def begin(self, command: dict[str, Any]) -> None:
+        self._on(command["side"] if len(self._sides) > 1 else 0)
+        # The wait for the command belongs to no step.
+        clock.enter(S[CURRENT])
+        clock.clear()
+
+    def end(self) -> None:
+        self._read_back()
+
+    def now(self) -> float:
+        """Without evaluations and checkpoints, which are not what is tried."""
+        cuda, device = self._torch.cuda, self._steps.device
         if cuda.is_initialized():
             cuda.synchronize(device if device is not None and device.type == "cuda" else None)
-        return time.perf_counter_ns()
+        return float(time.perf_counter_ns() - self._steps.aside_ns) / 1e9
 
-    def _keep_losses(self) -> None:
-        """Those of the first steps; from a GPU they arrive some steps late."""
-        steps = self._observer.steps
+    def waited(self) -> float:
+        for row in range(max(self._rows, S[ROWS] - MOST_ROWS), S[ROWS]):
+            self._waited_ns += S[ROWS_AT + row % MOST_ROWS * ROW_WIDTH + 1 + DATA_WAIT]
+        self._rows = S[ROWS]
+        return self._waited_ns / 1e9
+
+    def stepped(self) -> None:
+        """Keep the losses of the first steps; from a GPU they arrive some steps late."""
+        if len(self._losses) == LOSSES:
+            return
+        steps = self._steps
         found = [] if steps.loss is None else [steps.loss]
         steps.loss = None
         if steps.values is not None:
@@ -127,11 +115,14 @@ class Trying:
             steps.late.clear()
         self._losses += [value for _, value in found][: LOSSES - len(self._losses)]
 
-    def _facts(self) -> dict[str, Any]:
-        """The fields of SideFacts that this process knows, for each of its sides."""
-        torch = sys.modules["torch"]
-        steps = self._observer.steps
-        device = str(steps.device) if steps.device is not None else "cpu"
+    def facts(self) -> dict[str, Any]:
+        """The fields of SideFacts that this process knows."""
+        self.now()
+        self.stepped()
+        self._read_back()
+        device = str(self._steps.device) if self._steps.device is not None else "cpu"
+        items = (self._steps.shape or (1,))[0]
+        loader = self._observer.loader
         sides = []
         for changes in self._sides:
             unknown = "", None, ""
@@ -140,11 +131,10 @@ class Trying:
             }
             losses = self._losses if len(self._sides) == 1 else []
             sides.append({
-                "device": device, "threads": torch.get_num_threads(),
-                "items_per_step": max(self._items, 1) * max(self._micro, 1),
-                "prepare_s": self._started_s, "warmup_s": self._ready - self._first_step,
-                "warmup_steps": self._warmed, "losses": losses, "settings": settings,
-                "peak_bytes": _peak(torch, device),
+                "device": device, "threads": self._torch.get_num_threads(),
+                "items_per_step": max(int(items), 1) * self._micro * self._ranks, "prepare_s": self._started_s,
+                "losses": losses, "settings": settings, "peak_bytes": _peak(self._torch, device),
+                "stock": -(-(loader.get("workers") or 0) * (loader.get("prefetch") or 2) // self._micro),
             })  # fmt: skip
         return {"sides": sides}
 
@@ -152,22 +142,6 @@ class Trying:
         """Note whether the changes of the current side are in effect, while they are."""
         for key, change in self._sides[self._current].items():
             self._applied[key] = change.applied()
-
-    def _wait(self, done: int) -> None:
-        """Until the next run begins."""
-        _workers(signal.SIGSTOP)
-        while (command := self._command())["do"] != "train":
-            self._answer(self._facts())
-        self._on(int(command["side"]) if len(self._sides) > 1 else 0)
-        _workers(signal.SIGCONT)
-        self._first = done + int(command["lead"])
-        self._last = self._first + int(command["steps"])
-        self._least = int(command["least"])
-        seconds = command["until_s"]
-        self._until = None if seconds is None else time.perf_counter() + seconds
-        if not command["lead"]:
-            self._begin, self._aside = self._now(), _aside()
-        clock.clear()
 
     def _on(self, index: int) -> None:
         """Switch to a side."""
@@ -177,7 +151,8 @@ class Trying:
         _switch(self._sides[index], True)
         self._current = index
 
-    def _command(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
+        """The next command."""
         with contextlib.suppress(OSError, ValueError):
             if line := self._commands.readline():
                 found: dict[str, Any] = json.loads(line)
@@ -186,13 +161,19 @@ class Trying:
 
     def _leave(self) -> NoReturn:
         """The trial has ended. If it was killed, nobody else removes the scratch copy."""
-        _workers(signal.SIGKILL)
+        signal_to(_workers(), signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
-    def _answer(self, body: dict[str, Any]) -> None:
+    def send(self, body: dict[str, Any]) -> None:
+        """Answer."""
         with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(body).encode() + b"\n")
+
+    def failed(self, reason: str) -> None:
+        """The script ends with an error."""
+        kind = "oom" if any(words in reason for words in _OF_MEMORY) else "failed"
+        self.send({"error": reason, "kind": kind})
 
 
 def spawned() -> float:
@@ -204,11 +185,6 @@ def spawned() -> float:
             age_s = float(file.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
         return time.time() - age_s
     return time.time()
-
-
-def _aside() -> int:
-    """Nanoseconds of evaluations and checkpoints so far: they are not what is tried."""
-    return int(sum(part[phase] for part in (clock.rest, clock.row) for phase in (EVALUATE, CHECKPOINT)))
 
 
 def _peak(torch: Any, device: str) -> int | None:
@@ -224,9 +200,9 @@ def _peak(torch: Any, device: str) -> int | None:
     return None
 
 
-def _workers(number: int) -> None:
-    """Send a signal to the child processes, which are workers of loaders, but not to helpers of Python."""
-    me = str(os.getpid())
+def _workers() -> list[int]:
+    """The child processes, which are workers of loaders, without helpers of Python."""
+    me, found = str(os.getpid()), []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -235,15 +211,33 @@ def _workers(number: int) -> None:
                 parent = file.read().rpartition(")")[2].split()[1]
             if parent == me:
                 with open(f"/proc/{entry}/cmdline", encoding="ascii", errors="replace") as file:
-                    if "resource_tracker" in file.read():
-                        continue
-                os.kill(int(entry), number)
+                    if "resource_tracker" not in file.read():
+                        found.append(int(entry))
+    return found
 
 
-def begin(observer: Any) -> Callable[[int], None] | None:
-    """What takes the place of `Steps.gate` in a process of a trial; None in any other."""
+def begin(observer: Any) -> tuple[Script, Callable[[], None]] | None:
+    """In a process of a trial: the script, and what takes the place of `Steps.gate`. None in any other."""
     text = os.environ.pop("NDD_WATCH_TRY", "")
-    return Trying(observer, json.loads(text)) if text else None
+    if not text:
+        return None
+    script = Script(observer, json.loads(text))
+    ask = gate(script, script.receive, script.send)
+
+    def asked() -> None:
+        try:
+            ask()
+        except Exception as error:  # noqa: BLE001  the script would train on
+            give_up(error)
+
+    return script, asked
+
+
+def give_up(error: Exception) -> NoReturn:
+    """An error of ours ends a process of a trial."""
+    sys.stderr.write(f"ndd-console: the change cannot be made: {error}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def outside() -> Outside | None:

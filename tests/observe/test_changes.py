@@ -53,7 +53,7 @@ while True:
 def ready(
     folder: Path, *words: str, script: tuple[str, ...] = (), outside: bool = False, **changes: Any
 ) -> tuple[dict[str, Any] | None, str]:
-    """(what a process of a trial says when it is ready, None if it ended before that; its errors)."""
+    """(what a process of a trial says after some steps, None if it ended before that; its errors)."""
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{short}/s")
         Path(f"{short}/ranks").mkdir()
@@ -78,10 +78,16 @@ def ready(
         ) as process:  # fmt: skip
             assert process.stderr is not None
             connection, _ = server.accept()
-            with connection, connection.makefile() as lines:
-                line = lines.readline()
+            with connection, connection.makefile("rw") as lines:
+                assert json.loads(lines.readline()) == {"rank": 0, "ranks": 1, "here": None}
+                told = [lines.readline()]
+                train = {"do": "train", "side": 0, "lead": 0, "steps": 10}
+                for command in (train, {"do": "facts"}) if told[0] else ():
+                    lines.write(json.dumps(command) + "\n")
+                    lines.flush()
+                    told.append(lines.readline())
             errors = process.stderr.read()
-    return (json.loads(line)["ready"]["sides"][0] if line else None), errors
+    return (json.loads(told[-1])["sides"][0] if told[-1] else None), errors
 
 
 @pytest.mark.long

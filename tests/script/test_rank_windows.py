@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from memories import MS, Trained, run_line
 
-from ndd_engine.errors import UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.record.events import Event, MarkEvent, RanksEvent, RunEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
-from ndd_engine.script.contained import check_ranks
 from ndd_engine.script.follower import Follower
 from ndd_watch import mapped
 
@@ -119,8 +117,6 @@ def test_exchange_is_the_least_wait_and_skew_the_rest(job: Job) -> None:
     (run,) = job.of(RunEvent)
     # Of all ranks: 8 items a rank.
     assert run.items_per_step == 16 and run.config["parallel"] == {"ranks": 2, "strategy": "ddp"}
-    with pytest.raises(UsageError, match="2 ranks"):
-        check_ranks("it", run.config)
 
 
 def test_windows_that_end_at_other_steps_meet_at_a_common_one(job: Job) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from ndd_engine.errors import UsageError
-from ndd_engine.trial.drafts import drafts
 from ndd_engine.trial.estimates import Estimate
 from ndd_engine.trial.outcome import break_even, compare_losses, differences, effect, result
-from ndd_engine.trial.request import Base, TrialRequest
-from ndd_engine.trial.side import SideFacts
+from ndd_engine.trial.request import Base, SideFacts, TrialRequest
+from ndd_engine.trial.trial import drafts
 
 ITEMS = (16, 16)
 
@@ -26,7 +25,7 @@ def facts(**changes: Any) -> SideFacts:
 
 
 def test_the_length_of_the_run_applies_to_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ndd_engine.trial.drafts.preflight", lambda draft, use_torch: draft.resolve())
+    monkeypatch.setattr("ndd_engine.trial.trial.preflight", lambda draft, use_torch: draft.resolve())
     request = TrialRequest(Base("it", None, "package.module:factory"), ("run.epochs=2", "loader.workers=1"))
     assert request.sets == ("loader.workers=1",)
     base, change = (draft.resolve() for draft in drafts(request))

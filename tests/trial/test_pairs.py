@@ -22,8 +22,7 @@ from ndd_engine.trial import sides as sides_module
 from ndd_engine.trial import trial as trial_module
 from ndd_engine.trial.estimates import Usual
 from ndd_engine.trial.history import History
-from ndd_engine.trial.request import Base, Progress, TrialRequest
-from ndd_engine.trial.side import CACHES, SideFacts
+from ndd_engine.trial.request import CACHES, Base, Progress, SideFacts, TrialRequest
 
 USUAL = "usual difference"
 CHANGE = "loader.fetch=item"
@@ -37,11 +36,13 @@ class World:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.start_s = 1.5
+        self.start_s, self.step_s = 1.5, 0.01
         self.gain = 1.0
         self.process = 0.01
         self.noise = 0.01
         self.room = 2
+        # Of the candidate: steps whose batches are ready at the start, and how much longer a step takes after them.
+        self.stock, self.drained = 0, 1.0
         self.fails: Callable[[int, int], None] = lambda side, number: None
         self.random = random.Random(4)
         self.open: list[Process] = []
@@ -62,6 +63,7 @@ class Process:
         self.world.environments.append(environment)
         self.world.open.append(self)
         self.facts = SideFacts()
+        self.waited_s = 0.0
         self.prepared = False
         self.step_s = 0.01 * math.exp(self.world.random.gauss(0, self.world.process / math.sqrt(2)))
 
@@ -75,21 +77,26 @@ class Process:
         world.fails(self.side, world.count("prepare", self.side))
         if sum(other.prepared for other in world.open) >= world.room:
             raise ChildError("oom", "tried to allocate 9 GB")
-        self.prepared = True
+        self.prepared, self.trained = True, 0
         self.facts = SideFacts("cpu", "a CPU", 1, 16, 10**6, prepare_s=world.start_s, peak_bytes=1 << 30)
+        self.facts.stock = world.stock if self.side else 0
 
     def train(self, steps: int, limit_s: float, tick: Any, **options: Any) -> tuple[float, int]:
         world = self.world
         until_s, least = options.get("until_s"), options.get("least", 1)
-        step_s = self.step_s / (world.gain if self.side else 1.0)
+        step_s = self.step_s * world.step_s / 0.01 / (world.gain if self.side else 1.0)
         step_s *= math.exp(world.random.gauss(0, world.noise))
         if until_s is not None:
             steps = min(steps, max(least, int(until_s / step_s)))
         else:
             world.log.append(("run", self.side))
         tick(None)
-        world.now += steps * step_s
-        return steps * step_s, steps
+        ready = min(max(world.stock - self.trained, 0), steps) if self.side else steps
+        self.trained += steps
+        self.waited_s = (steps - ready) * step_s * (world.drained - 1.0)
+        seconds = steps * step_s + self.waited_s
+        world.now += seconds
+        return seconds, steps
 
     @property
     def both(self) -> list[SideFacts]:
@@ -108,7 +115,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World()
     monkeypatch.setattr(Process, "world", made, raising=False)
     monkeypatch.setattr(sides_module, "SideProcess", Process)
-    monkeypatch.setattr(trial_module, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(sides_module, "time", SimpleNamespace(monotonic=lambda: made.now))
     # Another trial on this machine does not matter here.
     monkeypatch.setattr(trial_module, "alone", lambda *_args, **_more: nullcontext())
     yield made
@@ -214,6 +221,21 @@ def test_a_later_pair_that_fails(world: World, side: int, number: int, kind: str
         assert event.pairs >= 4
     if kind == "late":
         assert event.pairs == 2 and event.method == USUAL
+
+
+def test_batches_that_were_ready_beforehand_are_no_gain(world: World) -> None:
+    # A step takes 1 s on either side, but the candidate's workers have made 64 batches before the first one is read.
+    world.step_s, world.gain, world.stock, world.drained = 1.0, 20.0, 64, 20.0
+    event = run(240.0)
+    assert event.verdict != "faster" and (event.ratio is None or event.ratio < 1.1), event.text
+    assert event.abba_blocks >= 2
+
+
+def test_a_stock_that_the_budget_cannot_use_up_is_no_result(world: World) -> None:
+    world.step_s, world.gain, world.stock, world.drained = 3.0, 2.0, 64, 2.0
+    event = run(60.0)
+    assert (event.verdict, event.ratio) == ("inconclusive", None)
+    assert "in stock" in event.text and "--budget" in event.text
 
 
 def test_an_inconclusive_result_names_a_budget_that_resolves_it(world: World) -> None:

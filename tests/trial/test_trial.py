@@ -24,12 +24,12 @@ from ndd_engine.text import size
 from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.train.step.precision import Precision, make_precision, set_tf32
-from ndd_engine.trial import switching
+from ndd_engine.trial import side as side_module
 from ndd_engine.trial.estimates import METHOD
-from ndd_engine.trial.request import Base, Progress, TrialRequest
-from ndd_engine.trial.side import SideFacts
-from ndd_engine.trial.switching import SwitchingBlocks
+from ndd_engine.trial.request import Base, Parts, Progress, SideFacts, TrialRequest
+from ndd_engine.trial.side import Own
 from ndd_engine.trial.trial import run_trial
+from ndd_watch.gate import gate
 
 SLOW = {"sleep": 0.002}
 FIXED = "workload.options.sleep=0.0"
@@ -213,37 +213,40 @@ def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytes
     try:
         prepared = prepare_run(run)
         prepared.sampler.stop()
-        loop, switch = prepared.loop, prepared.loop.switch
+        loop, switch, step = prepared.loop, prepared.loop.switch, prepared.loop.stepper.step
 
-        def switched(config: Config, precision: Precision) -> None:
+        def switched(config: Config, *others: Any) -> None:
             set_tf32(config.precision.tf32)
-            switch(config, precision)
+            switch(config, *others)
 
         monkeypatch.setattr(loop, "switch", switched)
-        monkeypatch.setattr(switching, "make_precision", made)
-        side: Any = SimpleNamespace(
-            facts=SideFacts(), workers=(), hear=lambda *_: None, pipe=SimpleNamespace(tell=lambda _: None)
-        )
+        monkeypatch.setattr(side_module, "make_precision", made)
+        pipe = SimpleNamespace(tell=lambda _: None)
+        side: Any = SimpleNamespace(facts=SideFacts(), parts=Parts(), workers=(), pipe=pipe)
         command: dict[str, Any] = {
-            "config": base.config, "sets": [], "workload": None, "overrides": None, "warmup_s": 1.0,
+            "config": base.config, "sets": [], "workload": None, "overrides": None,
             "change": {"sets": ["precision.tf32=false"]},
         }  # fmt: skip
         set_tf32(True)  # as the preparation of the baseline leaves it
-        blocks = SwitchingBlocks(side, run, prepared, 0.0, command)
+        own = Own(side, run, prepared, 0.0, command)
         seen: list[tuple[int, str]] = []
-        step = blocks._step
 
         def noted(*given: Any) -> Any:
-            seen.append((blocks._current, torch.get_float32_matmul_precision()))
+            seen.append((own._current, torch.get_float32_matmul_precision()))
             return step(*given)
 
-        monkeypatch.setattr(blocks, "_step", noted)
-        blocks._before(0.0)
-        before = [list(one.facts.losses) for one in blocks._sides]
-        blocks._before(0.0)  # from the same state, after the other side has trained
+        monkeypatch.setattr(loop.stepper, "step", noted)
+        command = {"do": "train", "lead": 0, "steps": 4, "within": False, "measured": False}
+        commands = iter([{**command, "side": index} for index in (0, 1, 1, 0)] + [{"do": "facts"}])
+        answers: list[dict[str, Any]] = []
+        loop.gate = gate(own, lambda: next(commands), answers.append)
+        with pytest.raises(RuntimeError, match="StopIteration"):  # there is no further command
+            loop.run()
     finally:
         run.close()
         set_tf32(False)
         torch.backends.cudnn.allow_tf32 = True  # torch's default
-    assert set(seen) == {(0, "high"), (1, "highest")}
-    assert [one.facts.losses for one in blocks._sides] == before
+    assert seen == [(0, "high")] * 4 + [(1, "highest")] * 8 + [(0, "high")] * 4
+    first, second = answers[-1]["sides"]
+    # From the same state, after the other side has trained.
+    assert len(first["losses"]) == 4 and first["losses"] == second["losses"][:4]

@@ -83,9 +83,9 @@ def run_trial(
         >>> event.verdict, event.ratio, event.low, event.high
         ('faster', 1.42, 1.35, 1.49)
     """
-    from ndd_engine.trial.drafts import check
     from ndd_engine.trial.pausing import held, to_pause
     from ndd_engine.trial.store import record_trial
+    from ndd_engine.trial.trial import check
     from ndd_engine.trial.trial import run_trial as measure
 
     root = root_of(runs)
@@ -93,7 +93,7 @@ def run_trial(
     request = TrialRequest(base, strings(sets, "sets"), budget, restarts=separate_processes, outside=outside)
     tell = on_progress or (lambda progress: None)
     if base.run is not None and base.run.command.exists():
-        from ndd_engine.script.trial import check_script, run_script_trial, tried_run
+        from ndd_engine.script.trials import check_script, run_script_trial, tried_run
 
         run = tried_run(request).run
         assert run is not None

@@ -100,6 +100,8 @@ class PhaseClock:
 
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
         self.now = now
+        # Nanoseconds of waiting for data before the window.
+        self._waited_ns = 0
         # If set, called at every phase change with (time, index of the phase that begins). Must not raise.
         self.listener: Callable[[int, int], None] | None = None
         self.names = list(PHASES)
@@ -175,10 +177,18 @@ class PhaseClock:
         """Return the window and begin the next one."""
         self.enter(self._current)
         window = Window(list(self.names), self._last - self._start, self._rows, self._row)
+        self._waited_ns += self._waited_in_window()
         self._rows = []
         self._row = [0] * len(self.names)
         self._start = self._last
         return window
+
+    def waited(self) -> int:
+        """Nanoseconds of waiting for data so far."""
+        return self._waited_ns + self._waited_in_window()
+
+    def _waited_in_window(self) -> int:
+        return sum(row[DATA_WAIT] for row in (*self._rows, self._row))
 
     def skip(self) -> None:
         """Drop the time since the last phase change (a pause). Call with an empty window."""

@@ -462,7 +462,7 @@ class TrialEvent(Event):
     in_effect: whether the change took effect, null if unknown; not_in_effect: why it did not. loss: "same", "close",
     "differs" or "not comparable"; loss_text: how the losses were compared. break_even_steps: optimizer steps after
     which the change breaks even, null if it is not faster. base, change: measurements of baseline and candidate, see
-    trial.side.SideFacts. cause: id of the finding that proposed the change, or null.
+    trial.request.SideFacts. cause: id of the finding that proposed the change, or null.
     """
 
     type: ClassVar[str] = "trial"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 
 from ndd_engine.errors import UsageError
 from ndd_engine.inherited import was_given
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
 
 PYTHON = re.compile(r"python[0-9.]*(\.exe)?")
@@ -75,6 +77,17 @@ class Command:
     def text(self) -> str:
         """The command in one line, printable."""
         return printable(" ".join(word if word and " " not in word else repr(word) for word in self.words))
+
+
+def command_of(run: RunDir) -> Command:
+    """The command of the run of a script. Raises UsageError if its file is damaged."""
+    try:
+        body = json.loads(run.command.read_bytes())
+        return Command(tuple(map(str, body["command"])), Path(str(body["folder"])))
+    except OSError as error:
+        raise UsageError(f"{printable(str(run.command))} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{printable(str(run.command))} is damaged") from None
 
 
 def kept_out(words: Sequence[str]) -> str:

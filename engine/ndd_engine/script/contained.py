@@ -30,16 +30,6 @@ OFFLINE = {
 }  # fmt: skip
 
 
-def check_ranks(name: str, seen: Mapping[str, Any]) -> None:
-    """Raises UsageError for a script with several ranks. name: of the run; seen: its recorded configuration."""
-    parallel = seen.get("parallel")
-    if isinstance(parallel, dict):
-        raise UsageError(
-            f"{name} trains on {parallel.get('ranks')} ranks: changes of such a script cannot be measured from "
-            "outside; run it with the change, and compare the two runs (ndd-console compare)"
-        )
-
-
 def check_contained(seen: Mapping[str, Any]) -> None:
     """Raises UsageError if the script was seen to do what a scratch copy does not contain. seen: of its run."""
     script = seen.get("script")

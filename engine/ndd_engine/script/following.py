@@ -25,10 +25,10 @@ from ndd_engine.record.file import Recorder
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.text import counted
 
+from .command import command_of
 from .control import ScriptControl
 from .follower import Follower
 from .records import Room
-from .trial import command_of
 
 POLL_S = 0.2
 # Name of the file that tells the follower that the observation has been closed.

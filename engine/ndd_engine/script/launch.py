@@ -20,6 +20,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from ndd_engine import inherited
 
 from .command import Command
@@ -111,8 +113,11 @@ class Launched:
             os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """Kill every process of the command's session, also those in groups of their own (torchrun's workers)."""
-        for pid in session_of(self.process.pid):
+        """Kill every process of the command's session, and what it has started in others (torchrun's ranks)."""
+        every = set(session_of(self.process.pid))
+        with contextlib.suppress(psutil.Error):
+            every |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
+        for pid in every:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         self.signal(signal.SIGKILL)

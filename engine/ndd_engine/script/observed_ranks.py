@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ndd_engine.child import PARTNER_GONE
 from ndd_engine.measure.stragglers import Comparison
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, RankEvent, checker
 from ndd_engine.text import counted, number, printable
@@ -19,8 +20,6 @@ from .records import Line
 PATIENCE = 8
 # A larger number in a record is damage.
 MOST_RANKS = 1 << 16
-# Errors of a rank whose partner is gone: of gloo, and of NCCL.
-_SECONDARY = ("closed by peer", "reset by peer", "broken pipe", "remote process exited", "connection refused")
 
 
 @dataclass
@@ -94,7 +93,7 @@ class ScriptRanks:
             if member.ended is not None:
                 t, status, reason = member.ended
                 after = f"{who} ended first, after {counted(member.step, 'step')}"
-                secondary = any(text in reason.lower() for text in _SECONDARY)
+                secondary = any(text in reason.lower() for text in PARTNER_GONE)
                 found.append((secondary, t, status, f"{who}: {reason}" if status != "done" else after))
             elif t := self._gone.times.get(member.pid, 0.0):
                 reason = (

@@ -14,7 +14,7 @@ from ndd_engine.trial.tuning import Tuning, TuningState, observed
 from ndd_watch.changes import OF_SCRIPTS, Candidate, Place, candidates
 
 from .edits import Edit
-from .trial import changes_of, edit_for
+from .trials import changes_of, edit_for
 
 
 def candidates_for(run: RunEvent, findings: Sequence[Finding], place: Place) -> list[Candidate]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.place import OwnOrder, at_pass_end, end_pass
 from ndd_engine.train.step.precision import Precision
 from ndd_engine.train.step.stepper import Stepper
+from ndd_engine.workloads.base import Batch
 
 from .callbacks import Callbacks, failure
 from .checkpoint import CheckpointStore, Saved, last_good, unwritten
@@ -40,11 +43,26 @@ if TYPE_CHECKING:
     from .parallel.world import World
 
 
+@dataclass(eq=False)
+class Course:
+    """Batches of a loop, and where it is in them while it trains on others.
+
+    step: optimizer steps done with them. epochs: begun by this process. epoch: the rest of one that was interrupted.
+    """
+
+    batches: Batches
+    step: int = 0
+    epochs: int = 0
+    epoch: Iterator[Batch] | None = None
+
+
 class Loop:
     """Trains from `step` to the end, or until a stop is requested.
 
     step: optimizer steps done. saved: the newest checkpoint. boundary: true between two steps, when the state is
-    complete and a checkpoint can be written.
+    complete and a checkpoint can be written. gate: asked before the first step and after each one, see
+    `ndd_watch.gate`; it returns when the next step is to be trained. It may call `switch`, `rest`,
+    `end_epoch` and `end_window`.
     """
 
     def __init__(
@@ -53,8 +71,10 @@ class Loop:
         self.config = config = stepper.config
         self.stepper, self.batches, self.evaluation, self.clock = stepper, batches, evaluation, clock
         self.control, self.put = run.control, run.put
+        self.gate: Callable[[], None] | None = None
         self.store = CheckpointStore(run.directory.checkpoints, config.checkpoint.keep)
         self.settings = VerifiedSettings(stepper, batches, evaluation)
+        self.course = Course(batches)
         self.step = 0
         self.layout = layout(stepper.model.state_dict())
         # A resumed run creates the same model first, so that these do not depend on a checkpoint.
@@ -89,7 +109,6 @@ class Loop:
         module = None if graphs or compiles else stepper.model
         self.captures = CaptureSchedule(self.reporter, plan, stepper.settled, module)
         self.functions = FunctionProfiles(self.reporter, log.profile_every_s, stepper.settled)
-        self._epochs_begun = 0  # by this process
         self._resting = "training"  # the status to restore after an evaluation or a checkpoint
 
     @property
@@ -120,18 +139,12 @@ class Loop:
         began, own, training = clock.now(), self.batches.own, stepper.training
         if self.step and self.due.at(self.config.evaluate, self.step) and self.callbacks.judged < self.step:
             self._act()  # the checkpoint was written before the evaluation of its step
+        if self.gate is not None:
+            self.gate()
         while not self.finished and self.callbacks.early is None:
+            course = self.course
             epoch, epoch_step = self.batches.place(self.step)
-            if not epoch_step:
-                stepper.begin_epoch()
-            clock.enter(phase.DATA_WAIT)
-            # The first epoch includes one-time work, such as starting persistent workers.
-            with clock.part("first_batch") if self._epochs_begun else contextlib.nullcontext():
-                iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
-            self._epochs_begun += 1
-            clock.enter(phase.LOG)
-            for event in self.settings.of_loader(self._epochs_begun):
-                self.put(event)
+            iterator = self._begin_epoch(epoch, epoch_step) if course.epoch is None else course.epoch
             end = self.total_steps
             if own is None:
                 end = min(end, (epoch + 1) * self.steps_per_epoch)
@@ -184,11 +197,31 @@ class Loop:
                     return self._stop()
                 if self.callbacks.early is not None:
                     break
+                if self.gate is not None:
+                    course.epoch = iterator if self.step < end else None
+                    self.gate()
+                    if self.course is not course or course.epoch is None:
+                        break
             del iterator
             if control.pending and self._obey():
                 return self._stop()
         self._finish()
         return None
+
+    def _begin_epoch(self, epoch: int, epoch_step: int) -> Iterator[Batch]:
+        """The batches of an epoch from one of its steps on."""
+        clock = self.clock
+        if not epoch_step:
+            self.stepper.begin_epoch()
+        clock.enter(phase.DATA_WAIT)
+        # The first epoch includes one-time work, such as starting persistent workers.
+        with clock.part("first_batch") if self.course.epochs else contextlib.nullcontext():
+            iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
+        self.course.epochs += 1
+        clock.enter(phase.LOG)
+        for event in self.settings.of_loader(self.course.epochs):
+            self.put(event)
+        return iterator
 
     def _end_pass(self, own: OwnOrder) -> None:
         """All of a pass was read: evaluate and save as at the end of an epoch. Raises TrainingError if it was empty."""
@@ -381,18 +414,37 @@ class Loop:
         if self._long_ago():
             self.save()
 
-    def switch(self, config: Config, precision: Precision) -> None:
-        """Continue with another configuration, between two steps; it must not need another model or optimizer."""
-        self.config = config
+    # For the gate, between two steps.
+
+    def switch(
+        self, config: Config, precision: Precision, course: Course, settings: VerifiedSettings
+    ) -> None:
+        """Continue with another configuration and its batches; it must not need another model or optimizer."""
+        self.config, self.settings = config, settings
         self.stepper.switch(config, precision)
         self.losses.every = config.log.every_steps
         self._window_ns = int(config.log.window_s * 1e9)
         self.reporter.switch(config.run.gc_every_steps)
+        self.course.step, self.course = self.step, course
+        self.batches, self.step = course.batches, course.step
 
-    def slept(self, seconds: float) -> None:
-        """Exclude time in which the caller suspended the loop from windows and from checkpoint.every_minutes."""
+    def end_epoch(self) -> None:
+        """Leave out the rest of the epoch."""
+        self.course.epoch = None  # before the next one begins: its workers end
+        if self.batches.own is None:
+            self.step += -self.step % self.steps_per_epoch
+
+    @contextlib.contextmanager
+    def rest(self) -> Iterator[None]:
+        """Suspend the training inside: this belongs to no window, and does not count for checkpoint.every_minutes."""
+        begin = time.perf_counter()
+        yield
         self.reporter.skip()
-        self._last_save += seconds
+        self._last_save += time.perf_counter() - begin
+
+    def end_window(self) -> None:
+        """End the window."""
+        self._window()
 
     def record_rest(self) -> None:
         """Record the time since the last window after an error ended the loop."""

@@ -34,7 +34,7 @@ class VerifiedSettings:
         # Of several ranks: (key in [parallel], what is applied, how that was verified).
         self.of_ranks: Callable[[], Iterable[tuple[str, object, str]]] | None = None
         self._gpu = stepper.device.type == "cuda"
-        self._told: dict[str, SettingEvent] = {}
+        self.told: dict[str, SettingEvent] = {}
         self._new: list[SettingEvent] = []
         self._first_workers: tuple[int, ...] = ()
         self._first_eval_workers: tuple[int, ...] = ()
@@ -148,8 +148,8 @@ class VerifiedSettings:
         if value == type(table).model_fields[name].default:
             effect = None
         event = SettingEvent(key, _text(value), _text(applied), effect, verified)
-        if self._told.get(key) != event:
-            self._told[key] = event
+        if self.told.get(key) != event:
+            self.told[key] = event
             self._new.append(event)
 
     def _parallel(self) -> None:

@@ -13,8 +13,7 @@ from ndd_engine.text import counted, duration, number, size
 from ndd_watch.changes import TABLE
 
 from .estimates import CONFIDENCE, DIFFERENT, FLOOR, METHOD, Estimate
-from .request import TrialRequest
-from .side import SideFacts, not_in_effect
+from .request import SideFacts, TrialRequest, not_in_effect
 
 # Maximum relative difference of losses that count as close.
 CLOSE = 0.01

@@ -1,14 +1,22 @@
-"""The request for a trial: baseline configuration, changed settings, time budget; and its progress."""
+"""The request for a trial, its progress, and what is measured of each side."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from ndd_engine.record.events import TrialEvent
+from ndd_engine.record.across import EXCHANGE, SKEW
+from ndd_engine.record.events import Event, Json, RanksEvent, TrialEvent, WindowEvent
+from ndd_engine.record.ranks import ASIDES
 from ndd_engine.record.rundir import RunDir
+
+# Names the folder of the trial's compiler caches, in the environment of its sides.
+CACHES = "NDD_TRIAL_CACHES"
+# Number of first losses that are compared between the two sides.
+LOSSES = 10
 
 
 @dataclass(frozen=True)
@@ -100,3 +108,106 @@ class Progress:
 
 # Runs a trial, as trial.run_trial does.
 Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event | None], TrialEvent]
+
+
+def not_in_effect(settings: Mapping[str, list[Any]]) -> list[str]:
+    """The requested settings that are not in effect, with the reason. settings: as in SideFacts."""
+    return [
+        f"{name} is {applied} instead of {requested} ({why})"
+        for name, (requested, applied, in_effect, why) in settings.items()
+        if in_effect is False
+    ]
+
+
+@dataclass
+class SideFacts:
+    """What was measured of one side. Seconds and bytes.
+
+    prepare_s: from the imports to the first step, compile_s of it compiling; warmup_s, warmup_steps: of the slower
+    first steps. step_s, items_per_s: of the measured blocks. peak_bytes: allocated on the GPU; on the CPU, resident
+    in the process and its loader workers; peaks: of each process of the side. settings: by name [requested, applied,
+    in effect, how that was verified]. losses: of the first steps.
+
+    stock: the number of steps whose batches the loader may make beforehand. ranks: number of ranks. With several,
+    peak_bytes and reserved_bytes are those of the rank with the most, rank_peaks those of each, losses are means over
+    the ranks, and findings what the diagnosis found. parts_ns: of a step, means over the ranks, see `Parts`; {}
+    without a window or if one process has both sides.
+    """
+
+    device: str = ""
+    device_name: str = ""
+    threads: int | None = None
+    items_per_step: int = 0
+    steps_per_epoch: int = 0
+    prepare_s: float | None = None
+    compile_s: float | None = None
+    warmup_s: float | None = None
+    warmup_steps: int = 0
+    step_s: float | None = None
+    items_per_s: float | None = None
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peaks: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    settings: dict[str, list[Any]] = field(default_factory=dict)
+    stock: int = 0
+    ranks: int = 1
+    rank_peaks: list[int] = field(default_factory=list)
+    parts_ns: dict[str, float] = field(default_factory=dict)
+    findings: list[Json] = field(default_factory=list)
+
+    def to_dict(self) -> Json:
+        """For the trial event."""
+        body = asdict(self)
+        body["not_in_effect"] = not_in_effect(body.pop("settings"))
+        del body["stock"]
+        return body
+
+
+class Parts:
+    """What the steps of a side consist of, from the windows that its run records.
+
+    The parts of a step are its phases. Of several ranks they are means over the ranks without waiting for other ranks,
+    which is "exchange" and "skew": together they are the step. Events arrive on the thread of the recorder; the other
+    methods may be called on any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps = 0
+        self._ns: dict[str, float] = {}
+        self._several = False
+
+    def clear(self) -> None:
+        """Forget the windows so far."""
+        with self._lock:
+            self._steps, self._ns = 0, {}
+
+    def hear(self, event: Event) -> None:
+        """An event of the run."""
+        with self._lock:
+            if isinstance(event, RanksEvent) and event.steps:
+                if not self._several:
+                    self._several, self._steps, self._ns = True, 0, {}
+                means = {
+                    name: column[2] * 1e3 * event.steps
+                    for name, column in event.columns_us.items()
+                    if name not in (*ASIDES, "own", "wait", "cpu")
+                }
+                self._add(event.steps, {**means, EXCHANGE: event.exchange_ns, SKEW: event.skew_ns})
+            elif isinstance(event, WindowEvent) and event.steps and not self._several:
+                phases = event.phases.items()
+                own = {
+                    name: each["host_ns"] for name, each in phases if "/" not in name and name not in ASIDES
+                }
+                self._add(event.steps, own)
+
+    def per_step(self) -> dict[str, float]:
+        """Nanoseconds of each part of a step; {} without a window."""
+        with self._lock:
+            return {name: ns / self._steps for name, ns in self._ns.items()} if self._steps else {}
+
+    def _add(self, steps: int, found: Mapping[str, float]) -> None:
+        self._steps += steps
+        for name, ns in found.items():
+            self._ns[name] = self._ns.get(name, 0.0) + ns

@@ -1,111 +1,70 @@
-"""A process of a trial: a real run of the engine, which trains run by run of a block on command, for one side or both.
+"""A process of a trial: a real run of the engine, which trains in runs on command, for one side or for both.
 
 `python -m ndd_engine.trial.side IN OUT FOLDER`, see `ndd_engine.child`. The training loop runs once and never returns:
-`Blocks` replaces the step and blocks on the pipe at the end of each run of a block. Loader workers are stopped
-meanwhile (SIGSTOP), so they neither disturb the other side nor prefetch: a run starts with as many batches ready as the
-previous one ended with. `switching.SwitchingBlocks` does so for both sides in one process, `side_ranks.RankBlocks` on
-each rank of a side with several.
+it waits in its gate (`ndd_watch.gate`). Loader workers are stopped meanwhile, so they neither disturb the other side
+nor prefetch: a run starts with as many batches ready as the previous one ended with. A side of several ranks has a
+process for each of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing.util
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import psutil
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from ndd_engine.batches import map_tensors
 from ndd_engine.child import ChildError, ChildServer, Pipe, draft_of
-from ndd_engine.config import anywhere, to_toml
+from ndd_engine.config import Config, anywhere, to_toml
+from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import NddError
-from ndd_engine.hardware.host import usable_threads
+from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.host import resident_peak, usable_threads
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent, SettingEvent, StageEvent
 from ndd_engine.text import printable
+from ndd_engine.train.failures import explain
+from ndd_engine.train.loop import Course
+from ndd_engine.train.parallel.rank_place import Place, notes_of
+from ndd_engine.train.parallel.world import STORE_TIMEOUT
+from ndd_engine.train.prepare import Prepared, prepare_run, training_batches
+from ndd_engine.train.probes.autosize import decide
+from ndd_engine.train.probes.rehearsal import rehearse
+from ndd_engine.train.random_state import kept_random, random_state, restore_random_state
+from ndd_engine.train.rank_run import Meeting
+from ndd_engine.train.request import Ranks
+from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.train.settings import VerifiedSettings
+from ndd_engine.train.step.precision import Precision, make_precision
+from ndd_watch.changes import LOADER, MODEL, switched_by
+from ndd_watch.gate import Trainer, gate, signal_to, still
 
-from .parts import Parts
-from .peaks import peak_memory
+from .outcome import differences
+from .request import CACHES, LOSSES, Parts, SideFacts
 
-if TYPE_CHECKING:
-    import torch
-
-    from ndd_engine.measure.clock import PhaseClock
-    from ndd_engine.train.prepare import Prepared
-    from ndd_engine.train.run import Run
-    from ndd_engine.workloads.base import Batch
-
-    from .side_ranks import Others
-
-# Names the folder of the trial's compiler caches, in the environment of its sides.
-CACHES = "NDD_TRIAL_CACHES"
-# The number of ranks of a side, so that they import torch at the same time.
-RANKS = "NDD_TRIAL_RANKS"
 # Maximum seconds until the system assigns an orphan to another parent.
 ORPHANED_S = 0.2
 # Steps of a run that never ends by itself.
 ENDLESS = 1 << 60
-# Number of first losses that are compared between the two sides.
-LOSSES = 10
-
-
-def not_in_effect(settings: Mapping[str, list[Any]]) -> list[str]:
-    """The requested settings that are not in effect, with the reason. settings: as in SideFacts."""
-    return [
-        f"{name} is {applied} instead of {requested} ({why})"
-        for name, (requested, applied, in_effect, why) in settings.items()
-        if in_effect is False
-    ]
-
-
-@dataclass
-class SideFacts:
-    """What was measured of one side. Seconds and bytes.
-
-    prepare_s: from the imports to the first step, compile_s of it compiling; warmup_s, warmup_steps: of the slower
-    first steps. step_s, items_per_s: of the measured blocks. peak_bytes: allocated on the GPU; on the CPU, resident
-    in the process and its loader workers; peaks: of each process of the side. settings: by name [requested, applied,
-    in effect, how that was verified]. losses: of the first steps.
-
-    ranks: number of ranks. With several, peak_bytes and reserved_bytes are those of the rank with the most, rank_peaks
-    those of each, losses are means over the ranks, and findings what the diagnosis found. parts_ns: of a step, means
-    over the ranks, see `parts`; {} without a window or if one process has both sides.
-    """
-
-    device: str = ""
-    device_name: str = ""
-    threads: int | None = None
-    items_per_step: int = 0
-    steps_per_epoch: int = 0
-    prepare_s: float | None = None
-    compile_s: float | None = None
-    warmup_s: float | None = None
-    warmup_steps: int = 0
-    step_s: float | None = None
-    items_per_s: float | None = None
-    peak_bytes: int | None = None
-    reserved_bytes: int | None = None
-    peaks: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    settings: dict[str, list[Any]] = field(default_factory=dict)
-    ranks: int = 1
-    rank_peaks: list[int] = field(default_factory=list)
-    parts_ns: dict[str, float] = field(default_factory=dict)
-    findings: list[Json] = field(default_factory=list)
-
-    def to_dict(self) -> Json:
-        """For the trial event."""
-        body = asdict(self)
-        body["not_in_effect"] = not_in_effect(body.pop("settings"))
-        return body
+# Batches that each worker makes beforehand, where nothing else is set: torch's default.
+PREFETCH = 2
+# Findings that say nothing about what takes the time.
+_NO_CAUSE = ("too-short", "healthy")
 
 
 class Side(ChildServer):
-    """The process of one side."""
+    """The process of one side, of one of its ranks, or of both sides."""
 
     # A failed run holds memory that the other side may need.
     keeps_serving = False
@@ -119,39 +78,26 @@ class Side(ChildServer):
         self._sockets = multiprocessing.util.get_temp_dir()
         self.facts = SideFacts()
         self.parts = Parts()
-        # Of a side of several ranks.
-        self.others: Others | None = None
+        self._store: TCPStore | None = None
         self._parent = os.getppid()
         # Loader workers that may be stopped.
         self.workers: tuple[int, ...] = ()
         self.commands = {
             "choose": lambda command: {"config": chosen(command, self.pipe.tell)},
+            "meet": self._meet,
             "prepare": self._train,
         }
 
-    def serve(self) -> None:
-        # Takes seconds: import while the other side prepares.
-        if (size := int(os.environ.get(RANKS, "1"))) > 1:
-            from .side_ranks import Others
-
-            self.others = Others(self, size)
-        import ndd_engine.train.prepare  # noqa: F401
-
-        super().serve()
-
     def clean_up(self) -> None:
-        """End the other ranks; remove the caches if the trial was killed."""
-        if self.others is not None:
-            self.others.close()
-        self.end_workers()
+        """Loader workers end by themselves once their parent is gone, unless they are stopped.
+
+        If the trial was killed, nobody else removes the caches.
+        """
+        signal_to(self.workers, signal.SIGCONT)
+        shutil.rmtree(self._sockets, ignore_errors=True)
         caches = os.environ.get(CACHES, "")
         if caches and Path(caches).is_dir() and self._orphaned():
             shutil.rmtree(caches, ignore_errors=True)
-
-    def end_workers(self) -> None:
-        """Loader workers end by themselves once their parent is gone, unless they are stopped."""
-        signal_to(self.workers, signal.SIGCONT)
-        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _orphaned(self) -> bool:
         """Whether the trial has ended. The pipe of a killed process closes shortly before its children are orphans."""
@@ -160,74 +106,49 @@ class Side(ChildServer):
             time.sleep(0.01)
         return os.getppid() != self._parent
 
-    def _train(self, command: Json) -> None:
-        from ndd_engine.train.prepare import prepare_run
+    def _meet(self, command: Json) -> Json:
+        """As rank 0: the port at which the ranks meet, which the system chooses."""
+        self._store = TCPStore("localhost", 0, int(command["ranks"]), True, wait_for_workers=False)
+        return {"port": self._store.port}
 
+    def _train(self, command: Json) -> None:
         begin = time.perf_counter()
-        run = self.open(command)
+        run = self._opened(command)
         prepared = prepare_run(run)
         prepared.sampler.stop()
-        blocks = self._blocks(command, run, prepared, begin)
-        vars(prepared.loop.stepper)["step"] = blocks
-        prepared.loop.total_steps, prepared.loop.passes = ENDLESS, None
+        loop = prepared.loop
+        loop.total_steps, loop.passes = ENDLESS, None
+        loop.gate = gate(Own(self, run, prepared, begin, command), self.pipe.receive, self.pipe.send)
         try:
-            prepared.loop.run()
+            loop.run()
         except NddError:
             raise
         except Exception as error:
-            from ndd_engine.train.failures import explain
-
-            if (cause := self._cause()) is not None:
-                raise cause from error
-            loop = prepared.loop
             failure = explain(
                 error, loop.step + 1, prepared.clock.current, prepared.config, prepared.device, loop.stepper
             )
             text = failure.text + (f" ({failure.where})" if failure.where else "")
             raise ChildError("oom" if failure.of_memory else "failed", printable(text)) from error
+        raise ChildError("failed", f"the training ended by itself at step {loop.step}")
 
-    def _error(self, error: BaseException) -> Json:
-        lost = not isinstance(error, (NddError, ChildError))
-        return super()._error((self._cause() if lost else None) or error)
+    def _opened(self, command: Json) -> Run:
+        """The run of this process. Of several ranks, the command has "rank", "ranks" and "port"."""
+        request = RunRequest(draft_of(command), self.folder / "runs", probes=False)
+        if "rank" not in command:
+            return Run.open(request, self._hear)
+        rank, ranks = int(command["rank"]), int(command["ranks"])
+        store = self._store or TCPStore("localhost", int(command["port"]), ranks, False)
+        store.set_timeout(STORE_TIMEOUT)
+        here = Place(rank, ranks, rank, ranks)
+        return Meeting(request, Ranks(here, store, notes_of(store, here))).open(request, self._hear)
 
-    def _cause(self) -> ChildError | None:
-        """After a failure: that of another rank, which was the first."""
-        return None if self.others is None else self.others.cause()
-
-    def open(self, command: Json) -> Run:
-        """Open the run of this process; of several ranks, as the first of them."""
-        from ndd_engine.train.run import Run, RunRequest
-
-        draft = draft_of(command)
-        ranks = draft.resolve().parallel.ranks
-        if ranks > 1:
-            from .side_ranks import lead
-
-            return lead(self, command, ranks)
-        return Run.open(RunRequest(draft, self.folder / "runs", probes=False), self.heard)
-
-    def heard(self, _t: float, event: Event) -> None:
-        """Hear an event of the run."""
-        self.hear(self.facts, event)
-
-    def _blocks(self, command: Json, run: Run, prepared: Prepared, begin: float) -> Blocks:
-        """change: of a command, the candidate, if the process has both sides."""
-        if run.ranks is not None:
-            from .side_ranks import RankBlocks
-
-            return RankBlocks(self, run, prepared, begin)
-        if "change" not in command:
-            return Blocks(self, run, prepared, begin)
-        from .switching import SwitchingBlocks
-
-        return SwitchingBlocks(self, run, prepared, begin, command)
-
-    def hear(self, facts: SideFacts, event: Event) -> None:
+    def _hear(self, _t: float, event: Event) -> None:
         """Collect facts from the run's events, on the recorder's thread."""
+        facts = self.facts
         if isinstance(event, StageEvent):
             self.pipe.tell(event.text)
         elif isinstance(event, SettingEvent):
-            facts.settings[event.name] = [event.requested, event.applied, event.in_effect, event.verified]
+            facts.settings[event.name] = in_short(event)
         elif isinstance(event, MarkEvent) and event.kind == "compile":
             facts.compile_s = float(event.data["seconds"])
         elif isinstance(event, RunEvent):
@@ -237,138 +158,200 @@ class Side(ChildServer):
             self.parts.hear(event)
 
 
-class Blocks:
-    """Replaces Stepper.step: trains the steps of a run of a block, then waits for the next command.
+@dataclass
+class Setup:
+    """A configuration of a process. settings: verifies it. losses: of its first steps, until it is `left`."""
 
-    A run is timed from the start of its first step to the start of the step after its last one. It includes everything
-    between steps: waiting for data, recording, evaluations, checkpoints, the start of an epoch.
+    config: Config
+    precision: Precision
+    threads: int
+    course: Course
+    settings: VerifiedSettings
+    facts: SideFacts
+    losses: list[torch.Tensor] = field(default_factory=list)
+    left: bool = False
+
+
+class Own(Trainer):
+    """The loop of a run of the engine, as its gate sees it.
+
+    With a command that has "change", the process is both sides: the model and the optimizer stay, and what differs is
+    switched between runs. begin: when the preparation began.
     """
 
-    def __init__(self, side: Side, run: Run, prepared: Prepared, begin: float) -> None:
+    def __init__(self, side: Side, run: Run, prepared: Prepared, begin: float, command: Json) -> None:
         self._side, self._run, self._loop = side, run, prepared.loop
-        self._device: torch.device = prepared.device
-        self._step = prepared.loop.stepper.step
-        self._begin_s, self._ready = begin, False
-        self._losses: list[torch.Tensor] = []
-        self._calls = self._first = self._last = 0
-        self._least = 0
-        self._until: float | None = None
-        self._begin = 0.0
+        self._device, self._clock, self._begin_s = prepared.device, prepared.clock, begin
         self._measuring = False
+        self._current = 0
+        side.facts.ranks = 1 if run.ranks is None else run.ranks.place.size
+        self._setups = [self._setup(prepared.config, prepared.loop.course, side.facts)]
+        self._changed: set[str] = set()
+        if "change" in command:
+            self._add(anywhere(draft_of({**command, **command["change"]}).resolve()))
+            self._first_state = _copied(self._loop.stepper.state())
+            self._first_random = random_state(self._device)
 
-    def __call__(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> torch.Tensor | None:
-        if self._calls == self._last or self._over():
-            self._end_run()
-        if self._calls == self._first:
-            self._begin = self._now()
-        self._calls += 1
-        loss = self._train(batches, clock, step)
-        if len(self._losses) < LOSSES and loss is not None:
-            self._losses.append(loss.detach().clone())
-        return loss
+    def _setup(self, config: Config, course: Course, facts: SideFacts) -> Setup:
+        loader = config.loader
+        facts.stock = -(-loader.workers * (loader.prefetch or PREFETCH) // config.batch.accumulation)
+        threads = config.run.threads or torch.get_num_threads()
+        precision = make_precision(config, self._device)
+        return Setup(config, precision, threads, course, self._loop.settings, facts)
 
-    def _train(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> torch.Tensor | None:
-        return self._step(batches, clock, step)
+    def _add(self, config: Config) -> None:
+        """The other side of the process."""
+        loop, base = self._loop, self._setups[0]
+        if loop.batches.own is not None:
+            # Both sides would draw from the same sampler or stream.
+            raise ChildError("failed", "the order of the data is the workload's own")
+        self._changed = set(differences(base.config, config))
+        batches = loop.batches
+        if self._changed & switched_by(LOADER):
+            batches = training_batches(loop.stepper.workload, config, self._device, self._side.pipe.tell)
+        self._run.recorder.flush()  # the facts of the preparation, which both share
+        self._setups.append(self._setup(config, Course(batches), copy.deepcopy(base.facts)))
+        self._side.facts = SideFacts()  # later events could be those of either side
 
-    def _over(self) -> bool:
-        """Whether the time of the run is over."""
-        return self._until is not None and self._calls >= self._least and time.perf_counter() >= self._until
+    # For the gate.
 
-    def _end_run(self) -> None:
-        side = self._side
-        end = self._now()
-        self._end_window()
-        if not self._ready:
-            self._ready = True
-            self._before(end - self._begin_s)
-            answer: Json = {"ready": self._facts()}
-        else:
-            answer = {"seconds": end - self._begin, "steps": self._calls - self._first}
-        side.workers = self._all_workers()
-        signal_to(self._workers(), signal.SIGSTOP)  # they would prefetch and disturb the other side
-        self._begin_run(self._asked(answer))
-        signal_to(self._workers(), signal.SIGCONT)
-        self._loop.slept(time.perf_counter() - end)
+    def settle(self) -> Iterator[None]:
+        self._setups[0].facts.prepare_s = time.perf_counter() - self._begin_s
+        return iter(())
 
-    def _end_window(self) -> None:
-        """Record the run: the pause that follows belongs to no window."""
-        self._loop._window()
+    @contextlib.contextmanager
+    def rest(self) -> Iterator[None]:
+        # Runs of a process with both sides are short, and a window has those of both.
+        if len(self._setups) == 1:
+            self._loop.end_window()
+        self._side.workers = tuple({worker for setup in self._setups for worker in _workers(setup.course)})
+        with self._loop.rest(), still(lambda: _workers(self._loop.course)):
+            yield
 
-    def _asked(self, answer: Json) -> Json:
-        """Answer, and wait for the next command to train."""
-        pipe = self._side.pipe
-        pipe.send(answer)
-        while (command := pipe.receive())["do"] != "train":
-            pipe.send(self._facts())
-        return command
-
-    def _before(self, prepare_s: float) -> None:
-        """Called once before the first run. prepare_s: seconds to prepare."""
-        self._side.facts.prepare_s = prepare_s
-
-    def _workers(self) -> tuple[int, ...]:
-        """The loader workers of the run."""
-        seen = self._loop.batches.seen
-        return seen.workers if seen is not None else ()
-
-    def _all_workers(self) -> tuple[int, ...]:
-        """The loader workers of the process, stopped ones included."""
-        return self._workers()
-
-    def _begin_run(self, command: Json) -> None:
-        """lead: untimed steps first. until_s: end after so many seconds, but not before `least` steps. within: keep the
-        timed steps within one epoch."""
-        lead, steps = int(command["lead"]), int(command["steps"])
-        if command["within"]:
-            lead += self._stay_within_epoch(lead + steps)
-        self._calls, self._first, self._last = 0, lead, lead + steps
-        seconds = command["until_s"]
-        if seconds is None and not self._measuring:
+    def begin(self, command: Json) -> None:
+        """within: keep the timed steps within one epoch. measured: what its steps consist of counts."""
+        loop = self._loop
+        if len(self._setups) > 1:
+            self._switch(int(command["side"]))
+        if command["within"] and loop.batches.own is None:
+            left = loop.steps_per_epoch - loop.step % loop.steps_per_epoch
+            if left <= command["lead"] + command["steps"]:
+                loop.end_epoch()
+        if command["measured"] and not self._measuring:
             self._measuring = True
             self._run.recorder.flush()
             self._side.parts.clear()  # of the warm-up
-        self._until = None if seconds is None else time.perf_counter() + seconds
-        self._least = lead + int(command["least"])
 
-    def _stay_within_epoch(self, steps: int) -> int:
-        """Go to the next epoch if this one has not more than so many steps left. Returns further lead steps."""
-        loop = self._loop
-        if loop.batches.own is not None:
-            return 0  # the place in other orders does not follow from the step
-        done = loop.step % loop.steps_per_epoch
-        if done + steps < loop.steps_per_epoch:
-            return 0
-        loop.step += loop.steps_per_epoch - done - 1  # makes this step the last one of the epoch
-        return 1
+    def stepped(self) -> None:
+        setup = self._setups[self._current]
+        loss = self._loop.stepper.training.loss
+        if len(setup.losses) < LOSSES and not setup.left and loss is not None:
+            setup.losses.append(loss.detach().clone())
 
-    def _facts(self) -> Json:
-        self._run.recorder.flush()
-        facts = self._side.facts
-        facts.losses = [float(loss) for loss in self._losses]
-        facts.peak_bytes, facts.reserved_bytes = peak_memory(self._device)
-        facts.parts_ns = self._side.parts.per_step() if self._measuring else {}
-        return asdict(facts)
+    def end(self) -> None:
+        if len(self._setups) > 1 and self._device.type == "cuda":
+            facts = self._setups[self._current].facts
+            facts.peak_bytes = max(peak_memory(self._device)[0] or 0, facts.peak_bytes or 0)
 
-    def _now(self) -> float:
+    def now(self) -> float:
         if self._device.type == "cuda":
-            import torch
-
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
+    def waited(self) -> float:
+        return self._clock.waited() / 1e9
 
-def signal_to(workers: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to loader workers that are still running."""
+    def facts(self) -> Json:
+        self._run.recorder.flush()
+        for setup in self._setups:
+            setup.facts.losses = [float(loss) for loss in setup.losses]
+            setup.facts.settings |= {name: in_short(told) for name, told in setup.settings.told.items()}
+        if len(self._setups) == 1:
+            facts = self._setups[0].facts
+            facts.peak_bytes, facts.reserved_bytes = peak_memory(self._device)
+            facts.parts_ns = self._side.parts.per_step() if self._measuring else {}
+            if self._measuring and facts.ranks > 1:
+                found = diagnose(self._run.recorder.snapshot())
+                facts.findings = [one.to_dict() for one in found if one.cause not in _NO_CAUSE]
+        elif (
+            self._device.type == "cpu"
+            and not self._changed & switched_by(MODEL)
+            and (own := resident_peak()) is not None
+        ):
+            # Otherwise, what one side needs cannot be told from what the other one did.
+            for setup in self._setups:
+                setup.facts.peak_bytes = own + _resident(_workers(setup.course))
+        return {"sides": [asdict(setup.facts) for setup in self._setups]}
+
+    # Both sides in one process.
+
+    def _switch(self, index: int) -> None:
+        """Continue with this configuration, also if it is the current one: preparing the other side sets its TF32."""
+        setup = self._setups[index]
+        self._setups[self._current].left |= index != self._current
+        self._current = index
+        if torch.get_num_threads() != setup.threads:
+            torch.set_num_threads(setup.threads)
+        self._loop.switch(setup.config, setup.precision, setup.course, setup.settings)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        if setup.facts.prepare_s is None:
+            self._prepare(setup)
+
+    def _prepare(self, setup: Setup) -> None:
+        """Before the first steps of the candidate, as the baseline began: it has trained, and losses are compared."""
+        begin, base, stepper, batches = self.now(), self._setups[0], self._loop.stepper, setup.course.batches
+        stepper.load(_copied(self._first_state))
+        restore_random_state(self._first_random, self._device)
+        setup.settings = VerifiedSettings(stepper, batches, self._loop.evaluation)
+        if self._changed & switched_by(MODEL):  # the preparation included the baseline's test step
+            with kept_random(self._device):
+                setup.settings.of_model(rehearse(stepper, batches.sample()))
+        shared = base.course.batches is batches
+        setup.course = Course(batches)
+        if shared:
+            base.course = setup.course
+        self._loop.switch(setup.config, setup.precision, setup.course, setup.settings)
+        setup.facts.threads = torch.get_num_threads()
+        assert base.facts.prepare_s is not None
+        setup.facts.prepare_s = base.facts.prepare_s + self.now() - begin
+
+
+def in_short(event: SettingEvent) -> list[Any]:
+    """As in SideFacts."""
+    return [event.requested, event.applied, event.in_effect, event.verified]
+
+
+def _workers(course: Course) -> tuple[int, ...]:
+    return course.batches.seen.workers if course.batches.seen is not None else ()
+
+
+def _copied(state: Any) -> Any:
+    """A state with its tensors copied to the host."""
+    return map_tensors(state, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+
+def peak_memory(device: torch.device) -> tuple[int | None, int | None]:
+    """(peak allocated, peak reserved) bytes on the GPU; (peak resident, None) of the process and its loader workers."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device)), int(torch.cuda.max_memory_reserved(device))
+    own = resident_peak()
+    workers = [child.pid for child in psutil.Process().children(recursive=True)]
+    return (None if own is None else own + _resident(workers)), None
+
+
+def _resident(workers: Sequence[int]) -> int:
+    """Resident bytes of processes; pages that they share count once in total."""
+    total = 0
     for worker in workers:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(worker, number)
+        with contextlib.suppress(psutil.Error):
+            found = psutil.Process(worker).memory_full_info()
+            total += int(getattr(found, "pss", found.rss))
+    return total
 
 
 def chosen(command: Json, tell: Callable[[str], None]) -> str:
     """The configuration as TOML, with absolute paths and the size that is best on this machine."""
-    from ndd_engine.hardware.detect import detect
-    from ndd_engine.train.probes.autosize import decide
-
     draft = draft_of({**command, "overrides": None})
     asked = draft.resolve()
     machine = detect(asked.run.device)

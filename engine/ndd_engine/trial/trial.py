@@ -9,34 +9,35 @@ once, only one process is open at a time.
 from __future__ import annotations
 
 import math
-import tempfile
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import count, cycle
-from pathlib import Path
 from typing import Self
 
-from ndd_engine.child import StoppedError, Tick, ticker
+from ndd_engine.child import StoppedError
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import duration
+from ndd_engine.train.preflight import preflight
+from ndd_watch.changes import LOADER, switched_by
 
-from .blocks import FEWEST_ABBA, BlockPlan, BlocksDoNotFitError, can_switch, plan_pairs
-from .drafts import drafts
-from .estimates import ENOUGH, FLOOR, OneProcess, Replicates, abba_log_ratio
+from .blocks import (
+    FEWEST_ABBA,
+    BlockPlan,
+    BlocksDoNotFitError,
+    SidePace,
+    plan_blocks,
+    plan_pairs,
+    plan_switches,
+)
+from .estimates import ENOUGH, FLOOR, OneProcess, Replicates, Usual, abba_log_ratio
 from .history import History
 from .outcome import differences, result
 from .pausing import alone
-from .planning import NotMeasurableError, Planner
-from .request import MEASURING, Base, Progress, TrialRequest
-from .sides import SIDES, SideFailedError, Sides
+from .request import MEASURING, Progress, TrialRequest
+from .sides import ESTIMATE_S, SIDES, Budget, OwnSides, SideFailedError, Sides, Tell
 
-Tell = Callable[[Progress], None]
-
-# Interval of progress reports.
-TELL_S = 0.5
 # Share of a compilation that further processes save by reading the caches; an estimate, for planning only.
 CACHED = 0.6
 # The largest budget that an inconclusive result recommends, as a multiple of its own.
@@ -45,6 +46,33 @@ MOST_TIMES = 20
 SIMILAR = 1.25
 # Sides in the order of the runs of a block, alternating between pairs.
 ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
+
+
+class NotMeasurableError(Exception):
+    """Nothing can be measured; the message says why."""
+
+
+def drafts(request: TrialRequest) -> tuple[Draft, Draft]:
+    """(baseline, candidate). Raises UsageError if the request cannot be tried, ConfigError for mistakes in either."""
+    if not request.sets:
+        raise UsageError(
+            "no settings to try: add --set KEY=VALUE (the length of the run applies to both sides of a trial)"
+        )
+    if not request.budget_s > 0:
+        raise UsageError(f"--budget {request.budget_s:g}: allowed: more than 0 seconds")
+    of = request.base
+    base = read(of.config, of.sets, of.workload)
+    change = read(of.config, (*of.sets, *request.sets), of.workload)
+    configs = [preflight(draft, use_torch=False) for draft in (base, change)]
+    if base.size == change.size and configs[0] == configs[1]:
+        raise UsageError(f"{', '.join(request.sets)}: already set in {of.name}; there is nothing to compare")
+    return base, change
+
+
+def check(request: TrialRequest) -> dict[str, tuple[object, object]]:
+    """The keys that differ, with both values. Raises UsageError if the request cannot be tried."""
+    base, change = drafts(request)
+    return differences(base.resolve(), change.resolve())
 
 
 def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = None) -> TrialEvent:
@@ -61,38 +89,28 @@ def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = 
 
     configs = base.resolve(), change.resolve()
     device, ranks = configs[0].run.device, max(config.parallel.ranks for config in configs)
-    with alone(device, waiting, stop, ranks=ranks), Trial(request, base, change, tell, stop) as trial:
-        return trial.run()
+    with alone(device, waiting, stop, ranks=ranks):
+        sides = OwnSides(request, (base, change), Budget(request.budget_s, tell, stop))
+        with Trial(request, sides) as trial:
+            return trial.run()
 
 
 class Trial:
-    """A trial in progress. base, change: the drafts of both sides."""
+    """A trial in progress. sides: what is compared; they know the budget."""
 
-    def __init__(
-        self, request: TrialRequest, base: Draft, change: Draft, tell: Tell, stop: threading.Event | None
-    ) -> None:
+    def __init__(self, request: TrialRequest, sides: Sides) -> None:
         self.request = request
-        self._begin = time.monotonic()
-        self._tell, self._stop = tell, stop
-        self._drafts = (base, change)
-        self._chosen: tempfile.TemporaryDirectory[str] | None = None
-        self._learn_difference()
-        self._sides = self._make_sides(request.base)
+        self._sides, self._budget = sides, sides.budget
         self._exclusive = False
         self._history = History()
-        self._replicates = Replicates()
         # Seconds to start a pair of processes, and of a block.
         self._start_s = self._abba_s = 0.0
-        self._stage = "starting"
-        self._told_s = 0.0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._sides.clean_up()
-        if self._chosen is not None:
-            self._chosen.cleanup()
 
     def run(self) -> TrialEvent:
         """Measure and return the result."""
@@ -105,7 +123,7 @@ class Trial:
         except BlocksDoNotFitError as error:
             verdict, reason = (
                 "inconclusive",
-                f"{error}; {self._more((self._elapsed_s + error.needed_s) * 1.2)}",
+                f"{error}; {self._more((self._budget.elapsed_s + error.needed_s) * 1.2)}",
             )
         except SideFailedError as error:
             verdict, reason = self._failed(error)
@@ -113,36 +131,39 @@ class Trial:
         facts = self._sides.facts
         found = self._replicates.estimate()
         return result(
-            self.request, verdict, reason, found, (facts[0], facts[1]), self._changed, self._elapsed_s,
+            self.request, verdict, reason, found, (facts[0], facts[1]), self._sides.changed, self._budget.elapsed_s,
             self._sides.note,
         )  # fmt: skip
 
     def _measure(self) -> tuple[str, str]:
-        self._choose()
-        if self._switches() and not self.request.restarts:
-            try:
-                return self._in_one_process()
-            except SideFailedError as error:
-                if error.kind == "late":
-                    raise
-                # Processes of their own show which side fails, and may have enough memory.
-                self._sides.close()
-                self._sides.forget()
-        return self._in_pairs()
-
-    def _switches(self) -> bool:
-        """Whether one process can switch between both sides."""
-        return can_switch(self._configs, self._changed)
+        self._sides.choose()
+        if not self._sides.switches or self.request.restarts:
+            return self._in_pairs()
+        try:
+            return self._in_one_process()
+        except SideFailedError as error:
+            if error.kind == "late":
+                raise
+            first = error
+        # Processes of their own show which side fails, and may have enough memory.
+        self._sides.close()
+        self._sides.forget()
+        try:
+            return self._in_pairs()
+        except (SideFailedError, BlocksDoNotFitError) as error:
+            if isinstance(error, SideFailedError) and error.kind != "late":
+                raise
+            raise first from None  # the rest of the budget was too short to find out
 
     def _in_one_process(self) -> tuple[str, str]:
         """Blocks of one process that switches between both sides."""
         sides = self._sides
         base_s, change_s = sides.open_one()
-        plan = self._planner().switches(base_s, change_s)
-        self._replicates = OneProcess()
+        plan = self._plan_switches(base_s, change_s)
+        self._budget.replicates = OneProcess()
         for order in cycle(ORDERS):
             self._blocks(order, plan, 1)
-            if self._left_s < self._abba_s or self._clear():
+            if self._budget.left_s < self._abba_s or self._clear():
                 break
         sides.learn()
         return self._verdict()
@@ -165,7 +186,7 @@ class Trial:
             if self._clear():
                 break
             # A smaller pair is better than none.
-            blocks = min(blocks, round((self._left_s - self._start_s) / self._abba_s))
+            blocks = min(blocks, round((self._budget.left_s - self._start_s) / self._abba_s))
             if blocks < FEWEST_ABBA:
                 self._use_rest(number, plan)
                 break
@@ -175,7 +196,7 @@ class Trial:
         found, between = self._replicates.estimate(), self._replicates.between()
         # A large effect also scales the differences between processes.
         if between is not None and found is not None and max(found.ratio, 1 / found.ratio) < SIMILAR:
-            self._history.add(self._machine, between)
+            self._history.add(self._sides.machine, between)
         return self._verdict()
 
     def _clear(self) -> bool:
@@ -198,7 +219,7 @@ class Trial:
         if times is None:
             return verdict, f"{noisy}; raise --budget"
         # Setup of the first pair included, which further time does not repeat.
-        needed_s = self._elapsed_s * times
+        needed_s = self._budget.elapsed_s * times
         return verdict, f"{noisy}; {self._more(max(needed_s, self.request.budget_s * 1.2))}"
 
     def _more(self, needed_s: float) -> str:
@@ -214,85 +235,86 @@ class Trial:
     def _failed(self, error: SideFailedError) -> tuple[str, str]:
         if error.kind == "late":
             setup = self._sides.facts[error.index].prepare_s is None
-            why = f"setup took more than {self._elapsed_s:.0f} s" if setup else str(error)
+            why = f"setup took more than {self._budget.elapsed_s:.0f} s" if setup else str(error)
             return "inconclusive", f"{why}; raise --budget above {self.request.budget_s:g}"
         if error.index == 0:
             return "failed", f"the baseline itself fails: {error}"
         return ("out of memory" if error.kind == "oom" else "failed"), str(error)
 
-    # Configurations.
-
-    def _learn_difference(self) -> None:
-        base, change = (draft.resolve() for draft in self._drafts)
-        self._configs = (base, change)
-        self._changed = list(differences(base, change))
-
     @property
-    def _machine(self) -> str:
-        """What processes differ on: the device, with several ranks also their number."""
-        name = self._sides.facts[0].device_name
-        ranks = max(config.parallel.ranks for config in self._configs)
-        return f"{name}, {ranks} ranks" if name and ranks > 1 else name
+    def _replicates(self) -> Replicates:
+        """What was measured so far."""
+        return self._budget.replicates
 
-    def _make_sides(self, base: Base) -> Sides:
-        def tick(stage: str) -> Tick:
-            self._stage = stage
-            return self._tick()
+    # Planning.
 
-        request = self.request
-        return Sides(base, request.sets, self._changed, request.budget_s, lambda: self._left_s, tick)
+    def _plan_switches(self, base_s: float, change_s: float) -> BlockPlan:
+        """The runs of one process that switches between both sides. base_s, change_s: seconds of a step."""
+        by_epochs, budget = self._sides.by_epochs, self._budget
+        loads = bool(switched_by(LOADER) & set(self._sides.changed))
+        gpu = self._sides.facts[0].device.startswith("cuda")
+        base, change = self._paces(base_s, change_s)
+        plan = plan_switches(base, change, budget.left_s, by_epochs, loads, gpu)
+        if plan.within or by_epochs:
+            return plan
+        paces, _ = self._timed(plan, base, change)
+        return plan_switches(*paces, budget.left_s, by_epochs, loads, gpu)
 
-    def _choose(self) -> None:
-        """Choose the size "auto" once, so that all processes have the same."""
-        if self._drafts[0].size != "auto":
-            return
-        found = self._sides.choose()
-        self._chosen = tempfile.TemporaryDirectory(prefix="ndd-trial-")
-        path = Path(self._chosen.name, "base.toml")
-        path.write_text(found, encoding="utf-8")
-        self._drafts = (read(path), read(path, self.request.sets))
-        self._learn_difference()
-        if not self._changed:
-            raise UsageError(
-                f"{', '.join(self.request.sets)}: {self.request.base.name} already resolves to this on this machine; "
-                "there is nothing to compare"
-            )
-        self._sides.clean_up()
-        self._sides = self._make_sides(replace(self.request.base, config=path, workload=None, sets=()))
+    def _plan_pairs(self, base_s: float, change_s: float, usual: Usual) -> BlockPlan:
+        """The runs of pairs of processes. usual: see `plan_pairs`."""
+        base, change = self._paces(base_s, change_s)
+        by_epochs, budget = self._sides.by_epochs, self._budget
+        plan = plan_blocks(base, change, budget.left_s, by_epochs, True, self._start_s, usual)
+        if plan.within or self._exclusive or by_epochs:
+            return plan
+        paces, whole = self._timed(plan, base, change)
+        return plan_blocks(*paces, budget.left_s, by_epochs, whole, self._start_s, usual)
 
-    # Progress.
+    def _paces(self, base_s: float, change_s: float) -> tuple[SidePace, SidePace]:
+        if missing := self._sides.never_happens():
+            raise NotMeasurableError(missing)
+        if self._budget.left_s < self._budget.budget_s / 10:
+            enough_s = FEWEST_ABBA * 4 * max(base_s, change_s, ESTIMATE_S)
+            text = f"preparing both sides took {duration(self._budget.elapsed_s)}"
+            raise BlocksDoNotFitError(text, enough_s)
+        base, change = self._pace(0, base_s), self._pace(1, change_s)
+        if self._sides.by_epochs:
+            # The first estimate does not show the cost of the start of an epoch.
+            return self._over_epoch(0, base), self._over_epoch(1, change)
+        return base, change
 
-    def _tick(self) -> Tick:
-        def tell(stage: str) -> None:
-            if stage != self._stage or self._elapsed_s - self._told_s >= TELL_S:
-                self._progress(stage)
-
-        self._progress()
-        return ticker(self._stage, tell, self._stop)
-
-    def _progress(self, stage: str | None = None) -> None:
-        self._stage = stage if stage is not None else self._stage
-        self._told_s = self._elapsed_s
-        found = self._replicates.estimate()
-        numbers = {"ratio": found.ratio, "low": found.low, "high": found.high} if found is not None else {}
-        blocks, pairs = self._replicates.blocks, self._replicates.processes
-        self._tell(
-            Progress(self._stage, self._elapsed_s, self.request.budget_s, blocks, pairs=pairs, **numbers)
+    def _pace(self, index: int, step_s: float) -> SidePace:
+        facts = self._sides.facts[index]
+        return SidePace(
+            facts.items_per_step, facts.steps_per_epoch, step_s, self._sides.period(index, step_s)
         )
 
-    @property
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._begin
+    def _over_epoch(self, index: int, pace: SidePace) -> SidePace:
+        """The pace over a whole epoch, its start included; unchanged if an epoch takes too long."""
+        limit_s = self._budget.left_s / (FEWEST_ABBA * 2)
+        seconds, steps = self._sides.train(index, pace.per_epoch, "timing a whole epoch", until_s=limit_s)
+        return replace(pace, step_s=seconds / steps) if steps == pace.per_epoch else pace
 
-    @property
-    def _left_s(self) -> float:
-        return self.request.budget_s - self._elapsed_s
+    def _timed(
+        self, plan: BlockPlan, base: SidePace, change: SidePace
+    ) -> tuple[tuple[SidePace, SidePace], bool]:
+        """The paces over a whole run each, which show the cost of periodic events, and whether the runs fit."""
+        paces, whole = [], True
+        for index, pace in enumerate((base, change)):
+            limit_s = self._budget.left_s / (FEWEST_ABBA * 4)
+            seconds, steps = self._sides.train(
+                index, plan.steps[index], "timing a whole run", plan, until_s=limit_s
+            )
+            all_of = steps == plan.steps[index]
+            whole = whole and all_of
+            paces.append(replace(pace, step_s=max(seconds / steps, 0 if all_of else pace.step_s)))
+        return (paces[0], paces[1]), whole
 
     # Pairs.
 
     def _first_pair(self) -> tuple[BlockPlan, int]:
         """Start the first pair, and plan: (the runs of a block, blocks per pair)."""
-        begin = self._elapsed_s
+        begin = self._budget.elapsed_s
         sides = self._sides
         sides.open(1, 0)
         change_s = sides.prepare(1)
@@ -305,22 +327,18 @@ class Trial:
             sides.open(0)
             base_s = sides.prepare(0)
         cached_s = CACHED * sum(side.compile_s or 0.0 for side in sides.facts)
-        self._start_s = max(self._elapsed_s - begin - cached_s, 0.0)
-        usual = self._history.usual(self._machine)
-        plan = self._planner().pairs(base_s, change_s, self._start_s, usual, self._exclusive)
-        pairs, blocks = plan_pairs(self._left_s, self._start_s, plan.abba_s, usual)
-        self._replicates = Replicates(usual, pairs < ENOUGH)
+        self._start_s = max(self._budget.elapsed_s - begin - cached_s, 0.0)
+        usual = self._history.usual(self._sides.machine)
+        plan = self._plan_pairs(base_s, change_s, usual)
+        pairs, blocks = plan_pairs(self._budget.left_s, self._start_s, plan.abba_s, usual)
+        self._budget.replicates = Replicates(usual, pairs < ENOUGH)
         self._abba_s = plan.abba_s
         return plan, max(blocks, FEWEST_ABBA)
-
-    def _planner(self) -> Planner:
-        left_s, elapsed_s = (lambda: self._left_s), (lambda: self._elapsed_s)
-        return Planner(self._sides, self._configs, self._changed, self.request.budget_s, left_s, elapsed_s)
 
     def _separate(self) -> None:
         """Both do not fit at once: from here on only one process is open at a time."""
         self._exclusive = True
-        self._replicates = Replicates(self._replicates.usual, self._replicates.few_pairs)
+        self._budget.replicates = Replicates(self._replicates.usual, self._replicates.few_pairs)
         self._sides.forget()
         self._sides.close()
 
@@ -330,7 +348,7 @@ class Trial:
         if self._exclusive:
             self._in_turn(order[:2], plan, blocks)
             return
-        sides, begin = self._sides, self._elapsed_s
+        sides, begin = self._sides, self._budget.elapsed_s
         if number > 1:
             sides.close()
             # In the first pair, the candidate is prepared first.
@@ -338,7 +356,7 @@ class Trial:
             sides.open(first, 1 - first)
             for index in (first, 1 - first):
                 sides.prepare(index)
-            self._start_s = self._elapsed_s - begin
+            self._start_s = self._budget.elapsed_s - begin
         self._blocks(order, plan, blocks)
         sides.learn()
 
@@ -346,26 +364,26 @@ class Trial:
         """With few pairs, measure further blocks of the last one where no other pair fits."""
         few = len(self._replicates.pairs) < ENOUGH
         if few and not self._exclusive and self._sides.count == len(SIDES):
-            self._blocks(ORDERS[(number - 1) % 2], plan, int(self._left_s / self._abba_s))
+            self._blocks(ORDERS[(number - 1) % 2], plan, int(self._budget.left_s / self._abba_s))
 
     def _blocks(self, order: tuple[int, ...], plan: BlockPlan, blocks: int) -> None:
         """Measure ABBA blocks of the current pair, fewer if the budget ends or the result is clear."""
-        sides, replicates, begin = self._sides, self._replicates, self._elapsed_s
+        sides, replicates, begin = self._sides, self._replicates, self._budget.elapsed_s
         for done in range(1, blocks + 1):
             rates: tuple[list[float], list[float]] = ([], [])
             for index in order:
                 rates[index].append(sides.segment(index, plan))
             (a1, a2), (b1, b2) = rates
             replicates.add(abba_log_ratio(a1, b1, b2, a2))
-            self._abba_s = (self._elapsed_s - begin) / done
-            self._progress(MEASURING)
-            over = self._left_s < 0 and done >= FEWEST_ABBA
+            self._abba_s = (self._budget.elapsed_s - begin) / done
+            self._budget.progress(MEASURING)
+            over = self._budget.left_s < 0 and done >= FEWEST_ABBA
             if over or (replicates.few_pairs and self._clear()):
                 break
 
     def _in_turn(self, order: tuple[int, ...], plan: BlockPlan, blocks: int) -> None:
         """A pair with one process at a time; drifts cancel between pairs, whose order alternates."""
-        sides, begin, measured_s = self._sides, self._elapsed_s, 0.0
+        sides, begin, measured_s = self._sides, self._budget.elapsed_s, 0.0
         known_s = self._start_s if sides.count else 0.0  # one of them has started before
         rates: dict[int, list[float]] = {}
         for index in order:
@@ -373,12 +391,12 @@ class Trial:
                 sides.close()
                 sides.open(index)
                 sides.prepare(index)
-            ready = self._elapsed_s
+            ready = self._budget.elapsed_s
             rates[index] = [sides.segment(index, plan) for _ in range(2 * blocks)]
             sides.learn()
-            measured_s += self._elapsed_s - ready
+            measured_s += self._budget.elapsed_s - ready
             sides.close(index)
-        self._start_s = max(self._elapsed_s - begin - measured_s, known_s)
+        self._start_s = max(self._budget.elapsed_s - begin - measured_s, known_s)
         for a1, b1, b2, a2 in zip(rates[0][::2], rates[1][::2], rates[1][1::2], rates[0][1::2], strict=True):
             self._replicates.add(abba_log_ratio(a1, b1, b2, a2))
-        self._progress(MEASURING)
+        self._budget.progress(MEASURING)

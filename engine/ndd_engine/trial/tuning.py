@@ -28,8 +28,8 @@ from ndd_watch.changes import SET, Candidate, Place, candidates
 
 from .estimates import estimate_of, judged, over
 from .outcome import breaks_even, flatten, times, with_interval
-from .process import SideProcess
 from .request import Base, Measure, Progress, TrialRequest
+from .sides import SideProcess
 from .trial import run_trial
 
 # What is known of the models and data of workloads: batches gathered from tensors in memory, a decoder whose loop is

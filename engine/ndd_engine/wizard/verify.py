@@ -16,7 +16,7 @@ from statistics import fmean
 
 from ndd_engine.child import ChildError, spec_of, ticker
 from ndd_engine.trial.blocks import switched_off
-from ndd_engine.trial.process import SideProcess
+from ndd_engine.trial.sides import SideProcess
 
 from .answers import Answers
 from .choice import choose

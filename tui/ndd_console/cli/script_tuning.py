@@ -17,10 +17,10 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
-from ndd_engine.script.contained import OFFLINE, check_contained, check_ranks, copy
+from ndd_engine.script.contained import OFFLINE, check_contained, copy
 from ndd_engine.script.run import ScriptRequest, ScriptRun
 from ndd_engine.script.script_tuning import tune_script
-from ndd_engine.script.trial import run_script_trial
+from ndd_engine.script.trials import run_script_trial
 from ndd_engine.trial.request import Progress, TrialRequest
 from ndd_engine.trial.tuning import Tuning, place_of
 
@@ -40,7 +40,6 @@ def tune_script_run(asked: Asked, script: RunDir | None) -> int:
         state = load_state(directory)
         if state.run is None:
             raise UsageError(f"run {directory.name} has not trained: there is nothing to tune")
-        check_ranks(directory.name, state.run.config)
         if not asked.allow_side_effects:
             check_contained(state.run.config)
         run, seen = state.run, diagnose(state.snapshot())

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
+from ndd_engine.script.command import Command
 from ndd_engine.script.starting import ARGUMENT, VARIABLE, is_start
 from ndd_engine.text import percent, printable
 from ndd_engine.trial.request import Progress, TrialRequest
@@ -38,10 +40,17 @@ LEFT_OUT = 0.02
     "try run.toml --set batch.micro=64 --set batch.accumulation=2",
     "try last --set loader.workers=4 --apply",
     "try train-001 --arg batch-size=128",
+    "try --set loader.workers=4 -- torchrun --nproc-per-node 2 train.py",
     stops=True,
     name="try",
 )
-@click.argument("baseline", metavar="[RUN|CONFIG]", required=False, shell_complete=run_names)
+@click.argument(
+    "words",
+    nargs=-1,
+    metavar="[RUN|CONFIG | -- COMMAND...]",
+    type=click.UNPROCESSED,
+    shell_complete=run_names,
+)
 @options.set_option
 @options.workload_option
 @options.budget_option("Maximum duration, setup included; the trial ends early once the result is clear.")
@@ -83,11 +92,20 @@ def try_(asked: options.Asked) -> int:
 
     For the RUN of an observed script (ndd-console run), the change is applied without editing the script, in scratch
     copies of its folder. The edit that makes the change is shown as a diff. Evaluations and checkpoints are left out.
+    A COMMAND is first observed in such a copy, as a new run.
 
     A live RUN is paused during the trial, and the result is stored in its record. Ctrl-C stops early and prints
     the result so far.
     """
-    base = baseline_of(asked.baseline, asked.workload, asked.root)
+    baseline = asked.words[0] if asked.words else None
+    if len(asked.words) > 1:
+        from .script_tuning import observed
+
+        with stoppable("the trial") as stop:
+            baseline = observed(asked.root, Command(asked.words, Path.cwd()), stop).name
+        if stop.exit_status:
+            return stop.exit_status
+    base = baseline_of(baseline, asked.workload, asked.root)
     starts = (
         *(f"{ARGUMENT}{item}" for item in asked.arguments),
         *(f"{VARIABLE}{item}" for item in asked.variables),
@@ -95,13 +113,13 @@ def try_(asked: options.Asked) -> int:
     request = TrialRequest(
         base, (*asked.sets, *starts), asked.budget, asked.cause, asked.restarts, asked.allow_side_effects
     )
-    from ndd_engine.trial.drafts import check
     from ndd_engine.trial.pausing import held, to_pause
+    from ndd_engine.trial.trial import check
 
     state = None  # of the run of an observed script
     paused: tuple[RunDir, ...] = ()
     if base.run is not None and base.run.command.exists():
-        from ndd_engine.script.trial import check_script, run_script_trial, tried_run
+        from ndd_engine.script.trials import check_script, run_script_trial, tried_run
 
         state = tried_run(request)
         assert state.run is not None
@@ -159,7 +177,7 @@ def gained(trial: TrialEvent, sets: Sequence[str]) -> bool:
 
 def _edit(run: RunEvent, request: TrialRequest, apply: bool) -> None:
     """Show the edit that makes the change in the script; write it after a question."""
-    from ndd_engine.script.trial import edit_for
+    from ndd_engine.script.trials import edit_for
 
     edit = edit_for(request, run)
     show(["", "to make this change in your script:", *edit.diff, *(f"  {text}" for text in edit.advice)])

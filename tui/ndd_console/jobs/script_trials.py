@@ -48,7 +48,7 @@ class ScriptTrials(RunTrials):
         )
 
     def check(self, sets: Sequence[str]) -> str:
-        from ndd_engine.script.trial import check_script
+        from ndd_engine.script.trials import check_script
 
         try:
             check_script(TrialRequest(self._of, tuple(sets)), self._run_event.config)
@@ -58,7 +58,7 @@ class ScriptTrials(RunTrials):
 
     def diff(self, sets: Sequence[str]) -> str:
         """The edit of the script."""
-        from ndd_engine.script.trial import edit_for
+        from ndd_engine.script.trials import edit_for
 
         edit = edit_for(TrialRequest(self._of, tuple(sets)), self._run_event)
         if not edit.diff:
@@ -79,7 +79,7 @@ class ScriptTrials(RunTrials):
     def _measured(
         self, request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event
     ) -> TrialEvent:
-        from ndd_engine.script.trial import run_script_trial
+        from ndd_engine.script.trials import run_script_trial
 
         run = self._run_event
         return run_script_trial(request, run.config, run.device, tell, stop)

@@ -96,7 +96,7 @@ class RunTrials:
         return ""
 
     def check(self, sets: Sequence[str]) -> str:
-        from ndd_engine.trial.drafts import check
+        from ndd_engine.trial.trial import check
 
         try:
             check(TrialRequest(self._of, tuple(sets)))
@@ -112,7 +112,7 @@ class RunTrials:
 
     def diff(self, sets: Sequence[str]) -> str:
         """The keys of the configuration that change."""
-        from ndd_engine.trial.drafts import check
+        from ndd_engine.trial.trial import check
 
         changed = check(TrialRequest(self._of, tuple(sets)))
         lines = []

@@ -7,8 +7,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -308,12 +308,10 @@ class RankLoop(Loop):
 
     # While the caller keeps all ranks from their next step.
 
-    def quiet(self) -> AbstractContextManager[None]:
-        """A context in which no rank is expected to end a step."""
-        return self._hang.quiet()
-
-    def slept(self, seconds: float) -> None:
-        super().slept(seconds)
+    @contextmanager
+    def rest(self) -> Iterator[None]:
+        with self._hang.quiet(), super().rest():
+            yield
         self.agreement.rested()
 
     # What only one rank decides, or none.

@@ -1,0 +1,386 @@
+"""A trial of a script that was not written for this program: its change is made without an edit, in scratch copies.
+
+Settings that can be switched while the script trains are measured in one process, the others in pairs of processes, as
+in `trial.trial`. Each rank of a script that has several is led by its own gate; they train the same steps. The original
+run, its folder and its working directory are not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ndd_engine.child import ChildError, Json, Tick, Wire, answers, cause_of_exit, tail_of
+from ndd_engine.config.messages import explain, shown
+from ndd_engine.config.parsing import COMMAND_LINE, put
+from ndd_engine.config.schema import Config
+from ndd_engine.errors import ConfigError, Problem, UsageError
+from ndd_engine.hardware.detect import detect
+from ndd_engine.record.events import RunEvent, TrialEvent
+from ndd_engine.record.file import load_state
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.state import RunState
+from ndd_engine.text import printable
+from ndd_engine.trial.outcome import changed_items, flatten
+from ndd_engine.trial.pausing import alone
+from ndd_engine.trial.request import Parts, Progress, TrialRequest
+from ndd_engine.trial.sides import SHARED_ENVIRONMENT, Budget, Sides, Tell, Trained
+from ndd_engine.trial.trial import Trial
+from ndd_watch import SITE
+from ndd_watch.changes import AT_START, OF_SCRIPTS
+
+from .command import Command, command_of, environment
+from .contained import OFFLINE, check_contained, copy
+from .edits import Edit, edit_of
+from .follower import Follower
+from .launch import becoming
+from .starting import Start, is_start, started
+
+# Without workers, they have no meaning.
+_NEED_WORKERS = frozenset({"loader.prefetch", "loader.persistent"})
+# Observing is the same on both sides: every step is timed by phase, none is profiled, and windows fit into runs.
+PLAIN = {"NDD_WATCH_SHARE": "0", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_WINDOW_S": "0.25"}
+POLL_S = 0.1
+# Seconds in which a launcher notices the end of a rank and says why.
+LAUNCHER_S = 5.0
+_GUARD = str(Path(__file__).with_name("guard.py"))
+# What torchrun says of a rank that was killed: its number, the signal.
+_KILLED = re.compile(r"^ +rank +: (\d+) [^[]*?: Signal (\d+) \((\w+)\) received", re.MULTILINE)
+
+
+def values_of(request: TrialRequest, seen: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of the script as it is, and with the change, by key. seen: the run's recorded configuration.
+
+    Raises UsageError for a change that needs an edit of the script, ConfigError for invalid values.
+    """
+    if not request.sets:
+        raise UsageError(
+            f"no settings to try: add --arg, --env, or --set KEY=VALUE with one of {', '.join(sorted(OF_SCRIPTS))}"
+        )
+    settings = tuple(item for item in request.sets if not is_start(item))
+    for item in settings:
+        key = item.partition("=")[0].strip()
+        if key not in OF_SCRIPTS:
+            allowed = ", ".join(sorted(OF_SCRIPTS))
+            raise UsageError(
+                f"--set {printable(item)}: this cannot be changed without editing the script; allowed: {allowed}"
+            )
+    kept, both = request.base.sets, (*request.base.sets, *settings)
+    base, change = _checked((*_known(seen, kept), *kept)), _checked((*_known(seen, both), *both))
+    if settings and base == change:
+        raise UsageError(
+            f"{', '.join(settings)}: already so in {request.base.name}; there is nothing to compare"
+        )
+    return base, change
+
+
+def _known(seen: dict[str, Any], sets: Sequence[str]) -> Iterator[str]:
+    """What was seen of the script, as far as it goes with the settings."""
+    alone = any(item.replace(" ", "") == "loader.workers=0" for item in sets)
+    for key, value in flatten({name: body for name, body in seen.items() if name != "script"}).items():
+        if key in OF_SCRIPTS and value is not None and not (alone and value and key in _NEED_WORKERS):
+            yield f"{key}={_text(value)}"
+
+
+def _checked(items: Sequence[str]) -> dict[str, Any]:
+    """The values of all keys in the sections that a script may have. Raises ConfigError."""
+    table: dict[str, Any] = {key.partition(".")[0]: {} for key in sorted(OF_SCRIPTS)}
+    problems = [problem for item in items if (problem := put(table, item)) is not None]
+    found: dict[str, Any] = {}
+    for section, values in table.items():
+        model: Any = Config.model_fields[section].annotation
+        try:
+            found |= flatten({section: model.model_validate(values).model_dump(mode="json")})
+        except ValidationError as error:
+            for wrong in error.errors():
+                message, allowed = explain(wrong)
+                key, value = ".".join((section, *map(str, wrong["loc"]))), wrong["input"]
+                text = shown(value) if wrong["loc"] else None
+                problems.append(Problem(COMMAND_LINE, key, message, text, allowed))
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_script(request: TrialRequest, seen: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """`changes_of`. Raises UsageError also for what a scratch copy does not contain, unless the request allows it."""
+    found = changes_of(request, seen)
+    if not request.outside:
+        check_contained(seen)
+    return found
+
+
+def changes_of(request: TrialRequest, seen: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys that differ, with both values. Raises UsageError if the request cannot be tried."""
+    return {**changed_items(*values_of(request, seen)), **start_of(request).changed}
+
+
+def edit_for(request: TrialRequest, run: RunEvent) -> Edit:
+    """The edit of the script that makes the change. Raises UsageError if a file cannot be read."""
+    script = run.config.get("script") or {}
+    main = Path(script["main"]) if script.get("main") else None
+    changed = {key: new for key, (_, new) in changes_of(request, run.config).items() if not is_start(key)}
+    found = edit_of(run.config, changed, run.device, main)
+    return replace(found, advice=(*found.advice, *start_of(request).advice))
+
+
+def start_of(request: TrialRequest) -> Start:
+    """How the candidate is started. Raises UsageError for a wrong name."""
+    assert request.base.run is not None
+    return started(command_of(request.base.run), request.sets, os.environ)
+
+
+def tried_run(request: TrialRequest) -> RunState:
+    """The recorded state of the script's run, which has a `run`.
+
+    Raises UsageError if the script has not trained, or if it is running.
+    """
+    assert request.base.run is not None
+    if request.base.run.live_owner() is not None:
+        raise UsageError(f"{request.base.name} is running and would disturb the measurement: stop it first")
+    found = load_state(request.base.run)
+    if found.run is None:
+        raise UsageError(f"{request.base.name} has not trained: there is nothing to compare with")
+    return found
+
+
+def run_script_trial(
+    request: TrialRequest, seen: dict[str, Any], device: str, tell: Tell, stop: threading.Event | None = None
+) -> TrialEvent:
+    """Measure a change of a script; as `trial.run_trial`. seen, device: of the recorded run."""
+    assert request.base.run is not None
+    values = values_of(request, seen)
+    command = command_of(request.base.run)
+    command.check()
+
+    def waiting(text: str) -> None:
+        tell(Progress(text, 0.0, request.budget_s))
+
+    parallel = seen.get("parallel")
+    ranks = int(parallel["ranks"]) if isinstance(parallel, Mapping) and parallel.get("ranks") else 1
+    with alone(device, waiting, stop, ranks=ranks):
+        sides = ScriptSides(request, command, values, Budget(request.budget_s, tell, stop))
+        with Trial(request, sides) as trial:
+            return trial.run()
+
+
+class ScriptProcess(Trained):
+    """The command in a scratch copy of its folder. sides: the changes of each side that it can be.
+
+    outside: whether it may write outside that copy.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        sides: Sequence[Mapping[str, Any]],
+        extra: Mapping[str, str],
+        but: Path,
+        outside: bool,
+    ) -> None:
+        super().__init__()
+        self._command = command
+        self._temporary = tempfile.TemporaryDirectory(prefix=".ndd-", ignore_cleanup_errors=True)
+        self.folder = Path(self._temporary.name)
+        self._log = self.folder / "log"
+        # Of several ranks: what their steps consist of.
+        self._follower: Follower | None = None
+        self._parts, self._measuring = Parts(), False
+        address = str(self.folder / "s")
+        try:
+            work = self.folder / "work"
+            work.mkdir()
+            (self.folder / "ranks").mkdir()
+            copy(command.folder, work, but)
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(address)
+            self._listener.listen(128)
+            spec = {
+                "socket": address, "sides": [dict(side) for side in sides], "original": str(command.folder),
+                "outside": outside,
+            }  # fmt: skip
+            made = environment(
+                self.folder / "ranks", SITE, {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **extra}
+            )
+            guard = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(self.folder)]
+            guarded = [*guard, *becoming(command.words, 0)]
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    guarded, cwd=work, env={**made, **PLAIN, "NDD_WATCH_TRY": json.dumps(spec)},
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
+                )  # fmt: skip
+        except OSError as error:
+            self._temporary.cleanup()
+            raise ChildError("failed", f"its process cannot be started: {error.strerror}") from None
+        except BaseException:
+            self._temporary.cleanup()
+            raise
+
+    def prepare(self, limit_s: float, tick: Tick) -> None:
+        """Wait until all ranks train, and for their first steps."""
+        deadline = time.monotonic() + limit_s
+        self._listener.settimeout(POLL_S)
+        tick("waiting for the first step")
+        ranks: dict[int, Wire] = {}
+        size = 1
+        while len(ranks) < size:
+            with contextlib.suppress(TimeoutError):
+                connection, _ = self._listener.accept()
+                told = _first_line(connection)
+                rank, size = int(told["rank"]), int(told["ranks"])
+                handle = connection.detach()
+                ranks[rank] = Wire(handle, os.dup(handle), partial(self._lost, rank, size))
+                self.wires = list(ranks.values())  # to be closed
+                if told["here"] is not None and told["here"][1] < size:
+                    raise ChildError(
+                        "failed", "its ranks are on several machines, and a trial leads those of one"
+                    )
+                continue
+            tick(None)
+            if self._process.poll() is not None:
+                raise cause_of_exit(self._process, self._log)
+            if time.monotonic() > deadline:
+                raise ChildError("late", _absent(ranks, size))
+        self.wires = [ranks[rank] for rank in sorted(ranks)]
+        if size > 1:
+            folder, machine = self.folder / "ranks", detect(use_torch=False)
+            self._follower = Follower(RunDir(self.folder), self._command, machine, self._parts.hear, folder)
+        tick("warming up")
+        found = answers(self.wires, deadline - time.monotonic(), tick)
+        self._know([one["ready"] for one in found])
+
+    def _ask(self, command: Json, limit_s: float, tick: Tick) -> list[Json]:
+        found = super()._ask(command, limit_s, tick)
+        if self._follower is not None:
+            self._follower.poll()
+            if command.get("measured") and not self._measuring:
+                self._measuring = True
+                self._parts.clear()  # of the warm-up and the first run
+        return found
+
+    def _know(self, found: Sequence[Json]) -> None:
+        super()._know(found)
+        if self._measuring and len(self.both) == 1:  # otherwise they are those of both sides
+            self.facts.parts_ns = self._parts.per_step()
+
+    def _lost(self, rank: int, ranks: int) -> ChildError:
+        """Why a rank has closed its connection, as far as its launcher says so."""
+        if ranks == 1:
+            return cause_of_exit(self._process, self._log)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LAUNCHER_S)
+        with contextlib.suppress(OSError):
+            for killed, number, name in _KILLED.findall(self._log.read_text(errors="replace")):
+                if int(killed) == rank:
+                    usual = ", usually by the kernel's OOM killer" if name == "SIGKILL" else ""
+                    kind = "oom" if usual else "failed"
+                    return ChildError(kind, f"its process was killed by signal {number}{usual}")
+        return ChildError("failed", f"its process has ended: {tail_of(self._log)}")
+
+    def close(self) -> None:
+        """End the processes with everything that they started, and remove what they wrote."""
+        self._listener.close()
+        for wire in self.wires:
+            wire.close()  # a rank exits when its connection closes
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        # The guard ends what the command has started.
+        self._process.terminate()
+        self._process.wait()
+        self._temporary.cleanup()
+
+
+def _first_line(connection: socket.socket) -> Json:
+    """What a rank says when it connects; {} if it has ended."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (part := connection.recv(1)):
+            raise ChildError("failed", "its process ended before the first step")
+        line += part
+    found: Json = json.loads(line)
+    return found
+
+
+def _absent(ranks: Mapping[int, Wire], size: int) -> str:
+    missing = [str(rank) for rank in range(size) if rank not in ranks]
+    if not ranks:
+        return "it did not begin to train within the time limit"
+    return f"rank {', '.join(missing)} did not begin to train within the time limit"
+
+
+class ScriptSides(Sides):
+    """The sides of a script. values: the settings of both."""
+
+    def __init__(
+        self,
+        request: TrialRequest,
+        command: Command,
+        values: tuple[dict[str, Any], dict[str, Any]],
+        budget: Budget,
+    ) -> None:
+        super().__init__(budget)
+        self._command, self._start, self._values = command, start_of(request), values
+        self._changes = {key: new for key, (_, new) in changed_items(*values).items()}
+        keys = (item.partition("=")[0].strip() for item in request.base.sets)
+        kept = {key: values[0][key] for key in keys if key in OF_SCRIPTS}
+        self._sides: tuple[dict[str, Any], dict[str, Any]] = (kept, {**kept, **self._changes})
+        self.changed = [*self._changes, *self._start.changed]
+        self.by_epochs = "loader.persistent" in self._changes and all(one["loader.workers"] for one in values)
+        self._outside = request.outside
+        # First losses of the script as it is, of its first process.
+        self._usual: list[float] | None = None
+        run = request.base.run
+        self._but = run.path.parent if run is not None else Path(os.devnull)
+
+    @property
+    def switches(self) -> bool:
+        return OF_SCRIPTS.keys() >= set(self.changed) and AT_START.isdisjoint(self.changed)
+
+    def never_happens(self) -> str:
+        if self.by_epochs:
+            return "the length of an epoch is unknown, and the change acts only between epochs"
+        return ""
+
+    def period(self, index: int, step_s: float) -> int:
+        key = "run.gc_every_steps"
+        return max(int(self._values[index][key]), 1) if key in self._changes else 1
+
+    def started(self, index: int) -> ScriptProcess:
+        command = self._start.command if index else self._command
+        more = {**self.environment(index), **(self._start.environment if index else {})}
+        return ScriptProcess(command, [self._sides[index]], more, self._but, self._outside)
+
+    def started_for_both(self) -> ScriptProcess:
+        return ScriptProcess(self._command, self._sides, self.environment(0), self._but, self._outside)
+
+    def prepare(self, index: int) -> float:
+        """As for other sides. Losses that differ between two starts of the unchanged script say nothing."""
+        found = super().prepare(index)
+        if not index:
+            losses = self._learned(index, "warming up the baseline").losses
+            if self._usual is None:
+                self._usual = losses
+            elif any(a != b for a, b in zip(losses, self._usual, strict=False)):
+                for facts in self.facts:
+                    facts.losses = []
+                self.note = "two starts of the unchanged script differ in their losses (is it seeded?)"
+        return found
