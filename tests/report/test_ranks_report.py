@@ -13,10 +13,10 @@ from ndd_engine.trial.compare import read_recorded
 from .report_help import T0, Timed, pages, run_event, write
 
 
-def recorded(folder: Path, planted: Planted, name: str = "one") -> RunDir:
+def recorded(folder: Path, planted: Planted, name: str = "one", compared: bool = True) -> RunDir:
     events: list[Timed] = [(T0, run_event(False))]
     for index, event in enumerate(planted.events(30)):
-        both: tuple[Event, ...] = (beside(event), event)
+        both: tuple[Event, ...] = (beside(event), event) if compared else (beside(event),)
         events += [(T0 + 1 + 0.4 * index, item) for item in both]
     return write(folder, events, name)
 
@@ -40,7 +40,7 @@ def test_a_late_rank_is_in_the_report(tmp_path: Path) -> None:
 
 
 def test_a_run_with_one_rank_has_no_such_section(tmp_path: Path) -> None:
-    report, page, words = pages(recorded(tmp_path, Planted(1)))
+    report, page, words = pages(recorded(tmp_path, Planted(2), compared=False))
     assert report.to_json()["ranks"] is None
     assert "Ranks" not in words
     assert 'id="ranks"' not in page
@@ -52,5 +52,5 @@ def test_exchange_and_skew_are_compared(tmp_path: Path) -> None:
     assert slow.exchange_ns is not None
     assert fast.exchange_ns is not None
     assert slow.exchange_ns == 2 * fast.exchange_ns
-    one = read_recorded(recorded(tmp_path, Planted(1), "one"))
+    one = read_recorded(recorded(tmp_path, Planted(2), "one", compared=False))
     assert (one.exchange_ns, one.skew_ns) == (None, None)
