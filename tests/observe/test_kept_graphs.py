@@ -1,0 +1,102 @@
+"""Graphs of earlier steps that a script keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ndd_watch.graphs import KeptGraphs
+
+STEPS = 60
+
+
+def kept_after(
+    keep: Callable[[torch.Tensor, torch.Tensor], None], scale: float = 1.0, steps: int = STEPS
+) -> int:
+    """Train, and tell from how many steps graphs are kept. keep: called with the output and the loss of each step."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    graphs = KeptGraphs()
+    for step in range(steps):
+        optimizer.zero_grad()
+        output = model(torch.randn(3, 4))
+        loss = output.pow(2).mean()
+        scaled = loss * scale if scale != 1.0 else loss
+        graphs.mark(scaled, step)
+        scaled.backward()
+        optimizer.step()
+        keep(output, loss)
+    return graphs.steps(steps)
+
+
+class Total:
+    """The sum of the losses, as a script computes it."""
+
+    def __init__(self) -> None:
+        self.value: torch.Tensor | float = 0.0
+
+    def add(self, output: torch.Tensor, loss: torch.Tensor) -> None:
+        self.value += loss
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_a_sum_of_losses_keeps_the_graphs_of_all_steps(scale: float) -> None:
+    assert kept_after(Total().add, scale) == STEPS
+
+
+def test_a_list_of_outputs_keeps_them_too() -> None:
+    outputs: list[torch.Tensor] = []
+    assert kept_after(lambda output, loss: outputs.append(output)) == STEPS
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda output, loss: None,
+        lambda output, loss, total=[0.0]: total.append(loss.item()),
+        lambda output, loss, total=[]: total.append(output.detach()),
+    ],
+    ids=["nothing", "numbers", "detached"],
+)
+def test_what_has_no_graph_keeps_none(keep: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    assert kept_after(keep) == 0
+
+
+def test_graphs_of_a_few_steps_are_usual() -> None:
+    """Truncated backpropagation through time, or losses that are summed up for a few steps."""
+    recent: list[torch.Tensor] = []
+
+    def keep(output: torch.Tensor, loss: torch.Tensor) -> None:
+        recent.append(loss)
+        del recent[:-5]
+
+    assert kept_after(keep) == 0
+
+
+def test_a_part_that_all_steps_share_is_no_growth() -> None:
+    model = torch.nn.Linear(4, 4)
+    shared = model(torch.randn(3, 4))
+    head = torch.nn.Linear(4, 1)
+    graphs = KeptGraphs()
+    for step in range(STEPS):
+        loss = head(shared).sum()
+        graphs.mark(loss, step)
+        loss.backward(retain_graph=True)
+    assert graphs.steps(STEPS) == 0
+
+
+def test_marks_are_thinned_out_and_freed_with_their_graphs() -> None:
+    total = Total()
+    model = torch.nn.Linear(2, 1)
+    graphs = KeptGraphs()
+    for step in range(2000):
+        loss = model(torch.ones(1, 2)).sum()
+        graphs.mark(loss, step)
+        total.add(loss, loss)
+    assert graphs.steps(2000) >= 1990
+    assert len(graphs._marks) <= 512
+    total.value = 0.0
+    del loss
+    assert graphs.steps(2000) == 0 and not graphs._marks

@@ -1,0 +1,54 @@
+"""The line of a script that keeps a loss with its graph."""
+
+from __future__ import annotations
+
+import pytest
+
+from ndd_engine.script.keeping import keeping_lines
+
+LOOP = """
+def train(model, data, total, losses, meter, scaler):
+    for x, y in data:
+        loss = model(x, y)
+        {backward}
+        {keeps}
+"""
+
+
+def lines_of(keeps: str, backward: str = "loss.backward()") -> list[int]:
+    return keeping_lines(LOOP.format(keeps=keeps, backward=backward))
+
+
+@pytest.mark.parametrize(
+    "keeps",
+    [
+        "total += loss", "total = total + loss", "losses.append(loss)", "meter.update(loss, len(x))",
+        "total += loss * len(x)", "losses[0] += loss.cpu()", "losses.append((1, loss))", "total += loss if 1 else 0.0",
+        "losses['a'] = loss", "self.total -= loss",
+    ],
+)  # fmt: skip
+def test_a_line_that_keeps_the_graph_is_found(keeps: str) -> None:
+    assert lines_of(keeps) == [6]
+
+
+@pytest.mark.parametrize(
+    "keeps",
+    [
+        "total += loss.item()", "total += float(loss)", "losses.append(loss.detach().cpu())",
+        "losses.append(loss.item())",        "total += x", "print(loss)", "losses.append(f'{loss}')", "loss += 1", "loss = loss / 4", "total += (loss > 3)",
+        "total += loss.item() if 1 else 0.0",
+    ],
+)  # fmt: skip
+def test_a_line_that_keeps_a_number_is_not(keeps: str) -> None:
+    assert lines_of(keeps) == []
+
+
+@pytest.mark.parametrize(
+    "backward", ["scaler.scale(loss).backward()", "accelerator.backward(loss)", "(loss / 4).backward()"]
+)
+def test_the_loss_is_what_the_backward_pass_begins_from(backward: str) -> None:
+    assert lines_of("total += loss", backward) == [6]
+
+
+def test_a_function_that_has_no_backward_pass_keeps_nothing() -> None:
+    assert keeping_lines("def evaluate(total, loss):\n    total += loss\n    return total\n") == []
