@@ -35,8 +35,8 @@ def test_a_line_that_keeps_the_graph_is_found(keeps: str) -> None:
     "keeps",
     [
         "total += loss.item()", "total += float(loss)", "losses.append(loss.detach().cpu())",
-        "losses.append(loss.item())",        "total += x", "print(loss)", "losses.append(f'{loss}')", "loss += 1", "loss = loss / 4", "total += (loss > 3)",
-        "total += loss.item() if 1 else 0.0",
+        "losses.append(loss.item())", "total += x", "print(loss)", "losses.append(f'{loss}')", "loss += 1",
+        "loss = loss / 4", "total += (loss > 3)", "total += loss.item() if 1 else 0.0",
     ],
 )  # fmt: skip
 def test_a_line_that_keeps_a_number_is_not(keeps: str) -> None:
