@@ -120,6 +120,11 @@ class Emitter:
         self._config["script"].update(found)
         self._recorded = False
 
+    def _kept_in(self, file: str) -> None:
+        """Graphs of earlier steps are kept. The console looks for the line in the file with the training loop."""
+        if "keeps" not in self._config["script"]:
+            self.script(keeps=[file, 0])
+
     def loader(self, settings: dict[str, Any]) -> None:
         """The training reads a loader with these settings and its place, see `Places`."""
         self._config["loader"] = {name: settings[name] for name in _LOADER}
@@ -218,13 +223,15 @@ class Emitter:
         self._once(_UNTIMED, clock.gpu.failed)
         self._once(_UNREAD, "" if steps.values is None else steps.values.failed)
         step += self._earlier
+        if (kept := steps.graphs.steps(S[DONE])) and steps.caller is not None:
+            self._kept_in(steps.caller.co_filename)
         self.put(
             "window", step=step, epoch=self._epoch, epoch_step=max(step - self._epoch_begin, 0), steps=count,
             micro_steps=micro, items=items, tokens=0, wall_ns=wall, step_p50_ns=None, step_p95_ns=None,
             step_max_ns=None, phases={}, loss=None if newest is None else newest[1],
             last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=self._rate(),
             gc_ns=garbage.ns, gc_count=garbage.number, gc_max_ns=garbage.longest_ns, profiled=profiled,
-            heap_bytes=self._heap.read(), timed=timed,
+            heap_bytes=self._heap.read(), kept_steps=kept, timed=timed,
         )  # fmt: skip
         if S[SKIPPED] > self._skipped:
             self._skipped = S[SKIPPED]

@@ -48,7 +48,7 @@ class KeptGraphs:
         if len(self._marks) > _MOST:
             self._clear()
             if len(self._marks) > _MOST // 2:
-                self._marks = [(number // 2, *rest) for number, *rest in self._marks[::2]]
+                self._marks = [(number // 2, step, mark) for number, step, mark in self._marks[::2]]
                 self._stride *= 2
 
     def _clear(self) -> None:

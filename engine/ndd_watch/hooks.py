@@ -306,6 +306,8 @@ class Hooks:
         if steps.device_due:
             steps.device_due = False
             self.device_found(looks.device(loss))
+        with looks.silent():
+            steps.graphs.mark(loss, S[DONE])
         if not steps.scaled:
             self._read(loss)
         if steps.ranks:

@@ -43,6 +43,7 @@ from .device import SAMPLE_NS, DeviceValues
 from .ends import Ends
 from .exceptions import ours
 from .garbage import Garbage
+from .graphs import KeptGraphs
 from .looks import key_of
 from .mapped import BEGUN, CORRECTION, FIRST_NS, LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN, PASSES, PENDING
 
@@ -95,6 +96,7 @@ class Steps:
         self.loss_due = 0
         self.shape: tuple[int, ...] | None = None
         self.caller: Any = None
+        self.graphs = KeptGraphs()
         self.ends = Ends()
         # The key of the optimizer that steps at present, the phase around it, whether it got a closure, and the
         # backward passes before that.

@@ -17,6 +17,7 @@ from ndd_engine.record.events import MarkEvent, RunEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
 from ndd_engine.script.follower import Follower
+from ndd_engine.script.keeping import keeping_line
 from ndd_engine.script.records import Records, Room
 from ndd_watch import mapped
 
@@ -237,3 +238,20 @@ def test_texts_of_a_script_control_no_terminal_and_damaged_lines_cost_themselves
     assert not told.put("functions", step="x", wall_ns=1, functions=[])
     assert not told.put("stacks", step=1, looks=1, frames=[[1]])
     assert not told.window(1, items="many") and told.window(1)
+
+
+def test_the_line_that_keeps_the_losses_is_found_in_the_script(told: Told, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "total = 0.0\nfor x in data:\n    loss = model(x)\n    loss.backward()\n    total += loss\n"
+    )
+    told.put("run", **run_line(config={"script": {"keeps": [str(script), 0]}}))
+    run, window = told.window(10, kept_steps=9)
+    assert isinstance(run, RunEvent) and run.config["script"]["keeps"] == [str(script), 5]
+    assert isinstance(window, WindowEvent) and window.kept_steps == 9
+    # A file that is gone, and one that is no Python.
+    for text in (None, "for ("):
+        other = tmp_path / f"{text}.py"
+        if text is not None:
+            other.write_text(text)
+        assert keeping_line(str(other)) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from statistics import median
 
 from ndd_engine.text import duration, percent, printable, size
@@ -40,10 +41,13 @@ def leak(view: View) -> Finding | None:
     if snapshot.totals.recompiles and len(snapshot.memory_trend) < COMPILING_POINTS:
         return None  # compiled code takes memory as well
     least, released = 0 if view.gpu else GROWN_BYTES, 0
+    kept = snapshot.totals.kept_steps
     growth = steady_growth(snapshot.memory_trend, least)
     if growth is None:
         trend = snapshot.memory_trend if view.gpu else snapshot.heap_trend
         growth, released = growth_between_releases(trend, GROWN_BYTES)
+    if growth is None and kept:
+        growth, released = growth_of_graphs(snapshot.memory_trend, kept), kept
     if growth is None:
         return None
     slope, noise, last = growth
@@ -61,15 +65,38 @@ def leak(view: View) -> Finding | None:
     draft = Draft("leak", f"memory grows by {size(slope)} per step{until}", None, confidence, leave)
     source = "allocator" if view.gpu else "memory of the process"
     draft.saw(f"{size(last)} in use, growing by {size(slope)} per step (noise {size(noise)})", source)
+    if kept:
+        draft.saw(f"autograd graphs of {kept:,} steps were kept at a time", "autograd")
     if released:
         draft.saw(f"it grows by {size(slope * released)} before it is released", source)
     if when:
         draft.saw(f"{when} ({size(free)} free)", "extrapolated")
     draft.change(
         "detach tensors that are kept between steps (loss.item() instead of loss, output.detach())",
-        where=view.line(*MODEL, "other", "log"),
+        where=_keeps(view) or view.line(*MODEL, "other", "log"),
     )
     return draft.done()
+
+
+def _keeps(view: View) -> str | None:
+    """The line of a script that keeps a loss with its graph, if it was found."""
+    script = view.config.get("script")
+    file, line = script.get("keeps") or ("", 0) if isinstance(script, dict) else ("", 0)
+    return printable(f"{PurePath(str(file)).name}:{line}") if line else None
+
+
+def growth_of_graphs(trend: Trend, kept: int) -> tuple[float, float, float] | None:
+    """As `steady_growth`, of a curve that stays level after its first rise, since freed memory is used again.
+
+    kept: the most steps whose graphs existed at a time. None if the curve rose by too little.
+    """
+    values = [value for _, value in trend[1:]]
+    if len(trend) < LEAST_POINTS:
+        return None
+    rise = max(values) - values[0]
+    if rise < max(GROWN * max(values), GROWN_BYTES):
+        return None
+    return rise / kept, 0.0, values[-1]
 
 
 def near_limit(view: View) -> Finding | None:

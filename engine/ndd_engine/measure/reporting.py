@@ -40,12 +40,18 @@ class StepWork:
 
 
 class Stepping(Protocol):
-    """The part of a stepper that the reporter reads: the learning rate, and events waiting to be recorded."""
+    """The part of a stepper that the reporter reads: the learning rate, and events waiting to be recorded.
+
+    kept_steps: see WindowEvent.
+    """
 
     reports: list[Event]
 
     @property
     def lr(self) -> float | None: ...
+
+    @property
+    def kept_steps(self) -> int: ...
 
 
 class Reporter:
@@ -141,6 +147,7 @@ class Reporter:
             gc_max_ns=pauses.longest_ns,
             profiled=self.profiled,
             heap_bytes=self._heap.read(),
+            kept_steps=self._stepping.kept_steps,
         )
         self.put(self.windowed(window, event))
         if self.losses.scalars:

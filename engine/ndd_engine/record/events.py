@@ -129,7 +129,8 @@ class WindowEvent(Event):
     last one. lr, grad_norm, loss_scale: latest values. device_steps: steps timed on the device. gc_ns, gc_count,
     gc_max_ns: total, number and longest of Python's garbage collections (part of the phases). profiled: true if a
     profiler capture ran or a step was profiled; such windows are not used for rates. heap_bytes: in use by the heap of
-    the process, with the tensors of the CPU, at the end of the window.
+    the process, with the tensors of the CPU, at the end of the window. kept_steps: earlier steps whose autograd graphs
+    still exist then.
     """
 
     type: ClassVar[str] = "window"
@@ -156,6 +157,7 @@ class WindowEvent(Event):
     gc_max_ns: Count | None = None
     profiled: Flag = False
     heap_bytes: Count | None = None
+    kept_steps: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

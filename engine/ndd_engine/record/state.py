@@ -265,6 +265,7 @@ class RunState(Facts):
             self.rates.add(event.step, event.items / ((event.wall_ns - overhead) * 1e-9))
 
     def _total(self, event: WindowEvent) -> None:
+        self.totals.kept_steps = max(self.totals.kept_steps, event.kept_steps)
         if event.profiled:
             return
         totals = self.totals

@@ -16,6 +16,7 @@ from ndd_engine.text import counted, number, printable
 
 from .asked_captures import Captures
 from .command import Command
+from .keeping import keeping_line
 from .observed_ranks import ScriptRanks
 from .progress import Stalls
 from .records import Line, Process, Records
@@ -39,6 +40,7 @@ class Trained:
         self.run: RunEvent | None = None
         self._process: Process | None = None
         self._shown = self._counts_items = False
+        self._keeps = 0  # the line that keeps the losses with their graphs
         self._phases: set[str] = set()
 
     def take(self, process: Process, line: Line) -> Iterator[Event]:
@@ -76,6 +78,9 @@ class Trained:
         resumed, self._shown = None if self._shown else run.resumed_step, True
         config, host, device = dict(run.config), self._machine.host, run.device or "cpu"
         config["script"] = {**self._command.to_dict(), **config["script"]}
+        if keeps := config["script"].get("keeps"):
+            self._keeps = self._keeps or keeping_line(keeps[0])
+            config["script"]["keeps"] = [keeps[0], self._keeps]
         if "parallel" in config:
             config["parallel"] = {name: config["parallel"][name] for name in ("ranks", "strategy")}
         return replace(

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
+from pathlib import Path
+
+from ndd_engine.files import open_regular
+
+# Bytes of the largest file that is read.
+_MOST_BYTES = 1 << 20
 
 # Calls and attributes whose result has no graph.
 _FREES = frozenset(
@@ -12,6 +19,16 @@ _FREES = frozenset(
 _FREES_METHODS = frozenset(
     {"item", "detach", "tolist", "numpy", "data", "backward", "shape", "size", "format"}
 )
+
+
+def keeping_line(path: str) -> int:
+    """The first such line of a file; 0 if there is none, or it cannot be read."""
+    try:
+        with os.fdopen(open_regular(Path(path), os.O_RDONLY), "rb") as file:
+            found = keeping_lines(file.read(_MOST_BYTES).decode())
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return 0
+    return found[0] if found else 0
 
 
 def keeping_lines(source: str) -> list[int]:

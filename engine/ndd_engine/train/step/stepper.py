@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
@@ -22,6 +23,7 @@ from ndd_engine.train.data.loader import to_device
 from ndd_engine.train.random_state import kept_random
 from ndd_engine.workloads.base import Batch, Workload, on_host
 from ndd_engine.workloads.training import Carry, TrainingParts, detached
+from ndd_watch.graphs import KeptGraphs
 
 from .clipping import clip_gradients
 from .graph import StepGraph, why_not
@@ -40,6 +42,8 @@ ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
+# From one look at the graph of a loss to the next.
+LOOK_S = 0.1
 # Modes of torch.compile that run compiled code as CUDA graphs.
 POOLING = ("reduce-overhead", "max-autotune")
 
@@ -101,6 +105,8 @@ class Stepper:
         self.extras: dict[str, Tensor] = {}
         # Setting events that wait to be recorded.
         self.reports: list[Event] = []
+        # The graphs of losses are looked at now and then. Backward passes so far, and when the next look is due.
+        self._graphs, self._passes, self._look_s = KeptGraphs(), 0, 0.0
         self.attention = attention_of(config)
         self._moves = device.type != "cpu"
         # Whether compiled code runs as CUDA graphs, whose outputs share memory that each run overwrites.
@@ -265,12 +271,25 @@ class Stepper:
             loss = loss * share
         elif accumulation > 1:
             loss = loss / accumulation
+        self._look(loss)
         enter(phase.BACKWARD)
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         if pooled:
             self._keep_gradients()
             return loss.detach().clone()
         return loss.detach()
+
+    def _look(self, loss: Tensor) -> None:
+        self._passes += 1
+        if (now := time.monotonic()) >= self._look_s:
+            self._look_s = now + LOOK_S
+            self._graphs.mark(loss, self._passes)
+
+    @property
+    def kept_steps(self) -> int:
+        """Earlier steps whose autograd graphs still exist."""
+        own = self.workload_parts.step is not None
+        return self._graphs.steps(self._passes) // (1 if own else self.config.batch.accumulation)
 
     def _own_step(self, batch: Batch, enter: Callable[[int], object]) -> Tensor:
         """One step of the factory's own `step`; returns its loss, detached."""
@@ -280,6 +299,8 @@ class Stepper:
         self.carry.begin(batch)
         found = parts.step(batch, training)
         self.carry.value = detached(self.carry.value)
+        if isinstance(found, Tensor):
+            self._look(found)
         loss = training.checked(found, parts.where)
         training.end_step()
         return loss
