@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Any, Callable
 
 from .exceptions import Dropped, ours
+from .library import os
 from .probes import Probes
 
 Put = Callable[..., None]
@@ -30,10 +31,11 @@ _NOT_METRICS = ("_runtime", "_per_second", "_preparation_time", "_jit_compilatio
 
 
 class Frameworks:
-    """put(kind, **body) records."""
+    """put(kind, **body) records. saves, evaluates: the console asks for a checkpoint, for an evaluation."""
 
     def __init__(self, put: Put, known: Known, probes: Probes) -> None:
         self._put, self._known, self._probes = put, known, probes
+        self.saves = self.evaluates = False
         self._heard: set[str] = set()
 
     def look(self) -> None:
@@ -41,26 +43,73 @@ class Frameworks:
         if _TRANSFORMERS in sys.modules and _TRANSFORMERS not in self._heard:
             self._heard.add(_TRANSFORMERS)
             told = hugging_face(object, self._put, self._known)()
-            self._hear(sys.modules[_TRANSFORMERS].CallbackHandler.call_event, _event_of_transformers, told)
+            call_event = sys.modules[_TRANSFORMERS].CallbackHandler.call_event
+            self._hear(call_event, _event_of_transformers, told, self._steer_transformers)
         for name in _LIGHTNING:
             if name in sys.modules and name not in self._heard:
                 self._heard.add(name)
                 told = lightning(object, self._put, self._known)()
-                self._hear(sys.modules[name]._call_callback_hooks, _event_of_lightning, told)
+                hooks = sys.modules[name]._call_callback_hooks
+                self._hear(hooks, _event_of_lightning, told, self._steer_lightning)
 
-    def _hear(self, function: Any, event_of: Callable[[dict[str, Any]], Any], told: Any) -> None:
+    def _hear(
+        self,
+        function: Any,
+        event_of: Callable[[dict[str, Any]], Any],
+        told: Any,
+        steer: Callable[[str, tuple[Any, ...]], None],
+    ) -> None:
         def begins(_probe: Any, zero: int) -> int:
             try:
                 name, given, more = event_of(sys._getframe(1).f_locals)
                 hook = getattr(type(told), name, None)
                 if hook is not None:
                     hook(told, *given, **more)
+                if self.saves or self.evaluates:
+                    steer(name, given)
             except Exception as error:
                 if not ours(error):
                     raise
             return zero
 
         self._probes.put(function, begins, None, False)
+
+    def _steer_transformers(self, event: str, given: tuple[Any, ...]) -> None:
+        """Have the Trainer save and evaluate at the end of this step, as it does of its own accord."""
+        args, state, control = given
+        if event == "on_step_end":
+            self.evaluates &= evaluates(args)
+            control.should_save, control.should_evaluate = (
+                control.should_save or self.saves,
+                control.should_evaluate or self.evaluates,
+            )
+            what = " and ".join(["saves a checkpoint"] * self.saves + ["evaluates"] * self.evaluates)
+            self.saves = self.evaluates = False
+            if what:
+                self._put(
+                    "mark", kind="note", text=f"on request, the Trainer {what} after step {state.global_step}"
+                )
+
+    def _steer_lightning(self, event: str, given: tuple[Any, ...]) -> None:
+        """Save a checkpoint beside those of the script. An error of it does not end the training."""
+        trainer = given[0]
+        if event != "on_train_batch_end" or trainer.fit_loop._should_accumulate():
+            return
+        self.saves = self.evaluates = False
+        folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
+        path = os.path.join(folder, f"requested-step={trainer.global_step}.ckpt")
+        try:
+            trainer.save_checkpoint(path)
+        except Exception as error:  # noqa: BLE001
+            self._put("mark", kind="warning", text=f"no checkpoint: {type(error).__name__}: {error}")
+        else:
+            self._put("mark", kind="note", text=f"checkpoint on request: {path}")
+
+
+def evaluates(args: Any) -> bool:
+    """Whether a Trainer with these arguments evaluates while it trains. Without that, it may have no data for it."""
+    given = getattr(args, "eval_strategy", None) or getattr(args, "evaluation_strategy", None)
+    return str(getattr(given, "value", given)) not in ("no", "None")
 
 
 def _event_of_transformers(given: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
@@ -116,6 +165,7 @@ def hugging_face(base: type, put: Put, known: Known) -> type:
             put(
                 "totals", framework="transformers", earlier=int(state.global_step), total_steps=int(state.max_steps),
                 epochs=epochs if epochs < _ENDLESS else 0,
+                obeys=["checkpoint", *["evaluate"] * evaluates(args)],
             )  # fmt: skip
 
         @_safe
@@ -169,7 +219,7 @@ def lightning(base: type, put: Put, known: Known) -> type:
             put(
                 "totals", framework="lightning", earlier=_batches(trainer),
                 total_steps=int(total) if 0 < total < float("inf") else 0,
-                epochs=int(epochs) if epochs and epochs > 0 else 0,
+                epochs=int(epochs) if epochs and epochs > 0 else 0, obeys=["checkpoint"],
             )  # fmt: skip
 
         @_safe

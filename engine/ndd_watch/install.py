@@ -27,6 +27,7 @@ from .outside import Outside
 from .own import own
 from .profiler import StepProfiler
 from .record import FOLDER_AT_START, Recorder, reason_of
+from .requests import Requests
 from .steps import PROFILE_NS, Steps
 from .waits import place
 
@@ -79,6 +80,7 @@ class Observer:
     def _wire(self) -> None:
         steps = self.steps
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
+        self.requests = Requests(steps, self._capture, self.frameworks)
         self.hooks.loader_read = self._loader_read
         self.hooks.device_found = self._device_found
         if self.frameworks is not None:
@@ -301,9 +303,7 @@ class Observer:
             return
         recorder.window()
         self.steps.device_due = True
-        self.captures.look()
-        if self.captures.wanted and not self._study:
-            self.steps.next_study = 0
+        self.requests.look()
         outside = self.outside
         if outside.seen > outside.told:
             outside.told = outside.seen
@@ -311,6 +311,12 @@ class Observer:
         if S[clock.LAST] >= self._memory_due:
             self._memory_due = S[clock.LAST] + MEMORY_NS
             recorder.memory()
+
+    def _capture(self) -> None:
+        """The console has asked for a profiler capture."""
+        self.captures.wanted = True
+        if not self._study:
+            self.steps.next_study = 0
 
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""

@@ -47,7 +47,7 @@ from ndd_engine.train.parallel.loop import RankLoop
 from ndd_engine.train.parallel.place import place
 from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.rank_run import met
-from ndd_engine.train.run import RunRequest
+from ndd_engine.train.request import RunRequest
 
 from .launch import launch
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from ndd_engine.train.control import Control
+from ndd_engine.run.control import Control
 from ndd_engine.train.parallel.agreement import Decision, SharedControl
 from ndd_engine.train.parallel.failures import (
     Cause,

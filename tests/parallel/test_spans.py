@@ -16,7 +16,7 @@ from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, Window
 from ndd_engine.record.events import WindowEvent
 from ndd_engine.record.ranks import RanksEvent
-from ndd_engine.train.control import Control
+from ndd_engine.run.control import Control
 from ndd_engine.train.parallel import team as team_module
 from ndd_engine.train.parallel.marks import PART, StreamWaits
 from ndd_engine.train.parallel.notes import StoreNotes

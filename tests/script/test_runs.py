@@ -22,7 +22,7 @@ from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.events import EndEvent, KernelsEvent, MarkEvent, RunEvent, ScalarsEvent, WindowEvent
 from ndd_engine.script.command import Command
-from ndd_engine.script.run import ScriptRequest, ScriptRun
+from ndd_engine.script.script_run import ScriptRequest, ScriptRun
 
 pytestmark = pytest.mark.long
 
@@ -191,8 +191,8 @@ def test_the_gpu_that_the_script_trains_on_is_sampled(
             sampled.append(gpu)
             super().follow(pid, gpu)
 
-    monkeypatch.setattr("ndd_engine.script.run.detect", lambda **_: machine)
-    monkeypatch.setattr("ndd_engine.script.run.Sampler", Samples)
+    monkeypatch.setattr("ndd_engine.script.script_run.detect", lambda **_: machine)
+    monkeypatch.setattr("ndd_engine.script.script_run.Sampler", Samples)
     monkeypatch.setenv("NDD_WATCH_WINDOW_S", "0.2")
     words = (sys.executable, str(SUBJECTS / "on_gpu.py"), "2", "1", "1", "1")
     run_of_script = ScriptRun.open(ScriptRequest(Command(words, tmp_path), tmp_path / "runs", screen=True))

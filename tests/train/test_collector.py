@@ -11,7 +11,7 @@ import pytest
 from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
 from ndd_engine.measure.collector import Collector
-from ndd_engine.train.control import StopNow
+from ndd_engine.run.control import StopNow
 from ndd_engine.train.step.stepper import Stepper
 
 LONG = ("run.epochs=100", "evaluate.every_epochs=0", "evaluate.at_end=false", "checkpoint.every_epochs=0")

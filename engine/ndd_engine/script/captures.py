@@ -16,50 +16,24 @@ from ndd_engine.record.events import Event, KernelsEvent, MarkEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.recordings.trace_file import read_trace
 from ndd_engine.text import printable
-from ndd_watch import mapped
 
-from .records import Line, Process
+from .records import Line
 
 # Longer traces would take the console minutes to read.
 LONGEST = 1 << 28
 
 
 class Captures:
-    """Those of a run. every: ask for one after every so many steps of a script that trains on a GPU; 0: on request."""
+    """Those of a run."""
 
-    def __init__(self, directory: RunDir, every: int = 0) -> None:
-        self._directory, self._every = directory, every
-        self._wanted = False
-        self._asked: dict[Path, int] = {}
-        self._next = every
-        self._told = False
+    def __init__(self, directory: RunDir) -> None:
+        self._directory = directory
 
-    def ask(self) -> None:
-        """Ask for one as soon as a process trains."""
-        self._wanted = True
+    def taken(self, line: Line, step: int, rank: int | None = None) -> Iterator[Event]:
+        """The process has taken a capture, or could not; after `step` steps of the run.
 
-    def look(self, process: Process, step: int, device: str) -> Iterator[Event]:
-        """Pass a request on to the process, after `step` steps on `device`, which is "" if it is not known yet."""
-        if self._every and device and not device.startswith("cuda"):
-            self._every = 0
-            text = "no periodic profiler captures: the script does not train on a GPU; key k takes one"
-            yield MarkEvent("note", step, text)
-        if self._every and device and step >= self._next:
-            self._next = (step // self._every + 1) * self._every
-            self._wanted = True
-        if not self._wanted:
-            return
-        self._wanted = False
-        number = self._asked.get(process.path, 0) + 1
-        try:
-            mapped.ask(str(process.path), number)
-        except OSError as error:
-            yield _failed(step, f"the process cannot be asked: {error.strerror}")
-        else:
-            self._asked[process.path] = number
-
-    def taken(self, line: Line, step: int) -> Iterator[Event]:
-        """The process has taken a capture, or could not; after `step` steps of the run."""
+        rank: of a process that is not the leading one; its trace is only kept.
+        """
         if line["type"] == "uncaptured":
             yield _failed(step, str(line["reason"]))
             return
@@ -67,6 +41,10 @@ class Captures:
         if name != Path(name).name:
             raise ValueError("not a name")
         made, kept = self._directory.path / name, self._directory.trace
+        if rank is not None:
+            with contextlib.suppress(OSError):
+                made.replace(kept.with_name(f"{kept.stem}.rank-{rank}{kept.suffix}"))
+            return
         try:
             event = folded(made, step, int(line["steps"]))
             made.replace(kept)

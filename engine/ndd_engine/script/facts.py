@@ -57,6 +57,7 @@ class Facts:
     _micro: int = 0
     _total_steps: int = 0
     _epochs: int = 0
+    _obeys: list[str] = field(default_factory=list)
     _epoch: int = 0
     _epoch_begin: int = 0
     _items: int = 0
@@ -103,6 +104,9 @@ class Facts:
             yield MemoryEvent(**counters)
         elif kind in ("totals", "epoch", "scalars", "evaluation"):
             yield from self._of_framework(kind, line)
+        elif kind == "mark":
+            step, text = self.earlier + int(line["done"]), printable(str(line["text"]))
+            yield MarkEvent(str(line["kind"]), step, text)
         elif kind == "untimed":
             reason = printable(str(line["reason"]))
             yield MarkEvent("warning", self.step, f"steps are not timed on the GPU: {reason}")
@@ -266,6 +270,8 @@ class Facts:
             found[SECTION]["main"] = main
         if self._outside:
             found[SECTION]["outside"] = self._outside
+        if self._obeys:
+            found[SECTION]["obeys"] = self._obeys
         if self._model.get("anomaly"):
             found[SECTION]["anomaly"] = True
         if self._ranks > 1:
@@ -280,6 +286,7 @@ class Facts:
         if kind == "totals":
             if done is not None:
                 self.earlier = max(self.earlier, int(line["earlier"]) - int(done))
+            self._obeys = [str(action) for action in line.get("obeys", ())]
             total, self._epochs = int(line["total_steps"]), int(line["epochs"])
             if total and done is not None:
                 total += self.earlier + int(done) - int(line["earlier"])

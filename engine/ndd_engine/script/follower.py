@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from ndd_engine.hardware.gpu import Gpu, Machine
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.rundir import RunDir
@@ -17,7 +19,7 @@ from .command import Command
 from .facts import Facts
 from .progress import Stalls
 from .ranks import ScriptRanks
-from .records import Line, Records
+from .records import Line, Process, Records
 
 # Lines of the other ranks that become marks of the run.
 _TOLD = ("unobserved", "unseen")
@@ -35,15 +37,14 @@ class Follower:
         machine: Machine,
         put: Callable[[Event], None],
         folder: Path | None = None,
-        kernels_every: int = 0,
     ) -> None:
-        """folder: of the memories of the processes. kernels_every: see `captures.Captures`."""
+        """folder: of the memories of the processes."""
         self._directory, self._command, self._machine, self._put = directory, command, machine, put
         self._records = Records(directory.ranks if folder is None else folder)
         self._facts: dict[str, Facts] = {}
         self._ranks = ScriptRanks(command.folder)
         self._stalls = Stalls()
-        self._captures = Captures(directory, kernels_every)
+        self._captures = Captures(directory)
 
     @property
     def trained(self) -> bool:
@@ -126,9 +127,7 @@ class Follower:
             self._put(MarkEvent("warning", self.step, f"not observed: {printable(reason)}"))
         if final:
             return
-        self._look_for_captures()
-        here = [one for one in self._records.processes if self._facts.get(one.name) and self._here(one.name)]
-        for name, found in self._stalls.look(here, self.step):
+        for name, found in self._stalls.look([one for one in self.here if not one.paused], self.step):
             if isinstance(found, MarkEvent):
                 self._put(self._of_rank(name, found))
             else:
@@ -143,18 +142,16 @@ class Follower:
             text = f"{counted(damaged, 'line')} of the observer's records could not be read"
             self._put(MarkEvent("warning", self.step, text))
 
-    def capture(self) -> None:
-        """Ask the leading process for a profiler capture, as soon as it trains."""
-        self._captures.ask()
-
-    def _look_for_captures(self) -> None:
-        leads = min(self._facts, key=_leading, default="")
-        # After a restart, the same name belongs to another one.
-        process = next((one for one in reversed(self._records.processes) if one.name == leads), None)
-        if process is not None and process.trains:
-            facts = self._facts[leads]
-            for event in self._captures.look(process, facts.step, facts.device):
-                self._put(event)
+    @property
+    def here(self) -> list[Process]:
+        """The processes that train on this host, the leading one first."""
+        newest = {one.name: one for one in self._records.processes if one.name in self._facts}
+        found = [
+            one
+            for one in newest.values()
+            if one.trains and psutil.pid_exists(one.pid) and self._here(one.name)
+        ]
+        return sorted(found, key=lambda one: _leading(one.name))
 
     def _here(self, name: str) -> bool:
         return self._facts[name].host == socket.gethostname()
@@ -169,7 +166,8 @@ class Follower:
             shared = list(self._ranks.take(name, line, self._facts[leads].earlier))
             events = list(facts.take(line))
             if line["type"] in _CAPTURES:
-                events = list(self._captures.taken(line, facts.step_of(line)))
+                rank = self._ranks.rank_of(name) if leads != name else None
+                events = list(self._captures.taken(line, facts.step_of(line), rank))
         except (KeyError, TypeError, ValueError, IndexError):
             return  # a line of another version
         if line["type"] == "source":

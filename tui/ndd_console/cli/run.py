@@ -10,7 +10,7 @@ from ndd_console.process.terminal import interactive
 from ndd_engine.errors import UsageError
 from ndd_engine.record.rundir import NAME
 from ndd_engine.script.command import Command
-from ndd_engine.script.run import ScriptRequest
+from ndd_engine.script.script_run import ScriptRequest
 from ndd_engine.text import printable
 
 from .options import Asked, command, count, flag, gathered
@@ -62,6 +62,6 @@ def run(asked: Asked) -> int:
         from ndd_console.jobs.training import observe_console
 
         return observe_console(request, asked.ascii)
-    from ndd_console.jobs.script import observe_headless
+    from ndd_console.jobs.headless import observe_headless
 
     return observe_headless(request)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ndd_engine.train.control import Control
+from ndd_engine.run.control import Control
 
 from .marks import GATHER
 from .spans import SLOTS, Slots

@@ -14,16 +14,14 @@ from ndd_engine.batches import map_tensors
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure.clock import PhaseClock, no_phase
 from ndd_engine.measure.losses import first_bad
-from ndd_engine.record.events import Event, MarkEvent
-from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.events import MarkEvent
 from ndd_engine.train.callbacks import Callbacks
-from ndd_engine.train.control import Control
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import Result, evaluate
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.probes.rehearsal import kept_training
 from ndd_engine.train.random_state import kept_random
-from ndd_engine.train.request import OpenRun, RunRequest
+from ndd_engine.train.request import OpenRun
 from ndd_engine.train.step.kept import kept_buffers
 from ndd_engine.train.step.stepper import Stepper
 
@@ -68,7 +66,9 @@ class RankLoop(Loop):
             stepper.workload_parts = replace(parts, on_checkpoint=None, samples=samples)
         if stepper.strategy is not None:
             team.hidden_ns = stepper.strategy.hidden_ns
-        super().__init__(_TeamRun(run, team), stepper, batches, evaluation, clock)
+        super().__init__(
+            replace(run, control=team.control, put=team.put), stepper, batches, evaluation, clock
+        )
         self.world = world
         self.callbacks = RankCallbacks(
             stepper, run.request.probes, run.put, self.losses, self.better, self._callback_failed
@@ -244,15 +244,3 @@ class RankCallbacks(Callbacks):
     @early.setter
     def early(self, reason: str | None) -> None:
         self.wanted = reason
-
-
-class _TeamRun:
-    """An open run whose requests are agreed on and whose windows wait for the other ranks. Implements OpenRun."""
-
-    def __init__(self, run: OpenRun, team: Team) -> None:
-        self.request: RunRequest = run.request
-        self.ranks = run.ranks
-        self.directory: RunDir = run.directory
-        self.control: Control = team.control
-        self.put: Callable[[Event], None] = team.put
-        self.stage = run.stage

@@ -17,8 +17,8 @@ from torch import Tensor
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.ranks import FIGURES, RanksFold
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, WindowEvent
+from ndd_engine.run.control import Control
 from ndd_engine.text import printable
-from ndd_engine.train.control import Control
 
 from .agreement import Decision, SharedControl, Votes
 from .calls import Calls

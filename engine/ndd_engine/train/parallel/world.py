@@ -25,8 +25,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ndd_engine.errors import EXIT_USAGE, NddError, UsageError, message_of
+from ndd_engine.run.control import StopNow
 from ndd_engine.text import counted, printable
-from ndd_engine.train.control import StopNow
 
 from .devices import Used, conflict, used
 from .exchange import Exchange

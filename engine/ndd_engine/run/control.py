@@ -1,8 +1,10 @@
-"""Requests to a running loop, from any thread; the loop checks them once a step."""
+"""Requests to a run, from any thread; what is executed obeys them."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Callable
 
 import psutil
 
@@ -16,9 +18,15 @@ class StopNow(BaseException):
 
 
 class Control:
-    """Requests to the loop. `pending` is a plain attribute, so that checking it costs nothing."""
+    """Requests to a run. `pending` is a plain attribute, so that a loop can check it in each step at no cost.
 
-    def __init__(self) -> None:
+    refusal: returns why an action is impossible, "" if it is not. passed_on: of a run that other processes execute,
+    (action, holder) of the requests that are passed on to them; they know whether they are paused.
+    """
+
+    def __init__(self, refusal: Callable[[str], str] = lambda _: "") -> None:
+        self._refusal = refusal
+        self.passed_on: deque[tuple[str, int | None]] | None = None
         self.pending = False
         self._changed = threading.Condition()
         self._paused = False
@@ -35,8 +43,13 @@ class Control:
 
         status: the run's status after a stop. holder: process id that holds a pause; the pause ends when that process
         sends resume or exits. A resume without a holder ends every pause. Raises UsageError if the holder is not a
-        running process on this host.
+        running process on this host, and for what the run cannot do.
         """
+        if why := self._refusal(action):
+            raise UsageError(why)
+        if self.passed_on is not None and action not in ("stop", "kill"):
+            self.passed_on.append((action, holder))
+            return
         process = _process(holder) if holder is not None and action == "pause" else None
         with self._changed:
             if action == "pause":
