@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ndd_engine.train.ranks_run import RanksRun
 from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp, ScreenApp, TuningApp, WizardApp
@@ -40,6 +39,7 @@ from ndd_engine.config import read
 from ndd_engine.diagnose import diagnose
 from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
+from ndd_engine.train.started_ranks import StartedRanks
 from ndd_engine.train.training_run import Training
 from ndd_engine.trial.request import Base
 from ndd_engine.trial.tuning import run_tuning
@@ -132,9 +132,7 @@ async def take_ranks(root: Path) -> None:
     words = ("--workload", "late_rank:factory", *(word for item in RANKS for word in ("--set", item)))
     command = [sys.executable, "-m", "ndd_console", "--runs", str(root), "train", *words]
     with contextlib.chdir(FOLDER.parent / "qa" / "scripts"):
-        run = RanksRun.open(
-            Training(RunRequest(read(sets=RANKS, workload="late_rank:factory"), root)), command
-        )
+        run = StartedRanks(RunRequest(read(sets=RANKS, workload="late_rank:factory"), root), command).open()
         engine = threading.Thread(target=run.execute, name="engine")
         engine.start()
         source = EngineSource(run)

@@ -21,8 +21,9 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.events import EndEvent, KernelsEvent, MarkEvent, RunEvent, ScalarsEvent, WindowEvent
+from ndd_engine.run.run import Run
 from ndd_engine.script.command import Command
-from ndd_engine.script.script_run import ScriptRequest, ScriptRun
+from ndd_engine.script.script_run import Script, ScriptRequest
 
 pytestmark = pytest.mark.long
 
@@ -195,7 +196,7 @@ def test_the_gpu_that_the_script_trains_on_is_sampled(
     monkeypatch.setattr("ndd_engine.script.script_run.Sampler", Samples)
     monkeypatch.setenv("NDD_WATCH_WINDOW_S", "0.2")
     words = (sys.executable, str(SUBJECTS / "on_gpu.py"), "2", "1", "1", "1")
-    run_of_script = ScriptRun.open(ScriptRequest(Command(words, tmp_path), tmp_path / "runs", screen=True))
+    run_of_script = Run.open(Script(ScriptRequest(Command(words, tmp_path), tmp_path / "runs", screen=True)))
     try:
         assert run_of_script.execute().status == "done"
     finally:
