@@ -1,0 +1,147 @@
+"""A script is paused, let go and stopped from elsewhere; its losses stay the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+from script_help import environment, events, run, start
+from tests.waiting import contains, lives, until
+
+from ndd_engine.record.channel import send
+from ndd_engine.record.events import MarkEvent, WindowEvent
+from ndd_engine.record.rundir import RunDir
+
+pytestmark = pytest.mark.long
+
+# Trains until a file is there and a number of steps is done; writes its steps as it goes, and prints its last loss.
+SCRIPT = """
+import os, pathlib, sys
+import torch
+from torch import nn
+{before}
+torch.manual_seed(0)
+torch.set_num_threads(1)
+open("pid", "w").write(str(os.getpid()))
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+steps = open("steps", "w", buffering=1)
+count = 0
+try:
+    while not pathlib.Path("enough").exists() or count % 1000:
+        optimizer.zero_grad()
+        loss = (model(torch.randn(32, 64)) - 1.0).square().mean()
+        loss.backward()
+        optimizer.step()
+        count += 1
+        if not count % 10:
+            print(count, file=steps)
+except KeyboardInterrupt:
+    print("INTERRUPTED")
+    sys.exit(3)
+print("LAST", count, loss.item().hex())
+"""
+
+
+def steps(folder: Path) -> int:
+    return (folder / "steps").stat().st_size
+
+
+def begun(folder: Path, name: str = "it", before: str = "", **more: str) -> RunDir:
+    """Start to observe the script, and wait until it trains."""
+    (folder / "train.py").write_text(SCRIPT.format(before=before))
+    return RunDir(folder / "runs" / name)
+
+
+def paused(folder: Path, directory: RunDir) -> None:
+    """Pause it, and see that it stands."""
+    until(lambda: contains(directory.events, '"window"'))
+    send(directory.control_socket, "pause")
+    until(lambda: contains(directory.events, '"pause"'))
+    at = steps(folder)
+    time.sleep(1.0)
+    assert steps(folder) == at
+
+
+def marks(folder: Path, kind: str) -> list[MarkEvent]:
+    return [one for one in events(folder, "it") if isinstance(one, MarkEvent) and one.kind == kind]
+
+
+@pytest.mark.promise
+def test_a_script_pauses_and_goes_on_with_the_same_losses(tmp_path: Path) -> None:
+    directory = begun(tmp_path)
+    with start(
+        tmp_path, "run", "--run", "it", "--", sys.executable, "train.py", NDD_WATCH_STALLED_S="0.5"
+    ) as process:
+        try:
+            paused(tmp_path, directory)
+            at = steps(tmp_path)
+            send(directory.control_socket, "resume")
+            until(lambda: steps(tmp_path) > at)
+        finally:
+            (tmp_path / "enough").touch()
+        assert process.stdout is not None
+        last = process.stdout.read().split()
+    assert process.returncode == 0
+    # The same steps without an observer.
+    bare = SCRIPT.replace('not pathlib.Path("enough").exists() or count % 1000', f"count < {last[1]}")
+    (tmp_path / "train.py").write_text(bare.format(before=""))
+    done = run(tmp_path, "run", "--run", "bare", "--", sys.executable, "train.py")
+    assert done.stdout.split() == last
+    (pause,), (resume,) = marks(tmp_path, "pause"), marks(tmp_path, "resume")
+    assert pause.step == resume.step and resume.data["seconds"] > 0.9
+    # Standing still was no hang, and it is in no window.
+    assert not marks(tmp_path, "warning")
+    windows = [one for one in events(tmp_path, "it") if isinstance(one, WindowEvent)]
+    assert sum(one.steps for one in windows) == int(last[1])
+    assert max(one.step_max_ns or 0 for one in windows) < 0.9e9
+    assert all(
+        sum(one.phases[name]["host_ns"] for name in one.phases if "/" not in name) == one.wall_ns
+        for one in windows
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_a_paused_script_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    directory = begun(tmp_path)
+    with start(tmp_path, "run", "--run", "it", "--", sys.executable, "train.py") as process:
+        paused(tmp_path, directory)
+        os.kill(int((tmp_path / "pid").read_text()), number)
+        process.wait(10)
+        assert process.stdout is not None
+        assert ("INTERRUPTED" in process.stdout.read()) == (number == signal.SIGINT)
+    assert process.returncode == (3 if number == signal.SIGINT else 128 + number)
+
+
+def test_a_paused_script_is_stopped(tmp_path: Path) -> None:
+    directory = begun(tmp_path)
+    with start(tmp_path, "run", "--run", "it", "--", sys.executable, "train.py") as process:
+        paused(tmp_path, directory)
+        send(directory.control_socket, "stop")
+        process.wait(10)
+    assert process.returncode == 3 and events(tmp_path, "it")[-1].status == "stopped"
+
+
+@pytest.mark.promise
+def test_a_script_goes_on_when_its_console_is_gone(tmp_path: Path) -> None:
+    """It observes itself, so that it does not end with the console."""
+    before = "from ndd_engine import observe\nobserve('it')"
+    directory = begun(tmp_path, before=before)
+    script = pexpect.spawn(sys.executable, ["train.py"], cwd=str(tmp_path), env=environment(), timeout=60)
+    try:
+        paused(tmp_path, directory)
+        owner: Any = directory.live_owner()
+        assert lives(owner["pid"])
+        os.kill(owner["pid"], signal.SIGKILL)
+        at = steps(tmp_path)
+        until(lambda: steps(tmp_path) > at)
+    finally:
+        (tmp_path / "enough").touch()
+    script.expect("LAST")
+    script.expect(pexpect.EOF)
