@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import pexpect
 import pytest
 from script_help import environment, events, run, start
+from test_torchrun import SCRIPT as RANKS
+from test_torchrun import TORCHRUN
 from tests.waiting import contains, lives, until
 
 from ndd_engine.record.channel import send
@@ -145,3 +148,41 @@ def test_a_script_goes_on_when_its_console_is_gone(tmp_path: Path) -> None:
         (tmp_path / "enough").touch()
     script.expect("LAST")
     script.expect(pexpect.EOF)
+
+
+@pytest.mark.budget(40)
+def test_ranks_pause_after_the_same_step_and_each_is_captured(tmp_path: Path) -> None:
+    each = "open(f'step-{rank}', 'w').write(str(step)); time.sleep(0.002)"
+    options = {"STEPS": "1500", "EACH": each, "OMP_NUM_THREADS": "1"}
+    (tmp_path / "train.py").write_text(RANKS)
+    directory = RunDir(tmp_path / "runs" / "it")
+
+    def at() -> list[str]:
+        return [(tmp_path / f"step-{rank}").read_text() for rank in (0, 1)]
+
+    def losses() -> list[str]:
+        return [(tmp_path / f"loss-{rank}").read_text() for rank in (0, 1)]
+
+    words = (*TORCHRUN, "--nproc-per-node", "2", "train.py")
+    with start(tmp_path, "run", "--run", "it", "--", *words, **options) as process:
+        until(lambda: contains(directory.events, '"window"'))
+        send(directory.control_socket, "pause")
+        until(lambda: contains(directory.events, '"pause"'))
+        first, second = at()
+        assert (
+            abs(int(first) - int(second)) <= 1
+        )  # it is written after the optimizer's step, in which they pause
+        time.sleep(1.0)
+        assert at() == [first, second]
+        send(directory.control_socket, "kernels")
+        send(directory.control_socket, "resume")
+        shown = process.communicate(timeout=100)[1]
+    assert process.returncode == 0, shown
+    observed = losses()
+    subprocess.run(
+        words, cwd=tmp_path, env=environment(**options), check=True, capture_output=True, timeout=100
+    )
+    assert losses() == observed
+    (pause,), (resume,) = marks(tmp_path, "pause"), marks(tmp_path, "resume")
+    assert pause.step == resume.step
+    assert {path.name for path in directory.path.glob("capture*")} == {"capture.json", "capture.rank-1.json"}
