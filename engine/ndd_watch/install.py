@@ -15,7 +15,7 @@ from .copies import Copies
 from .device import DeviceValues
 from .ends import Ends
 from .exceptions import Dropped, ours
-from .frameworks import Frameworks, numbers
+from .frameworks import Frameworks, Wishes, numbers
 from .hooks import Hooks
 from .learning import Learning
 from .library import open_file, os, threading
@@ -59,7 +59,10 @@ class Observer:
         self.captures = Captures(torch, self.steps, self.modules, self.looks, self.put)
         self.learning = Learning(self.looks)
         self.profiler = StepProfiler(own)
-        self.frameworks = Frameworks(self.told, self.known, self.hooks.probes) if frameworks else None
+        self.wishes = Wishes()
+        self.frameworks = (
+            Frameworks(self.told, self.known, self.wishes, self.hooks.probes) if frameworks else None
+        )
         self.recorder: Recorder | None = None
         self.early: list[tuple[str, dict[str, Any]]] = []
         # Where the steps of threads end that do not train at present.
@@ -80,7 +83,7 @@ class Observer:
     def _wire(self) -> None:
         steps = self.steps
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
-        self.requests = Requests(steps, self._capture, self.frameworks)
+        self.requests = Requests(steps, self._capture, self.wishes)
         self.hooks.loader_read = self._loader_read
         self.hooks.device_found = self._device_found
         if self.frameworks is not None:

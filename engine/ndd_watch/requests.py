@@ -7,10 +7,11 @@ the end of a step. While nothing is asked for, nothing of this is in a step.
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable
+from typing import Callable
 
 from . import clock
 from .clock import DONE, LAST, S, gpu, now
+from .frameworks import Wishes
 from .library import os, time
 from .mapped import AT, HOLDER, PAUSED, REQUEST
 from .steps import Steps
@@ -20,10 +21,10 @@ POLL_S = 0.05
 
 
 class Requests:
-    """capture, frameworks: what is called for a capture; what saves and evaluates, None if no framework is heard."""
+    """capture: called for a capture. wishes: what is asked of a framework."""
 
-    def __init__(self, steps: Steps, capture: Callable[[], None], frameworks: Any) -> None:
-        self._steps, self._capture, self._frameworks = steps, capture, frameworks
+    def __init__(self, steps: Steps, capture: Callable[[], None], wishes: Wishes) -> None:
+        self._steps, self._capture, self._wishes = steps, capture, wishes
         self._done = [0] * REQUEST
 
     def look(self) -> None:
@@ -41,9 +42,8 @@ class Requests:
         capture, checkpoint, evaluate = (new != old for new, old in zip(once, before[2:]))
         if capture:
             self._capture()
-        if self._frameworks is not None:
-            self._frameworks.saves |= checkpoint
-            self._frameworks.evaluates |= evaluate
+        self._wishes.saves |= checkpoint
+        self._wishes.evaluates |= evaluate
         if holder:
             self._pause(holder)
 

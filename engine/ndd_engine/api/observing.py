@@ -83,6 +83,11 @@ class Observation:
         with contextlib.suppress(Exception):
             self._observer.known(found, then)
 
+    @property
+    def wishes(self) -> Any:
+        """What the console asks of a framework, see `ndd_watch.frameworks.Wishes`."""
+        return self._observer.wishes
+
     def __enter__(self) -> Self:
         return self
 

@@ -376,3 +376,9 @@ def figures(snapshot: Snapshot) -> Json:
         "roofline_side": found.side,
         "reason": found.reason or None,
     }
+
+
+def obeyed(run: RunEvent | None) -> tuple[str, ...]:
+    """What the framework of an observed script does on request: "checkpoint" and "evaluate"."""
+    script = {} if run is None else run.config.get("script") or {}
+    return tuple(script.get("obeys") or ())

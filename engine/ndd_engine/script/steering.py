@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ndd_engine.record.derive import obeyed
 from ndd_engine.record.events import Event, MarkEvent, RunEvent
 from ndd_engine.run.control import Control, pause_mark, resume_mark
 from ndd_engine.text import counted
@@ -36,12 +37,6 @@ def refusal(run: RunEvent | None, action: str) -> str:
     if action not in NEEDS_FRAMEWORK or action in obeyed(run):
         return ""
     return f"this script cannot {NEEDS_FRAMEWORK[action]}"
-
-
-def obeyed(run: RunEvent | None) -> Sequence[str]:
-    """The actions that the framework of a script obeys."""
-    script = {} if run is None else run.config.get("script") or {}
-    return tuple(script.get("obeys") or ())
 
 
 class Steering:
