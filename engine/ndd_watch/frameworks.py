@@ -202,9 +202,9 @@ def lightning(base: type, put: Put, known: Known, wishes: Wishes) -> type:
             try:
                 trainer.save_checkpoint(path)
             except Exception as error:  # noqa: BLE001
-                put("mark", kind="warning", text=f"no checkpoint: {type(error).__name__}: {error}")
+                put("warning", text=f"no checkpoint: {type(error).__name__}: {error}")
             else:
-                put("mark", kind="note", text=f"checkpoint on request: {path}")
+                put("note", text=f"checkpoint on request: {path}")
 
         @_safe
         def on_train_start(self, trainer: Any, module: Any) -> None:

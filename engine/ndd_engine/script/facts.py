@@ -104,9 +104,8 @@ class Facts:
             yield MemoryEvent(**counters)
         elif kind in ("totals", "epoch", "scalars", "evaluation"):
             yield from self._of_framework(kind, line)
-        elif kind == "mark":
-            step, text = self.earlier + int(line["done"]), printable(str(line["text"]))
-            yield MarkEvent(str(line["kind"]), step, text)
+        elif kind in ("note", "warning"):
+            yield MarkEvent(kind, self.earlier + int(line["done"]), printable(str(line["text"])))
         elif kind == "untimed":
             reason = printable(str(line["reason"]))
             yield MarkEvent("warning", self.step, f"steps are not timed on the GPU: {reason}")
