@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ndd_engine.measure.modules import ELSEWHERE, OTHER
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.state import RunState
 from ndd_engine.recordings.trace_file import read_trace
 from ndd_engine.run.control import Control
 from ndd_engine.script.captures import Captures
@@ -82,7 +84,7 @@ def test_periodic_captures_happen_where_a_gpu_trains(tmp_path: Path, device: str
     told: list[Event] = []
     control = Control()
     steering = Steering(control, told.append, kernels_every=100)
-    training = run_event(device=device) if device else None
+    training = replace(RunState().snapshot(), run=run_event(device=device) if device else None)
     for step in (10, 99, 100, 150, 230, 299, 305):
         steering.look([process], training, step)
     assert memory.values[mapped.CAPTURES] == asked

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
+import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NoReturn, TypeVar
 
@@ -27,22 +28,10 @@ def rank_command(*words: str) -> list[str]:
 
 def _while_listening(work: Callable[[], T]) -> T:
     """What `work` returns or raises, in a thread: torch waits for a store without listening to signals."""
-    results: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:  # noqa: BLE001  it is raised again
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="ndd-meeting", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
-    if failed:
-        raise failed[0]
-    return results[0]
+    result = ThreadPoolExecutor(1, "ndd-meeting").submit(work)
+    while not result.done():
+        time.sleep(0.05)
+    return result.result()
 
 
 def run_rank(make: Callable[[], RunRequest | None], here: Place, as_json: bool) -> NoReturn:
