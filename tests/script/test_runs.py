@@ -148,7 +148,7 @@ def test_killing_the_console_ends_the_script(tmp_path: Path) -> None:
 
 @pytest.mark.promise
 def test_on_the_screen(tmp_path: Path) -> None:
-    """In a real terminal: phases, the output of the script on the log page, a profiler capture, and Ctrl-C."""
+    """In a real terminal: phases, the output of the script on the log page, a capture, a pause, and Ctrl-C."""
     (tmp_path / "slow.py").write_text(
         "print('hello from the script', flush=True)\n" + SLOW.replace("STEPS", "80000")
     )
@@ -164,6 +164,10 @@ def test_on_the_screen(tmp_path: Path) -> None:
     child.send("c")  # a script cannot be asked to save a checkpoint
     child.send("k")
     child.expect("profiler capture")
+    child.send("p")
+    child.expect("paused at step")
+    child.send("p")
+    child.expect("resumed after")
     child.send("\x03")
     child.expect(pexpect.EOF)
     child.close()

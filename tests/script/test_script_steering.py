@@ -15,11 +15,14 @@ import pytest
 from script_help import environment, events, run, start
 from test_torchrun import SCRIPT as RANKS
 from test_torchrun import TORCHRUN
+from tests.ui.fakes import trial_event
 from tests.waiting import contains, lives, until
 
+from ndd_console.jobs.run_sources import AttachedSource
 from ndd_engine.record.channel import send
-from ndd_engine.record.events import MarkEvent, WindowEvent
+from ndd_engine.record.events import MarkEvent, TrialEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.trial.request import TrialRequest
 
 pytestmark = pytest.mark.long
 
@@ -129,6 +132,33 @@ def test_a_paused_script_is_stopped(tmp_path: Path) -> None:
         send(directory.control_socket, "stop")
         process.wait(10)
     assert process.returncode == 3 and events(tmp_path, "it")[-1].status == "stopped"
+
+
+def test_a_live_script_is_paused_during_a_trial(tmp_path: Path) -> None:
+    directory = begun(tmp_path)
+    stood: list[bool] = []
+
+    def measure(request: TrialRequest, tell: Any, stop: Any) -> TrialEvent:
+        at = steps(tmp_path)
+        time.sleep(1.0)
+        stood.append(steps(tmp_path) == at)
+        return trial_event("faster", sets=list(request.sets), against=request.base.name)
+
+    with start(tmp_path, "run", "--run", "it", "--", sys.executable, "train.py"):
+        try:
+            until(lambda: contains(directory.events, '"window"'))
+            source = AttachedSource(directory, 0.05)
+            trials = source.trials()
+            trials._measure = measure
+            assert (trials.pauses(), trials.refusal()) == ("it", "")
+            job = trials.start(("run.threads=2",), None, 60.0)
+            until(lambda: job.done)
+            assert job.problem == "" and stood == [True]
+            at = steps(tmp_path)
+            until(lambda: steps(tmp_path) > at)
+            source.close()
+        finally:
+            (tmp_path / "enough").touch()
 
 
 @pytest.mark.promise
