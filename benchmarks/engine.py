@@ -71,9 +71,10 @@ def now(device: torch.device) -> float:
 def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
     """A run of this workload on this thread; everything it writes is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
-        run = Run.open(Training(RunRequest(read(sets=sets, workload=workload), Path(folder))))
+        training = Training(RunRequest(read(sets=sets, workload=workload), Path(folder)))
+        run = Run.open(training)
         try:
-            prepared = prepare_run(run)
+            prepared = prepare_run(training.opened)
             try:
                 yield Engine(run, prepared)
             finally:

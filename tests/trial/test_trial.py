@@ -211,9 +211,10 @@ def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytes
 
     base = planted(tmp_path)
     draft = read(base.config, ["precision.tf32=true"], None)
-    run = Run.open(Training(RunRequest(draft, tmp_path / "runs", probes=False)))
+    training = Training(RunRequest(draft, tmp_path / "runs", probes=False))
+    run = Run.open(training)
     try:
-        prepared = prepare_run(run)
+        prepared = prepare_run(training.opened)
         prepared.sampler.stop()
         loop, switch = prepared.loop, prepared.loop.switch
 
