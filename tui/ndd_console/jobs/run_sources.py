@@ -118,6 +118,7 @@ class EngineSource(_RunFolder):
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self._refused: str | None = None
         # The record of several ranks is written by one of them.
         super().__init__(run.directory, None if isinstance(run.executor, StartedRanks) else run.put)
 
@@ -129,14 +130,18 @@ class EngineSource(_RunFolder):
         return self.run.recorder.snapshot()
 
     def command(self, action: Action) -> None:
+        control, self._refused = self.run.control, None
         if action in ("interrupt", "kill"):
             command = "stop" if action == "interrupt" else "kill"
-            self.run.control.request(command, "interrupted (Ctrl-C)", "interrupted")
-        else:
-            self.run.control.request(action, "stopped from the console")
+            control.request(command, "interrupted (Ctrl-C)", "interrupted")
+            return
+        try:
+            control.request(action, "stopped from the console")
+        except UsageError as error:
+            self._refused = str(error)
 
     def notice(self) -> str | None:
-        return self.run.recorder.trouble
+        return self._refused or self.run.recorder.trouble
 
     def _request(self, action: str) -> None:
         # Directly: the folder may not support sockets.
