@@ -59,10 +59,10 @@ def steps(folder: Path) -> int:
     return (folder / "steps").stat().st_size
 
 
-def begun(folder: Path, name: str = "it", before: str = "", **more: str) -> RunDir:
-    """Start to observe the script, and wait until it trains."""
+def written(folder: Path, before: str = "") -> RunDir:
+    """Write the script; the folder of its run."""
     (folder / "train.py").write_text(SCRIPT.format(before=before))
-    return RunDir(folder / "runs" / name)
+    return RunDir(folder / "runs" / "it")
 
 
 def paused(folder: Path, directory: RunDir) -> None:
@@ -81,7 +81,7 @@ def marks(folder: Path, kind: str) -> list[MarkEvent]:
 
 @pytest.mark.promise
 def test_a_script_pauses_and_goes_on_with_the_same_losses(tmp_path: Path) -> None:
-    directory = begun(tmp_path)
+    directory, begin = written(tmp_path), time.monotonic()
     with start(
         tmp_path, "run", "--run", "it", "--", sys.executable, "train.py", NDD_WATCH_STALLED_S="0.5"
     ) as process:
@@ -94,6 +94,7 @@ def test_a_script_pauses_and_goes_on_with_the_same_losses(tmp_path: Path) -> Non
             (tmp_path / "enough").touch()
         assert process.stdout is not None
         last = process.stdout.read().split()
+    spent_s = time.monotonic() - begin
     assert process.returncode == 0
     # The same steps without an observer.
     bare = SCRIPT.replace('not pathlib.Path("enough").exists() or count % 1000', f"count < {last[1]}")
@@ -103,10 +104,11 @@ def test_a_script_pauses_and_goes_on_with_the_same_losses(tmp_path: Path) -> Non
     (pause,), (resume,) = marks(tmp_path, "pause"), marks(tmp_path, "resume")
     assert pause.step == resume.step and resume.data["seconds"] > 0.9
     # Standing still was no hang, and it is in no window.
-    assert not marks(tmp_path, "warning")
+    kinds = [one.kind for one in events(tmp_path, "it") if isinstance(one, MarkEvent)]
+    assert "warning" not in kinds[kinds.index("pause") : kinds.index("resume")]
     windows = [one for one in events(tmp_path, "it") if isinstance(one, WindowEvent)]
     assert sum(one.steps for one in windows) == int(last[1])
-    assert max(one.step_max_ns or 0 for one in windows) < 0.9e9
+    assert sum(one.wall_ns for one in windows) * 1e-9 + resume.data["seconds"] < spent_s
     assert all(
         sum(one.phases[name]["host_ns"] for name in one.phases if "/" not in name) == one.wall_ns
         for one in windows
@@ -115,7 +117,7 @@ def test_a_script_pauses_and_goes_on_with_the_same_losses(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_a_paused_script_at_once(tmp_path: Path, number: signal.Signals) -> None:
-    directory = begun(tmp_path)
+    directory = written(tmp_path)
     with start(tmp_path, "run", "--run", "it", "--", sys.executable, "train.py") as process:
         paused(tmp_path, directory)
         os.kill(int((tmp_path / "pid").read_text()), number)
@@ -126,7 +128,7 @@ def test_a_signal_reaches_a_paused_script_at_once(tmp_path: Path, number: signal
 
 
 def test_a_paused_script_is_stopped(tmp_path: Path) -> None:
-    directory = begun(tmp_path)
+    directory = written(tmp_path)
     with start(tmp_path, "run", "--run", "it", "--", sys.executable, "train.py") as process:
         paused(tmp_path, directory)
         send(directory.control_socket, "stop")
@@ -135,7 +137,7 @@ def test_a_paused_script_is_stopped(tmp_path: Path) -> None:
 
 
 def test_a_live_script_is_paused_during_a_trial(tmp_path: Path) -> None:
-    directory = begun(tmp_path)
+    directory = written(tmp_path)
     stood: list[bool] = []
 
     def measure(request: TrialRequest, tell: Any, stop: Any) -> TrialEvent:
@@ -165,7 +167,7 @@ def test_a_live_script_is_paused_during_a_trial(tmp_path: Path) -> None:
 def test_a_script_goes_on_when_its_console_is_gone(tmp_path: Path) -> None:
     """It observes itself, so that it does not end with the console."""
     before = "from ndd_engine import observe\nobserve('it')"
-    directory = begun(tmp_path, before=before)
+    directory = written(tmp_path, before=before)
     script = pexpect.spawn(sys.executable, ["train.py"], cwd=str(tmp_path), env=environment(), timeout=60)
     try:
         paused(tmp_path, directory)
