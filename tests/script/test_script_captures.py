@@ -86,10 +86,10 @@ def test_periodic_captures_happen_where_a_gpu_trains(tmp_path: Path, device: str
     steering = Steering(control, told.append, kernels_every=100)
     training = replace(RunState().snapshot(), run=run_event(device=device) if device else None)
     for step in (10, 99, 100, 150, 230, 299, 305):
-        steering.look([process], training, step)
+        steering.look([process], lambda: training, step)
     assert memory.values[mapped.CAPTURES] == asked
     control.request("kernels")
-    steering.look([process], training, 310)
+    steering.look([process], lambda: training, 310)
     assert memory.values[mapped.CAPTURES] == asked + 1
     notes = [one for one in told if isinstance(one, MarkEvent) and one.kind == "note"]
     assert len(notes) == (device == "cpu")  # which says why there are none

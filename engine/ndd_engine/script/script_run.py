@@ -153,7 +153,7 @@ class Script(Executor):
             while status is None:
                 status = script.wait(POLL_S)
                 follower.poll()
-                steering.look(follower.here, run.recorder.snapshot(), follower.step)
+                steering.look(follower.here, run.recorder.snapshot, follower.step)
                 if follower.trains != sampler.followed:
                     sampler.follow(*follower.trains)
                 room.fill()

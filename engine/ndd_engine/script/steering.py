@@ -57,33 +57,35 @@ class Steering:
         # pause. 0.0 otherwise.
         self._apart_t = self._began_t = 0.0
 
-    def look(self, processes: Sequence[Process], snapshot: Snapshot, step: int) -> None:
+    def look(self, processes: Sequence[Process], snapshot: Callable[[], Snapshot], step: int) -> None:
         """Pass on what was requested, after so many steps. processes: that train on this host."""
         self._control.wait(0.0)  # forget processes that held a pause and have exited
         if not processes:
             return  # what was requested waits for them
         self._once |= self._control.take_once()
-        run = snapshot.run
-        if run is not None and self._every:
-            self._look_for_a_capture(run, step)
+        if self._every and step >= self._due:
+            self._look_for_a_capture(snapshot().run, step)
         wants = self._control.paused and not self._control.stopping
         if not wants:
             self._release(step)
         if not (wants or self._once):
             return
+        now = snapshot()
+        run = now.run
         parallel = {} if run is None else run.config.get("parallel") or {}
         ranks = [process for process in processes if process.name.startswith("rank-")]
-        if (missing := int(parallel.get("ranks") or 1) - max(len(ranks), 1)) > 0:
+        missing = int(parallel.get("ranks") or 1) - max(len(ranks), 1)
+        if missing > 0 and (wants or self._once != {"kernels"}):  # a capture needs no other rank
             self._wait(f"{counted(missing, 'rank')} cannot be asked: on other hosts, or not observed", step)
             return
         at, done = 0, [process.done for process in ranks]
         if len(ranks) > 1:
-            if not snapshot.steps_per_s or min(done) < max(self._of(process)[0] for process in ranks):
+            if not now.steps_per_s or min(done) < max(self._of(process)[0] for process in ranks):
                 # The speed is not known, or the request before is not obeyed yet.
                 if any(process.paused for process in ranks):
                     self._wait(APART, step)
                 return
-            at = max(done) + math.ceil(snapshot.steps_per_s * SEEN_S) + 2
+            at = max(done) + math.ceil(now.steps_per_s * SEEN_S) + 2
         for process in ranks or processes[:1] if self._once else ():
             for place, action in enumerate(ONCE, 2):
                 self._of(process)[place] += action in self._once
@@ -92,13 +94,15 @@ class Steering:
         if wants:
             self._pause(processes, at, step)
 
-    def _look_for_a_capture(self, run: RunEvent, step: int) -> None:
-        """Ask for a periodic capture if it is due."""
+    def _look_for_a_capture(self, run: RunEvent | None, step: int) -> None:
+        """Ask for a periodic capture, which is due."""
+        if run is None:
+            return
         if not run.device.startswith("cuda"):
             self._every = 0
             text = "no periodic profiler captures: the script does not train on a GPU; key k takes one"
             self._put(MarkEvent("note", step, text))
-        elif step >= self._due:
+        else:
             self._due = (step // self._every + 1) * self._every
             self._once.add("kernels")
 
