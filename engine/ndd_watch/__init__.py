@@ -35,6 +35,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     switches    how they are made without an edit
     caching     one of them
     trying      a process of a trial
+    requests    what the console asks for
     outside     what the script writes outside its working directory
     process     what Linux knows of the process
     record      what is told

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ndd_engine.script.run import ScriptRequest, ScriptRun
 from tests.records import run_event
 
 from ndd_engine.errors import UsageError
 from ndd_engine.record.file import load_state
 from ndd_engine.script.command import Command
 from ndd_engine.script.edits import edit_of, with_arguments, with_cached_items, with_statement
-from ndd_engine.script.run import ScriptRequest, ScriptRun
 
 SCRIPT = """import torch as th
 from torch.utils.data import DataLoader

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     import torch
 
     from ndd_engine.measure.clock import PhaseClock
+    from ndd_engine.run.run import Run
     from ndd_engine.train.prepare import Prepared
-    from ndd_engine.train.run import Run
+    from ndd_engine.train.training_run import Training
     from ndd_engine.workloads.base import Batch
 
     from .side_ranks import Others
@@ -164,10 +165,10 @@ class Side(ChildServer):
         from ndd_engine.train.prepare import prepare_run
 
         begin = time.perf_counter()
-        run = self.open(command)
-        prepared = prepare_run(run)
+        training = self.open(command)
+        prepared = prepare_run(training.opened)
         prepared.sampler.stop()
-        blocks = self._blocks(command, run, prepared, begin)
+        blocks = self._blocks(command, training, prepared, begin)
         vars(prepared.loop.stepper)["step"] = blocks
         prepared.loop.total_steps, prepared.loop.passes = ENDLESS, None
         try:
@@ -194,9 +195,11 @@ class Side(ChildServer):
         """After a failure: that of another rank, which was the first."""
         return None if self.others is None else self.others.cause()
 
-    def open(self, command: Json) -> Run:
+    def open(self, command: Json) -> Training:
         """Open the run of this process; of several ranks, as the first of them."""
-        from ndd_engine.train.run import Run, RunRequest
+        from ndd_engine.run.run import Run
+        from ndd_engine.train.request import RunRequest
+        from ndd_engine.train.training_run import Training
 
         draft = draft_of(command)
         ranks = draft.resolve().parallel.ranks
@@ -204,15 +207,18 @@ class Side(ChildServer):
             from .side_ranks import lead
 
             return lead(self, command, ranks)
-        return Run.open(RunRequest(draft, self.folder / "runs", probes=False), self.heard)
+        training = Training(RunRequest(draft, self.folder / "runs", probes=False))
+        Run.open(training, self.heard)
+        return training
 
     def heard(self, _t: float, event: Event) -> None:
         """Hear an event of the run."""
         self.hear(self.facts, event)
 
-    def _blocks(self, command: Json, run: Run, prepared: Prepared, begin: float) -> Blocks:
+    def _blocks(self, command: Json, training: Training, prepared: Prepared, begin: float) -> Blocks:
         """change: of a command, the candidate, if the process has both sides."""
-        if run.ranks is not None:
+        run = training.run
+        if training.ranks is not None:
             from .side_ranks import RankBlocks
 
             return RankBlocks(self, run, prepared, begin)

@@ -23,9 +23,10 @@ from .side import RANKS, Blocks, Side
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from ndd_engine.run.run import Run
     from ndd_engine.train.parallel.rank_loop import RankLoop
     from ndd_engine.train.prepare import Prepared
-    from ndd_engine.train.run import Run
+    from ndd_engine.train.training_run import Training
 
 MODULE = "ndd_engine.trial.side_ranks"
 # After a failure of rank 0, seconds in which another rank may tell that it was the first to fail.
@@ -98,7 +99,7 @@ class Others:
             child.close()
 
 
-def lead(side: Side, command: Json, size: int) -> Run:
+def lead(side: Side, command: Json, size: int) -> Training:
     """Start the other ranks and open the run as rank 0."""
     from torch._C._distributed_c10d import TCPStore
 
@@ -110,23 +111,25 @@ def lead(side: Side, command: Json, size: int) -> Run:
     return _opened(side, command, 0, size, store)
 
 
-def _opened(side: Side, command: Json, rank: int, size: int, store: Store) -> Run:
+def _opened(side: Side, command: Json, rank: int, size: int, store: Store) -> Training:
     from ndd_engine.train.parallel.rank_place import Place, notes_of
     from ndd_engine.train.parallel.world import STORE_TIMEOUT
-    from ndd_engine.train.rank_run import Meeting
-    from ndd_engine.train.request import Ranks
-    from ndd_engine.train.run import RunRequest
+    from ndd_engine.train.rank_run import open_rank
+    from ndd_engine.train.request import Ranks, RunRequest
+    from ndd_engine.train.training_run import Training
 
     store.set_timeout(STORE_TIMEOUT)
     request = RunRequest(draft_of(command), side.folder / "runs", probes=False)
     here = Place(rank, size, rank, size)
-    return Meeting(request, Ranks(here, store, notes_of(store, here))).open(request, side.heard)
+    training = Training(request, Ranks(here, store, notes_of(store, here)))
+    open_rank(training, side.heard)
+    return training
 
 
 class OtherRank(Side):
     """The process of a rank other than 0."""
 
-    def open(self, command: Json) -> Run:
+    def open(self, command: Json) -> Training:
         from torch._C._distributed_c10d import TCPStore
 
         size = int(command["size"])

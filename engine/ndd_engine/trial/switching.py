@@ -18,11 +18,11 @@ from ndd_engine.errors import TrainingError
 from ndd_engine.hardware.host import resident_peak
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Json
+from ndd_engine.run.run import Run
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.prepare import Prepared, training_batches
 from ndd_engine.train.probes.rehearsal import rehearse
 from ndd_engine.train.random_state import kept_random
-from ndd_engine.train.run import Run
 from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.precision import make_precision
 from ndd_engine.workloads.base import Batch
