@@ -150,7 +150,7 @@ class Script(Executor):
         """Record until the script has ended; its exit status."""
         run, request = self.run, self.request
         follower = self._follower = Follower(
-            run.directory, request.command, detect(use_torch=False), self._put, room.folder
+            run.directory, request.command, detect(use_torch=False), self.put, room.folder
         )
         steering = Steering(run.control, run.put, request.kernels_every)
         sampler = Sampler(None, run.put, run_dir=run.directory.path, pid=self._trains)
@@ -175,7 +175,7 @@ class Script(Executor):
         room.close()
         return status
 
-    def _put(self, event: Event) -> None:
+    def put(self, event: Event) -> None:
         """Record an event. The files of a scratch copy are named as those of the script's own folder."""
         folder = self.request.folder
         if isinstance(event, RunEvent) and folder is not None:
