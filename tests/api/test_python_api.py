@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from tests.waiting import until
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ndd_engine
 from ndd_engine import (
@@ -234,7 +235,8 @@ def test_a_record_gives_events_configuration_and_checkpoints(trained: Result) ->
     assert sum(window.steps for window in windows) == 20
     assert isinstance(record.config, Config) and record.config.workload.name == "eeg"
     (checkpoint,) = record.checkpoints[-1:]
-    assert torch.load(checkpoint, weights_only=True)["step"] == 20
+    dcp_to_torch_save(checkpoint, trained.path / "whole.pt")
+    assert torch.load(trained.path / "whole.pt", weights_only=True)["state"]["tree"]["step"] == 20
     assert record.snapshot().status == "done" and record.snapshot().step == 20
     assert list(record.follow(timeout=5)) == []
     assert open_run(trained.path).path == open_run(runs=trained.path.parent).path == trained.path

@@ -161,8 +161,8 @@ def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
     assert (event.method, event.wall_ns, event.busy_ns, event.copy_ns) == ("kernels", 80_000, 39_000, 4_000)
     assert (event.collective_ns, event.exposed_ns, event.launches) == (10_000, 5_000, 3)
     assert event.busy_ns + sum(event.idle_ns.values()) == event.wall_ns
-    assert event.modules == [["0", "Linear", 10_000, 20_000, 1], [ELSEWHERE[OTHER], "", 0, 10_000, 0]]
-    assert event.lines == [["/home/me/train.py", 12, "main", 10_000, 20_000, 2]]
+    assert event.modules == [("0", "Linear", 10_000, 20_000, 1), (ELSEWHERE[OTHER], "", 0, 10_000, 0)]
+    assert event.lines == [("/home/me/train.py", 12, "main", 10_000, 20_000, 2)]
 
 
 def test_a_file_elsewhere_is_not_read(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_functions_of_the_dataset_the_loss_and_a_callback_are_named_with_their_p
     )  # fmt: skip
     assert own_ns == ns > 0
     assert rows["Clips.__getitem__"][5] < rows["Clips.__getitem__"][4]
-    assert rows["penalty"][6:] == ["loss", "loss"] and rows["log_norms"][7] == "log"
+    assert rows["penalty"][6:] == ("loss", "loss") and rows["log_norms"][7] == "log"
     # The product's own code, and this test, are not the user's.
     assert {row[0] for row in found.functions} == {"slow_data.py"}
 
