@@ -16,9 +16,11 @@ import torch
 from ndd_engine.config import read
 from ndd_engine.record.events import EndEvent, Event, WindowEvent, parse
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.run.run import Run
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.prepare import Prepared, prepare_run
-from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.train.request import RunRequest
+from ndd_engine.train.training_run import Training
 
 Json = dict[str, Any]
 # A step takes 1-3 ms on one core, mostly in the interpreter, so overhead is most visible here.
@@ -69,9 +71,10 @@ def now(device: torch.device) -> float:
 def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
     """A run of this workload on this thread; everything it writes is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
-        run = Run.open(RunRequest(read(sets=sets, workload=workload), Path(folder)))
+        training = Training(RunRequest(read(sets=sets, workload=workload), Path(folder)))
+        run = Run.open(training)
         try:
-            prepared = prepare_run(run)
+            prepared = prepare_run(training.opened)
             try:
                 yield Engine(run, prepared)
             finally:
@@ -116,7 +119,7 @@ class Trained:
 
 def trained(workload: str, sets: Sequence[str], folder: Path) -> Trained:
     """Train in this process, in a run of its own in `folder`."""
-    run = Run.open(RunRequest(read(sets=sets, workload=workload), folder))
+    run = Run.open(Training(RunRequest(read(sets=sets, workload=workload), folder)))
     try:
         end = run.execute()
     finally:

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from ndd_engine.script.records import Records
-from ndd_engine.script.run import POLL_S
+from ndd_engine.script.script_run import POLL_S
 from ndd_watch import FOLDER, SITE
 
 from . import whole_runs

@@ -34,7 +34,7 @@ from ndd_console.jobs.training import Console
 from ndd_console.process.launcher import Leash
 from ndd_console.screens.live import LiveScreen
 from ndd_engine.config import read
-from ndd_engine.train.run import RunRequest
+from ndd_engine.train.request import RunRequest
 
 from . import painters
 from .common import (

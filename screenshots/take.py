@@ -37,8 +37,10 @@ from ndd_console.screens.trial import TrialScreen
 from ndd_console.screens.wizard import WizardScreen
 from ndd_engine.config import read
 from ndd_engine.diagnose import diagnose
-from ndd_engine.train.ranks_run import RanksRun
-from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.run.run import Run
+from ndd_engine.train.request import RunRequest
+from ndd_engine.train.started_ranks import StartedRanks
+from ndd_engine.train.training_run import Training
 from ndd_engine.trial.request import Base
 from ndd_engine.trial.tuning import run_tuning
 from ndd_engine.wizard.answers import Answers
@@ -80,11 +82,11 @@ async def take_run(root: Path) -> None:
     """A slow run: live screen, diagnosis, the trial of the proposed change; and the home screen with this run."""
     for number in (1, 2):
         short = read(workload="eeg", overrides={"run": {"name": f"eeg-00{number}", "epochs": 2}})
-        run = Run.open(RunRequest(short, root))
+        run = Run.open(Training(RunRequest(short, root)))
         run.execute()
         run.close()
     draft = read(sets=SLOW, workload="finetune", overrides={"run": {"name": "finetune-001"}})
-    run = Run.open(RunRequest(draft, root))
+    run = Run.open(Training(RunRequest(draft, root)))
     engine = threading.Thread(target=run.execute, name="engine")
     engine.start()
     source = EngineSource(run)
@@ -130,7 +132,7 @@ async def take_ranks(root: Path) -> None:
     words = ("--workload", "late_rank:factory", *(word for item in RANKS for word in ("--set", item)))
     command = [sys.executable, "-m", "ndd_console", "--runs", str(root), "train", *words]
     with contextlib.chdir(FOLDER.parent / "qa" / "scripts"):
-        run = RanksRun.open(RunRequest(read(sets=RANKS, workload="late_rank:factory"), root), command)
+        run = StartedRanks(RunRequest(read(sets=RANKS, workload="late_rank:factory"), root), command).open()
         engine = threading.Thread(target=run.execute, name="engine")
         engine.start()
         source = EngineSource(run)

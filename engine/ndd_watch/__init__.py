@@ -36,6 +36,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     caching     one of them
     gate        lets a loop train in runs, on command; that of the engine's own runs, too
     trying      a process of a trial
+    requests    what the console asks for
     outside     what the script writes outside its working directory
     process     what Linux knows of the process
     record      what is told

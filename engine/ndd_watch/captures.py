@@ -20,7 +20,6 @@ from .exceptions import Dropped, ours
 from .library import dumps, gc, os, time
 from .listening import profiled
 from .looks import Looks, key_of
-from .mapped import ASKED
 from .modules import Modules
 from .own import own, own_frame
 from .phases import ANCHOR, NOTED
@@ -60,7 +59,7 @@ class Captures:
     ) -> None:
         self._torch, self._steps, self._modules, self._looks, self._mark = torch, steps, modules, looks, mark
         self.wanted = False
-        self._asked = self._number = 0
+        self._number = 0
         # Why there is none, for good: "" if there may be captures.
         self._never = "" if os.environ.get(CAPTURES) else "there is no folder for them"
         # The profiler of torch that runs; None without one.
@@ -108,12 +107,6 @@ class Captures:
         ]
         if not all(heard):
             self._never = "the source of this torch is not there"
-
-    def look(self) -> None:
-        """After some steps: has the console asked for one?"""
-        asked = S[ASKED]
-        if asked != self._asked:
-            self._asked, self.wanted = asked, True
 
     def begin(self, t: int) -> bool:
         """Begin between two steps, at t on our clock; whether the next step is captured."""
@@ -242,7 +235,6 @@ class Captures:
         running, self._running = self._running, None
         self._hear_no_collections()
         self.wanted = self._resting = False
-        self._asked = 0
         self._modules.watch = None
         self._forget()
         if running is not None:

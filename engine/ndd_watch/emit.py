@@ -151,6 +151,10 @@ class Emitter:
                 self._earlier = max(self._earlier, earlier - done)
                 total += self._earlier + done - earlier if total else 0
             self.know(total_steps=total, epochs=body["epochs"])
+            if "obeys" in body:
+                self.script(obeys=body["obeys"])
+        elif kind in ("note", "warning"):
+            self.mark(kind, body["text"], step)
         elif kind == "epoch":
             self._epoch, self._epoch_begin = int(body["epoch"]), step or 0
         elif kind == "scalars":

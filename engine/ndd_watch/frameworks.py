@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Any, Callable
 
 from .exceptions import Dropped, ours
+from .library import os
 from .probes import Probes
 
 Put = Callable[..., None]
@@ -29,23 +30,32 @@ _NUMBERS = ("torch", "numpy")
 _NOT_METRICS = ("_runtime", "_per_second", "_preparation_time", "_jit_compilation_time")
 
 
+class Wishes:
+    """What the console asks of a framework at the end of a step: to save a checkpoint, to evaluate."""
+
+    saves = evaluates = False
+
+    def __bool__(self) -> bool:
+        return self.saves or self.evaluates
+
+
 class Frameworks:
     """put(kind, **body) records."""
 
-    def __init__(self, put: Put, known: Known, probes: Probes) -> None:
-        self._put, self._known, self._probes = put, known, probes
+    def __init__(self, put: Put, known: Known, wishes: Wishes, probes: Probes) -> None:
+        self._put, self._known, self._wishes, self._probes = put, known, wishes, probes
         self._heard: set[str] = set()
 
     def look(self) -> None:
         """Hear the frameworks that the script has imported by now."""
         if _TRANSFORMERS in sys.modules and _TRANSFORMERS not in self._heard:
             self._heard.add(_TRANSFORMERS)
-            told = hugging_face(object, self._put, self._known)()
+            told = hugging_face(object, self._put, self._known, self._wishes)()
             self._hear(sys.modules[_TRANSFORMERS].CallbackHandler.call_event, _event_of_transformers, told)
         for name in _LIGHTNING:
             if name in sys.modules and name not in self._heard:
                 self._heard.add(name)
-                told = lightning(object, self._put, self._known)()
+                told = lightning(object, self._put, self._known, self._wishes)()
                 self._hear(sys.modules[name]._call_callback_hooks, _event_of_lightning, told)
 
     def _hear(self, function: Any, event_of: Callable[[dict[str, Any]], Any], told: Any) -> None:
@@ -55,6 +65,8 @@ class Frameworks:
                 hook = getattr(type(told), name, None)
                 if hook is not None:
                     hook(told, *given, **more)
+                if self._wishes and name == told.obeys_at:
+                    told.obey(*given)
             except Exception as error:
                 if not ours(error):
                     raise
@@ -101,14 +113,28 @@ def first(metrics: dict[str, float], name: Any) -> dict[str, float]:
     return {**{one: metrics[one] for one in (name,) if one in metrics}, **metrics}
 
 
-def hugging_face(base: type, put: Put, known: Known) -> type:
-    """A TrainerCallback that records. base: transformers' TrainerCallback."""
+def hugging_face(base: type, put: Put, known: Known, wishes: Wishes) -> type:
+    """A TrainerCallback that records and obeys. base: transformers' TrainerCallback."""
 
     class NddCallback(base):  # type: ignore[misc]
         """Records the length of the run, epochs, evaluations and logged values."""
 
+        obeys_at = "on_step_end"
+
         def __reduce__(self) -> Any:
             return base, ()  # in another process, this one records nothing
+
+        @_safe
+        def obey(self, args: Any, state: Any, control: Any) -> None:
+            """Have the Trainer save and evaluate at the end of this step, as it does of its own accord."""
+            saves, does = wishes.saves, wishes.evaluates and evaluates(args)
+            wishes.saves = wishes.evaluates = False
+            control.should_save, control.should_evaluate = (
+                control.should_save or saves,
+                control.should_evaluate or does,
+            )
+            for what in ["saves a checkpoint"] * saves + ["evaluates"] * does:
+                put("note", text=f"on request, the Trainer {what} after step {state.global_step}")
 
         @_safe
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -116,6 +142,7 @@ def hugging_face(base: type, put: Put, known: Known) -> type:
             put(
                 "totals", framework="transformers", earlier=int(state.global_step), total_steps=int(state.max_steps),
                 epochs=epochs if epochs < _ENDLESS else 0,
+                obeys=["checkpoint", *["evaluate"] * evaluates(args)],
             )  # fmt: skip
 
         @_safe
@@ -145,11 +172,13 @@ def hugging_face(base: type, put: Put, known: Known) -> type:
     return NddCallback
 
 
-def lightning(base: type, put: Put, known: Known) -> type:
-    """A Callback that records. base: Lightning's Callback."""
+def lightning(base: type, put: Put, known: Known, wishes: Wishes) -> type:
+    """A Callback that records and obeys. base: Lightning's Callback."""
 
     class NddCallback(base):  # type: ignore[misc]
         """Records the length of the run, epochs, evaluations and logged values."""
+
+        obeys_at = "on_train_batch_end"
 
         def __init__(self) -> None:
             super().__init__()
@@ -161,6 +190,21 @@ def lightning(base: type, put: Put, known: Known) -> type:
             return base, ()  # in another process, this one records nothing
 
         @_safe
+        def obey(self, trainer: Any, *_: Any) -> None:
+            """Save a checkpoint beside those of the script. An error of it does not end the training."""
+            if trainer.fit_loop._should_accumulate():
+                return
+            wishes.saves = wishes.evaluates = False
+            folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
+            path = os.path.join(folder, f"requested-step={trainer.global_step}.ckpt")
+            try:
+                trainer.save_checkpoint(path)
+            except Exception as error:  # noqa: BLE001
+                put("warning", text=f"no checkpoint: {type(error).__name__}: {error}")
+            else:
+                put("note", text=f"checkpoint on request: {path}")
+
+        @_safe
         def on_train_start(self, trainer: Any, module: Any) -> None:
             total: Any = 0
             with contextlib.suppress(Exception):  # unknown if the accumulation changes between epochs
@@ -169,7 +213,7 @@ def lightning(base: type, put: Put, known: Known) -> type:
             put(
                 "totals", framework="lightning", earlier=_batches(trainer),
                 total_steps=int(total) if 0 < total < float("inf") else 0,
-                epochs=int(epochs) if epochs and epochs > 0 else 0,
+                epochs=int(epochs) if epochs and epochs > 0 else 0, obeys=["checkpoint"],
             )  # fmt: skip
 
         @_safe
@@ -208,6 +252,12 @@ def lightning(base: type, put: Put, known: Known) -> type:
             known(new, record)
 
     return NddCallback
+
+
+def evaluates(args: Any) -> bool:
+    """Whether a Trainer with these arguments evaluates while it trains. Without that, it may have no data for it."""
+    given = getattr(args, "eval_strategy", None) or getattr(args, "evaluation_strategy", None)
+    return str(getattr(given, "value", given)) not in ("no", "None")
 
 
 def _batches(trainer: Any) -> int:

@@ -16,7 +16,7 @@ from .device import DeviceValues
 from .emit import FOLDER_AT_START, Emitter, reason_of
 from .ends import Ends
 from .exceptions import Dropped, ours
-from .frameworks import Frameworks, numbers
+from .frameworks import Frameworks, Wishes, numbers
 from .hooks import Hooks
 from .library import open_file, os, threading
 from .listening import Learning, make_way
@@ -26,6 +26,7 @@ from .modules import Modules
 from .outside import Outside
 from .own import own
 from .profiler import StepProfiler
+from .requests import Requests
 from .steps import PROFILE_NS, Steps
 from .waits import place
 
@@ -58,7 +59,10 @@ class Observer:
         self.captures = Captures(torch, self.steps, self.modules, self.looks, self._mark)
         self.learning = Learning(self.looks)
         self.profiler = StepProfiler(own)
-        self.frameworks = Frameworks(self.told, self.known, self.hooks.probes) if frameworks else None
+        self.wishes = Wishes()
+        self.frameworks = (
+            Frameworks(self.told, self.known, self.wishes, self.hooks.probes) if frameworks else None
+        )
         # Where the steps of threads end that do not train at present.
         self._others: dict[int, Ends] = {}
         self._learned = 0
@@ -85,6 +89,7 @@ class Observer:
     def _wire(self) -> None:
         steps = self.steps
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
+        self.requests = Requests(steps, self._capture, self.wishes)
         self.hooks.loader_read = self._loader_read
         self.hooks.device_found = self._device_found
         if self.frameworks is not None:
@@ -297,9 +302,7 @@ class Observer:
             return
         self.emitter.window()
         self.steps.device_due = True
-        self.captures.look()
-        if self.captures.wanted and not self._study:
-            self.steps.next_study = 0
+        self.requests.look()
         outside = self.outside
         if outside.seen > outside.told:
             outside.told = outside.seen
@@ -307,6 +310,12 @@ class Observer:
         if S[clock.LAST] >= self._memory_due:
             self._memory_due = S[clock.LAST] + MEMORY_NS
             self.emitter.memory()
+
+    def _capture(self) -> None:
+        """The console has asked for a profiler capture."""
+        self.captures.wanted = True
+        if not self._study:
+            self.steps.next_study = 0
 
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""

@@ -30,19 +30,23 @@ SPARE, SPARES = "spare-", 2
 COLUMNS = 24
 # Indices of 64-bit integers. LAST: time of the last phase change. CURRENT: the current phase. TIMED: id of the thread
 # whose phases are timed; 0 in steps that are timed as a whole, -1 during an evaluation. BASE: the phase outside all
-# hooks. TRAINER: id of the thread that trains, and NATIVE its id in the system; 0 before the first backward pass. DONE:
-# steps that have ended; CORRECTION: to be added to them, as it may become clear later where a step ends; ELSEWHERE: of
-# other threads. MICRO: micro-steps; SKIPPED: updates that a gradient scaler skipped. BEGUN: when the window began.
-# ROWS: rows so far; LINES: bytes of lines so far; DROPPED: lines that were too long. ASKED: how many captures the
-# console has asked for, which is the only thing that it writes. INPUT: the first size of a model's input; 0 before.
-# PENDING: further steps, if nothing else becomes known to end them. FIRST_NS: spent on first batches, of passes over
-# the data that began after the first step. PASSES, OPEN: backward passes since the last step ended, those whose
-# gradients were zeroed again and those after them; published where they are more than usual.
+# hooks. TRAINER: id of the thread that trains, and NATIVE its id in the system; 0 before the first backward pass.
+# DONE: steps that have ended; CORRECTION: to be added to them, as it may become clear later where a step ends;
+# ELSEWHERE: of other threads. MICRO: micro-steps; SKIPPED: updates that a gradient scaler skipped. BEGUN: when the
+# window began. ROWS: rows so far; LINES: bytes of lines so far; DROPPED: lines that were too long. INPUT: the first
+# size of a model's input; 0 before. PENDING: further steps, if nothing else becomes known to end them. FIRST_NS:
+# spent on first batches, of passes over the data that began after the first step. PASSES, OPEN: backward passes since
+# the last step ended, those whose gradients were zeroed again and those after them; published where they are more
+# than usual. PAUSED: 1 during a pause. AT and what follows is written by the console: the step after which the
+# process obeys, the id of the process that holds a pause or 0, and how many captures, checkpoints and evaluations
+# were asked for.
 (
     MAGIC, PID, NATIVE, LAST, CURRENT, TIMED, BASE, TRAINER, DONE, CORRECTION, ELSEWHERE, MICRO, SKIPPED, BEGUN, ROWS,
-    LINES, DROPPED, ASKED, INPUT, PENDING, FIRST_NS,
+    LINES, DROPPED, PAUSED, INPUT, PENDING, FIRST_NS,
     PASSES, OPEN,
-) = range(23)  # fmt: skip
+    AT, HOLDER, CAPTURES, CHECKPOINTS, EVALUATIONS,
+) = range(28)  # fmt: skip
+REQUEST = EVALUATIONS + 1 - AT
 # The current step by phase, and the time of the window outside steps, in nanoseconds.
 ROW, REST = 32, 32 + COLUMNS
 # Rows of steps that were timed by phase: the steps before it, and its nanoseconds by phase.
@@ -157,11 +161,11 @@ def make(path: str) -> int:
     return handle
 
 
-def ask(path: str, captures: int) -> None:
-    """Ask the process with this memory for a capture, by their number so far. Raises OSError."""
+def ask(path: str, request: list[int]) -> None:
+    """Ask the process with this memory for something: the values from AT on. Raises OSError."""
     handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        os.pwrite(handle, struct.pack("q", captures), 8 * ASKED)
+        os.pwrite(handle, struct.pack(f"{REQUEST}q", *request), 8 * AT)
     finally:
         os.close(handle)
 

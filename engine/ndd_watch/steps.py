@@ -372,12 +372,18 @@ class Steps:
             lengths = sorted(clock.lengths(self._window_begin))
             step_ns = lengths[len(lengths) // 2] if lengths else 0
             self.every = min(int(COST_NS / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
-            self._window_begin, self._window_end = S[DONE], 0
-            self._find_sole()
-            self.window()
+            self.end_window()
         self.garbage.after_step(S[DONE])
         if self.gate is not None:
             self.gate()
+
+    def end_window(self) -> None:
+        """End the window after the step that has ended, unless it is empty."""
+        if S[DONE] == self._window_begin:
+            return
+        self._window_begin, self._window_end = S[DONE], 0
+        self._find_sole()
+        self.window()
 
     def _window_ends(self, t: int) -> bool:
         """Whether the window ends after this step; of a rank, at the next multiple of about as many steps as it has."""

@@ -46,8 +46,8 @@ from ndd_engine.config import read
 from ndd_engine.train.parallel.rank_loop import RankLoop
 from ndd_engine.train.parallel.rank_place import place
 from ndd_engine.train.prepare import prepare_run
-from ndd_engine.train.rank_run import met
-from ndd_engine.train.run import RunRequest
+from ndd_engine.train.rank_run import met, open_rank
+from ndd_engine.train.request import RunRequest
 
 from .launch import launch
 
@@ -170,12 +170,12 @@ def rank(folder: str, chunks: str, *sets: str) -> None:
         raise SystemExit("start this with torchrun --nproc-per-node 2")
     overrides = {"parallel": {"ranks": here.size}}
     draft = read(None, sets, TINY_WORKLOAD, overrides)
-    meeting = met(lambda: RunRequest(draft, Path(folder), probes=False), here)
-    assert meeting is not None
-    run = meeting.open(meeting.request)
+    training = met(lambda: RunRequest(draft, Path(folder), probes=False), here)
+    assert training is not None
+    run = open_rank(training)
     # Before either model is there: what glibc maps for one only would have other addresses.
     keep_memory()
-    subject = Engine(run, prepare_run(run))
+    subject = Engine(run, prepare_run(training.opened))
     bare = bare_loop(subject.prepared.config, torch.device("cpu"))
     # Gradients are views of the buckets, as in the engine.
     bare.model = DistributedDataParallel(bare.model, gradient_as_bucket_view=True)

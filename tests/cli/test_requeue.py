@@ -16,6 +16,7 @@ from ndd_engine.config import read, to_toml
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.rundir import RunDir, RunLock
+from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
 from tests.records import events_of, losses_of
 from tests.trial.written_runs import steady, windows, write_run
@@ -145,7 +146,7 @@ def test_size_auto_stays_what_it_was(tmp_path: Path) -> None:
 def test_whoever_loses_the_race_for_a_new_folder_leaves_it_to_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ndd_engine.train import run as run_module
+    from ndd_engine.train import training_run as run_module
 
     real = run_module.new_run_dir
     held: list[RunLock] = []
@@ -158,6 +159,6 @@ def test_whoever_loses_the_race_for_a_new_folder_leaves_it_to_the_other(
 
     monkeypatch.setattr(run_module, "new_run_dir", taken)
     with pytest.raises(UsageError, match=str(os.getpid())):
-        run_module.Run.open(request(tmp_path))
+        Run.open(run_module.Training(request(tmp_path)))
     assert os.path.samestat(os.fstat(held[0]._handle or -1), (tmp_path / "job" / "lock").stat())
     held[0].release()

@@ -34,7 +34,7 @@ ENTRIES = {
     "Recorder._collected",
 }
 # See `ndd_watch.mapped`.
-ASKED = 17
+ASKED = 25
 RAISE = """
 def {name}(*args, **kwargs):
     _planted.append(1)

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from ndd_watch import frameworks
-from ndd_watch.frameworks import hugging_face, lightning
+from ndd_watch.frameworks import Wishes, hugging_face, lightning
+
+WISHES = Wishes()
 
 
 class Base:
@@ -25,7 +27,7 @@ Told = list[tuple[str, dict[str, Any]]]
 
 def made(make: Any) -> tuple[Any, Told]:
     told: Told = []
-    return make(Base, lambda kind, **body: told.append((kind, body)), known)(), told
+    return make(Base, lambda kind, **body: told.append((kind, body)), known, WISHES)(), told
 
 
 def known(found: dict[str, Any], then: Callable[[dict[str, float]], None]) -> None:
@@ -39,7 +41,7 @@ def test_no_hook_raises_or_returns_anything(make: Any) -> None:
     names: dict[str, Any] = {}
     planted = "def raises(kind, **body): raise RuntimeError('planted')\ndef known(found, then): then(found)"
     exec(compile(planted, str(frameworks.__file__), "exec"), names)
-    for callback in (make(Base, names["raises"], names["known"])(), made(make)[0]):
+    for callback in (make(Base, names["raises"], names["known"], WISHES)(), made(make)[0]):
         hooks = [name for name in dir(callback) if name.startswith("on_")]
         assert len(hooks) >= 4
         for name in hooks:
@@ -65,7 +67,16 @@ def test_numbers_of_hugging_face() -> None:
     }
     callback.on_evaluate(args, state, None, metrics=metrics)
     assert told == [
-        ("totals", {"framework": "transformers", "earlier": 7, "total_steps": 50, "epochs": 0}),
+        (
+            "totals",
+            {
+                "framework": "transformers",
+                "earlier": 7,
+                "total_steps": 50,
+                "epochs": 0,
+                "obeys": ["checkpoint"],
+            },
+        ),
         ("epoch", {"epoch": 1}),
         ("scalars", {"values": {"loss": 2.0}}),
         (
@@ -90,3 +101,37 @@ def test_metrics_of_a_validation_of_lightning() -> None:
     trainer.sanity_checking = True
     callback.on_validation_end(trainer, None)
     assert len(told) == 2
+
+
+@pytest.mark.parametrize(("strategy", "evaluates"), [("epoch", True), ("no", False)])
+def test_the_trainer_saves_and_evaluates_on_request(strategy: str, evaluates: bool) -> None:
+    callback, told = made(hugging_face)
+    state, control = SimpleNamespace(global_step=7), SimpleNamespace(should_save=False, should_evaluate=False)
+    WISHES.saves = WISHES.evaluates = True
+    callback.obey(SimpleNamespace(eval_strategy=strategy), state, control)
+    # Without a strategy there may be no data, and an evaluation would end the training.
+    assert (control.should_save, control.should_evaluate) == (True, evaluates)
+    assert not WISHES and len(told) == 1 + evaluates
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_lightning_saves_a_checkpoint_at_the_end_of_a_step(fails: bool) -> None:
+    callback, told = made(lightning)
+    saved: list[str] = []
+
+    def save(path: str) -> None:
+        if fails:
+            raise OSError("No space left on device")
+        saved.append(path)
+
+    micro = [True, False]
+    trainer = SimpleNamespace(
+        fit_loop=SimpleNamespace(_should_accumulate=lambda: micro.pop(0)), global_step=7, save_checkpoint=save,
+        checkpoint_callback=SimpleNamespace(dirpath="here"), default_root_dir="there",
+    )  # fmt: skip
+    WISHES.saves = True
+    callback.obey(trainer)
+    assert WISHES and not told
+    callback.obey(trainer)
+    assert saved == ["here/requested-step=7.ckpt"] * (not fails) and not WISHES
+    assert [kind for kind, _ in told] == ["warning" if fails else "note"]

@@ -117,9 +117,9 @@ def test_a_rank_that_does_not_see_the_folder_of_the_run_says_what_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_run, "SEEN_S", 0.0)
-    request: Any = None
+    training: Any = None
     with pytest.raises(UsageError, match="file system"):
-        rank_run._other(request, RunDir(tmp_path / "run"), Place(1, 2, 0, 1))
+        rank_run._open_other(training, RunDir(tmp_path / "run"), Place(1, 2, 0, 1))
     assert not (tmp_path / "run").exists()
 
 

@@ -11,9 +11,10 @@ from tests.records import run_event
 
 from ndd_engine.errors import UsageError
 from ndd_engine.record.file import load_state
+from ndd_engine.run.run import Run
 from ndd_engine.script.command import Command
 from ndd_engine.script.edits import edit_of, with_arguments, with_cached_items, with_statement
-from ndd_engine.script.run import ScriptRequest, ScriptRun
+from ndd_engine.script.script_run import Script, ScriptRequest
 
 SCRIPT = """import torch as th
 from torch.utils.data import DataLoader
@@ -165,8 +166,9 @@ def test_a_run_in_a_scratch_copy_names_the_files_of_the_script(tmp_path: Path) -
     own.mkdir()
     (own / "train.py").write_text("")
     command = Command((sys.executable, "train.py"), own)
-    run = ScriptRun.open(ScriptRequest(command, tmp_path / "runs", screen=True, folder=scratch))
-    run.put(run_event(config={"script": {"loader": [str(scratch / "train.py"), 5]}}))
+    script = Script(ScriptRequest(command, tmp_path / "runs", screen=True, folder=scratch))
+    run = Run.open(script)
+    script.put(run_event(config={"script": {"loader": [str(scratch / "train.py"), 5]}}))
     run.close()
     recorded = load_state(run.directory).run
     assert recorded is not None and recorded.config["script"]["loader"] == [str(own / "train.py"), 5]

@@ -22,8 +22,9 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.events import EndEvent, KernelsEvent, MarkEvent, RunEvent, ScalarsEvent, WindowEvent
+from ndd_engine.run.run import Run
 from ndd_engine.script.command import Command
-from ndd_engine.script.run import ScriptRequest, ScriptRun
+from ndd_engine.script.script_run import Script, ScriptRequest
 
 pytestmark = pytest.mark.long
 
@@ -166,7 +167,7 @@ def test_killing_the_console_ends_the_script(tmp_path: Path) -> None:
 
 @pytest.mark.promise
 def test_on_the_screen(tmp_path: Path) -> None:
-    """In a real terminal: phases, the output of the script on the log page, a profiler capture, and Ctrl-C."""
+    """In a real terminal: phases, the output of the script on the log page, a capture, a pause, and Ctrl-C."""
     (tmp_path / "slow.py").write_text(
         "print('hello from the script', flush=True)\n" + SLOW.replace("STEPS", "80000")
     )
@@ -182,6 +183,10 @@ def test_on_the_screen(tmp_path: Path) -> None:
     child.send("c")  # a script cannot be asked to save a checkpoint
     child.send("k")
     child.expect("profiler capture")
+    child.send("p")
+    child.expect("paused at step")
+    child.send("p")
+    child.expect("resumed after")
     child.send("\x03")
     child.expect(pexpect.EOF)
     child.close()
@@ -210,11 +215,11 @@ def test_the_gpu_that_the_script_trains_on_is_sampled(
             sampled.append(gpu)
             super().follow(pid, gpu)
 
-    monkeypatch.setattr("ndd_engine.script.run.detect", lambda **_: machine)
-    monkeypatch.setattr("ndd_engine.script.run.Sampler", Samples)
+    monkeypatch.setattr("ndd_engine.script.script_run.detect", lambda **_: machine)
+    monkeypatch.setattr("ndd_engine.script.script_run.Sampler", Samples)
     monkeypatch.setenv("NDD_WATCH_WINDOW_S", "0.2")
     words = (sys.executable, str(SUBJECTS / "on_gpu.py"), "2", "1", "1", "1")
-    run_of_script = ScriptRun.open(ScriptRequest(Command(words, tmp_path), tmp_path / "runs", screen=True))
+    run_of_script = Run.open(Script(ScriptRequest(Command(words, tmp_path), tmp_path / "runs", screen=True)))
     try:
         assert run_of_script.execute().status == "done"
     finally:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from script_help import events, run, start
+from tests.records import run_event
 from tests.waiting import contains, until
 
 from ndd_engine.errors import UsageError
@@ -16,9 +18,12 @@ from ndd_engine.measure.modules import ELSEWHERE, OTHER
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.state import RunState
 from ndd_engine.recordings.trace_file import read_trace
+from ndd_engine.run.control import Control
 from ndd_engine.script.asked_captures import Captures
 from ndd_engine.script.records import Process
+from ndd_engine.script.steering import Steering
 from ndd_watch import mapped
 
 ENDLESS = """
@@ -44,8 +49,8 @@ def test_on_request(tmp_path: Path) -> None:
         directory = RunDir(tmp_path / "runs" / "it")
         try:
             until(lambda: contains(directory.events, '"window"'))
-            with pytest.raises(UsageError, match="pause"):
-                send(directory.control_socket, "pause")
+            with pytest.raises(UsageError, match="Lightning"):
+                send(directory.control_socket, "checkpoint")
             send(directory.control_socket, "kernels")
             until(lambda: contains(directory.events, '"kernels"'))
         finally:
@@ -81,14 +86,16 @@ def taken(steps: int, file: str = "capture-1-1.json") -> MarkEvent:
 @pytest.mark.parametrize(("device", "asked"), [("cuda:0", 3), ("cpu", 0), ("", 0)])
 def test_periodic_captures_happen_where_a_gpu_trains(tmp_path: Path, device: str, asked: int) -> None:
     memory, process = process_of(tmp_path)
-    captures = Captures(RunDir(tmp_path), every=100)
     told: list[Event] = []
+    control = Control()
+    steering = Steering(control, told.append, kernels_every=100)
+    training = replace(RunState().snapshot(), run=run_event(device=device) if device else None)
     for step in (10, 99, 100, 150, 230, 299, 305):
-        told += captures.look(process, step, device)
-    assert memory.values[mapped.ASKED] == asked
-    captures.ask()
-    assert not list(captures.look(process, 310, device))
-    assert memory.values[mapped.ASKED] == asked + 1
+        steering.look([process], lambda: training, step)
+    assert memory.values[mapped.CAPTURES] == asked
+    control.request("kernels")
+    steering.look([process], lambda: training, 310)
+    assert memory.values[mapped.CAPTURES] == asked + 1
     notes = [one for one in told if isinstance(one, MarkEvent) and one.kind == "note"]
     assert len(notes) == (device == "cpu")  # which says why there are none
 

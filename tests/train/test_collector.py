@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
-from ndd_engine.train.control import StopNow
+from ndd_engine.run.control import StopNow
 from ndd_engine.train.step.stepper import Stepper
 from ndd_watch.garbage import Garbage
 

@@ -10,7 +10,7 @@ from tests.states import equal
 from train_help import Trainer
 
 from ndd_engine.config import Config, read
-from ndd_engine.train.control import StopNow
+from ndd_engine.run.control import StopNow
 from ndd_engine.train.data.loader import EvalBatches
 from ndd_engine.train.evaluate import Result, evaluate
 from ndd_engine.train.random_state import random_state

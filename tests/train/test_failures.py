@@ -21,8 +21,8 @@ from train_help import EVERY_STEP, Trainer
 from ndd_engine.config import read
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, WindowEvent
+from ndd_engine.run.run import Run
 from ndd_engine.train.failures import explain, smaller_batch
-from ndd_engine.train.run import Run
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare
 

@@ -20,9 +20,9 @@ import torch
 from tests.states import Bomb, equal
 
 from ndd_engine.errors import CheckpointError
+from ndd_engine.run.control import StopNow
 from ndd_engine.train import checkpoint
 from ndd_engine.train.checkpoint import MANIFEST, CheckpointStore, Saved, free_space, newest_good
-from ndd_engine.train.control import StopNow
 from ndd_engine.train.random_state import random_state
 
 CPU = torch.device("cpu")

@@ -14,10 +14,10 @@ from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import read
 from ndd_engine.record.events import Event, WindowEvent
+from ndd_engine.run.run import Run
 from ndd_engine.train.data import workers as workers_module
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.failures import explain
-from ndd_engine.train.run import Run
 
 CPU = torch.device("cpu")
 LONG = ("run.epochs=100000", "evaluate.every_epochs=0", "checkpoint.every_epochs=0")

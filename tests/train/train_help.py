@@ -19,8 +19,10 @@ from ndd_engine.config import read
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, SettingEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.run.run import Run
 from ndd_engine.train.checkpoint import CheckpointStore
-from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.train.request import RunRequest
+from ndd_engine.train.training_run import Training
 from tests import forked
 
 NDD = (
@@ -132,7 +134,7 @@ class Trainer:
         """An open run; with `resume` on the configuration that it wrote."""
         directory = resume.directory if resume else None
         draft = read(directory.config if directory else None, sets)
-        return Run.open(RunRequest(draft, self.root, directory, from_step), listener)
+        return Run.open(Training(RunRequest(draft, self.root, directory, from_step)), listener)
 
     def train(
         self,

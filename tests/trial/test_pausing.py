@@ -19,7 +19,7 @@ from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.record.channel import MAX_LINE, ControlServer, send
 from ndd_engine.record.events import MarkEvent, StageEvent, TrialEvent, parse
 from ndd_engine.record.rundir import RunDir, RunLock
-from ndd_engine.train.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.trial.pausing import alone, held, to_pause
 from ndd_engine.trial.request import Base
 from ndd_engine.trial.store import record_trial

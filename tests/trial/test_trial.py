@@ -20,10 +20,12 @@ from trial_help import descendants, measured, planted
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
+from ndd_engine.run.run import Run
 from ndd_engine.text import size
 from ndd_engine.train.prepare import prepare_run
-from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.train.request import RunRequest
 from ndd_engine.train.step.precision import Precision, make_precision, set_tf32
+from ndd_engine.train.training_run import Training
 from ndd_engine.trial import side as side_module
 from ndd_engine.trial.estimates import METHOD
 from ndd_engine.trial.request import Base, Parts, Progress, SideFacts, TrialRequest
@@ -209,9 +211,10 @@ def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytes
 
     base = planted(tmp_path)
     draft = read(base.config, ["precision.tf32=true"], None)
-    run = Run.open(RunRequest(draft, tmp_path / "runs", probes=False))
+    training = Training(RunRequest(draft, tmp_path / "runs", probes=False))
+    run = Run.open(training)
     try:
-        prepared = prepare_run(run)
+        prepared = prepare_run(training.opened)
         prepared.sampler.stop()
         loop, switch, step = prepared.loop, prepared.loop.switch, prepared.loop.stepper.step
 
@@ -228,7 +231,7 @@ def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytes
             "change": {"sets": ["precision.tf32=false"]},
         }  # fmt: skip
         set_tf32(True)  # as the preparation of the baseline leaves it
-        own = Own(side, run, prepared, 0.0, command)
+        own = Own(side, training, prepared, 0.0, command)
         seen: list[tuple[int, str]] = []
 
         def noted(*given: Any) -> Any:

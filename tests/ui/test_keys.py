@@ -54,7 +54,8 @@ def test_every_key_has_an_action(kind: type[KeyScreen]) -> None:
 @pytest.mark.parametrize(
     ("key", "source", "need"),
     [
-        ("p", FakeSource(script=True), "own training"),
+        ("c", FakeSource(script=True), "checkpoints"),
+        ("e", FakeSource(script=True), "evaluations"),
         ("c", FakeSource(value=ended("done", "all steps done")), "commands"),
         ("e", FakeSource(empty_snapshot()), "training"),
         ("k", FakeSource(live=False), "commands"),

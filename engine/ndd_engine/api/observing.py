@@ -18,8 +18,8 @@ from typing import Any, Self
 from ndd_engine.files import write_text
 from ndd_engine.record.rundir import RunDir, new_run_dir
 from ndd_engine.script.command import Command
-from ndd_engine.script.following import CLOSED
 from ndd_engine.script.progress import readable_by
+from ndd_engine.script.script_run import CLOSED
 from ndd_watch import CAPTURES
 
 from .sources import PathLike, root_of
@@ -81,6 +81,11 @@ class Observation:
         with contextlib.suppress(Exception):
             self._observer.known(found, then)
 
+    @property
+    def wishes(self) -> Any:
+        """What the console asks of a framework, see `ndd_watch.frameworks.Wishes`."""
+        return self._observer.wishes
+
     def __enter__(self) -> Self:
         return self
 
@@ -133,7 +138,7 @@ def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Obser
     install = import_module("ndd_watch.install")
     observer = install.install(frameworks)
     follower = subprocess.Popen(
-        [sys.executable, "-m", "ndd_engine.script.following", str(directory.path), str(os.getpid())],
+        [sys.executable, "-m", "ndd_engine.script.script_run", str(directory.path), str(os.getpid())],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         env={key: value for key, value in os.environ.items() if key not in ("NDD_WATCH", CAPTURES)},
     )  # fmt: skip

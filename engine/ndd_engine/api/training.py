@@ -14,9 +14,10 @@ from types import FrameType
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.train.control import StopNow
+from ndd_engine.run.control import StopNow
+from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
-from ndd_engine.train.run import Run
+from ndd_engine.train.training_run import Training
 from ndd_watch.changes import GLOBALS
 
 from .record import Record
@@ -86,7 +87,7 @@ def run_training(
         config = directory.config
     draft = draft_of(config, sets, workload, {} if run is None else {"run": {"name": run}})
     with restored():
-        opened = Run.open(RunRequest(draft, root, directory), on_event)
+        opened = Run.open(Training(RunRequest(draft, root, directory)), on_event)
         try:
             with _interruptible(opened):
                 end = opened.execute()
@@ -128,7 +129,7 @@ def _interruptible(run: Run) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         again = run.control.stopping
         run.control.request("kill" if again else "stop", "interrupted (Ctrl-C)", "interrupted")
-        if again and run.interruptible:
+        if again and run.executor.interruptible:
             raise StopNow
 
     signal.signal(signal.SIGINT, stop)

@@ -32,6 +32,8 @@ class NddCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *more: Any) -> None:
         self._observed.told.on_train_batch_end(trainer, pl_module, *more)
+        if self._observed.wishes:
+            self._observed.told.obey(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._observed.told.on_validation_start(trainer, pl_module)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ndd_engine.api.observing import Observation, started
 from ndd_engine.api.sources import PathLike
-from ndd_watch.frameworks import Known, Put
+from ndd_watch.frameworks import Known, Put, Wishes
 
 
 class Observed:
@@ -21,7 +21,7 @@ class Observed:
     def __init__(
         self,
         base: type,
-        make: Callable[[type, Put, Known], type],
+        make: Callable[[type, Put, Known, Wishes], type],
         name: str | None,
         runs: PathLike | None,
     ) -> None:
@@ -29,6 +29,7 @@ class Observed:
         self._observation: Observation | None = None
         self._trainings = 0
         self.told: Any = base()
+        self.wishes = Wishes()
 
     def begin(self, leads: bool) -> None:
         """A training begins. leads: whether this is the process of rank 0."""
@@ -41,7 +42,8 @@ class Observed:
             name = f"{self._name}-{self._trainings}" if later else self._name
             self._observation = observation = started(name, self._runs, frameworks=False)
             if observation.path is not None:  # else `ndd-console run` records the same
-                self.told = self._make(self._base, observation.told, observation.known)()
+                self.wishes = observation.wishes
+                self.told = self._make(self._base, observation.told, observation.known, self.wishes)()
 
     def end(self, error: BaseException | None = None) -> None:
         """The training has ended. error: that has ended it."""

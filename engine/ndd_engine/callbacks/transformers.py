@@ -26,6 +26,11 @@ class NddCallback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._observed.told.on_epoch_begin(args, state, control, **more)
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Save a checkpoint, or evaluate, if the console asks for it."""
+        if self._observed.wishes:
+            self._observed.told.obey(args, state, control)
+
     def on_log(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._observed.told.on_log(args, state, control, **more)
 

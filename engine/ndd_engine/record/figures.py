@@ -527,3 +527,9 @@ def _section(run: RunEvent, name: str) -> Json:
 def _count(section: Json, key: str) -> int:
     value = section.get(key)
     return value if isinstance(value, int) and value > 0 else 0
+
+
+def obeyed(run: RunEvent | None) -> tuple[str, ...]:
+    """What the framework of an observed script does on request: "checkpoint" and "evaluate"."""
+    script = {} if run is None else run.config.get("script") or {}
+    return tuple(script.get("obeys") or ())

@@ -1,4 +1,4 @@
-"""Profiler captures of a script: asks its process for them, and reads the traces that it writes."""
+"""Reads the traces of profiler captures that a script's processes have written on request."""
 
 from __future__ import annotations
 
@@ -16,54 +16,30 @@ from ndd_engine.record.figures import capture_text
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.recordings.trace_file import read_trace
 from ndd_engine.text import printable
-from ndd_watch import mapped
-
-from .records import Process
 
 # Longer traces would take the console minutes to read.
 LONGEST = 1 << 28
 
 
 class Captures:
-    """Those of a run. every: ask for one after every so many steps of a script that trains on a GPU; 0: on request."""
+    """Those of a run."""
 
-    def __init__(self, directory: RunDir, every: int = 0) -> None:
-        self._directory, self._every = directory, every
-        self._wanted = False
-        self._asked: dict[Path, int] = {}
-        self._next = every
-        self._told = False
+    def __init__(self, directory: RunDir) -> None:
+        self._directory = directory
 
-    def ask(self) -> None:
-        """Ask for one as soon as a process trains."""
-        self._wanted = True
+    def taken(self, mark: MarkEvent, rank: int | None = None) -> Iterator[Event]:
+        """The process has taken a capture, and tells its file. Raises ValueError for another place.
 
-    def look(self, process: Process, step: int, device: str) -> Iterator[Event]:
-        """Pass a request on to the process, after `step` steps on `device`, which is "" if it is not known yet."""
-        if self._every and device and not device.startswith("cuda"):
-            self._every = 0
-            text = "no periodic profiler captures: the script does not train on a GPU; key k takes one"
-            yield MarkEvent("note", step, text)
-        if self._every and device and step >= self._next:
-            self._next = (step // self._every + 1) * self._every
-            self._wanted = True
-        if not self._wanted:
-            return
-        self._wanted = False
-        number = self._asked.get(process.path, 0) + 1
-        try:
-            mapped.ask(str(process.path), number)
-        except OSError as error:
-            yield _failed(step, f"the process cannot be asked: {error.strerror}")
-        else:
-            self._asked[process.path] = number
-
-    def taken(self, mark: MarkEvent) -> Iterator[Event]:
-        """The process has taken a capture, and tells its file. Raises ValueError for another place."""
+        rank: of a process that is not the leading one; its trace is only kept.
+        """
         step, name = mark.step, str(mark.data["trace"])
         if name != Path(name).name:
             raise ValueError("not a name")
         made, kept = self._directory.path / name, self._directory.trace
+        if rank is not None:
+            with contextlib.suppress(OSError):
+                made.replace(kept.with_name(f"{kept.stem}.rank-{rank}{kept.suffix}"))
+            return
         try:
             event = folded(made, step, int(mark.data["steps"]))
             made.replace(kept)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from ndd_engine.hardware.gpu import Gpu, Machine
 from ndd_engine.hardware.torch_gpus import trained_on
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
@@ -137,15 +139,14 @@ class Follower:
         machine: Machine,
         put: Callable[[Event], None],
         folder: Path | None = None,
-        kernels_every: int = 0,
     ) -> None:
-        """folder: of the memories of the processes. kernels_every: see `asked_captures.Captures`."""
+        """folder: of the memories of the processes."""
         self._directory, self._command, self._machine, self._put = directory, command, machine, put
         self._records = Records(directory.ranks if folder is None else folder)
         self._trained: dict[str, Trained] = {}
         self._ranks = ScriptRanks(command.folder)
         self._stalls = Stalls()
-        self._captures = Captures(directory, kernels_every)
+        self._captures = Captures(directory)
 
     @property
     def trained(self) -> bool:
@@ -217,11 +218,7 @@ class Follower:
             self._put(MarkEvent("warning", self.step, f"not observed: {printable(reason)}"))
         if final:
             return
-        self._look_for_captures()
-        here = [
-            one for one in self._records.processes if self._trained.get(one.name) and self._here(one.name)
-        ]
-        for process, found in self._stalls.look(here, self.step):
+        for process, found in self._stalls.look([one for one in self.here if not one.paused], self.step):
             if isinstance(found, MarkEvent):
                 self._put(self._of_rank(process.name, found))
             else:
@@ -236,19 +233,16 @@ class Follower:
             text = f"{counted(damaged, 'line')} of the observer's records could not be read"
             self._put(MarkEvent("warning", self.step, text))
 
-    def capture(self) -> None:
-        """Ask the leading process for a profiler capture, as soon as it trains."""
-        self._captures.ask()
-
-    def _look_for_captures(self) -> None:
-        leads = min(self._trained, key=_leading, default="")
-        # After a restart, the same name belongs to another one.
-        process = next((one for one in reversed(self._records.processes) if one.name == leads), None)
-        if process is not None and process.trains:
-            leading = self._trained[leads]
-            device = "" if leading.run is None else leading.run.device
-            for event in self._captures.look(process, leading.step, device):
-                self._put(event)
+    @property
+    def here(self) -> list[Process]:
+        """The processes that train on this host, the leading one first."""
+        newest = {one.name: one for one in self._records.processes if one.name in self._trained}
+        found = [
+            one
+            for one in newest.values()
+            if one.trains and psutil.pid_exists(one.pid) and self._here(one.name)
+        ]
+        return sorted(found, key=lambda one: _leading(one.name))
 
     def _here(self, name: str) -> bool:
         run = self._trained[name].run
@@ -282,9 +276,11 @@ class Follower:
             self._stalls.sources.add((data["file"], data["function"]))
         if "observed" in data:  # what is not seen, of any process
             self._put(self._of_rank(name, event))
-        elif leads:
-            for one in self._captures.taken(event) if "trace" in data else (event,):
+        elif "trace" in data:
+            for one in self._captures.taken(event, None if leads else self._ranks.rank_of(name)):
                 self._put(one)
+        elif leads:
+            self._put(event)
 
     def _of_rank(self, name: str, event: MarkEvent) -> MarkEvent:
         """With the rank in front, if there are several."""

@@ -145,6 +145,16 @@ class Process:
         return self._reader.value(mapped.TRAINER) != 0
 
     @property
+    def done(self) -> int:
+        """Steps as the process counts them."""
+        return self._reader.value(mapped.DONE)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it waits until the console lets it go on."""
+        return bool(self._reader.value(mapped.PAUSED))
+
+    @property
     def thread(self) -> int:
         """The system's id of the thread that trains."""
         return self._reader.value(mapped.NATIVE)

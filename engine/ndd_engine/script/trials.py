@@ -152,11 +152,9 @@ def start_of(request: TrialRequest) -> Start:
 def tried_run(request: TrialRequest) -> RunState:
     """The recorded state of the script's run, which has a `run`.
 
-    Raises UsageError if the script has not trained, or if it is running.
+    Raises UsageError if the script has not trained.
     """
     assert request.base.run is not None
-    if request.base.run.live_owner() is not None:
-        raise UsageError(f"{request.base.name} is running and would disturb the measurement: stop it first")
     found = load_state(request.base.run)
     if found.run is None:
         raise UsageError(f"{request.base.name} has not trained: there is nothing to compare with")

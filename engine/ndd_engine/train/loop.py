@@ -21,6 +21,7 @@ from ndd_engine.measure.functions import FunctionProfiles
 from ndd_engine.measure.losses import LossReader, first_bad
 from ndd_engine.measure.reporting import Reporter, StepWork
 from ndd_engine.record.events import MarkEvent
+from ndd_engine.run.control import pause_mark, resume_mark
 from ndd_engine.text import size
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.place import OwnOrder, at_pass_end, end_pass
@@ -31,7 +32,6 @@ from ndd_engine.workloads.base import Batch
 from .callbacks import Callbacks, failure
 from .checkpoint import CheckpointStore, Saved, last_good, unwritten
 from .checkpoint_state import changed, finite_buffers, layout, not_finite, unloadable
-from .control import pause_mark, resume_mark
 from .due import Due
 from .evaluate import Result, better_of, evaluate
 from .failures import unstable

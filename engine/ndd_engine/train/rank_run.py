@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,14 +16,15 @@ from ndd_engine.errors import EXIT_FAILED, NddError, UsageError
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.file import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, bare
+from ndd_engine.run.run import EXIT_OF, Run
 from ndd_engine.text import printable
 
 from .checkpoint import CheckpointStore
 from .parallel.rank_ends import Cause, Neighbours, first_over, introduce, record_end
 from .parallel.rank_place import Place, notes_of, own_launcher
 from .parallel.world import connect, from_first, from_others
-from .request import Ranks
-from .run import EXIT_OF, Run, RunRequest
+from .request import Ranks, RunRequest
+from .training_run import Training
 
 # How often a rank looks for its launcher and for failures of other ranks, and how long it may take to end then.
 LOOK_S = 0.5
@@ -32,53 +33,7 @@ LEAVE_S = 3.0
 SEEN_S = 60.0
 
 
-class OtherRank(Run):
-    """A rank other than 0: the same folder, a record of its own, and no control socket."""
-
-    def close(self) -> None:
-        self.recorder.close()
-        self._lock.release()
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """A rank that has reached the store of all ranks, and what it was asked to run."""
-
-    request: RunRequest
-    ranks: Ranks
-
-    def open(self, request: RunRequest, listener: Listener | None = None) -> Run:
-        """Open the run as this rank. Rank 0 raises what Run.open raises, the others OtherRankError.
-
-        UsageError if another rank cannot write its record.
-        """
-        here, store = self.ranks.place, self.ranks.store
-        opened: list[Run] = []
-
-        def first() -> dict[str, object]:
-            run = Run.open(_launched(request, here), listener)
-            opened.append(run)
-            return {"folder": str(run.directory.path.absolute()), "resume": run.request.resume is not None}
-
-        told = from_first(store, here, "run", first)
-        directory = RunDir(Path(told["folder"]))
-        theirs = replace(request, resume=directory if told["resume"] else None, restart=None)
-        try:
-            other = from_others(store, here, "opened", lambda: _other(theirs, directory, here))
-        except UsageError as error:
-            if here.first:
-                opened[0].put(EndEvent("failed", str(error), 0, error.exit_status))
-                opened[0].recorder.flush()
-                opened[0].close()
-            raise
-        run = opened[0] if other is None else other
-        run.ranks = self.ranks
-        introduce(self.ranks)
-        threading.Thread(target=_watch, args=(run,), name="ndd-ranks", daemon=True).start()
-        return run
-
-
-def met(make: Callable[[], RunRequest | None], here: Place) -> Meeting | None:
+def met(make: Callable[[], RunRequest | None], here: Place) -> Training | None:
     """Reach the other ranks with a request; None if there is nothing to run, which rank 0 decides.
 
     Rank 0 raises what `make` raises, the others OtherRankError. Rank 0 returns when all ranks have made their requests,
@@ -96,7 +51,41 @@ def met(make: Callable[[], RunRequest | None], here: Place) -> Meeting | None:
     others = from_others(store, here, "requests", make)
     request = made[0] if here.first else others
     assert request is not None
-    return Meeting(request, Ranks(here, store, notes_of(store, here)))
+    return Training(request, Ranks(here, store, notes_of(store, here)))
+
+
+def open_rank(training: Training, listener: Listener | None = None) -> Run:
+    """Open a run as one of its ranks. Rank 0 raises what Run.open raises, the others OtherRankError.
+
+    UsageError if another rank cannot write its record.
+    """
+    ranks = training.ranks
+    assert ranks is not None
+    here, store = ranks.place, ranks.store
+
+    def first() -> dict[str, object]:
+        training.request = _launched(training.request, here)
+        directory = Run.open(training, listener).directory
+        return {"folder": str(directory.path.absolute()), "resume": training.request.resume is not None}
+
+    def other() -> None:
+        resume = directory if told["resume"] else None
+        training.request = replace(training.request, resume=resume, restart=None)
+        _open_other(training, directory, here)
+
+    told = from_first(store, here, "run", first)
+    directory = RunDir(Path(told["folder"]))
+    try:
+        from_others(store, here, "opened", other)
+    except UsageError as error:
+        if here.first:
+            training.run.put(EndEvent("failed", str(error), 0, error.exit_status))
+            training.run.recorder.flush()
+            training.run.close()
+        raise
+    introduce(ranks)
+    threading.Thread(target=_watch, args=(training,), name="ndd-ranks", daemon=True).start()
+    return training.run
 
 
 def _launched(request: RunRequest, here: Place) -> RunRequest:
@@ -131,7 +120,8 @@ def _continued(request: RunRequest, directory: RunDir, here: Place) -> RunReques
     return replace(request, resume=directory, from_step=None if new else request.from_step, restart=None)
 
 
-def _other(request: RunRequest, directory: RunDir, here: Place) -> OtherRank:
+def _open_other(training: Training, directory: RunDir, here: Place) -> None:
+    """Open the run as a rank other than 0: the same folder, a record of its own, and no control socket."""
     own = RunDir(directory.ranks / str(here.rank))
     deadline = time.monotonic() + SEEN_S
     while not directory.lock.exists():
@@ -150,13 +140,13 @@ def _other(request: RunRequest, directory: RunDir, here: Place) -> OtherRank:
     except OSError as error:
         where = printable(str(error.filename or own.path))
         raise UsageError(f"cannot write to {where}: {error.strerror}") from None
-    return OtherRank(request, directory, lock, recorder)
+    Run(training, directory, recorder, lock, listens=False)
 
 
-def _watch(run: Run) -> None:
+def _watch(training: Training) -> None:
     """End this rank soon after its launcher or a rank of this host was killed, or after another rank ended early."""
-    assert run.ranks is not None
-    parent, ranks, neighbours = os.getppid(), run.ranks, Neighbours(run.ranks)
+    assert training.ranks is not None
+    run, parent, ranks, neighbours = training.run, os.getppid(), training.ranks, Neighbours(training.ranks)
     cause = None
     while cause is None:
         if run.finished.wait(LOOK_S):
@@ -170,7 +160,7 @@ def _watch(run: Run) -> None:
     if run.finished.wait(LEAVE_S):
         return
     # It hangs in a collective, or in a call that does not return.
-    run.cause = cause
+    training.cause = cause
     if ranks.place.first:
         status = cause.exit_status or EXIT_OF.get(cause.status, EXIT_FAILED)
         run.conclude(EndEvent(cause.status, cause.text, run.recorder.snapshot().step, status))
@@ -186,7 +176,7 @@ def refused(error: NddError) -> None:
         record_end(RunDir(folder), EndEvent("failed", text, 0, error.exit_status))
 
 
-def leave(run: Run | None, status: int, broken: bool = False) -> NoReturn:
+def leave(training: Training | None, status: int, broken: bool = False) -> NoReturn:
     """End the process of a rank without joining torch's threads, which may wait for the interpreter lock.
 
     broken: whether this rank failed before it had a run, and nobody else reports it.
@@ -194,11 +184,11 @@ def leave(run: Run | None, status: int, broken: bool = False) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    cause = None if run is None else run.cause
-    if run is not None and run.ranks is not None:
-        run.ranks.notes.put(f"left/{run.ranks.place.rank}", "")
+    cause = None if training is None else training.cause
+    if training is not None and training.ranks is not None:
+        training.ranks.notes.put(f"left/{training.ranks.place.rank}", "")
         if cause is None:
-            _goodbye(run.ranks)
+            _goodbye(training.ranks)
     os._exit(status if broken else _status(cause, status))
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ndd_engine.config import Draft
-from ndd_engine.record.events import Event
+from ndd_engine.record.events import Event, StageEvent
 from ndd_engine.record.rundir import RunDir
-
-from .control import Control
+from ndd_engine.run.control import Control, StopNow
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -45,16 +45,18 @@ class Ranks:
     notes: Notes
 
 
-class OpenRun(Protocol):
-    """The part of an open `run.Run` that preparation uses. ranks: None for a run of one process."""
+@dataclass(frozen=True)
+class OpenRun:
+    """The part of an open run that preparation and the loop use. ranks: None for a run of one process."""
 
     request: RunRequest
     ranks: Ranks | None
     directory: RunDir
     control: Control
+    put: Callable[[Event], None]
 
-    def put(self, event: Event) -> None:
-        """Record an event."""
-
-    def stage(self, text: str) -> None:
+    def stage(self, text: str, name: str = "prepare") -> None:
         """Report what is being prepared. Raises StopNow once the run was asked to stop."""
+        self.put(StageEvent(name, text))
+        if self.control.stopping:
+            raise StopNow

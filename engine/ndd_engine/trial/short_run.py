@@ -60,9 +60,11 @@ class ShortRun(ChildServer):
 
     def observe(self, command: Json) -> Json:
         """See the function of this name."""
-        from ndd_engine.train.run import Run, RunRequest
+        from ndd_engine.run.run import Run
+        from ndd_engine.train.request import RunRequest
+        from ndd_engine.train.training_run import Training
 
-        run = Run.open(RunRequest(draft_of(command), self.folder, probes=False))
+        run = Run.open(Training(RunRequest(draft_of(command), self.folder, probes=False)))
 
         def end() -> None:
             while run.recorder.snapshot().step == 0 and not run.finished.is_set():

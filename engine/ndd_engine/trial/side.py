@@ -33,6 +33,7 @@ from ndd_engine.errors import NddError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.host import resident_peak, usable_threads
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent, SettingEvent, StageEvent
+from ndd_engine.run.run import Run
 from ndd_engine.text import printable
 from ndd_engine.train.failures import explain
 from ndd_engine.train.loop import Course
@@ -42,11 +43,11 @@ from ndd_engine.train.prepare import Prepared, prepare_run, training_batches
 from ndd_engine.train.probes.autosize import decide
 from ndd_engine.train.probes.rehearsal import rehearse
 from ndd_engine.train.random_state import kept_random, random_state, restore_random_state
-from ndd_engine.train.rank_run import Meeting
-from ndd_engine.train.request import Ranks
-from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.train.rank_run import open_rank
+from ndd_engine.train.request import Ranks, RunRequest
 from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.precision import Precision, make_precision
+from ndd_engine.train.training_run import Training
 from ndd_watch.changes import LOADER, MODEL, switched_by
 from ndd_watch.gate import Trainer, gate, signal_to, still
 
@@ -113,12 +114,12 @@ class Side(ChildServer):
 
     def _train(self, command: Json) -> None:
         begin = time.perf_counter()
-        run = self._opened(command)
-        prepared = prepare_run(run)
+        training = self._opened(command)
+        prepared = prepare_run(training.opened)
         prepared.sampler.stop()
         loop = prepared.loop
         loop.total_steps, loop.passes = ENDLESS, None
-        loop.gate = gate(Own(self, run, prepared, begin, command), self.pipe.receive, self.pipe.send)
+        loop.gate = gate(Own(self, training, prepared, begin, command), self.pipe.receive, self.pipe.send)
         try:
             loop.run()
         except NddError:
@@ -131,16 +132,20 @@ class Side(ChildServer):
             raise ChildError("oom" if failure.of_memory else "failed", printable(text)) from error
         raise ChildError("failed", f"the training ended by itself at step {loop.step}")
 
-    def _opened(self, command: Json) -> Run:
+    def _opened(self, command: Json) -> Training:
         """The run of this process. Of several ranks, the command has "rank", "ranks" and "port"."""
         request = RunRequest(draft_of(command), self.folder / "runs", probes=False)
         if "rank" not in command:
-            return Run.open(request, self._hear)
+            training = Training(request)
+            Run.open(training, self._hear)
+            return training
         rank, ranks = int(command["rank"]), int(command["ranks"])
         store = self._store or TCPStore("localhost", int(command["port"]), ranks, False)
         store.set_timeout(STORE_TIMEOUT)
         here = Place(rank, ranks, rank, ranks)
-        return Meeting(request, Ranks(here, store, notes_of(store, here))).open(request, self._hear)
+        training = Training(request, Ranks(here, store, notes_of(store, here)))
+        open_rank(training, self._hear)
+        return training
 
     def _hear(self, _t: float, event: Event) -> None:
         """Collect facts from the run's events, on the recorder's thread."""
@@ -179,12 +184,14 @@ class Own(Trainer):
     switched between runs. begin: when the preparation began.
     """
 
-    def __init__(self, side: Side, run: Run, prepared: Prepared, begin: float, command: Json) -> None:
-        self._side, self._run, self._loop = side, run, prepared.loop
+    def __init__(
+        self, side: Side, training: Training, prepared: Prepared, begin: float, command: Json
+    ) -> None:
+        self._side, self._run, self._loop = side, training.run, prepared.loop
         self._device, self._clock, self._begin_s = prepared.device, prepared.clock, begin
         self._measuring = False
         self._current = 0
-        side.facts.ranks = 1 if run.ranks is None else run.ranks.place.size
+        side.facts.ranks = 1 if training.ranks is None else training.ranks.place.size
         self._setups = [self._setup(prepared.config, prepared.loop.course, side.facts)]
         self._changed: set[str] = set()
         if "change" in command:

@@ -11,7 +11,7 @@ from ndd_engine.config import read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.rundir import NAME
 from ndd_engine.script.command import Command
-from ndd_engine.script.run import ScriptRequest
+from ndd_engine.script.script_run import ScriptRequest
 from ndd_engine.text import printable
 
 from .options import Asked, command, count, flag, gathered
@@ -75,6 +75,6 @@ def run(asked: Asked) -> int:
         from ndd_console.jobs.training import observe_console
 
         return observe_console(request, asked.ascii)
-    from ndd_console.jobs.script import observe_headless
+    from ndd_console.jobs.headless import observe_headless
 
     return observe_headless(request)

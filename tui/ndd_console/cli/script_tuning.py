@@ -16,9 +16,10 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.run.run import Run
 from ndd_engine.script.command import Command
 from ndd_engine.script.contained import OFFLINE, check_contained, copy
-from ndd_engine.script.run import ScriptRequest, ScriptRun
+from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.script.script_tuning import tune_script
 from ndd_engine.script.trials import run_script_trial
 from ndd_engine.trial.request import Progress, TrialRequest
@@ -68,7 +69,7 @@ def observed(root: Path, command: Command, stop: threading.Event) -> RunDir:
     with tempfile.TemporaryDirectory(prefix=".ndd-", ignore_cleanup_errors=True) as scratch:
         copy(command.folder, Path(scratch), root.absolute())
         os.environ.update(OFFLINE)
-        run = ScriptRun.open(ScriptRequest(command, root, screen=True, folder=Path(scratch)))
+        run = Run.open(Script(ScriptRequest(command, root, screen=True, folder=Path(scratch))))
         say(f"observing {command.text} as run {run.directory.name}")
         done = threading.Event()
 

@@ -13,7 +13,7 @@ from ndd_engine.errors import EXIT_DONE, UsageError
 from ndd_engine.text import counted
 from ndd_engine.train.parallel.rank_place import Place, place
 from ndd_engine.train.preflight import preflight
-from ndd_engine.train.run import RunRequest
+from ndd_engine.train.request import RunRequest
 
 from .completion import run_names
 from .options import Asked, command, configuration, count, flag, gathered
@@ -73,7 +73,8 @@ def train(asked: Asked) -> int:
     """
     here = place()
     request_of = partial(_request, asked, here)
-    from ndd_console.jobs.ranks import rank_command, ranks_headless, run_rank
+    from ndd_console.jobs.headless import ranks_headless, run_headless
+    from ndd_console.jobs.ranks import rank_command, run_rank
 
     if here is not None:
         run_rank(request_of, here, asked.as_json)
@@ -86,8 +87,6 @@ def train(asked: Asked) -> int:
     if not screen and several:
         return ranks_headless(request, rank_command(), asked.as_json)
     if not screen:
-        from ndd_console.jobs.headless import run_headless
-
         return run_headless(request, asked.as_json)
     from ndd_console.jobs.training import run_console
 

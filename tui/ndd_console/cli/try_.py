@@ -124,6 +124,7 @@ def try_(asked: options.Asked) -> int:
         state = tried_run(request)
         assert state.run is not None
         check_script(request, state.run.config)
+        paused = (base.run,) if base.run.live_owner() is not None else ()
         if asked.apply and not asked.as_json and any(gained(trial, request.sets) for trial in state.trials):
             say(f"{' '.join(request.sets)} was measured as faster before; it is not measured again")
             _edit(state.run, request, asked.apply)

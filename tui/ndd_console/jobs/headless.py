@@ -1,15 +1,22 @@
-"""A run without a screen: text on standard error, events on standard output."""
+"""A run without a screen: text on standard error, events on standard output; a script's own output goes through."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import sys
+import termios
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import click
 
 from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.restart import restart, told
@@ -17,12 +24,12 @@ from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_INTERRUPTED
 from ndd_engine.record.events import Event
 from ndd_engine.record.file import Listener
-from ndd_engine.train.control import StopNow
-from ndd_engine.train.run import Run, RunRequest
-
-if TYPE_CHECKING:
-    from ndd_engine.script.run import ScriptRun
-    from ndd_engine.train.ranks_run import RanksRun
+from ndd_engine.run.control import StopNow
+from ndd_engine.run.run import Run
+from ndd_engine.script.script_run import Script, ScriptRequest
+from ndd_engine.train.request import RunRequest
+from ndd_engine.train.started_ranks import StartedRanks
+from ndd_engine.train.training_run import Training
 
 STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 # Seconds within which several SIGTERMs count as one.
@@ -35,34 +42,61 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
     The status is that of the run, whether its output can be written or not. Where only a new process can train on, this
     one is replaced by it.
     """
-    run = trained(request, as_json)
-    if run.restarts:
-        restart(request.root, (*run.goes_on, "--json" if as_json else "--headless"))
-    assert run.end is not None
-    return run.end.exit_status
+    training = Training(request)
+    run = trained(partial(Run.open, training), request, as_json, training=training)
+    if training.restarts:
+        restart(request.root, (*training.goes_on, "--json" if as_json else "--headless"))
+    return status_of(run)
+
+
+def ranks_headless(request: RunRequest, command: Sequence[str], as_json: bool) -> int:
+    """Start the ranks, print what rank 0 records, and return the exit status of the run."""
+    return status_of(trained(StartedRanks(request, command).open, request, as_json, logged=False))
+
+
+def observe_headless(request: ScriptRequest) -> int:
+    """Run the command and return its exit status. Raises UsageError before anything is written.
+
+    Its input and output go through, and a summary follows.
+    """
+    script = Script(request)
+    run = Run.open(script)
+    Signals().obey(run, lambda _: None, survive_hangup=True)
+    with typing_into(script):
+        end = run.execute()
+    run.close()
+    with contextlib.suppress(OSError):
+        for line in summary(run.recorder.snapshot(), end, str(run.directory.path)):
+            click.echo(line, err=True)
+    return end.exit_status
 
 
 def trained(
+    opened: Callable[[Listener], Run],
     request: RunRequest,
     as_json: bool,
-    opened: Callable[[RunRequest, Listener], Run] = Run.open,
+    *,
+    training: Training | None = None,
     signals: Signals | None = None,
     quiet: bool = False,
+    logged: bool = True,
 ) -> Run:
-    """As `run_headless`; returns the run after its end.
+    """Open a run, train to its end, and print what is recorded; returns the run.
 
-    opened: opens the run. signals: handled already. quiet: write to console.log only.
+    training: what it executes in this process. signals: handled already. quiet: write to console.log only. logged:
+    write to console.log.
     """
     signals = signals or Signals()
+    config = request.draft.resolve()
     words = Output(None if quiet else sys.stderr, "error")
     data = Output(None if quiet else sys.stdout, "output")
 
     def as_line(t: float, event: Event) -> None:
         data.data(event.to_json(t))
 
-    run_log = RunLog(request, words, as_line if as_json else None, opened)
+    run_log = RunLog(opened, config.log.headless_s, words, as_line if as_json else None, logged)
     run = run_log.run
-    signals.obey(run_log, request.draft.resolve().console.on_hangup == "continue")
+    signals.obey(run, run_log.say, config.console.on_hangup == "continue")
     before = sys.stdout, sys.stderr
     # Warnings and prints of the user's workload belong into the record, and not between the events.
     sys.stdout = sys.stderr = words
@@ -72,36 +106,52 @@ def trained(
         sys.stdout, sys.stderr = before
         run.close()
         run_log.finish()
-    if run.restarts:
-        words.say(told(run.goes_on))
+    if training is not None and training.restarts:
+        words.say(told(training.goes_on))
     elif not as_json:
         data.data("\n".join(summary(run.recorder.snapshot(), end, str(run.directory.path))))
-    finish(words, data)
-    return run
-
-
-def finish(words: Output, data: Output) -> None:
-    """Write what is left, and say what could not be written."""
     if lost := data.finish():
         words.say(f"warning: {lost}")
     words.finish()
+    return run
 
 
-def stop_on_signals(
-    run: RanksRun | ScriptRun, say: Callable[[str], None] = lambda _: None, *, hangup: bool = False
-) -> None:
-    """SIGINT and SIGTERM stop the run, the second one immediately. SIGHUP does so, too, if `hangup` says so."""
+def status_of(run: Run) -> int:
+    """The exit status of a run that has ended."""
+    assert run.end is not None
+    return run.end.exit_status
 
-    def stop(number: int, _frame: FrameType | None) -> None:
-        number = signal.SIGTERM if number == signal.SIGHUP else number
-        again = run.control.stopping
-        run.control.request("kill" if again else "stop", *reason_of(number))
-        if not again:
-            say(STOPPING)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    signal.signal(signal.SIGHUP, stop if hangup else signal.SIG_IGN)
+@contextlib.contextmanager
+def typing_into(script: Script) -> Iterator[None]:
+    """Pass what is typed on to the script: also Ctrl-C, which its terminal turns into a signal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(0)
+    done = threading.Event()
+
+    def forward() -> None:
+        while not done.is_set():
+            with contextlib.suppress(OSError):
+                if not select.select([0], [], [], 0.1)[0]:
+                    continue
+                data = os.read(0, 1024)
+                if not data:  # the terminal is lost
+                    return
+                if script.launched is not None:
+                    script.launched.type(data)
+
+    tty.setraw(0)
+    thread = threading.Thread(target=forward, name="ndd-typing", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(1)
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 def reason_of(number: int) -> tuple[str, str]:
@@ -111,25 +161,17 @@ def reason_of(number: int) -> tuple[str, str]:
     return "interrupted (Ctrl-C)", "interrupted"
 
 
-@dataclass(frozen=True)
-class Unheard:
-    """A run whose progress nobody reads, in place of a RunLog."""
-
-    run: Run
-
-    def say(self, line: str) -> None:
-        """Write nothing."""
-
-
 class Signals:
-    """SIGINT and SIGTERM stop after a checkpoint; a second one immediately; a third one ends the process.
+    """SIGINT and SIGTERM stop a run, after a checkpoint; a second one immediately.
 
-    Before there is a run, the first one is kept for it, and a second one ends the process. SIGTERMs in quick succession
-    are one: a service manager sends it to all processes of a service, and some of them pass it on.
+    A third one ends the process, if it trains itself. Before there is a run, the first one is kept for it, and a second
+    one ends the process. SIGTERMs in quick succession are one: a service manager sends it to all processes of a
+    service, and some of them pass it on.
     """
 
     def __init__(self) -> None:
-        self._log: RunLog | Unheard | None = None
+        self._run: Run | None = None
+        self._say: Callable[[str], object] = lambda _: None
         self._survive_hangup = True
         self._requests: list[int] = []
         self._last_term_s = -SAME_TERM_S
@@ -139,19 +181,19 @@ class Signals:
             signal.signal(number, self._stop)
         signal.signal(signal.SIGHUP, self._hangup)
 
-    def obey(self, log: RunLog | Unheard, survive_hangup: bool) -> None:
-        """Stop this run from now on."""
-        self._log, self._survive_hangup = log, survive_hangup
+    def obey(self, run: Run, say: Callable[[str], object], survive_hangup: bool) -> None:
+        """Stop this run from now on. say: writes a line."""
+        self._run, self._say, self._survive_hangup = run, say, survive_hangup
         report = sys.unraisablehook
 
         def unraisable(unraisable_error: Any) -> None:
             # An immediate stop interrupts destructors and half-started workers, too.
-            if not log.run.control.kill:
+            if not run.control.kill:
                 report(unraisable_error)
 
         sys.unraisablehook = unraisable
         if self._requests:
-            self._request(self._requests[0])
+            self._request(run, self._requests[0])
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
@@ -159,24 +201,25 @@ class Signals:
             if self._last_term_s - before < SAME_TERM_S:
                 return
         self._requests.append(number)
-        if self.impatient or len(self._requests) > (2 if self._log is not None else 1):
+        run = self._run
+        # What others execute is ended by them.
+        most = 1 if run is None else 2 if isinstance(run.executor, Training) else sys.maxsize
+        if self.impatient or len(self._requests) > most:
             os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number)
-        if self._log is not None:
-            self._request(number)
+        if run is not None:
+            self._request(run, number)
 
-    def _request(self, number: int) -> None:
-        assert self._log is not None
-        control = self._log.run.control
+    def _request(self, run: Run, number: int) -> None:
         if len(self._requests) == 1:
-            control.request("stop", *reason_of(number))
-            self._log.say(STOPPING)
+            run.control.request("stop", *reason_of(number))
+            self._say(STOPPING)
             return
-        control.request("kill", *reason_of(number))
-        if self._log.run.interruptible:
+        run.control.request("kill", *reason_of(number))
+        if run.executor.interruptible:
             raise StopNow
 
     def _hangup(self, _number: int, frame: FrameType | None) -> None:
         if not self._survive_hangup:
             self._stop(signal.SIGTERM, frame)
-        elif self._log is not None:
-            self._log.say("lost the terminal (SIGHUP); the run continues")
+        elif self._run is not None:
+            self._say("lost the terminal (SIGHUP); the run continues")

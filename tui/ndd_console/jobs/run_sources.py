@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ndd_profiles
 from ndd_console.render.text import lines as text_lines
@@ -22,17 +22,15 @@ from ndd_engine.record.events import Event, TrialEvent
 from ndd_engine.record.file import RunReader, damage_text
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.script.run import ScriptRun
+from ndd_engine.run.run import Run
 from ndd_engine.text import printable
-from ndd_engine.train.ranks_run import RanksRun
+from ndd_engine.train.started_ranks import StartedRanks
 
 from .log_tail import LogTail
-from .script_trials import ScriptTrials
-from .trials import Paused, RunTrials, pause_attached, pause_own
+from .trials import RunTrials, ScriptTrials
 
-if TYPE_CHECKING:
-    from ndd_engine.train.run import Run
-
+# Time limit for a run to pause, which it does after its current step or evaluation.
+PAUSE_PATIENCE_S = 60.0
 DAMAGE_SHOWN_S = 20.0
 
 TITLES = {
@@ -47,18 +45,16 @@ TITLES = {
 class _RunFolder:
     """What a source reads from the folder of the run."""
 
-    def __init__(
-        self, directory: RunDir, paused: Paused, keep: Callable[[TrialEvent], None] | None = None
-    ) -> None:
-        """paused: pauses the run during a trial. keep: records a trial, by default in the folder."""
+    def __init__(self, directory: RunDir, keep: Callable[[TrialEvent], None] | None = None) -> None:
+        """keep: records a trial, by default in the folder."""
         self.directory = directory
         self.name = directory.name
         self.script = directory.command.exists()
         keep = keep or self._keep
         self._trials = (
-            ScriptTrials(directory, lambda: self.live, lambda: self.snapshot().run, keep)
+            ScriptTrials(directory, self._paused, lambda: self.live, keep, lambda: self.snapshot().run)
             if self.script
-            else RunTrials(directory, paused, lambda: self.live, keep)
+            else RunTrials(directory, self._paused, lambda: self.live, keep)
         )
 
     @property
@@ -80,6 +76,36 @@ class _RunFolder:
         """Stop a running trial and resume the run. Whoever opened the run closes it."""
         self._trials.close()
 
+    def _request(self, action: str) -> None:
+        """Pause or resume the run, which resumes by itself if this process dies. Raises UsageError."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _paused(self, report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
+        """Inside, the run is paused. report: tells what is waited for. stop: set to stop waiting. Raises UsageError."""
+        from ndd_engine.trial.pausing import to_pause
+        from ndd_engine.trial.request import Base
+
+        if not self.script:
+            to_pause(Base.of_run(self.directory), self.directory.path.parent, others=False)
+        if not self.live:
+            yield
+            return
+        self._request("pause")
+        try:
+            report("waiting for the run to pause after its step")
+            deadline = time.monotonic() + PAUSE_PATIENCE_S
+            while self.live and not stop.is_set() and self.snapshot().status != "paused":
+                if time.monotonic() > deadline:
+                    raise UsageError(f"the run did not pause within {PAUSE_PATIENCE_S:.0f} s")
+                stop.wait(0.05)
+            yield
+            if self.live and self.snapshot().status != "paused":
+                report("the run was resumed during the measurement and disturbed it: measure again")
+        finally:
+            with suppress(UsageError):  # it has ended
+                self._request("resume")
+
     def _keep(self, trial: TrialEvent) -> None:
         from ndd_engine.trial.store import record_trial
 
@@ -91,11 +117,11 @@ class EngineSource(_RunFolder):
 
     owned = True
 
-    def __init__(self, run: Run | RanksRun | ScriptRun) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
+        self._refused: str | None = None
         # The record of several ranks is written by one of them.
-        keep = None if isinstance(run, RanksRun) else run.put
-        super().__init__(run.directory, partial(pause_own, run), keep)
+        super().__init__(run.directory, None if isinstance(run.executor, StartedRanks) else run.put)
 
     @property
     def live(self) -> bool:
@@ -105,14 +131,22 @@ class EngineSource(_RunFolder):
         return self.run.recorder.snapshot()
 
     def command(self, action: Action) -> None:
+        control, self._refused = self.run.control, None
         if action in ("interrupt", "kill"):
             command = "stop" if action == "interrupt" else "kill"
-            self.run.control.request(command, "interrupted (Ctrl-C)", "interrupted")
-        else:
-            self.run.control.request(action, "stopped from the console")
+            control.request(command, "interrupted (Ctrl-C)", "interrupted")
+            return
+        try:
+            control.request(action, "stopped from the console")
+        except UsageError as error:
+            self._refused = str(error)
 
     def notice(self) -> str | None:
-        return self.run.recorder.trouble
+        return self._refused or self.run.recorder.trouble
+
+    def _request(self, action: str) -> None:
+        # Directly: the folder may not support sockets.
+        self.run.control.request(action, holder=os.getpid())
 
 
 class AttachedSource(_RunFolder):
@@ -129,7 +163,7 @@ class AttachedSource(_RunFolder):
         period_s: float = 0.25,
         listener: Callable[[float, Event], None] | None = None,
     ) -> None:
-        super().__init__(directory, partial(pause_attached, directory))
+        super().__init__(directory)
         self._reader = RunReader(directory, listener)
         self._notice: str | None = None
         self._failure = ""
@@ -174,6 +208,9 @@ class AttachedSource(_RunFolder):
     def close(self) -> None:
         super().close()
         self._stop.set()
+
+    def _request(self, action: str) -> None:
+        send(self.directory.control_socket, action, holder=os.getpid())
 
     def _send(self, action: Action) -> None:
         try:

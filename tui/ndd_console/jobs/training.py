@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -26,9 +27,11 @@ from ndd_engine.config import Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir, find_run, runs_root
-from ndd_engine.script.run import ScriptRequest, ScriptRun
-from ndd_engine.train.ranks_run import RanksRun
-from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.run.run import Run
+from ndd_engine.script.script_run import Script, ScriptRequest
+from ndd_engine.train.request import RunRequest
+from ndd_engine.train.started_ranks import StartedRanks
+from ndd_engine.train.training_run import Training
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 
 from .headless import reason_of
@@ -41,8 +44,6 @@ from .wizard import WizardJob, live_run_notes
 KILL_PATIENCE_S = 5.0
 RANKS_KILL_PATIENCE_S = 20.0
 _TWICE_S = 0.5
-
-AnyRun = Run | RanksRun | ScriptRun
 
 
 def run_console(request: RunRequest, ascii_only: bool, command: Sequence[str]) -> int:
@@ -90,7 +91,8 @@ class Console:
         self.leash = leash
         self.root = root
         self.can, self._ascii_only = capabilities(ascii_only), ascii_only
-        self.run: AnyRun | None = None
+        self.run: Run | None = None
+        self._training: Training | None = None
         self.engine: threading.Thread | None = None
         self.refresh_hz = 4.0
         self.on_hangup = "continue"
@@ -107,7 +109,7 @@ class Console:
 
     def observe(self, request: ScriptRequest) -> int:
         """Start the script and show it."""
-        self.run = run = ScriptRun.open(request)
+        self.run = run = Run.open(Script(request))
         self.engine = threading.Thread(target=run.execute, name="ndd-script")
         return self.show(EngineSource(run))
 
@@ -115,25 +117,31 @@ class Console:
 
     def _open(self, request: RunRequest, command: Sequence[str]) -> EngineSource:
         """command: what each rank runs, if there are several."""
-        run: Run | RanksRun
-        if request.draft.resolve().parallel.ranks > 1:
-            run = RanksRun.open(request, command)  # its ranks write the log
+        config = request.draft.resolve()
+        if config.parallel.ranks > 1:
+            run = StartedRanks(request, command).open()  # its ranks write the log
         else:
-            self._run_log = RunLog(request, Output())
+            self._training = Training(request)
+            self._run_log = RunLog(partial(Run.open, self._training), config.log.headless_s, Output())
             run = self._run_log.run
         self.run = run
-        console = request.draft.resolve().console
-        self.refresh_hz, self.on_hangup = console.refresh_hz, console.on_hangup
+        self.refresh_hz, self.on_hangup = config.console.refresh_hz, config.console.on_hangup
         self.leash.tell(run.directory.name)
         if self._captured is not None:
             redirect(run.directory.console_log)
         self.engine = threading.Thread(target=self._execute, args=(run,), name="ndd-engine")
         return EngineSource(run)
 
-    def _execute(self, run: Run | RanksRun) -> None:
+    def _execute(self, run: Run) -> None:
         run.execute()
-        if isinstance(run, Run) and run.restarts and self._app is not None:
+        if self._goes_on and self._app is not None:
             self._app.leave_when_final()
+
+    @property
+    def _goes_on(self) -> tuple[str, ...]:
+        """Arguments of `train` with which a new process continues the run, if one does."""
+        training = self._training
+        return training.goes_on if training is not None and training.restarts else ()
 
     def _start(self, draft: Draft, *words: str) -> RunSource:
         """words: the arguments of `train` for this configuration."""
@@ -218,7 +226,11 @@ class Console:
 
     @property
     def _patience_s(self) -> float:
-        return RANKS_KILL_PATIENCE_S if isinstance(self.run, RanksRun) else KILL_PATIENCE_S
+        return (
+            RANKS_KILL_PATIENCE_S
+            if self.run is not None and isinstance(self.run.executor, StartedRanks)
+            else KILL_PATIENCE_S
+        )
 
     def _leave(self, result: str | None) -> int:
         run = self.run
@@ -243,12 +255,12 @@ class Console:
             click.echo(f"run {name} continues without the screen; press Ctrl-C to stop it", err=True)
         return self._finish(run)
 
-    def _continue_detached(self, run: AnyRun, farewell: str) -> None:
+    def _continue_detached(self, run: Run, farewell: str) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.leash.detach(farewell)
         silence(run.directory.console_log)
 
-    def _finish(self, run: AnyRun, patience_s: float | None = None) -> int:
+    def _finish(self, run: Run, patience_s: float | None = None) -> int:
         """Wait for the engine, which signals can still stop, close the record and print the summary."""
         assert self.engine is not None
         if patience_s is not None:
@@ -260,15 +272,15 @@ class Console:
         run.close()
         if self._run_log is not None:
             self._run_log.finish()
-        if isinstance(run, Run) and run.restarts:
-            click.echo(told(run.goes_on), err=True)
-            restart(self.root, (*run.goes_on, *["--ascii"] * self._ascii_only))
+        if goes_on := self._goes_on:
+            click.echo(told(goes_on), err=True)
+            restart(self.root, (*goes_on, *["--ascii"] * self._ascii_only))
         for line in summary(run.recorder.snapshot(), run.end, str(run.directory.path)):
             click.echo(line)
         return run.end.exit_status if run.end is not None else EXIT_DONE
 
 
-def _abandon(run: AnyRun) -> None:
+def _abandon(run: Run) -> None:
     """The engine hangs in native code: close the record and terminate the process."""
     step = run.recorder.snapshot().step
     reason = "interrupted (Ctrl-C) while a call did not return"

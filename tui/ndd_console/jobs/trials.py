@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,7 @@ from ndd_console.process.thread import ThreadJob
 from ndd_console.words.trial import trial_text
 from ndd_engine.config import changed_toml, read
 from ndd_engine.errors import NddError, UsageError
-from ndd_engine.record.events import TrialEvent
+from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
 from ndd_engine.trial.request import Base, Progress, TrialRequest
@@ -24,17 +22,12 @@ from .saving import save_new
 
 if TYPE_CHECKING:
     from ndd_console.screens.interfaces import TrialJob
-    from ndd_engine.script.run import ScriptRun
-    from ndd_engine.train.ranks_run import RanksRun
-    from ndd_engine.train.run import Run
 
 Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event], TrialEvent]
 # Pauses the run inside the context. Arguments: reports what is waited for; set to stop waiting.
 Paused = Callable[[Callable[[str], None], threading.Event], AbstractContextManager[None]]
 # Time limit for a trial's processes to end and for the run to resume when the screen is closed.
 PATIENCE_S = 20.0
-# Time limit for a run to pause, which it does after its current step or evaluation.
-PAUSE_PATIENCE_S = 60.0
 
 
 class TrialThread(ThreadJob):
@@ -142,40 +135,66 @@ class RunTrials:
         return self._job.join(timeout_s)
 
 
-@contextmanager
-def pause_attached(run: RunDir, report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
-    """Pause a run of another process through its socket. It resumes by itself if this process dies."""
-    from ndd_engine.trial.pausing import held, to_pause
-
-    with held(to_pause(Base.of_run(run), run.path.parent, others=False), report, stop):
-        yield
-
-
-@contextmanager
-def pause_own(
-    run: Run | RanksRun | ScriptRun, report: Callable[[str], None], stop: threading.Event
-) -> Iterator[None]:
-    """Pause the run of this process directly, since its folder may not support sockets."""
-    from ndd_engine.trial.pausing import to_pause
-
-    to_pause(Base.of_run(run.directory), run.directory.path.parent, others=False)
-    if run.finished.is_set():
-        yield
-        return
-    run.control.request("pause", holder=os.getpid())
-    try:
-        report("waiting for the run to pause after its step")
-        deadline = time.monotonic() + PAUSE_PATIENCE_S
-        while not (run.finished.is_set() or stop.is_set() or run.recorder.snapshot().status == "paused"):
-            if time.monotonic() > deadline:
-                raise UsageError(f"the run did not pause within {PAUSE_PATIENCE_S:.0f} s")
-            stop.wait(0.05)
-        yield
-    finally:
-        run.control.request("resume", holder=os.getpid())
-
-
 def _run_trial(request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event) -> TrialEvent:
     from ndd_engine.trial.trial import run_trial
 
     return run_trial(request, tell, stop)
+
+
+class ScriptTrials(RunTrials):
+    """Trials of an observed script, in scratch copies. run: its recorded identity, None before its first step."""
+
+    def __init__(
+        self,
+        directory: RunDir,
+        paused: Paused,
+        live: Callable[[], bool],
+        keep: Callable[[TrialEvent], None],
+        run: Callable[[], RunEvent | None],
+    ) -> None:
+        super().__init__(directory, paused, live, keep, self._measured)
+        self._of = Base(f"run {directory.name}", run=directory)
+        self.base = self._of.name
+        self._known = run
+
+    def refusal(self) -> str:
+        if self._job is not None and not self._job.done:
+            return "the previous trial is still shutting down"
+        return "the script has not trained yet" if self._known() is None else ""
+
+    def check(self, sets: Sequence[str]) -> str:
+        from ndd_engine.script.trials import check_script
+
+        try:
+            check_script(TrialRequest(self._of, tuple(sets)), self._run_event.config)
+        except NddError as error:
+            return str(error)
+        return ""
+
+    def diff(self, sets: Sequence[str]) -> str:
+        """The edit of the script."""
+        from ndd_engine.script.trials import edit_for
+
+        edit = edit_for(TrialRequest(self._of, tuple(sets)), self._run_event)
+        if not edit.diff:
+            raise UsageError(f"this change is not an edit of one place: {'; '.join(edit.advice)}")
+        return "\n".join(edit.diff)
+
+    def write(self, trial: TrialEvent) -> Path:
+        """Write the edit of the script as a patch."""
+        return save_new(f"{self._run.name}-change", self.diff(trial.sets) + "\n", suffix=".diff")
+
+    @property
+    def _run_event(self) -> RunEvent:
+        run_event = self._known()
+        if run_event is None:
+            raise UsageError("the script has not trained yet")
+        return run_event
+
+    def _measured(
+        self, request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event
+    ) -> TrialEvent:
+        from ndd_engine.script.trials import run_script_trial
+
+        run = self._run_event
+        return run_script_trial(request, run.config, run.device, tell, stop)

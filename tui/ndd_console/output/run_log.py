@@ -15,7 +15,7 @@ from typing import TextIO
 from ndd_engine.files import open_regular
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.file import Listener
-from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.run.run import Run
 
 from .progress import RunProgress
 
@@ -154,24 +154,25 @@ class Output(io.TextIOBase):
 class RunLog:
     """Opens a run and writes its progress to `words`, in a thread.
 
-    tap: called with every event, in that thread. Raises UsageError before anything is written.
+    opened: opens the run. tap: called with every event, in that thread. Raises UsageError before anything is written.
     """
 
     def __init__(
         self,
-        request: RunRequest,
+        opened: Callable[[Listener], Run],
+        every_s: float,
         words: Output,
         tap: Callable[[float, Event], None] | None = None,
-        opened: Callable[[RunRequest, Listener], Run] = Run.open,
+        logged: bool = True,
     ) -> None:
-        """opened: opens the run."""
+        """every_s: from one line of progress to the next. logged: also into console.log."""
         self._queue: queue.SimpleQueue[tuple[float, Event] | str | None] = queue.SimpleQueue()
         self._words = words
         self._tap = tap
         since = time.time()
-        self.run = opened(request, lambda t, event: self._offer((t, event)))
-        words.log_to(self.run.directory.console_log)
-        every_s = request.draft.resolve().log.headless_s
+        self.run = opened(lambda t, event: self._offer((t, event)))
+        if logged:
+            words.log_to(self.run.directory.console_log)
         self._progress = RunProgress(words.say, every_s, self.run.recorder.snapshot().run, since)
         self._thread = threading.Thread(target=self._report, name="ndd-progress", daemon=True)
         try:
@@ -188,6 +189,7 @@ class RunLog:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join(timeout_s)
+        self._progress.look(self.run.recorder.snapshot())
 
     def _offer(self, item: tuple[float, Event] | str) -> None:
         if self._queue.qsize() < PATIENT_LINES:  # else console.log is on a disk that hangs

@@ -64,9 +64,7 @@ class RunSource(Protocol):
 
     name: str  # as for `ndd-console attach`
     owned: bool  # whether this process trains the run; leaving the screen then needs a decision
-    script: (
-        bool  # whether it is a script that is only observed: it cannot be paused or asked for a checkpoint
-    )
+    script: bool  # whether it is a script that is only observed
 
     @property
     def live(self) -> bool: ...  # whether the run accepts commands

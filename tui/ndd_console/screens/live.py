@@ -17,6 +17,7 @@ from ndd_console.widgets.canvas import Canvas
 from ndd_console.widgets.textual_private import paint_changes
 from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.finding import first_command
+from ndd_engine.record.figures import obeyed
 from ndd_engine.record.snapshot import Snapshot
 
 from .base import KeyScreen
@@ -164,8 +165,9 @@ class LiveScreen(KeyScreen):
                 return source.live and not snapshot.final and not self.stopping
             case "training":
                 return snapshot.status in _WORKING
-            case "own training":
-                return not source.script
+            case "checkpoints" | "evaluations":
+                action = "checkpoint" if need == "checkpoints" else "evaluate"
+                return not source.script or action in obeyed(snapshot.run)
             case "attached":
                 return not source.owned
             case "ranks":

@@ -33,9 +33,11 @@ class Key:
 NEEDS: dict[str, str] = {
     "attached": "this run trains in this process: press q to stop it",
     "change": "no change can be tried on this run at present",
+    "checkpoints": "of scripts, only those of Lightning and of Hugging Face's Trainer save a checkpoint on request",
     "choosing": "select another change first, with t",
     "command": "no finding proposes a change with a command",
     "commands": "this run takes no commands: it has ended or is stopping",
+    "evaluations": "of scripts, only those of Hugging Face's Trainer with an eval_strategy evaluate on request",
     "existing file": "the file is new: there are no changes to show",
     "faster": "only a change that is faster and in effect is written, once",
     "file page": "this key works on the page of the file",
@@ -46,7 +48,6 @@ NEEDS: dict[str, str] = {
     "measured": "there is no result yet",
     "more time": "more time is offered after an inconclusive result",
     "proposal": "no proposed change is selected",
-    "own training": "an observed script takes no such command",
     "ranks": "this run has one rank",
     "run": "this key works on a run",
     "result": "there is no result to write yet",
@@ -58,7 +59,7 @@ NEEDS: dict[str, str] = {
     "values": "this run logs no values of its own",
     "wizard": "the wizard cannot start from this run",
 }
-_STEERED = ("commands", "training", "own training")
+_STEERED = ("commands", "training")
 
 APP_KEYS = (
     Key("ctrl+p", "command_palette", "commands", "find a command of the screen by its name", label="Ctrl-P"),
@@ -78,12 +79,9 @@ LIVE_KEYS = (
         "w", "wizard", "wizard", "wizard: propose and measure configurations for this machine", ("wizard",), drop=5
     ),
     Key("p", "pause", "pause", "pause or resume", _STEERED),
-    Key("c", "checkpoint", "checkpoint", "save a checkpoint", _STEERED),
-    Key("e", "evaluate", "evaluate", "evaluate", _STEERED, drop=2),
-    Key(
-        "k", "kernels", "profile", "profile a few steps: exact idle time and its causes", ("commands", "training"),
-        drop=4,
-    ),
+    Key("c", "checkpoint", "checkpoint", "save a checkpoint", (*_STEERED, "checkpoints")),
+    Key("e", "evaluate", "evaluate", "evaluate", (*_STEERED, "evaluations"), drop=2),
+    Key("k", "kernels", "profile", "profile a few steps: exact idle time and its causes", _STEERED, drop=4),
     Key("s", "stop", "stop", "stop an attached run", ("attached", "commands")),
     Key("v", "values", "values", "values that your own training code logs, and its samples", ("values",)),
     Key("y", "copy", "copy", "copy the command that measures the proposed change", ("command",), drop=1),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ndd_engine.train.control import ONCE, STOPS
+from ndd_engine.run.control import ONCE, STOPS
 
 from .marks import GATHER
 from .world import World

@@ -40,8 +40,8 @@ from ndd_engine.errors import (
     said,
 )
 from ndd_engine.limits import limit_of
+from ndd_engine.run.control import StopNow
 from ndd_engine.text import counted, printable
-from ndd_engine.train.control import StopNow
 from ndd_engine.train.data.checksum import checksum
 from ndd_engine.train.data.loader import Batches
 

@@ -1,8 +1,9 @@
-"""Requests to a running loop, from any thread; the loop checks them once a step."""
+"""Requests to a run, from any thread; what is executed obeys them."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -33,12 +34,17 @@ class Requests:
 
 
 class Control:
-    """Requests to the loop. Those to one of several ranks act on it once all ranks have agreed on them, see `share`.
+    """Requests to a run. Those to one of several ranks act on it once all ranks have agreed on them, see `share`.
 
-    pending: whether a request acts on the loop; a plain attribute, so that checking it costs nothing.
+    pending: whether a request acts on a loop; a plain attribute, so that it can check that in each step at no cost.
+
+    refusal: returns why an action is impossible, "" if it is not. passed_on: of a run that other processes execute,
+    (action, holder) of the requests that are passed on to them; they know whether they are paused.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, refusal: Callable[[str], str] = lambda _: "") -> None:
+        self._refusal = refusal
+        self.passed_on: deque[tuple[str, int | None]] | None = None
         self.pending = False
         self.stop_reason = ""
         self._changed = threading.Condition()
@@ -54,8 +60,13 @@ class Control:
 
         status: the run's status after a stop. holder: process id that holds a pause; the pause ends when that process
         sends resume or exits. A resume without a holder ends every pause. Raises UsageError if the holder is not a
-        running process on this host.
+        running process on this host, and for what the run cannot do.
         """
+        if why := self._refusal(action):
+            raise UsageError(why)
+        if self.passed_on is not None and action not in ("stop", "kill"):
+            self.passed_on.append((action, holder))
+            return
         process = _process(holder) if holder is not None and action == "pause" else None
         with self._changed:
             wanted = self._wanted

@@ -1,6 +1,6 @@
 """A run of several ranks as the console sees it: starts them, follows their record, and passes requests on.
 
-The counterpart of `run.Run` in the process of the console. The ranks do not depend on it: they go on when it ends.
+The ranks do not depend on it: they go on when it ends.
 """
 
 from __future__ import annotations
@@ -8,24 +8,23 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import EndEvent, Event, StageEvent
-from ndd_engine.record.file import Recorder, RunReader, load_state
+from ndd_engine.record.file import Listener, Recorder, RunReader, load_state
 from ndd_engine.record.rundir import RunDir, RunLock, discard, new_run_dir
 from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.run.run import EXIT_OF, Executor, Run
 from ndd_engine.text import counted
 
 from .parallel.rank_ends import record_end
 from .preflight import check_resume, preflight
 from .request import RunRequest
-from .run import EXIT_OF
 
 POLL_S = 0.1
 SAID_S = 10.0
@@ -36,25 +35,22 @@ KILL_PATIENCE_S = 8.0
 ORPHANS_S = 6.0
 _AGENT = "ndd_engine.train.parallel.agent"
 
-Listener = Callable[[float, Event], None]
 
+class StartedRanks(Executor):
+    """The process that starts the ranks and restarts them. command: what each rank runs."""
 
-class RanksRun:
-    """An open run of several ranks. Use `RanksRun.open`; then as a Run: `execute`, `close`, `control`, `recorder`."""
+    def __init__(self, request: RunRequest, command: Sequence[str]) -> None:
+        self.request, self._command = request, command
+        self._requests: deque[tuple[str, int | None]] = deque()
+        # When a stop was requested, whether the ranks know, signals to their launcher, and when the second one was.
+        self._asked_t: float | None = None
+        self._stopped = False
+        self._signals = 0
+        self._killed_t: float | None = None
 
-    def __init__(
-        self, request: RunRequest, directory: RunDir, command: Sequence[str], listener: Listener | None
-    ) -> None:
-        self.request, self.directory = request, directory
-        self.finished = threading.Event()
-        self.end: EndEvent | None = None
-        self.control = RanksControl(self)
-        self.recorder = FollowedRecord(directory, listener, request)
-        self._command = command
-
-    @classmethod
-    def open(cls, request: RunRequest, command: Sequence[str], listener: Listener | None = None) -> RanksRun:
-        """Check the request and create the folder. command: what each rank runs. Raises UsageError, ConfigError."""
+    def open(self, listener: Listener | None = None) -> Run:
+        """Check the request and create the folder, which rank 0 opens. Raises UsageError, ConfigError."""
+        request = self.request
         config = preflight(request.draft, use_torch=False)
         directory = request.resume or request.restart
         if directory is None:
@@ -64,101 +60,69 @@ class RanksRun:
                 raise UsageError(f"run {directory.name} is being written by process {owner.get('pid')}")
             check_resume(directory.name, load_state(directory), config, request.from_step)
             _reopen(directory)
-        return cls(request, directory, command, listener)
+        self._record = FollowedRecord(directory, listener, request)
+        run = Run(self, directory, self._record, RunLock(directory), listens=False)
+        run.control.passed_on = self._requests
+        return run
 
     def execute(self) -> EndEvent:
-        """Run the ranks to their end. Never raises an Exception."""
-        section = self.request.draft.resolve().parallel
+        section, directory = self.request.draft.resolve().parallel, self.run.directory
         words = [
             sys.executable, "-m", _AGENT, str(section.ranks), str(section.restarts),
-            str(self.directory.path.absolute()), *self._command,
+            str(directory.path.absolute()), *self._command,
         ]  # fmt: skip
         try:
-            with self.directory.console_log.open("ab") as log:
+            with directory.console_log.open("ab") as log:
                 agent = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
         except OSError as error:
-            return self._ended(
-                EndEvent("failed", f"cannot start the ranks: {error.strerror}", 0, EXIT_FAILED)
-            )
+            return EndEvent("failed", f"cannot start the ranks: {error.strerror}", 0, EXIT_FAILED)
         while agent.poll() is None:
             time.sleep(POLL_S)
-            self.recorder.poll(running=True)
-            self.control.obey(agent)
+            self._record.poll(running=True)
+            self._pass_on(agent)
         # Ranks whose launcher was killed end by themselves.
         deadline = time.monotonic() + ORPHANS_S
-        while self.directory.live_owner() is not None and time.monotonic() < deadline:
+        while directory.live_owner() is not None and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        self.recorder.poll(running=False)
-        snapshot = self.recorder.snapshot()
+        self._record.poll(running=False)
+        snapshot, control = self._record.snapshot(), self.run.control
         if snapshot.end is not None:
-            return self._ended(snapshot.end)
+            return snapshot.end
         text = f"the launcher of the ranks ended with status {agent.returncode}; see console.log"
         end = EndEvent("failed", text, snapshot.step, EXIT_FAILED)
-        if (status := self.control.stop_status) is not None:
-            reason = f"{self.control.stop_reason} before the first step"
+        if (status := control.stop_status) is not None:
+            reason = f"{control.stop_reason} before the first step"
             end = EndEvent(status, reason, snapshot.step, EXIT_OF.get(status, EXIT_FAILED))
-        record_end(self.directory, end)
-        return self._ended(end)
+        record_end(directory, end)
+        return end
+
+    def last_events(self, end: EndEvent) -> Iterable[Event]:
+        """The ranks have recorded it."""
+        return ()
 
     def close(self) -> None:
         """Remove the folder of a run that recorded nothing."""
         if self.request.resume is None and self.request.restart is None:
-            discard(self.directory)
+            discard(self.run.directory)
 
-    def put(self, event: Event) -> None:
-        """Events of this process, such as trials, are recorded by rank 0 only."""
-
-    def _ended(self, end: EndEvent) -> EndEvent:
-        self.end = end
-        self.finished.set()
-        return end
-
-
-class RanksControl:
-    """Passes requests on: a stop to the launcher of the ranks, others to rank 0; the ranks agree on them."""
-
-    def __init__(self, run: RanksRun) -> None:
-        self._run = run
-        self.stop_status: str | None = None
-        self.stop_reason = ""
-        self.kill = False
-        self._wanted: deque[tuple[str, int | None]] = deque()
-        self._asked_t = 0.0
-        self._stopped = False
-        self._signals = 0
-        self._killed_t: float | None = None
-
-    @property
-    def stopping(self) -> bool:
-        return self.stop_status is not None
-
-    def request(
-        self, action: str, reason: str = "on request", status: str = "stopped", holder: int | None = None
-    ) -> None:
-        """Request what Control.request takes, soon and from any thread; see FollowedRecord.trouble."""
-        if action not in ("stop", "kill"):
-            self._wanted.append((action, holder))
-            return
-        if self.stop_status is None:
-            self.stop_status, self.stop_reason, self._asked_t = status, reason, time.monotonic()
-        self.kill = self.kill or action == "kill"
-
-    def obey(self, agent: subprocess.Popen[bytes]) -> None:
-        """Pass on what was requested; called again and again."""
-        while self._wanted:
-            action, holder = self._wanted.popleft()
+    def _pass_on(self, agent: subprocess.Popen[bytes]) -> None:
+        """A stop goes to the launcher of the ranks, other requests to rank 0; the ranks agree on them."""
+        control, now = self.run.control, time.monotonic()
+        while self._requests:
+            action, holder = self._requests.popleft()
             try:
-                send(self._run.directory.control_socket, action, holder=holder)
+                send(self.run.directory.control_socket, action, holder=holder)
             except UsageError as error:
-                self._run.recorder.say(str(error))
-        if self.stop_status is None:
+                self._record.say(str(error))
+        if not control.stopping:
             return
-        now = time.monotonic()
+        if self._asked_t is None:
+            self._asked_t = now
         if not self._stopped:
-            self._stopped = self._stop(agent, now)
-        elif self.kill and self._signals < 2:
+            self._stopped = self._stop(agent, now - self._asked_t)
+        elif control.kill and self._signals < 2:
             # The launcher kills after its second signal. Each is sent in a turn of its own, or two would arrive as one.
             self._signals += 1
             self._killed_t = now
@@ -166,32 +130,27 @@ class RanksControl:
         elif self._killed_t is not None and now - self._killed_t > KILL_PATIENCE_S:
             agent.kill()  # the ranks notice that, and end
 
-    def _stop(self, agent: subprocess.Popen[bytes], now: float) -> bool:
-        """Ask the ranks to stop; False if they do not listen yet."""
-        if self.stop_status == "stopped" and not self.kill and now - self._asked_t < PATIENCE_S:
+    def _stop(self, agent: subprocess.Popen[bytes], asked_s: float) -> bool:
+        """Ask the ranks to stop, which was requested so long ago; False if they do not listen yet."""
+        control = self.run.control
+        if control.stop_status == "stopped" and not control.kill and asked_s < PATIENCE_S:
             try:
-                send(self._run.directory.control_socket, "stop")
+                send(self.run.directory.control_socket, "stop")
             except UsageError:
                 return False
         else:
-            agent.send_signal(signal.SIGTERM if self.stop_status == "terminated" else signal.SIGINT)
+            agent.send_signal(signal.SIGTERM if control.stop_status == "terminated" else signal.SIGINT)
             self._signals += 1
         return True
 
 
-class FollowedRecord:
-    """The record of rank 0, as `Recorder` shows one of this process.
+class FollowedRecord(Recorder):
+    """The record of rank 0, which this process only reads."""
 
-    trouble: why it cannot be read, or why a request was not passed on. polled: called with the state after each look at
-    the record.
-    """
-
-    trouble: str | None = None
-    dropped = 0
     _said: tuple[str, float] = "", 0.0
-    polled: Callable[[Snapshot], None] = staticmethod(lambda _: None)
 
     def __init__(self, directory: RunDir, listener: Listener | None, request: RunRequest) -> None:
+        super().__init__(None)
         self._reader = RunReader(directory, listener)
         ranks = counted(request.draft.resolve().parallel.ranks, "rank")
         self._reader.state.fold(time.time(), StageEvent("prepare", f"starting {ranks}"))
@@ -201,6 +160,12 @@ class FollowedRecord:
         """The current state."""
         return self._snapshot
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the record cannot be read, or why a request was not passed on."""
+        said, until = self._said
+        return self._reader.trouble or (said if time.monotonic() < until else None)
+
     def say(self, text: str) -> None:
         """Show a message for a while."""
         self._said = text, time.monotonic() + SAID_S
@@ -208,8 +173,6 @@ class FollowedRecord:
     def poll(self, running: bool) -> None:
         """Read what is new. running: whether the launcher of the ranks runs, which may restart them."""
         self._reader.poll()
-        said, until = self._said
-        self.trouble = self._reader.trouble or (said if time.monotonic() < until else None)
         snapshot = self._reader.snapshot()
         if running and snapshot.final:
             # Between two attempts, or while the last rank leaves.
@@ -219,7 +182,6 @@ class FollowedRecord:
         elif not running and snapshot.end is None and snapshot.status == "lost":
             snapshot = replace(snapshot, status="failed")
         self._snapshot = snapshot
-        self.polled(snapshot)
 
 
 def _reopen(directory: RunDir) -> None:

@@ -1,0 +1,1 @@
+"""The run: folder, lock, record and control. What it executes is an argument: own training, ranks, or a script."""
