@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import tomlkit
 from pydantic import BaseModel
-from tomlkit.items import Table
+from tomlkit import items
 
 from ndd_engine.text import printable
 
@@ -29,7 +29,7 @@ def to_toml(config: Config, heading: str = "", reasons: Mapping[str, str] | None
     return tomlkit.dumps(document)
 
 
-def _table(section: str, model: BaseModel, reasons: Mapping[str, str]) -> Table:
+def _table(section: str, model: BaseModel, reasons: Mapping[str, str]) -> items.Table:
     table = tomlkit.table()
     for key, info in type(model).model_fields.items():
         value = getattr(model, key)

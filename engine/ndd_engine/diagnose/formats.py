@@ -68,7 +68,7 @@ def cudnn_shapes(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (tf32, amp, cudnn_benchmark, cudnn_shapes)
+FORMAT_RULES = (tf32, amp, cudnn_benchmark, cudnn_shapes)
 
 
 def _convolutions(view: View) -> float:

@@ -87,11 +87,11 @@ ALWAYS: tuple[Rule, ...] = (*hazards.RULES, model.compile_cost)
 RULES: tuple[Rule, ...] = (
     *loader.RULES,
     *processor.RULES,
-    *(GPU_RULES := (*gpu.RULES, *formats.RULES)),
+    *(GPU_RULES := (*gpu.RULES, *formats.FORMAT_RULES)),
     *ranks.RULES,
     *model.RULES,
-    *script.RULES,
-    *step.RULES,
+    *script.SCRIPT_RULES,
+    *step.STEP_RULES,
 )
 
 

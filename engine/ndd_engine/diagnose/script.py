@@ -187,4 +187,4 @@ def waits_for_device(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (slow_function, outside, anomaly, oversubscribed, waits_for_device, aside)
+SCRIPT_RULES = (slow_function, outside, anomaly, oversubscribed, waits_for_device, aside)

@@ -106,7 +106,7 @@ def checkpoint(view: View) -> Finding | None:
     return _aside(view, "checkpoint", done, left.checkpoints, left.checkpoint_s)
 
 
-RULES = (optimizer, clip, logging, evaluation, checkpoint)
+STEP_RULES = (optimizer, clip, logging, evaluation, checkpoint)
 
 
 def _aside(

@@ -120,14 +120,14 @@ def _in_order(nodes: list[tuple[int, str, int, int]]) -> Trace:
     labels: list[str] = []
     marks: dict[str, int] = {}
     live: dict[int, int] = {}
-    for _, label, address, size in nodes:
-        if size > 0:
+    for _, label, address, amount in nodes:
+        if amount > 0:
             if (key := live.pop(address, None)) is not None:
                 events.append((key, FREED))  # by a thread that is not recorded
             live[address] = len(labels)
-            events.append((len(labels), size))
+            events.append((len(labels), amount))
             labels.append(label)
-        elif size < 0:
+        elif amount < 0:
             if (key := live.pop(address, None)) is not None:
                 events.append((key, FREED))
         elif not address:
