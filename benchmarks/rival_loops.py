@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ndd_engine.config import Config
-from ndd_engine.train.data.epochs import EpochBatches
 from ndd_engine.train.data.loader import to_device
-from ndd_engine.train.step.optim import make_optimizer
+from ndd_engine.train.data.sources import EpochBatches
+from ndd_engine.train.step.optimizers import make_optimizer
 from ndd_engine.workloads.base import Workload
 
 from .engine import Engine, now

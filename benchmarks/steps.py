@@ -14,12 +14,10 @@ from itertools import groupby
 from statistics import fmean, median
 
 from ndd_engine.trial.sides import SideProcess
-from ndd_engine.wizard.answers import Answers
-from ndd_engine.wizard.planner import Planner, Situation
+from ndd_engine.wizard.planner import Planner, Situation, proposals
 from ndd_engine.wizard.proposals import Proposal
-from ndd_engine.wizard.rows import proposals
 from ndd_engine.wizard.session import ProposalSet, to_verify
-from ndd_engine.wizard.space import Model
+from ndd_engine.wizard.space import Answers, Model
 from ndd_engine.wizard.verify import side_of
 
 from .common import Options, Table, as_percent, as_seconds, quantile, say

@@ -20,8 +20,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .api.measuring import MemoryPrediction, predict_memory, run_trial
     from .api.observing import Observation, observe
-    from .api.record import Record, find_bottlenecks, open_run
-    from .api.training import Result, run_training
+    from .api.runs import Record, Result, find_bottlenecks, open_run, run_training
     from .config import Config
     from .diagnose.finding import Change, Evidence, Finding
     from .errors import ConfigError, MachineError, NddError, TrainingError, UsageError

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .caching import Cache
 from .switches import (
     Attention,
     Autocast,
+    Cache,
     Change,
     ChannelsLast,
     Collections,

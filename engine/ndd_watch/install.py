@@ -14,7 +14,6 @@ from .compilers import WithoutCompiler, skip_ours
 from .copies import Copies
 from .device import DeviceValues
 from .emit import FOLDER_AT_START, Emitter, reason_of
-from .ends import Ends
 from .exceptions import Dropped, ours
 from .frameworks import Frameworks, Wishes, numbers
 from .hooks import Hooks
@@ -27,7 +26,7 @@ from .outside import Outside
 from .own import own
 from .profiler import StepProfiler
 from .requests import Requests
-from .steps import PROFILE_NS, Steps
+from .steps import PROFILE_NS, Ends, Steps
 from .waits import place
 
 # Steps that may be observed to learn where batches come from.

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ndd_engine.measure.memory import is_out_of_memory
-from ndd_engine.predict.allocator import SimulatedOutOfMemoryError
-from ndd_engine.predict.memory import MANY, Memory
-from ndd_engine.predict.probing import Prober
-from ndd_engine.predict.rules import Rules
+from ndd_engine.measure.memory_held import is_out_of_memory
+from ndd_engine.predict.allocator import Rules, SimulatedOutOfMemoryError
+from ndd_engine.predict.estimate import MANY, Memory
+from ndd_engine.predict.probes import Prober
 
 from .figures import FAIL, PASS, SKIPPED, Task
 from .memory import probed

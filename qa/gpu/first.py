@@ -18,7 +18,7 @@ from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.settings import rounds_to_tf32
-from ndd_engine.train.step.precision import set_tf32
+from ndd_engine.train.step.optimizers import set_tf32
 from qa.console import sets_of
 
 from .figures import Task, last, one_line

@@ -26,7 +26,7 @@ from ndd_engine.config.schema import ParallelSection
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, no_phase
-from ndd_engine.predict.trace import Trace
+from ndd_engine.predict.allocations import Trace
 from ndd_engine.train.parallel.marks import PART, DdpMarks, StreamWaits, mark_collectives
 from ndd_engine.train.parallel.strategy import Ddp, Fsdp2
 from qa.ranks.launch import finish, launch

@@ -24,7 +24,7 @@ from ndd_engine.config import anywhere, read, to_toml
 from ndd_engine.errors import NddError
 from ndd_engine.record.events import MarkEvent, SettingEvent, StageEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.wizard.writing import difference, into
+from ndd_engine.wizard.session import difference, into
 from qa.hostile import _strange as strange
 from qa.hostile._ended import clean, said
 from qa.hostile.attempts import Attempt, Kind

@@ -10,7 +10,7 @@ import torch
 from benchmarks.engine import ONLY_STEPS, engine
 
 from ndd_engine.diagnose.finding import Finding
-from ndd_engine.predict.memory import Fit
+from ndd_engine.predict.estimate import Fit
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.trial.claims import claims as all_claims

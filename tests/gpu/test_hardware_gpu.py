@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.gpu import Machine
-from ndd_engine.hardware.profiles import match
+from ndd_engine.hardware.gpus import Machine, match
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.event import GPU_KEYS
 

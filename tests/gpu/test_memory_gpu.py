@@ -9,8 +9,8 @@ import torch
 from qa.gpu.memory import probed
 
 from ndd_engine.measure.clock import PhaseClock
-from ndd_engine.predict.probing import endless
-from ndd_engine.recordings.snapshot import examine
+from ndd_engine.predict.probes import endless
+from ndd_engine.recordings.snapshots import examine
 
 pytestmark = [
     pytest.mark.gpu,

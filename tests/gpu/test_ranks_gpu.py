@@ -21,7 +21,7 @@ import torch
 from qa.gpu.ranks import RANKS, STRATEGIES, launched, trace
 from tests.waiting import until
 
-from ndd_engine.predict.ranks import pretended
+from ndd_engine.predict.rank_memory import pretended
 from ndd_engine.record.channel import send
 from ndd_engine.record.rundir import RunDir
 

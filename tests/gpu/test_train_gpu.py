@@ -11,7 +11,7 @@ from qa.gpu.runs import EVERY_STEP, Trained, difference, losses
 
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import DevicePhaseClock
-from ndd_engine.recordings.snapshot import examine
+from ndd_engine.recordings.snapshots import examine
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,8 +15,7 @@ from ndd_console.cli import gpu as command
 from ndd_console.render.text import lines
 from ndd_console.words.blocks import Facts
 from ndd_console.words.machine import machine_blocks
-from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.nvml import Nvml
+from ndd_engine.hardware.detect import Nvml, detect
 
 
 def test_json_is_one_document() -> None:

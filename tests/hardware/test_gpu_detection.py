@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from ndd_engine.errors import MachineError, UsageError
-from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.gpu import Machine
-from ndd_engine.hardware.nvml import Nvml
-from ndd_engine.hardware.torch_gpus import with_free_memory
+from ndd_engine.hardware.detect import Nvml, detect, with_free_memory
+from ndd_engine.hardware.gpus import Machine
 
 L4, H200 = "GPU-aaaaaaaa-0000-0000-0000-000000000001", "GPU-bbbbbbbb-0000-0000-0000-000000000002"
 MIG_A, MIG_B = "MIG-cccccccc-0000-0000-0000-00000000000a", "MIG-cccccccc-0000-0000-0000-00000000000b"

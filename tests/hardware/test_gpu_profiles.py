@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ndd_engine.hardware.profiles import load, match
+from ndd_engine.hardware.gpus import load, match
 
 GIB = 1 << 30
 # There are two with published figures, of 10 and of 12 GB.

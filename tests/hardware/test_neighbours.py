@@ -14,10 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ndd_engine.hardware.cgroup import read_limits
-from ndd_engine.hardware.counters import HostCounters
-from ndd_engine.hardware.host import detect_host
-from ndd_engine.hardware.neighbours import MOST, Neighbours, ancestors
+from ndd_engine.hardware.counters import MOST, HostCounters, Neighbours, ancestors
+from ndd_engine.hardware.host import detect_host, read_limits
 
 ALL = frozenset(range(4096))
 # Seconds for a busy process to get a core on a machine that runs other tests.
@@ -219,12 +217,12 @@ def test_only_the_users_own_processes_may_be_stopped(
         return {item["pid"]: item["stoppable"] for item in neighbours.read(2.0) or ()}
 
     owner = (root / "proc").stat().st_uid
-    monkeypatch.setattr("ndd_engine.hardware.neighbours.PEOPLE", 0)
+    monkeypatch.setattr("ndd_engine.hardware.counters.PEOPLE", 0)
     assert found(owner, 1, 20, 30) == {1: False, 20: False, 30: True}
     assert found(owner, 31, 32) == {31: False, 32: True}
     assert found(owner + 1, 30, 32) == {30: False, 32: False}  # of another user
     # As root, as in a container, a process without a terminal may be a part of the system.
-    monkeypatch.setattr("ndd_engine.hardware.neighbours.PEOPLE", owner + 1)
+    monkeypatch.setattr("ndd_engine.hardware.counters.PEOPLE", owner + 1)
     assert found(owner, 30, 32) == {30: False, 32: True}
 
 

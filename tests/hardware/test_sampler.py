@@ -16,10 +16,9 @@ import psutil
 import pytest
 
 from ndd_engine.hardware.counters import HostCounters
-from ndd_engine.hardware.detect import list_gpus
-from ndd_engine.hardware.gpu import Gpu
+from ndd_engine.hardware.detect import Nvml, list_gpus
+from ndd_engine.hardware.gpus import Gpu
 from ndd_engine.hardware.host import detect_host
-from ndd_engine.hardware.nvml import Nvml
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.event import GPU_KEYS, HOST_KEYS
 from ndd_engine.record.events import SampleEvent, parse

@@ -13,8 +13,7 @@ from torch.nn import functional as f
 
 from ndd_engine.config import read
 from ndd_engine.config.schema import Config
-from ndd_engine.hardware.gpu import Gpu
-from ndd_engine.hardware.profiles import GpuProfile
+from ndd_engine.hardware.gpus import Gpu, GpuProfile
 from ndd_engine.measure.flops import (
     NO_CPU_PEAK,
     WorkCounter,

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from ndd_watch.ends import Ends
-from ndd_watch.steps import untimed
+from ndd_watch.steps import Ends, untimed
 
 EACH = "".join(map(chr, range(1000, 1300)))
 

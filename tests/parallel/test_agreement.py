@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import TCPStore  # type: ignore[attr-defined]
 
-from ndd_engine.train.parallel import agreement as agreement_module
-from ndd_engine.train.parallel.agreement import Agreement, Losses
+from ndd_engine.train.parallel import rank_loop as agreement_module
+from ndd_engine.train.parallel.rank_loop import Agreement, Losses
 
 RANKS = 3
 

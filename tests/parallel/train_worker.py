@@ -17,10 +17,10 @@ from ranks_worker import ended_by, error_of, whole
 from torch import Tensor, nn
 
 from ndd_engine.config import Config, read
-from ndd_engine.config.parallel_section import ParallelSection
+from ndd_engine.config.schema import ParallelSection
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.train.data.loader import Batches, EvalBatches
-from ndd_engine.train.data.share import Share
+from ndd_engine.train.data.order import Share
 from ndd_engine.train.evaluate import evaluate
 from ndd_engine.train.parallel.rank_place import Place, StoreNotes
 from ndd_engine.train.parallel.strategy import Strategy, strategy_of

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from ndd_engine.predict.disturbance import CoreWatch, disturbed
+from ndd_engine.predict.outlook import CoreWatch, disturbed
 from ndd_engine.record.snapshot import CoreUse
 
 NAMED = ((812, "blender", 1.4),)

@@ -9,8 +9,8 @@ from test_trace import retrying
 
 from ndd_engine.config import read
 from ndd_engine.predict.allocator import MIB
+from ndd_engine.predict.estimate import StepTime, TimedBatch
 from ndd_engine.predict.outlook import Outlook
-from ndd_engine.predict.steptime import StepTime, TimedBatch
 
 
 def outlook(available_mib: int | None, kept_mib: int = 0) -> Outlook:

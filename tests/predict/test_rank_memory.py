@@ -11,14 +11,13 @@ import torch.distributed as dist
 from test_outlook import outlook
 
 from ndd_engine.config import Config, read
-from ndd_engine.predict import ranks
+from ndd_engine.predict import rank_memory
+from ndd_engine.predict.allocations import Trace
 from ndd_engine.predict.allocator import MIB
-from ndd_engine.predict.fakes import traced
-from ndd_engine.predict.memory import MANY, ONE
-from ndd_engine.predict.probing import Prober, endless
-from ndd_engine.predict.ranks import BucketsOnly, pretended, shares, stepper_of_rank
-from ndd_engine.predict.recording import record
-from ndd_engine.predict.trace import Trace
+from ndd_engine.predict.estimate import MANY, ONE
+from ndd_engine.predict.probe_process import traced
+from ndd_engine.predict.probes import Prober, endless, record
+from ndd_engine.predict.rank_memory import BucketsOnly, pretended, shares, stepper_of_rank
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
@@ -100,7 +99,7 @@ def test_what_a_rank_holds_throughout_a_step() -> None:
     _, workload = made()
     whole = sum(item.nbytes for item in workload.model.parameters())
 
-    def held(*sets: str) -> ranks.Shares:
+    def held(*sets: str) -> rank_memory.Shares:
         config = made(*sets)[0]
         return shares(config, workload.model, 2 * whole)
 
@@ -119,7 +118,7 @@ def test_a_rank_holds_its_shares_with_gathered_layers_and_buckets() -> None:
     config = read(
         None, ["workload.size=tiny", "batch.micro=10", "batch.accumulation=2", "parallel.ranks=4"], "chartext"
     ).resolve()
-    held = ranks.Shares(4 * MIB, 3 * MIB, 8 * MIB, gathered=2 * MIB, buckets=MIB)
+    held = rank_memory.Shares(4 * MIB, 3 * MIB, 8 * MIB, gathered=2 * MIB, buckets=MIB)
     found = replace(outlook(114), config=config, shares=held)
     assert found.parts["gathered layers"] == 2 * MIB and found.parts["buckets"] == MIB
     assert sum(found.parts.values()) == 2 * found.parts["total"]

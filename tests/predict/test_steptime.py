@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ndd_engine.child import decoded
-from ndd_engine.predict.steptime import StepTime, TimedBatch, merged, spread, variation
+from ndd_engine.predict.estimate import StepTime, TimedBatch, merged, spread, variation
 
 
 def line(

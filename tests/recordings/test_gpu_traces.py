@@ -12,7 +12,7 @@ import torch
 
 from ndd_console.__main__ import status_of
 from ndd_engine.errors import UsageError
-from ndd_engine.recordings.trace import TraceUse, examine, findings, trace_files
+from ndd_engine.recordings.traces import TraceUse, examine, findings, trace_files
 
 # Idle share of the whole trace in percent (computed independently), and some of its causes in percent.
 REFERENCE = {

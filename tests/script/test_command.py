@@ -8,7 +8,7 @@ import pytest
 
 from ndd_engine.errors import UsageError
 from ndd_engine.script.command import Command, environment, kept_out
-from ndd_engine.script.starting import started
+from ndd_engine.script.trials import started
 
 
 def command(text: str, folder: Path = Path("/somewhere")) -> Command:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ndd_engine.script.keeping import keeping_lines
+from ndd_engine.script.follower import keeping_lines
 
 LOOP = """
 def train(model, data, total, losses, meter, scaler):

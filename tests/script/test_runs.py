@@ -19,7 +19,7 @@ from tests.waiting import contains, lives, until
 
 from ndd_console.__main__ import status_of
 from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.gpu import Gpu
+from ndd_engine.hardware.gpus import Gpu
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.events import EndEvent, KernelsEvent, MarkEvent, RunEvent, ScalarsEvent, WindowEvent
 from ndd_engine.run.run import Run

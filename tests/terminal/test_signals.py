@@ -10,7 +10,7 @@ import pytest
 # Signals arrive every 0.1 ms, until 5,000 handlers have set the event.
 HANDLERS = """
 import signal, sys
-from ndd_engine.signals import SignalEvent
+from ndd_engine.processes import SignalEvent
 
 event, heard = SignalEvent(), 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
 from ndd_engine.diagnose import Change, Finding
-from ndd_engine.diagnose.watch import FindingWatch
+from ndd_engine.diagnose.rules import FindingWatch
 from ndd_engine.record.events import FindingEvent, MarkEvent
 from ndd_engine.record.file import Recorder
 from ndd_engine.record.snapshot import Snapshot

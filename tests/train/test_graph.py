@@ -23,8 +23,7 @@ from ndd_engine.record.events import SettingEvent
 from ndd_engine.train import prepare as prepare_module
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.step.graph import MANY_OTHERS, WARM_UP_STEPS, CudaRecorder, Replay, StepGraph, Work
-from ndd_engine.train.step.optim import make_optimizer
-from ndd_engine.train.step.precision import make_precision
+from ndd_engine.train.step.optimizers import make_optimizer, make_precision
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare
 

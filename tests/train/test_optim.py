@@ -13,8 +13,7 @@ from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import Config, read
 from ndd_engine.config.schema import OptimizerSection, ScheduleSection
-from ndd_engine.train.step.optim import learning_rate, make_optimizer
-from ndd_engine.train.step.precision import make_precision
+from ndd_engine.train.step.optimizers import learning_rate, make_optimizer, make_precision
 
 CPU = torch.device("cpu")
 
@@ -136,7 +135,7 @@ def test_clipping_records_the_norm_and_limits_the_step(trainer: Trainer) -> None
 SWITCHES = """
 import sys, torch
 from ndd_engine.config import read
-from ndd_engine.train.step.precision import make_precision
+from ndd_engine.train.step.optimizers import make_precision
 torch.cuda.get_device_capability = lambda device: (9, 0)
 for sets in sys.argv[1:]:
     config = read(None, ["run.epochs=1", "precision.amp=off", *sets.split()]).resolve()

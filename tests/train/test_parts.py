@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import PHASES
-from ndd_engine.train.step.parts import ALLOWED_SHARE, CALL_NS, PartTimer
+from ndd_engine.train.step.stepper import ALLOWED_SHARE, CALL_NS, PartTimer
 
 
 class Ticking:

@@ -6,7 +6,7 @@ import pytest
 
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError
-from ndd_engine.hardware.nvml import Nvml
+from ndd_engine.hardware.detect import Nvml
 from ndd_engine.train import preflight as module
 
 

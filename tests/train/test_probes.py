@@ -16,7 +16,7 @@ from train_help import EVERY_STEP, Trainer
 from ndd_engine.config import read
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.train.data.loader import CPU, Batches
-from ndd_engine.train.data.probe import MOST_ITEMS, probe_loader
+from ndd_engine.train.data.placing import MOST_ITEMS, probe_loader
 from ndd_engine.train.probes import rehearsal as probes
 from ndd_engine.train.probes.rehearsal import Baseline, rehearse
 from ndd_engine.train.random_state import random_state
@@ -86,7 +86,7 @@ def test_few_items_are_made_when_they_are_slow_and_none_of_the_sample_again() ->
 
 
 def test_data_in_memory_is_known_as_such_even_when_items_are_fetched_one_by_one() -> None:
-    from ndd_engine.train.data.source import Stacked
+    from ndd_engine.train.data.sources import Stacked
 
     tensors = Stacked((torch.arange(600.0).view(200, 3), torch.arange(200)))
     for sets in ((), ("loader.fetch=item",), ("loader.fetch=item", "loader.workers=1")):

@@ -14,11 +14,11 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from ndd_engine.config import Config, read
-from ndd_engine.config.parallel_section import ParallelSection
+from ndd_engine.config.schema import ParallelSection
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.clock import PhaseClock
-from ndd_engine.predict.probing import endless
-from ndd_engine.predict.ranks import pretended
+from ndd_engine.predict.probes import endless
+from ndd_engine.predict.rank_memory import pretended
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.parallel.strategy import Fsdp2, _hook, blocks, effects, strategy_of
 from ndd_engine.train.prepare import seed

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ndd_engine.hardware.gpu import Gpu, Machine
+from ndd_engine.hardware.gpus import Gpu, Machine
 from ndd_engine.hardware.host import Host
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.request import Progress, TrialRequest

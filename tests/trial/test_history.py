@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ndd_engine.trial.estimates import Usual
-from ndd_engine.trial.history import MOST_DEVICES, MOST_TRIALS, History, cache_folder
+from ndd_engine.trial.outcome import MOST_DEVICES, MOST_TRIALS, History, cache_folder
 
 
 def test_trials_add_up_by_device(tmp_path: Path) -> None:

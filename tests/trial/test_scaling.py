@@ -13,7 +13,7 @@ from ndd_console.render.text import lines
 from ndd_console.words.scaling import scaling_blocks
 from ndd_engine.config import Config, read
 from ndd_engine.errors import ConfigError, UsageError
-from ndd_engine.hardware.gpu import Gpu, Machine
+from ndd_engine.hardware.gpus import Gpu, Machine
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.request import Base
 from ndd_engine.trial.scaling import (

@@ -24,7 +24,7 @@ from ndd_engine.run.run import Run
 from ndd_engine.text import size
 from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.request import RunRequest
-from ndd_engine.train.step.precision import Precision, make_precision, set_tf32
+from ndd_engine.train.step.optimizers import Precision, make_precision, set_tf32
 from ndd_engine.train.training_run import Training
 from ndd_engine.trial import side as side_module
 from ndd_engine.trial.estimates import METHOD

@@ -11,13 +11,11 @@ import pytest
 from situations import BASE, situation
 from test_verify import STEP_S, FakeSide, _sides  # noqa: F401  the fixture installs the fake processes
 
-from ndd_engine.wizard.answers import Answers
-from ndd_engine.wizard.choice import Choice, choose, comparison, listed
+from ndd_engine.wizard.planner import present_batch, unprobed_present
 from ndd_engine.wizard.proposals import Measured, Proposal
-from ndd_engine.wizard.rows import present_batch, unprobed_present
 from ndd_engine.wizard.session import ProposalSet, to_verify, with_present
-from ndd_engine.wizard.space import Batch
-from ndd_engine.wizard.verify import verify
+from ndd_engine.wizard.space import Answers, Batch
+from ndd_engine.wizard.verify import Choice, choose, comparison, listed, verify
 
 BUDGET_S = 60.0
 Noise = Callable[[int], float]

@@ -8,16 +8,14 @@ from dataclasses import replace
 import pytest
 from situations import HOST, KEPT, MODEL, OPENED, situation
 
-from ndd_engine.hardware.gpu import Machine
+from ndd_engine.hardware.gpus import Machine
+from ndd_engine.predict.allocations import Family, Trace
 from ndd_engine.predict.allocator import MIB
-from ndd_engine.predict.memory import Items, Memory
-from ndd_engine.predict.steptime import StepTime, TimedBatch
-from ndd_engine.predict.trace import Family, Trace
-from ndd_engine.wizard.answers import Answers, gpu_named
-from ndd_engine.wizard.planner import Planner, ProbedModel, Situation
+from ndd_engine.predict.estimate import Items, Memory, StepTime, TimedBatch
+from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals
 from ndd_engine.wizard.proposals import ranked
-from ndd_engine.wizard.rows import proposals
 from ndd_engine.wizard.session import reasons
+from ndd_engine.wizard.space import Answers, gpu_named
 
 
 def found() -> ProbedModel:

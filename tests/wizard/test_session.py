@@ -11,9 +11,9 @@ import pytest
 from situations import OPENED
 
 from ndd_engine.errors import MachineError, NddError, UsageError
-from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.planner import Planner, WizardStoppedError
 from ndd_engine.wizard.session import propose, to_verify
+from ndd_engine.wizard.space import Answers
 from ndd_engine.wizard.verify import verify
 
 NDD = ("workload.samples=400", "batch.sequence=8", "batch.micro=16", "run.device=cpu", "run.max_steps=20")
@@ -115,7 +115,7 @@ def test_a_model_that_kills_the_probe_process_does_not_affect_the_next(
 @pytest.mark.long
 def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ndd_engine.wizard.planner.free_memory", lambda: 3 << 30)
-    monkeypatch.setattr("ndd_engine.hardware.gpu.free_memory", lambda: 80 << 30)  # such as of a GPU
+    monkeypatch.setattr("ndd_engine.hardware.gpus.free_memory", lambda: 80 << 30)  # such as of a GPU
     answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD))
     with Planner(answers, tell, threading.Event()) as planner:
         assert planner.open().free_bytes == pytest.approx(0.92 * (3 << 30), rel=0.01)

@@ -9,9 +9,19 @@ from situations import BASE
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
-from ndd_engine.wizard.answers import Answers, gpu_named, longest_sequence
 from ndd_engine.wizard.proposals import Proposal, cost_in_words, pareto, ranked
-from ndd_engine.wizard.space import MOST_MICROS, Batch, Model, batches, models, sequences, worth_a_row
+from ndd_engine.wizard.space import (
+    MOST_MICROS,
+    Answers,
+    Batch,
+    Model,
+    batches,
+    gpu_named,
+    longest_sequence,
+    models,
+    sequences,
+    worth_a_row,
+)
 
 
 def config(*sets: str) -> Config:

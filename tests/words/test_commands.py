@@ -10,7 +10,7 @@ from ndd_console.render.text import lines
 from ndd_console.words.blocks import Facts, Table, Text
 from ndd_console.words.comparison import two_compared
 from ndd_console.words.memory import memory_blocks
-from ndd_engine.recordings.snapshot import examine
+from ndd_engine.recordings.snapshots import examine
 from ndd_engine.trial.compare import compare
 from tests.recordings.snapshots import MIB, History, frame, written
 from tests.trial.written_runs import steady, windows, write_run

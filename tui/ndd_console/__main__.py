@@ -28,9 +28,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
     import _signal  # type: ignore[import-not-found]  # signal itself imports more
 
-    from ndd_engine import inherited
+    from ndd_engine import processes
 
-    inherited.note()
+    processes.note()
     # Until a command begins, there is nothing to clean up.
     for number in (_signal.SIGINT, _signal.SIGTERM):
         _signal.signal(number, lambda number, _frame: os._exit(128 + number))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.request import Progress, TrialRequest
 
-from .sources import PathLike, Sets, Source, baseline_of, draft_of, root_of, strings
-from .training import restored
+from .observing import PathLike, Sets, Source, baseline_of, draft_of, root_of, strings
+from .runs import restored
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def predict_memory(
 
     preflight(draft)
     with restored():
-        from ndd_engine.predict.configured import predict
+        from ndd_engine.predict.outlook import predict
 
         found, machine, *_ = predict(draft, on_progress or (lambda text: None))
     gpu = machine.chosen

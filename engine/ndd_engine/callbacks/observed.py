@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from ndd_engine.api.observing import Observation, started
-from ndd_engine.api.sources import PathLike
+from ndd_engine.api.observing import Observation, PathLike, started
 from ndd_watch.frameworks import Known, Put, Wishes
 
 

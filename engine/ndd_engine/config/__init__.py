@@ -1,10 +1,9 @@
 """The run configuration: typed schema, TOML in and out. Imports no torch."""
 
-from .changed import changed_toml
 from .loading import DEFAULT_WORKLOAD, Draft, anywhere, read
 from .schema import Config
 from .workload_sections import OWN, WORKLOADS, kind
-from .writing import to_toml
+from .writing import changed_toml, to_toml
 
 __all__ = [
     "DEFAULT_WORKLOAD",

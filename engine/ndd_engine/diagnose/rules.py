@@ -1,17 +1,82 @@
-"""The rules, and `diagnose`, which applies them, sorts the findings and says whose change is not worthwhile."""
+"""The rules, and `diagnose`, which applies them, sorts the findings and says whose change is not worthwhile.
+
+`FindingWatch` runs them on a live run. Only findings that two checks in a row agree on are reported, since findings
+near their threshold flicker with the noise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ndd_engine.record.events import TrialEvent
+from ndd_engine.record.events import FindingEvent, TrialEvent
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import duration, times
+from ndd_engine.text import duration, percent, times
+from ndd_watch.changes import TABLE
 
-from . import formats, gpu, hazards, healthy, loader, model, processor, ranks, script, step
-from .finding import Evidence, Finding
-from .view import CLOCK, View, ceiling, rounded_up
+from . import data_rules, gpu_rules, host_rules, model_rules, rank_rules, run_rules
+from .finding import Change, Evidence, Finding
+from .view import CLOCK, MODEL, Cost, View, ceiling, rounded_up, taken
+
+LEAST_STEPS = 20
+LEAST_S = 2.0
+# Fewer steps are enough if they are long.
+FEW_STEPS = 8
+LONG_S = 6.0
+# Minimum share of the time of what is named besides the model.
+LEAST_NAMED = 0.005
+
+
+def too_short(view: View) -> Finding | None:
+    """Too few steps or too little measured time."""
+    totals = view.snapshot.totals
+    seconds = totals.wall_ns * 1e-9
+    enough = totals.steps >= LEAST_STEPS and seconds >= LEAST_S
+    if view.step_ns > 0 and (enough or (totals.steps >= FEW_STEPS and seconds >= LONG_S)):
+        return None
+    measured = f"{totals.steps} steps in {duration(seconds)} measured" if totals.steps else "no step yet"
+    needed = f"the analysis needs at least {LEAST_STEPS} steps and {LEAST_S:g} s"
+    return Finding("too-short", f"too short to judge: {measured}", (Evidence(needed, CLOCK),), "certain")
+
+
+def healthy(view: View) -> Finding:
+    """No bottleneck: the model takes the time. Proposes settings that may still speed it up."""
+    model = on_device(view) or view.model
+    title = f"no bottleneck found: {busy(view)}"
+    ideas = tuple(
+        Change(row.idea.text, (f"{key}={row.idea.value}",))
+        for key, row in TABLE.items()
+        if row.idea is not None and row.idea.when(view.gpu, view.get(key))
+    )
+    return Finding("healthy", title, (taken(model, "forward and backward take"),), "likely", changes=ideas)
+
+
+def busy(view: View) -> str:
+    """ "the model takes 95 % of the time": by the device clock if there is one, else by the host clock.
+
+    Idle time inside of it is named, so that the figure agrees with the idle time shown beside it.
+    """
+    snapshot = view.snapshot
+    aside = sum(view.cost(name).wall for name in ("evaluate", "checkpoint"))
+    device = on_device(view)
+    share = device.share * max(1 - aside, 0.0) if device is not None else view.model.wall
+    text = f"the model takes {percent(share)} of the time"
+    inside = share + (snapshot.idle.share or 0.0) - 1
+    if inside >= LEAST_NAMED:
+        text += f" ({percent(inside)} idle within it)"
+    if aside >= LEAST_NAMED:
+        text += f", evaluations and checkpoints {percent(aside)}"
+    return text
+
+
+def on_device(view: View) -> Cost | None:
+    """Forward, loss and backward by the device clock; None without one."""
+    costs = [cost for name in MODEL if (cost := view.device_cost(name)).ns] if view.gpu else []
+    if not costs:
+        return None
+    ns, share = sum(cost.ns for cost in costs), sum(cost.share for cost in costs)
+    return Cost(ns, share, None, share, costs[0].source)
+
 
 IN_VAIN = ("no difference", "slower", "out of memory", "failed")
 
@@ -83,15 +148,15 @@ Rule = Callable[[View], Finding | None]
 # Findings with a lower ceiling are dropped.
 LEAST = 1.04
 # Rules that apply to short runs as well.
-ALWAYS: tuple[Rule, ...] = (*hazards.RULES, model.compile_cost)
+ALWAYS: tuple[Rule, ...] = (*run_rules.RULES, model_rules.compile_cost)
 RULES: tuple[Rule, ...] = (
-    *loader.RULES,
-    *processor.RULES,
-    *(GPU_RULES := (*gpu.RULES, *formats.FORMAT_RULES)),
-    *ranks.RULES,
-    *model.RULES,
-    *script.SCRIPT_RULES,
-    *step.STEP_RULES,
+    *data_rules.RULES,
+    *host_rules.RULES,
+    *(GPU_RULES := (*gpu_rules.RULES, *gpu_rules.FORMAT_RULES)),
+    *rank_rules.RULES,
+    *model_rules.RULES,
+    *run_rules.SCRIPT_RULES,
+    *host_rules.STEP_RULES,
 )
 
 
@@ -106,14 +171,14 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]
-    short = None if few_steps else healthy.too_short(view)
+    short = None if few_steps else too_short(view)
     if short is not None:
         found.append(short)
     else:
         asked = (rule(view) for rule in RULES if view.gpu or rule not in GPU_RULES)
         found += [item for item in asked if item is not None and (item.ceiling or LEAST) >= LEAST]
     if not found:
-        found.append(healthy.healthy(view))
+        found.append(healthy(view))
     found.sort(key=lambda item: _rank(view, item))
     return tuple(leave(view, item) for item in found)
 
@@ -127,3 +192,58 @@ def _rank(view: View, item: Finding) -> tuple[int, float]:
         bound = proved(view, item) or item.ceiling or ceiling(item.share or 0.0)
         return (1 if tried(view, item) is None else 2), -bound
     return (3 if item.cause == "too-short" else 4), 0.0
+
+
+# A finding is unchanged while its possible gain (ceiling - 1) stays within this factor.
+MATERIAL = 2.0
+LEAST_GAIN = 0.02
+# The finding for "not enough data yet".
+UNTOLD = "too-short"
+HEALTHY = "healthy"
+
+
+class FindingWatch:
+    """Call it with a Snapshot every few seconds; it returns the events to record. Not thread-safe."""
+
+    def __init__(self, look: Callable[[Snapshot], Sequence[Finding]] = diagnose) -> None:
+        self._look = look
+        self._before: dict[str, Finding] = {}
+        self._told: dict[str, Finding] = {}
+
+    def __call__(self, snapshot: Snapshot, last: bool = False) -> list[FindingEvent]:
+        """Return what changed. last: no check follows, so findings count without a second one.
+
+        Raises whatever a rule raises.
+        """
+        found = self._look(snapshot)
+        # "healthy" is only reported if there is nothing else.
+        now = {
+            finding.cause: finding
+            for place, finding in enumerate(found)
+            if finding.cause != UNTOLD and (finding.cause != HEALTHY or place == 0)
+        }
+        before, self._before = self._before, now
+        step, events = snapshot.step, []
+        for cause, finding in now.items():
+            told = self._told.get(cause)
+            if told is not None and not _changed(told, finding):
+                continue
+            if not last and (cause not in before or (told is not None and not _changed(told, before[cause]))):
+                continue
+            self._told[cause] = finding
+            events.append(FindingEvent(step, cause, finding.title, False, finding))
+        for cause in [cause for cause in self._told if cause not in now and cause not in before]:
+            gone = self._told.pop(cause)
+            if cause != HEALTHY:  # the finding that replaces it says so
+                events.append(FindingEvent(step, cause, gone.title, True, gone))
+        return events
+
+
+def _changed(told: Finding, now: Finding) -> bool:
+    advice = (told.sets, bool(told.leave), told.from_steps is None)
+    if advice != (now.sets, bool(now.leave), now.from_steps is None):
+        return True
+    if told.ceiling is None or now.ceiling is None:
+        return told.ceiling is not now.ceiling
+    gains = sorted((told.ceiling - 1, now.ceiling - 1))
+    return gains[1] > MATERIAL * max(gains[0], LEAST_GAIN)

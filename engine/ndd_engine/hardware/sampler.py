@@ -14,9 +14,9 @@ from ndd_engine.record.event import GPU_KEYS
 from ndd_engine.record.events import SampleEvent
 
 from .counters import SLOW_EVERY, HostCounters, Json
-from .gpu import Gpu
+from .detect import COUNTERS, GpuProcess, MemoryReading, Nvml
+from .gpus import Gpu
 from .host import Host, detect_host
-from .nvml import COUNTERS, GpuProcess, MemoryReading, Nvml
 
 # Counters that are read every SLOW_EVERY samples.
 SLOW = ("power_limit_w", "sm_clock_max_mhz", "pcie_rx_bytes_s", "pcie_tx_bytes_s")

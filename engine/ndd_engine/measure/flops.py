@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ndd_engine.batches import tensors
-from ndd_engine.hardware.gpu import Gpu
+from ndd_engine.hardware.gpus import Gpu
 from ndd_engine.record.events import WorkEvent
 
 METHOD = (

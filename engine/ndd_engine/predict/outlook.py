@@ -1,26 +1,76 @@
-"""Predicted memory and time of one configuration, and the closest batch that fits if it does not."""
+"""Predicted memory and time of a configuration on this machine, and the closest batch that fits if it does not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import TracebackType
+from typing import NamedTuple
 
 import torch
 
-from ndd_engine.config import Config
+from ndd_engine.config import Config, Draft
+from ndd_engine.errors import MachineError, NddError, TrainingError, said
+from ndd_engine.hardware.detect import detect, equal_gpus, with_free_memory
+from ndd_engine.hardware.gpus import Machine
+from ndd_engine.hardware.host import detect_host, usable_threads
+from ndd_engine.hardware.sampler import Sampler
+from ndd_engine.measure.memory_held import is_out_of_memory
+from ndd_engine.record.events import SampleEvent
+from ndd_engine.record.figures import mean_core_use
 from ndd_engine.record.snapshot import CoreUse
-from ndd_engine.train.data.place import ordered_steps
-from ndd_engine.train.due import UNKNOWN_STEPS
+from ndd_engine.train.data.placing import ordered_steps
+from ndd_engine.train.failures import smaller_batch
 from ndd_engine.train.parallel.strategy import why_not
-from ndd_engine.train.prepare import total_steps
+from ndd_engine.train.prepare import seed, total_steps
+from ndd_engine.train.probes.autosize import SizeChoice, decide
+from ndd_engine.train.settings import UNKNOWN_STEPS
 from ndd_engine.workloads.base import Workload, parameter_count
+from ndd_engine.workloads.own_module import place
+from ndd_engine.workloads.registry import prepare
 
-from .disturbance import CoreWatch, disturbed
-from .memory import Fit, Memory
-from .probing import SIZES, Prober, context_bytes, items_of
-from .ranks import Shares, is_sharded, moment_bytes, pretended, replaced, shares
-from .steptime import StepTime, spread
+from .estimate import Fit, Memory, StepTime, spread
+from .probes import SIZES, Prober, context_bytes, items_of
+from .rank_memory import Shares, is_sharded, moment_bytes, pretended, replaced, shares
+
+# Seconds between two samples: timing a single micro-batch takes about half a second.
+PERIOD_S = 0.2
+
+
+class CoreWatch:
+    """Samples the CPU use of this process and of others inside `with`."""
+
+    def __init__(self) -> None:
+        self._host = detect_host()
+        self._samples: list[SampleEvent] = []
+        self._sampler = Sampler(None, self._samples.append, PERIOD_S, host=self._host)
+
+    def __enter__(self) -> CoreWatch:
+        self._sampler.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._samples.append(self._sampler.read_once())
+        self._sampler.stop()
+
+    @property
+    def use(self) -> CoreUse | None:
+        """The mean use of the cores, in cores; None if it could not be read."""
+        return mean_core_use(self._host.usable_cpus, self._samples)
+
+
+def disturbed(use: CoreUse | None, on_gpu: bool) -> CoreUse | None:
+    """`use` if other processes took cores that the steps wanted; None otherwise, or if it is unknown.
+
+    The rule is that of the finding `neighbour-cores`. on_gpu: one core launches the kernels, whatever the threads.
+    """
+    if use is None or not use.shared or not use.full:
+        return None
+    return use if use.lacks(1 if on_gpu else torch.get_num_threads()) else None
+
 
 # Timing stops after a micro-batch that takes longer; larger ones are extrapolated.
 LONGEST_S = 0.8
@@ -231,3 +281,55 @@ def _outlook(
         busy=disturbed(cores.use, device.type == "cuda"),
         shares=None if ranks == 1 else shares(config, workload.model, moments),
     )
+
+
+class Prediction(NamedTuple):
+    """What a configuration needs. choice: how the model size was chosen, if it was "auto"."""
+
+    outlook: Outlook
+    machine: Machine
+    workload: Workload
+    choice: SizeChoice | None
+
+
+def predict(draft: Draft, progress: Callable[[str], None]) -> Prediction:
+    """Prepare the run of a draft that passed preflight and probe its steps.
+
+    Raises MachineError out of memory, and TrainingError for an exception in the user's own workload.
+    """
+    asked = draft.resolve()
+    machine = with_free_memory(detect(asked.run.device))
+    device = torch.device(machine.device)
+    ranks = asked.parallel.ranks
+    # As each of several ranks will have.
+    threads = max(usable_threads(machine.host) // ranks, 1) if ranks > 1 else None
+    config, choice = decide(draft, machine, progress, threads)
+    seed(config.run.seed)
+    with draft.locating():
+        workload = prepare(config, progress)
+    try:
+        found = outlook(config, workload, device, *room(machine, config.parallel.ranks), progress=progress)
+    except NddError:
+        raise
+    except Exception as error:
+        raise _step_error(error, config, device) from error
+    return Prediction(found, machine, workload, choice)
+
+
+def room(machine: Machine, ranks: int) -> tuple[int | None, int]:
+    """(free bytes of the device, or of the fullest GPU that a rank gets; the GPUs that ranks could use)."""
+    gpus = equal_gpus(machine)
+    if machine.chosen is None or ranks == 1:
+        return machine.free_bytes, max(len(gpus), 1)
+    free = [gpu.free_bytes for gpu in gpus[:ranks]]
+    known = [bytes_ for bytes_ in free if bytes_ is not None]
+    return (min(known) if known and len(known) == len(free) else machine.free_bytes), max(len(gpus), 1)
+
+
+def _step_error(error: Exception, config: Config, device: torch.device) -> Exception:
+    if is_out_of_memory(error):
+        shard = ""
+        if config.parallel.ranks > 1 and config.parallel.strategy == "ddp":
+            shard = ', or shard the model: parallel.strategy = "fsdp2"'
+        return MachineError(f"out of memory in a training step on {device}; {smaller_batch(config)}{shard}")
+    return TrainingError(f"{place(error) or config.workload.name}: a step failed: {said(error)}")

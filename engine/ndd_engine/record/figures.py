@@ -9,7 +9,6 @@ from statistics import fmean
 
 from ndd_engine.text import duration, printable
 
-from .across import EXCHANGE, SHARED, SKEW, Ranks
 from .event import Count, Json
 from .events import (
     PHASES,
@@ -22,7 +21,7 @@ from .events import (
     WindowEvent,
     WorkEvent,
 )
-from .ranks import ASIDES
+from .ranks import ASIDES, EXCHANGE, SHARED, SKEW, Ranks
 from .snapshot import CoreUse, Headroom, Idle, PhaseShare, Snapshot, Throughput, TimeLeft
 
 # Causes of idle time, in display order.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .across import Ranks
 from .event import Count, Figure, OwnValues, Status, Time
 from .events import (
     BaselineEvent,
@@ -23,6 +22,7 @@ from .events import (
     TrialEvent,
     WorkEvent,
 )
+from .ranks import Ranks
 
 # "lost": the process is gone without an end event (kill -9, power failure).
 STATUSES = (

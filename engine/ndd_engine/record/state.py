@@ -11,7 +11,6 @@ from operator import gt, lt
 
 from pydantic_core import from_json
 
-from .across import across, brief
 from .event import VERSION, Count, Event, Figure, Flag, line_of, writable
 from .events import (
     BaselineEvent,
@@ -46,6 +45,7 @@ from .figures import (
     throughput,
     time_left,
 )
+from .ranks import across, brief
 from .snapshot import Curve, Evaluation, Facts, Snapshot, TimedMark, TimeLeft, Totals
 
 # Windows that the current rates and shares are computed from.

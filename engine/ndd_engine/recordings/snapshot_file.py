@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.memory_owners import Frames
+from ndd_engine.measure.memory_held import Frames
 from ndd_engine.text import printable
 
-from .files import contents, no_collection
+from .trace_file import contents, no_collection
 
 # Memory that the subprocess may use: this much, and a multiple of the size of the pickle (a real one takes about ten).
 _TRIAL_BYTES, _TRIAL_TIMES = 1 << 30, 40

@@ -1,25 +1,70 @@
-"""Reads a trace that torch.profiler wrote: JSON, plain or gzipped, of 2021 and later, CUDA and ROCm.
-
-The format is Chrome's trace event format with the categories of Kineto. Older versions name them differently; all are
-mapped to today's.
-"""
+"""Reads a trace that torch.profiler wrote: JSON, plain or gzipped, of 2021 and later, CUDA and ROCm."""
 
 from __future__ import annotations
 
+import gc
+import gzip
 import json
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.timeline import TraceEvent
-from ndd_engine.text import printable
+from ndd_engine.text import printable, size
 from ndd_watch.phases import NOTED
 
-from .files import contents, no_collection
+# Maximum size of the decompressed file. Reading takes about ten times as much memory.
+MAX_BYTES = 1 << 30
+# A file is read in pieces of this size.
+_PIECE = 1 << 22
+
+
+def contents(path: Path, shown: str, advice: str) -> bytes:
+    """The bytes of a file, decompressed. shown: its name in messages; advice: how to make it smaller.
+
+    Raises UsageError.
+    """
+    try:
+        if not path.is_file():
+            problem = (
+                "is a folder" if path.is_dir() else "does not exist" if not path.exists() else "is no file"
+            )
+            raise UsageError(f"{shown} {problem}")
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            source: Any = gzip.GzipFile(fileobj=file) if packed else file
+            pieces, length = [], 0
+            while piece := source.read(_PIECE):
+                pieces.append(piece)
+                length += len(piece)
+                if length > MAX_BYTES:
+                    raise UsageError(f"{shown} is longer than {size(MAX_BYTES)}; {advice}")
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"{shown} cannot be read: {printable(reason)}") from None
+    if not length:
+        raise UsageError(f"{shown} is empty")
+    return b"".join(pieces)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without Python's garbage collector, which would walk millions of new objects again and again."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
 
 _WORK = frozenset({"kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"})
 _ON_GPU = _WORK | {"gpu_user_annotation", "cuda_sync", "cuda_profiler_range"}

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from ndd_engine.diagnose.watch import FindingWatch
+from ndd_engine.diagnose.rules import FindingWatch
 from ndd_engine.errors import (
     EXIT_DONE,
     EXIT_FAILED,

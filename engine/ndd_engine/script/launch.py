@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from ndd_engine import inherited
+from ndd_engine import processes
 
 from .command import Command
 
@@ -35,7 +35,7 @@ LAST_WORDS_S = 1.0
 
 def becoming(words: Sequence[str], parent: int, terminal: str = "streams") -> list[str]:
     """A command that becomes another one as a shell would start it. parent, terminal: see `shim`."""
-    ignored, closed = (",".join(map(str, numbers)) for numbers in (inherited.ignored(), inherited.closed()))
+    ignored, closed = (",".join(map(str, numbers)) for numbers in (processes.ignored(), processes.closed()))
     return [sys.executable, "-I", "-S", _SHIM, str(parent), terminal, ignored, closed, *words]
 
 

@@ -13,7 +13,7 @@ from ndd_engine.measure.stragglers import Comparison
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, RankEvent, checker
 from ndd_engine.text import counted, number, printable
 
-from .gone import Gone
+from .progress import Gone
 from .records import Line
 
 # Windows of a rank that wait for those of the others; after so many, it is compared without the ranks that are silent.

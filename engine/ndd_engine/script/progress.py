@@ -1,14 +1,11 @@
-"""Looks from outside at what observed processes do: where they are, and whether they make progress.
-
-The process writes into its memory how far it is. A hang shows by what stands still there, whatever its cause: a call of
-native code that keeps Python's interpreter lock, a signal that stopped the process, a network file system. py-spy reads
-its stack without stopping it.
-"""
+"""Looks from outside at what observed processes do: where they are, whether they make progress, when they are gone."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
 import threading
 import time
 from collections import Counter
@@ -25,6 +22,46 @@ from ndd_engine.record.figures import stalled_text
 from ndd_engine.text import printable
 
 from .records import VERSION, Line, Process
+
+_WAIT_S = 1.0
+
+
+class Gone:
+    """times: process id -> Unix time at which it was gone. Linux only; elsewhere it stays empty. Never raises."""
+
+    def __init__(self) -> None:
+        self.times: dict[int, float] = {}
+        self._watched: dict[int, int] = {}
+        self._epoll: select.epoll | None = None
+        self._closed = False
+
+    def watch(self, pid: int) -> None:
+        """Notice the end of this process."""
+        with contextlib.suppress(OSError, AttributeError, RuntimeError):
+            handle = os.pidfd_open(pid)
+            if self._epoll is None:
+                self._epoll = select.epoll()
+                threading.Thread(target=self._wait, name="ndd-gone", daemon=True).start()
+            self._watched[handle] = pid
+            self._epoll.register(handle, select.EPOLLIN)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+
+    def _wait(self) -> None:
+        epoll = self._epoll
+        assert epoll is not None
+        while not self._closed:
+            with contextlib.suppress(OSError):
+                for handle, _ in epoll.poll(_WAIT_S):
+                    self.times[self._watched.pop(handle)] = time.time()
+                    epoll.unregister(handle)
+                    os.close(handle)
+        epoll.close()
+        for handle in self._watched:
+            os.close(handle)
+
 
 # Without progress for so long, a process is reported; again whenever the time has doubled.
 STALLED_S = float(os.environ.get("NDD_WATCH_STALLED_S", "10"))

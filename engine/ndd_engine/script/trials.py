@@ -1,8 +1,8 @@
 """A trial of a script that was not written for this program: its change is made without an edit, in scratch copies.
 
-Settings that can be switched while the script trains are measured in one process, the others in pairs of processes, as
-in `trial.trial`. Each rank of a script that has several is led by its own gate; they train the same steps. The original
-run, its folder and its working directory are not touched.
+Settings that can be switched while the script trains are measured in one process, the others, and other arguments or
+variables, in pairs of processes. Each rank of a script that has several is led by its own gate; they train the same
+steps. The original run, its folder and its working directory are not touched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ndd_engine.child import ChildError, Json, Tick, Wire, answers, cause_of_exit, tail_of
-from ndd_engine.config.messages import explain, shown
-from ndd_engine.config.parsing import COMMAND_LINE, put
+from ndd_engine.config.parsing import COMMAND_LINE, explain, put, shown
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError, Problem, UsageError
 from ndd_engine.hardware.detect import detect
@@ -44,12 +43,93 @@ from ndd_engine.trial.trial import Trial
 from ndd_watch import SITE
 from ndd_watch.changes import AT_START, OF_SCRIPTS
 
-from .command import Command, command_of, environment
-from .contained import OFFLINE, check_contained, copy
+from .command import OFFLINE, Command, check_contained, command_of, copy, environment
 from .edits import Edit, edit_of
 from .follower import Follower
 from .launch import becoming
-from .starting import Start, is_start, started
+
+ARGUMENT, VARIABLE = "arg.", "env."
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+# NAME=VALUE as a word of its own, as in `python train.py lr=0.1`.
+_PLAIN = re.compile(r"[A-Za-z_][\w.-]*=")
+# The value of an argument that the command does not have.
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Start:
+    """A changed start. changed: key -> (old, new) value."""
+
+    command: Command
+    environment: Mapping[str, str]
+    changed: Mapping[str, tuple[str, str]]
+
+    @property
+    def advice(self) -> list[str]:
+        """How a user makes the change."""
+        found = []
+        if any(key.startswith(VARIABLE) for key in self.changed):
+            found.append(
+                "set in the environment: " + " ".join(f"{k}={v}" for k, v in self.environment.items())
+            )
+        if any(key.startswith(ARGUMENT) for key in self.changed):
+            found.append(f"start it as: {self.command.text}")
+        return [printable(text) for text in found]
+
+
+def is_start(item: str) -> bool:
+    """Whether "key=value" changes the start."""
+    return item.lstrip().startswith((ARGUMENT, VARIABLE))
+
+
+def started(command: Command, sets: Sequence[str], environment: Mapping[str, str]) -> Start:
+    """The start with the changes among `sets`. environment: of this process. Raises UsageError for a wrong name."""
+    more: dict[str, str] = {}
+    changed: dict[str, tuple[str, str]] = {}
+    for item in sets:
+        if not is_start(item):
+            continue
+        key, found, value = (part.strip() for part in item.partition("="))
+        kind, name = key[: len(ARGUMENT)], key[len(ARGUMENT) :]
+        if not found or not _NAME.fullmatch(name):
+            option = "--arg" if kind == ARGUMENT else "--env"
+            raise UsageError(f"{option} {printable(item[len(ARGUMENT) :])}: expected NAME=VALUE")
+        if kind == ARGUMENT:
+            command, old = with_argument(command, name, value)
+        else:
+            old, more[name] = environment.get(name, "not set"), value
+        if old == value:
+            raise UsageError(f"{printable(name)} is {printable(value)} already; there is nothing to compare")
+        changed[key] = old, value
+    return Start(command, more, changed)
+
+
+def with_argument(command: Command, name: str, value: str) -> tuple[Command, str]:
+    """(the command with an argument, its old value): --NAME VALUE, --NAME=VALUE, -NAME VALUE or NAME=VALUE.
+
+    An argument that the command does not have is added at its end, in the way in which its others are written.
+    """
+    words = list(command.words)
+    for place, word in enumerate(words):
+        option, found, old = word.partition("=")
+        if _same(option, name) and (found or option.startswith("-")):
+            if found:
+                words[place] = f"{option}={value}"
+            elif place + 1 < len(words):
+                old, words[place + 1] = words[place + 1], value
+            else:
+                continue
+            return replace(command, words=tuple(words)), old
+    script = max((place for place, word in enumerate(words) if word.endswith(".py")), default=0)
+    rest = words[script + 1 :]
+    plain = any(map(_PLAIN.match, rest)) and not any(word.startswith("-") for word in rest)
+    added = (f"{name}={value}",) if plain else (f"--{name}", value)
+    return replace(command, words=(*words, *added)), DEFAULT
+
+
+def _same(option: str, name: str) -> bool:
+    return option.lstrip("-").replace("_", "-") == name.replace("_", "-")
+
 
 # Without workers, they have no meaning.
 _NEED_WORKERS = frozenset({"loader.prefetch", "loader.persistent"})

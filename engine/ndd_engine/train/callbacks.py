@@ -12,8 +12,8 @@ import torch
 
 from ndd_engine.config.schema import EvaluateSection
 from ndd_engine.errors import TrainingError, said
-from ndd_engine.limits import limit_of
 from ndd_engine.measure.losses import LossReader
+from ndd_engine.processes import limit_of
 from ndd_engine.record.events import Event, TextsEvent
 from ndd_engine.text import printable
 from ndd_engine.workloads.own_module import kind, place

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ndd_engine.errors import CheckpointError, UsageError, said, shortened
 from ndd_engine.files import PATIENCE_S, open_regular, replacing, sync_folder
-from ndd_engine.limits import limit_of
+from ndd_engine.processes import limit_of
 from ndd_engine.text import printable, size
 
 from .checkpoint_state import Like, Place, aliases, is_sharded, mapped, split

@@ -16,13 +16,13 @@ from torch import Tensor
 from ndd_engine.config.schema import EvaluateSection
 from ndd_engine.errors import TrainingError, shortened
 from ndd_engine.record.events import MarkEvent
-from ndd_engine.train.data.loader import EvalBatches, to_device
-from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, MeanLoss, Weight, Workload
 from ndd_engine.workloads.own_module import kind
 from ndd_engine.workloads.training import Carry
 
+from .data.loader import EvalBatches, to_device
 from .random_state import kept_random
+from .step.stepper import Stepper
 
 
 @dataclass(frozen=True)

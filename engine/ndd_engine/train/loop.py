@@ -14,7 +14,7 @@ import torch
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure import clock as phase
-from ndd_engine.measure import memory_history
+from ndd_engine.measure import memory_held
 from ndd_engine.measure.capture import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.functions import FunctionProfiles
@@ -23,21 +23,20 @@ from ndd_engine.measure.reporting import Reporter, StepWork
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.run.control import pause_mark, resume_mark
 from ndd_engine.text import size
-from ndd_engine.train.data.loader import Batches, EvalBatches
-from ndd_engine.train.data.place import OwnOrder, at_pass_end, end_pass
-from ndd_engine.train.step.precision import Precision
-from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch
 
 from .callbacks import Callbacks, failure
 from .checkpoint import CheckpointStore, Saved, last_good, unwritten
 from .checkpoint_state import changed, finite_buffers, layout, not_finite, unloadable
-from .due import Due
+from .data.loader import Batches, EvalBatches
+from .data.placing import OwnOrder, at_pass_end, end_pass
 from .evaluate import Result, better_of, evaluate
 from .failures import unstable
 from .random_state import random_state
 from .request import OpenRun
-from .settings import VerifiedSettings
+from .settings import Due, VerifiedSettings
+from .step.optimizers import Precision
+from .step.stepper import Stepper
 
 if TYPE_CHECKING:
     from .parallel.world import World
@@ -477,4 +476,4 @@ class Loop:
 
     def _window(self) -> None:
         self.reporter.window(self.step)
-        memory_history.settle(self.step)
+        memory_held.settle(self.step)

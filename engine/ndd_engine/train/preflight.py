@@ -9,8 +9,7 @@ from dataclasses import replace
 from ndd_engine.config import Config, Draft
 from ndd_engine.errors import ConfigError, MachineError, Problem, UsageError
 from ndd_engine.files import expanded, write_problem
-from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.nvml import Nvml
+from ndd_engine.hardware.detect import Nvml, detect
 from ndd_engine.record.events import Json, RunEvent
 from ndd_engine.record.state import RunState
 from ndd_engine.workloads.facts import problems

@@ -20,25 +20,19 @@ from ndd_engine.config import Config, anywhere, to_toml
 from ndd_engine.errors import NddError, OutOfMemoryError, UsageError, message_of, said, shortened
 from ndd_engine.files import PATIENCE_S, replacing, unwritable
 from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.gpu import Machine
+from ndd_engine.hardware.gpus import Machine
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.hardware.sampler import Sampler
-from ndd_engine.measure import memory_history
+from ndd_engine.measure import memory_held
 from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.flops import work_event
-from ndd_engine.measure.memory import is_out_of_memory
+from ndd_engine.measure.memory_held import is_out_of_memory
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent
 from ndd_engine.text import counted, printable
-from ndd_engine.train.data.indices import mixed
-from ndd_engine.train.data.loader import Batches, EvalBatches
-from ndd_engine.train.data.place import cannot_load, no_step
-from ndd_engine.train.data.probe import probe_loader
-from ndd_engine.train.data.share import ALONE, Share
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.parallel.world import World, check_data, check_model, device_of, from_first
 from ndd_engine.train.probes.autosize import SizeChoice, decide
 from ndd_engine.train.probes.rehearsal import Baseline, Rehearsal, rehearse
-from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.version import __version__
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.own_module import place
@@ -47,11 +41,15 @@ from ndd_watch.changes import GLOBALS
 
 from .checkpoint import Saved, newest_good
 from .checkpoint_state import unloadable
-from .due import UNKNOWN_STEPS
+from .data.loader import Batches, EvalBatches
+from .data.order import ALONE, Share, mixed
+from .data.placing import cannot_load, no_step, probe_loader
 from .failures import out_of_memory
 from .loop import Loop
 from .random_state import kept_random, restore_random_state
 from .request import OpenRun
+from .settings import UNKNOWN_STEPS
+from .step.stepper import Stepper
 
 
 @dataclass
@@ -105,7 +103,7 @@ def prepare_run(run: OpenRun) -> Prepared:
         own = run.directory.path
         if world is not None and not world.place.first:
             own = run.directory.ranks / str(world.rank)
-        memory_history.start(device, config.log.memory_history, own)
+        memory_held.start(device, config.log.memory_history, own)
     stepper = Stepper(workload, config, device, total, strategy)
     clock = PhaseClock()
     if device.type == "cuda":

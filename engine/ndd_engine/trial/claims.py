@@ -14,18 +14,16 @@ from pydantic import TypeAdapter
 import ndd_profiles
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.gpu import Machine
+from ndd_engine.hardware.gpus import Machine
 from ndd_engine.record.events import TrialEvent, WindowEvent
 from ndd_engine.record.ranks import ASIDES
 from ndd_engine.text import duration, number, printable
 from ndd_watch.changes import Place
 
-from .compare import Interval, Recorded, Stretch, host_ns_of, rate, ratio, spread
+from .compare import Interval, Recorded, Stretch, host_ns_of, observe, rate, ratio, spread
 from .estimates import CONFIDENCE, Estimate, Usual, estimate, joined
-from .history import History
-from .outcome import breaks_even, startup_s, with_interval
+from .outcome import History, breaks_even, startup_s, with_interval
 from .request import Base, Measure, Progress, TrialRequest
-from .short_run import observe
 from .trial import run_trial
 from .tuning import place_of
 

@@ -18,7 +18,7 @@ from ndd_engine.config import read
 from ndd_engine.errors import UsageError
 from ndd_engine.files import open_regular
 from ndd_engine.hardware.detect import detect, equal_gpus
-from ndd_engine.hardware.gpu import Gpu
+from ndd_engine.hardware.gpus import Gpu
 from ndd_engine.record.channel import send
 from ndd_engine.record.file import RunReader
 from ndd_engine.record.rundir import RunDir, all_runs, flocked

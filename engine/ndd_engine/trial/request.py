@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ndd_engine.record.across import EXCHANGE, SKEW
 from ndd_engine.record.events import Event, Json, RanksEvent, TrialEvent, WindowEvent
-from ndd_engine.record.ranks import ASIDES
+from ndd_engine.record.ranks import ASIDES, EXCHANGE, SKEW
 from ndd_engine.record.rundir import RunDir
 
 # Names the folder of the trial's compiler caches, in the environment of its sides.

@@ -20,10 +20,10 @@ from typing import Any
 from ndd_engine.config import Config, read
 from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.hardware.detect import detect, equal_gpus
-from ndd_engine.hardware.gpu import Machine
+from ndd_engine.hardware.gpus import Machine
 from ndd_engine.hardware.host import usable_threads
-from ndd_engine.record.across import EXCHANGE, SKEW
 from ndd_engine.record.events import TrialEvent
+from ndd_engine.record.ranks import EXCHANGE, SKEW
 from ndd_engine.text import counted, percent, span
 from ndd_engine.train.preflight import preflight
 

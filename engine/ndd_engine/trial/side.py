@@ -46,7 +46,7 @@ from ndd_engine.train.random_state import kept_random, random_state, restore_ran
 from ndd_engine.train.rank_run import open_rank
 from ndd_engine.train.request import Ranks, RunRequest
 from ndd_engine.train.settings import VerifiedSettings
-from ndd_engine.train.step.precision import Precision, make_precision
+from ndd_engine.train.step.optimizers import Precision, make_precision
 from ndd_engine.train.training_run import Training
 from ndd_watch.changes import LOADER, MODEL, switched_by
 from ndd_watch.gate import Trainer, gate, signal_to, still

@@ -32,8 +32,7 @@ from .blocks import (
     plan_switches,
 )
 from .estimates import ENOUGH, FLOOR, OneProcess, Replicates, Usual, abba_log_ratio
-from .history import History
-from .outcome import differences, result
+from .outcome import History, differences, result
 from .pausing import alone
 from .request import MEASURING, Progress, TrialRequest
 from .sides import ESTIMATE_S, SIDES, Budget, OwnSides, SideFailedError, Sides, Tell

@@ -20,7 +20,7 @@ from ndd_engine.config.workload_sections import OWN, kind
 from ndd_engine.errors import ConfigError, NddError, UsageError
 from ndd_engine.graphs import why_no_graph
 from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.gpu import Machine
+from ndd_engine.hardware.gpus import Machine
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import number, printable
 from ndd_engine.train.preflight import preflight

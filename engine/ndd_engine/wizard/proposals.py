@@ -9,9 +9,7 @@ from typing import Any
 from ndd_engine.config import Config
 from ndd_engine.text import number, plural
 
-from .answers import Answers
-from .ranks import SINGLE, Layout
-from .space import Batch, Model
+from .space import SINGLE, Answers, Batch, Layout, Model
 
 Json = dict[str, Any]
 NOT_MEASURED = "not measured"

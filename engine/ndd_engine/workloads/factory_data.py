@@ -27,7 +27,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.errors import said, shortened
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
-from ndd_watch.caching import same_item
+from ndd_watch.switches import same_item
 
 from .base import Batch, Collate, GatherItems, Workload, batch_size, items_at
 from .order import Order, Stream, has_state, position

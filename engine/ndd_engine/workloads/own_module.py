@@ -19,7 +19,7 @@ from typing import Any
 
 from ndd_engine.config.workload_sections import OwnSection
 from ndd_engine.errors import ConfigError, NddError, Problem, said, shortened, text_of
-from ndd_engine.limits import limit_of
+from ndd_engine.processes import limit_of
 from ndd_engine.text import printable
 
 from .problems import Problems

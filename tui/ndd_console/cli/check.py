@@ -71,7 +71,7 @@ def of_factory(draft: Draft, error: ConfigError) -> list[Problem]:
 def examine(draft: Draft) -> dict[str, Any]:
     """The report on a valid configuration: data, device, size, memory, time, advice."""
     say("importing torch …")
-    from ndd_engine.predict.configured import predict
+    from ndd_engine.predict.outlook import predict
     from ndd_engine.workloads.order import item_count
 
     prediction, machine, workload, choice = predict(draft, lambda text: say(f"{text} …"))

@@ -11,9 +11,9 @@ from types import FrameType
 
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from ndd_engine.files import write_problem, write_text
+from ndd_engine.processes import SignalEvent
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.signals import SignalEvent
 from ndd_engine.text import printable
 
 from .printing import say

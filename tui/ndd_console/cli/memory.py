@@ -8,7 +8,7 @@ import click
 
 from ndd_console.words.memory import memory_blocks
 from ndd_engine.errors import EXIT_DONE, EXIT_USAGE
-from ndd_engine.recordings import snapshot
+from ndd_engine.recordings import snapshots
 
 from .options import Finite, command, json_option
 from .printing import say, show
@@ -42,6 +42,6 @@ def memory(snapshot_file: Path, settings: tuple[str, ...], limit: float | None, 
     if snapshot_file.is_file() and snapshot_file.stat().st_size > LONG_BYTES:
         say(f"reading {snapshot_file}")
     limit_bytes = None if limit is None else int(limit * (1 << 20))
-    use = snapshot.examine(snapshot_file, settings or snapshot.SETTINGS, limit_bytes)
-    show(snapshot.to_json(use) if as_json else memory_blocks(use))
+    use = snapshots.examine(snapshot_file, settings or snapshots.SETTINGS, limit_bytes)
+    show(snapshots.to_json(use) if as_json else memory_blocks(use))
     return EXIT_USAGE if any(device.broken for device in use.devices) else EXIT_DONE

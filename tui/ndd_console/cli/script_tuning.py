@@ -17,8 +17,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.run.run import Run
-from ndd_engine.script.command import Command
-from ndd_engine.script.contained import OFFLINE, check_contained, copy
+from ndd_engine.script.command import OFFLINE, Command, check_contained, copy
 from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.script.script_tuning import tune_script
 from ndd_engine.script.trials import run_script_trial

@@ -17,8 +17,8 @@ from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
 from ndd_engine.record.events import FindingEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.recordings import trace as traces
-from ndd_engine.recordings.trace import TraceUse
+from ndd_engine.recordings import traces
+from ndd_engine.recordings.traces import TraceUse
 from ndd_engine.text import printable
 
 from .measuring import check_writable

@@ -14,13 +14,13 @@ from typing import Any
 import click
 
 from ndd_console.words.trial import measurement, trial_blocks
-from ndd_engine.api.sources import baseline_of
+from ndd_engine.api.observing import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
 from ndd_engine.script.command import Command
-from ndd_engine.script.starting import ARGUMENT, VARIABLE, is_start
+from ndd_engine.script.trials import ARGUMENT, VARIABLE, is_start
 from ndd_engine.text import percent, printable
 from ndd_engine.trial.request import Progress, TrialRequest
 

@@ -16,16 +16,16 @@ from ndd_console.words.wizard import proposal_blocks
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.text import printable
-from ndd_engine.wizard.answers import BUDGET_S, GOALS, Answers, longest_sequence
+from ndd_engine.wizard.space import BUDGET_S, GOALS, Answers, longest_sequence
 
 from . import options
 from .measuring import check_writable, stoppable
 from .printing import ProgressLines, say, show, terminal_width
 
 if TYPE_CHECKING:
-    from ndd_engine.wizard.choice import Choice
     from ndd_engine.wizard.proposals import Proposal
     from ndd_engine.wizard.session import ProposalSet
+    from ndd_engine.wizard.verify import Choice
 
 
 @options.command(
@@ -108,10 +108,9 @@ def wizard(asked: options.Asked) -> int:
 
 def _headless(answers: Answers, asked: options.Asked) -> int:
     from ndd_console.jobs.wizard import live_run_notes
-    from ndd_engine.wizard.choice import choose, comparison
     from ndd_engine.wizard.planner import WizardStoppedError
     from ndd_engine.wizard.session import propose, to_verify, written, written_into
-    from ndd_engine.wizard.verify import verify
+    from ndd_engine.wizard.verify import choose, comparison, verify
 
     output, as_json, progress = asked.output, asked.as_json, WizardProgress(say, interval_s=5.0)
     for note in live_run_notes(asked.root):

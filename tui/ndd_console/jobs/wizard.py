@@ -27,7 +27,8 @@ from ndd_engine.files import replaces, write_text
 from ndd_engine.hardware.detect import detect
 from ndd_engine.record.rundir import all_runs
 from ndd_engine.text import counted, number, size
-from ndd_engine.wizard.answers import (
+from ndd_engine.wizard.proposals import Proposal
+from ndd_engine.wizard.space import (
     GOALS,
     RESERVED_SHARE,
     Answers,
@@ -36,7 +37,6 @@ from ndd_engine.wizard.answers import (
     longest_sequence,
     usable_bytes,
 )
-from ndd_engine.wizard.proposals import Proposal
 
 from .folder import folder_rows
 from .run_sources import built_in_rows
@@ -44,9 +44,9 @@ from .saving import new_path, save_new
 
 if TYPE_CHECKING:
     from ndd_engine.config import Config
-    from ndd_engine.hardware.gpu import Machine
-    from ndd_engine.wizard.choice import Choice
+    from ndd_engine.hardware.gpus import Machine
     from ndd_engine.wizard.session import ProposalSet
+    from ndd_engine.wizard.verify import Choice
 
 T = TypeVar("T")
 
@@ -208,7 +208,7 @@ class WizardJob(ThreadJob):
         goal = _next(_GOALS, self.answers.goal, by)
         items = self.answers.items if goal == "time" else self._items
         if goal == "time" and items is None and self._config is not None:
-            from ndd_engine.wizard.rows import run_items
+            from ndd_engine.wizard.planner import run_items
 
             items = run_items(self._config, self._config.batch.items * 1000)
         return replace(self.answers, goal=goal, items=items)
@@ -314,7 +314,7 @@ class WizardJob(ThreadJob):
         return tuple(to_verify(self._proposed, self.answers))
 
     def preview(self, chosen: Proposal) -> Preview:
-        from ndd_engine.wizard.writing import difference
+        from ndd_engine.wizard.session import difference
 
         self._seen = self._contents()
         text, path = self._text(chosen), self._path
@@ -343,8 +343,8 @@ class WizardJob(ThreadJob):
         return str(path)
 
     def _text(self, chosen: Proposal) -> str:
-        from ndd_engine.wizard.choice import comparison
         from ndd_engine.wizard.session import written, written_into
+        from ndd_engine.wizard.verify import comparison
 
         assert self._proposed is not None
         path, situation = self._path, self._proposed.situation
@@ -368,8 +368,7 @@ class WizardJob(ThreadJob):
             raise UsageError(f"nothing could be predicted: {reasons or 'no combination is possible'}")
 
     def _measure(self, chosen: Sequence[Proposal]) -> None:
-        from ndd_engine.wizard.choice import choose, listed
-        from ndd_engine.wizard.verify import verify
+        from ndd_engine.wizard.verify import choose, listed, verify
 
         assert self._proposed is not None
         measured = verify(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from ndd_engine.errors import error_text
-from ndd_engine.signals import SignalEvent
+from ndd_engine.processes import SignalEvent
 
 
 class ThreadJob:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.ranks import late_words
-from ndd_engine.record.across import Ranks
+from ndd_engine.record.ranks import Ranks
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import size
 

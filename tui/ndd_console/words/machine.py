@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from ndd_engine.hardware.gpu import Gpu, Machine
+from ndd_engine.hardware.gpus import Gpu, Machine
 from ndd_engine.hardware.host import Host
 from ndd_engine.text import MISSING, number, size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ndd_engine.recordings.snapshot import ERROR, DeviceMemory, Moment, SnapshotUse
+from ndd_engine.recordings.snapshots import ERROR, DeviceMemory, Moment, SnapshotUse
 from ndd_engine.text import counted, size
 
 from .blocks import Block, Facts, Table, Text

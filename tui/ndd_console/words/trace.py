@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ndd_engine.record.figures import IDLE_CAUSES
-from ndd_engine.recordings.trace import DeviceUse, TraceUse, findings
+from ndd_engine.recordings.traces import DeviceUse, TraceUse, findings
 from ndd_engine.text import counted
 
 from .blocks import Block, Facts, Table, Text, clip

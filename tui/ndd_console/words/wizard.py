@@ -13,8 +13,8 @@ from .blocks import Block, Table, Text
 
 if TYPE_CHECKING:
     from ndd_engine.predict.probe_process import Opened
-    from ndd_engine.wizard.choice import Choice
     from ndd_engine.wizard.session import ProposalSet
+    from ndd_engine.wizard.verify import Choice
 
 _LARGE = float("inf")
 _SHOWN = ("size", "sequence", "dtype", "ranks", "micro", "accum", "memory", "step", "items/s", "total time")

@@ -22,8 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
 from ndd_engine.batches import expanded
-from ndd_engine.config.parallel_section import ParallelSection
-from ndd_engine.config.schema import Config
+from ndd_engine.config.schema import Config, ParallelSection
 from ndd_engine.errors import UsageError, shortened
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.text import counted

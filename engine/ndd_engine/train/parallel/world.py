@@ -39,11 +39,11 @@ from ndd_engine.errors import (
     message_of,
     said,
 )
-from ndd_engine.limits import limit_of
+from ndd_engine.processes import limit_of
 from ndd_engine.run.control import StopNow
 from ndd_engine.text import counted, printable
-from ndd_engine.train.data.checksum import checksum
 from ndd_engine.train.data.loader import Batches
+from ndd_engine.train.data.order import checksum
 
 from .marks import GATHER
 from .rank_ends import first_over

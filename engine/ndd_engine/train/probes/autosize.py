@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ndd_engine.config import Config, Draft
-from ndd_engine.hardware.gpu import Machine
+from ndd_engine.hardware.gpus import Machine
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.text import counted, number

@@ -1,10 +1,13 @@
-"""All optimizers of a run as one: the configured one, or those that a factory returned, with their schedules."""
+"""All optimizers of a run as one, with their schedules, gradient clipping and mixed precision."""
 
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,12 +15,158 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ndd_engine.batches import tensors
-from ndd_engine.config.schema import Config
+from ndd_engine.config.schema import Config, OptimizerSection, ScheduleSection
 from ndd_engine.errors import TrainingError, UsageError
 from ndd_engine.workloads.own_module import kind
 from ndd_engine.workloads.training import EPOCH, EVALUATION, STEP, TrainingParts
 
-from .optim import learning_rate, make_optimizer, one_thread_suffices
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale the gradients in place to a norm of at most `max_norm`; returns the norm before, a scalar on the device.
+
+    Sharded gradients (DTensor) are measured by all ranks together, with one exchange; all ranks must call it.
+    """
+    parameters = list(parameters)
+    gradients = [item.grad for item in parameters if item.grad is not None]
+    if not any(hasattr(item, "full_tensor") for item in gradients):
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    norm = torch.nn.utils.get_total_norm(gradients)
+    # Read now, not where it is recorded: not every rank records.
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+@dataclass
+class Precision:
+    """Precision of the forward pass. autocast: None for fp32. scaler: None without loss scaling."""
+
+    name: str
+    autocast: torch.autocast | None
+    scaler: torch.amp.GradScaler | None
+
+
+def set_tf32(on: bool) -> None:
+    """Turn TF32 on or off in cuBLAS and cuDNN, through the older of torch's two APIs.
+
+    It sets the newer switches (`fp32_precision`, torch 2.9) as well. The other way round, torch raises an error where
+    anything reads the older ones: `torch.backends.cudnn.flags`, torch.compile (pytorch issue 166387), the workload.
+    """
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
+
+
+def make_precision(config: Config, device: torch.device) -> Precision:
+    """Mixed precision for the device; also sets torch's TF32 switches on a GPU."""
+    amp, tf32 = config.precision.amp, config.precision.tf32
+    gpu = device.type == "cuda"
+    recent = gpu and torch.cuda.get_device_capability(device) >= (8, 0)
+    if amp == "auto":
+        # bf16 is emulated below compute capability 8.0; fp16 with loss scaling is faster there.
+        amp = "bf16" if recent else "fp16" if gpu else "off"
+    if gpu:
+        set_tf32(tf32)
+    if amp == "off":
+        return Precision("tf32" if tf32 and recent else "fp32", None, None)
+    dtype = torch.bfloat16 if amp == "bf16" else torch.float16
+    scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
+    return Precision(amp, torch.autocast(device.type, dtype=dtype), scaler)
+
+
+# Parameters of fewer elements on average are updated by one thread; see one_thread_suffices.
+_FEW_ELEMENTS = 2**10
+_NORMS = (
+    nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase,
+)  # fmt: skip
+
+
+def make_optimizer(
+    config: OptimizerSection,
+    model: nn.Module,
+    device: torch.device,
+    capturable: bool = False,
+    compiles: bool = False,
+) -> torch.optim.Optimizer:
+    """The optimizer over all trainable parameters, in the configured implementation; see decay_groups.
+
+    capturable: the step will be captured in a CUDA graph, so the learning rate is a tensor on the device. compiles:
+    torch.compile is in use.
+    Raises RuntimeError from torch if the configured implementation is not available.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    kind = config.implementation
+    if kind == "auto":
+        plain = all(parameter.is_floating_point() for parameter in parameters)
+        # torch's fused SGD does not take sharded parameters.
+        sharded = config.name == "sgd" and any(hasattr(parameter, "full_tensor") for parameter in parameters)
+        kind = "fused" if device.type in ("cuda", "cpu") and plain and not sharded else "foreach"
+    groups = decay_groups(model) if config.decay == "weights" else parameters
+    common: dict[str, Any] = {
+        "lr": torch.tensor(config.lr, device=device) if capturable else config.lr,
+        "weight_decay": config.weight_decay,
+        "fused": kind == "fused",
+        "foreach": kind == "foreach",
+    }
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    make: Any = kinds[config.name] if compiles else _without_compiler(kinds[config.name])
+    if config.name == "sgd":
+        return make(groups, momentum=config.momentum, **common)  # type: ignore[no-any-return]
+    betas = (config.betas[0], config.betas[1])
+    return make(groups, betas=betas, eps=config.eps, capturable=capturable, **common)  # type: ignore[no-any-return]
+
+
+def one_thread_suffices(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step should use a single thread: a fused optimizer of small parameters on a CPU.
+
+    The fused step splits every parameter among all threads, whatever its size, and waits for all of them. For small
+    parameters this saves almost nothing, and costs milliseconds where other processes use the cores.
+    """
+    groups = [group for group in optimizer.param_groups if group.get("fused")]
+    parameters = [item for group in groups for item in group["params"]]
+    if not parameters or any(item.device.type != "cpu" for item in parameters):
+        return False
+    elements: int = sum(item.numel() for item in parameters)
+    return elements < _FEW_ELEMENTS * len(parameters)
+
+
+def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Parameter groups: the weights, and without decay what has less than two dimensions or belongs to a norm.
+
+    One group if the model has only one of the two kinds.
+    """
+    of_norms = {
+        id(item) for part in model.modules() if isinstance(part, _NORMS) for item in part.parameters()
+    }
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    weights = [item for item in parameters if item.ndim >= 2 and id(item) not in of_norms]
+    decayed = {id(item) for item in weights}
+    spared = [item for item in parameters if id(item) not in decayed]
+    groups: list[dict[str, Any]] = [{"params": weights}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+@functools.cache
+def _without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The optimizer with the same methods, but without the wrappers that import torch.compile (over a second).
+
+    The wrappers only tell the compiler what not to trace.
+    """
+    names = ("state_dict", "load_state_dict", "zero_grad", "add_param_group")
+    methods: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
+
+
+def learning_rate(step: int, total_steps: int, lr: float, schedule: ScheduleSection) -> float:
+    """Learning rate of optimizer step `step` (0-based); depends on nothing else, so a resume needs no state."""
+    if step < schedule.warmup_steps:
+        return lr * (step + 1) / schedule.warmup_steps
+    if schedule.kind == "constant":
+        return lr
+    span = max(total_steps - schedule.warmup_steps, 1)
+    share = min((step - schedule.warmup_steps) / span, 1.0)
+    return schedule.min_lr + (lr - schedule.min_lr) * 0.5 * (1 + math.cos(math.pi * share))
+
 
 # Options that schedulers change.
 _SCHEDULED = frozenset(

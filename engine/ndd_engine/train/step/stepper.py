@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel.distributed import _find_tensors
 
-from ndd_engine.batches import map_tensors
+from ndd_engine.batches import expanded, map_tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import UsageError
 from ndd_engine.measure import clock as phase
@@ -22,19 +24,97 @@ from ndd_engine.record.events import Event
 from ndd_engine.train.data.loader import to_device
 from ndd_engine.train.random_state import kept_random
 from ndd_engine.workloads.base import Batch, Workload, on_host
+from ndd_engine.workloads.result import Parted
 from ndd_engine.workloads.training import Carry, TrainingParts, detached
 from ndd_watch.graphs import KeptGraphs
 
-from .clipping import clip_gradients
 from .graph import StepGraph, why_not
-from .kept import kept_buffers
-from .optimizers import Optimizers
-from .parts import PartTimer
-from .precision import Precision, make_precision, set_tf32
+from .optimizers import Optimizers, Precision, clip_gradients, make_precision, set_tf32
 from .training import Training
 
 if TYPE_CHECKING:
     from ndd_engine.train.parallel.strategy import Strategy
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore buffers, also those that the model replaces by other tensors, and extra states on exit."""
+    before = [
+        (module, name, buffer, None if buffer is None or expanded(buffer) else buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    extra = [
+        (module, copy.deepcopy(module.get_extra_state()))
+        for module in model.modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in before:
+                if buffer is not None and value is not None:
+                    buffer.copy_(value)
+                module._buffers[name] = buffer
+        for module, state in extra:
+            module.set_extra_state(state)
+
+
+# Cost of the two hooks of one call on a slow core, and the share of a micro-batch that all hooks may take. In a loop of
+# nothing else a call takes 2 us more; in a step, which has filled the caches meanwhile, about ten times that.
+CALL_NS = 20_000
+ALLOWED_SHARE = 0.003
+
+
+class PartTimer:
+    """While `clock` is set, counts time inside a part's modules towards "forward/<part>"; inner parts count separately.
+
+    calls: module calls per part so far.
+    """
+
+    def __init__(self, parts: Mapping[str, Parted]) -> None:
+        self.clock: PhaseClock | None = None
+        self.calls: Counter[str] = Counter()
+        self._outer: list[int] = []
+        self._handles = {
+            name: [
+                handle
+                for module in ((part,) if isinstance(part, nn.Module) else part)
+                for handle in self._watch(name, module)
+            ]
+            for name, part in parts.items()
+        }
+
+    def _watch(self, name: str, module: nn.Module) -> tuple[Any, Any]:
+        def enter(_module: nn.Module, _inputs: Any) -> None:
+            self.calls[name] += 1
+            if (clock := self.clock) is not None:
+                self._outer.append(clock.enter_part(name))
+
+        def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
+            if (clock := self.clock) is not None and self._outer:
+                clock.enter(self._outer.pop())
+
+        # Runs even if the module raises: the clock must not stay inside the part.
+        return module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
+
+    def keep_cheap(self, calls: Counter[str], micro_ns: float) -> list[str]:
+        """Stop timing the most frequently called parts until the rest is cheap; returns the dropped parts.
+
+        calls: module calls per part in one micro-batch, which takes micro_ns. The time of a dropped part counts
+        towards the part around it, or towards forward.
+        """
+        dropped = []
+        allowed = micro_ns * ALLOWED_SHARE / CALL_NS
+        for name, _ in calls.most_common():
+            if sum(calls[kept] for kept in self._handles) <= allowed:
+                break
+            for handle in self._handles.pop(name, []):
+                handle.remove()
+            dropped.append(name)
+        return dropped
+
 
 ATTENTION = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -14,7 +14,7 @@ from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import no_phase
 from ndd_engine.workloads.own_module import kind
 
-from .clipping import clip_gradients
+from .optimizers import clip_gradients
 
 if TYPE_CHECKING:
     from .stepper import Stepper

@@ -1,0 +1,370 @@
+"""GPU: copies, launches, synchronisation, other processes, clocks, allocator, number formats, cuDNN.
+
+The rules apply to runs on a GPU only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ndd_engine.text import percent, span, times
+
+from .data_rules import data_bytes
+from .finding import Change, Finding
+from .view import CLOCK, CONFIG, DEVICE, FLOOR, MODEL, SLOWED, Cost, Draft, View, taken
+
+NVML = "NVML"
+CAPTURE = "profiler capture"
+# From this host-to-device time ratio on, the GPU may be waiting for launches.
+LAUNCHING = 0.9
+# A GPU that is always busy shows at least this utilization (percent) and this part of its power limit.
+BUSY_UTIL = 90
+BUSY_POWER = 0.7
+LAUNCH_GAPS = 0.1
+# Clocks below this part of their maximum count as lowered.
+LOWERED = 0.85
+WORDS = ("power cap", "hw slowdown", "thermal", "hw thermal", "power brake")
+# Those that are not usual: heat, and a brake of the hardware.
+FORCED = ("hw slowdown", "thermal", "hw thermal", "power brake")
+
+
+def transfer(view: View) -> Finding | None:
+    """Host-to-device copies that the GPU waits for."""
+    cost = view.device_cost("to_device")
+    if not cost.clear or view.get("loader.placement") == "device":
+        return None
+    draft = Draft("transfer", f"host-to-device copies take {percent(cost.share)} of each step", cost)
+    draft.add(taken(cost, "copies take"))
+    loader, free = view.snapshot.loader, view.snapshot.headroom.free_bytes
+    if loader is not None and loader.batch_bytes:
+        draft.saw(f"a micro-batch is {loader.batch_bytes / 1e6:.1f} MB", "record")
+    pinned, deferred = view.get("loader.pin_memory"), view.get("loader.non_blocking")
+    draft.saw(
+        f"loader.pin_memory is {str(pinned).lower()}, loader.non_blocking {str(deferred).lower()}", CONFIG
+    )
+    if sets := [
+        f"{key}=true" for key in ("loader.pin_memory", "loader.non_blocking") if view.get(key) is False
+    ]:
+        draft.change("use pinned memory and non-blocking copies", *sets)
+    needed = data_bytes(loader)
+    fits = needed is not None and free is not None and 0 < needed < 0.4 * free
+    if loader is not None and loader.in_memory and fits and not view.workers:
+        draft.change("keep all data in GPU memory", "loader.placement=device")
+    draft.change("transfer smaller data types and convert them on the GPU")
+    return draft.done()
+
+
+def launch_bound(view: View) -> Finding | None:
+    """Kernels so small that launching takes longer than running them."""
+    compiled = view.get("speed.compile")
+    if _replays(view):
+        return None
+    gaps = _capture(view, "launch gaps")
+    share = gaps if gaps is not None else _idle_in_model(view)
+    if share is None or share < LAUNCH_GAPS:
+        return None
+    title = f"launch-bound: the GPU waits for kernel launches {percent(share)} of the time"
+    draft = Draft("launch-bound", title, view.part(share), "certain" if gaps is not None else "possible")
+    if gaps is not None:
+        draft.saw(f"launch gaps take {percent(gaps)} of a profiler capture", CAPTURE)
+    else:
+        busy = percent(1 - share)
+        draft.saw(f"the host takes as long for the model as the GPU, and the GPU is only {busy} busy", NVML)
+    draft.saw(f"forward and backward take {span(view.model.ns)} per step on the host", CLOCK)
+    # max-autotune has CUDA graphs of its own.
+    needs = ("speed.compile=default",) if compiled == "max-autotune" else ()
+    text = "capture the step in a CUDA graph and replay it" + (", with compile mode default" if needs else "")
+    refused = [item.verified for item in view.snapshot.settings if item.name == "speed.cuda_graph"]
+    if view.is_script:
+        draft.change("capture the model in a CUDA graph: torch.cuda.make_graphed_callables")
+    elif refused:  # the run has asked what decides that, with the parts that a factory replaces
+        draft.saw(f"the step cannot be captured in a CUDA graph: {refused[-1]}", "settings")
+    else:
+        draft.change(text, "speed.cuda_graph=true", *needs)
+    if compiled == "off" or view.is_script:
+        draft.change("fuse small kernels with torch.compile", "speed.compile=default")
+    accumulation, micro = view.whole("batch.accumulation") or 1, view.whole("batch.micro")
+    if accumulation > 1 and micro:
+        draft.add(larger_batches(micro, accumulation, 2 if accumulation % 2 == 0 else accumulation))
+    draft.change("move work out of loops in the model", where=view.line(*MODEL))
+    return draft.done()
+
+
+def perhaps_launch_bound(view: View) -> Finding | None:
+    """The host takes as long for the model as the GPU, and nothing tells for how long the GPU computes meanwhile."""
+    if _replays(view) or view.snapshot.kernels is not None or view.idle is not None or not _keeps_pace(view):
+        return None
+    own = {item.phase: item.share for item in reversed(view.functions) if item.phase in MODEL}
+    known = sum(min(share, view.exposed(phase)) for phase, share in own.items())
+    open_share = view.model.share - known
+    inside = sum(own.values()) + sum(view.waits.get(name, 0.0) for name in MODEL) / max(view.step_ns, 1.0)
+    if open_share < LAUNCH_GAPS or not (view.runs_dry or inside >= 2 * FLOOR):
+        return None
+    # A GPU that is busy between the steps may be busy in them as well: then this is a question, and no cost.
+    draft = Draft(
+        "launch-bound",
+        "perhaps launch-bound: a profiler capture tells whether the GPU waits for the host in the model",
+        view.part(open_share) if view.runs_dry else None,
+        "possible",
+    )
+    draft.saw(f"forward and backward take {span(view.model.ns)} per step on the host", CLOCK)
+    draft.saw(f"they take {span(_device_ns(view))} on the GPU, idle time in them included", DEVICE)
+    if view.runs_dry:
+        draft.saw("the GPU has nothing left to do when the model begins", DEVICE)
+    draft.unbounded()
+    draft.change("take a profiler capture (k)", where=view.line(*MODEL))
+    return draft.done()
+
+
+def sync(view: View) -> Finding | None:
+    """The host synchronises with the GPU inside a step, and the GPU then waits for the host."""
+    cost, captured = view.device_cost("log"), _capture(view, "synchronising")
+    if captured is None and not cost.clear:
+        return None
+    share = cost.share if captured is None else captured
+    if share < FLOOR:
+        return None
+    title = f"host-device synchronisation leaves the GPU idle {percent(share)} of the time"
+    draft = Draft("sync", title, view.part(share))
+    if captured is not None:
+        draft.saw(
+            f"the GPU is idle after host synchronisation for {percent(share)} of a profiler capture", CAPTURE
+        )
+    else:
+        draft.saw(f"the GPU is idle for {span(cost.ns)} of each step while losses are read", DEVICE)
+    every = view.whole("log.every_steps")
+    if every is not None and every < 5:
+        draft.change("read losses less often", "log.every_steps=10")
+    draft.change(
+        "remove .item(), float(tensor), .cpu(), torch.cuda.synchronize() and torch.cuda.empty_cache() from the step",
+        where=view.waiting_line or view.line("forward", "loss", "clip", "log"),
+    )
+    return draft.done()
+
+
+def collectives(view: View) -> Finding | None:
+    """Exposed communication between GPUs."""
+    capture = view.kernels
+    if view.snapshot.ranks is not None:
+        return None  # the clocks of all ranks tell communication from waiting for a straggler
+    if capture is None or capture.exposed_ns < FLOOR * capture.wall_ns:
+        return None
+    share, hidden = capture.exposed_ns / capture.wall_ns, capture.collective_ns - capture.exposed_ns
+    title = f"communication between GPUs is exposed {percent(share)} of the time"
+    draft = Draft("collectives", title, view.part(share))
+    draft.saw(f"collectives run alone for {percent(share)} of a profiler capture", CAPTURE)
+    draft.saw(f"another {percent(hidden / capture.wall_ns)} overlaps with computation", CAPTURE)
+    draft.change("with gradient accumulation, exchange gradients only in the last micro-batch (no_sync)")
+    draft.change("use larger micro-batches, so that backward hides more of the exchange")
+    draft.change("find the straggler: the others wait for it inside the collective")
+    return draft.done()
+
+
+def neighbour_gpu(view: View) -> Finding | None:
+    """Another process computes on the GPU."""
+    gpu, slowed = view.snapshot.gpu or {}, view.slowed
+    processes, others, util = gpu.get("processes"), gpu.get("memory_others_bytes"), gpu.get("util_percent")
+    if not processes or slowed is None or slowed < 1.2 or util is None or util < BUSY_UTIL:
+        return None
+    title = f"{processes} other process{'es share' if processes > 1 else ' shares'} the GPU"
+    draft = Draft("neighbour-gpu", title, view.part(1 - 1 / slowed), "possible")
+    draft.saw(
+        f"forward and backward take {slowed:.2g} times as long as before training", "device and host clock"
+    )
+    used = f", using {others / (1 << 30):.1f} GB" if others else ""
+    draft.saw(f"other processes on the GPU: {processes}{used}", NVML)
+    draft.change("use another GPU, or wait until the other processes have ended (nvidia-smi lists them)")
+    return draft.done()
+
+
+def throttling(view: View) -> Finding | None:
+    """The GPU lowers its clocks: it is too hot, its power supply brakes it, or it is slower than it was in this run.
+
+    At its power limit it computes as fast as that limit allows, which is usual: that alone is no finding.
+    """
+    gpu, usual = view.snapshot.gpu or {}, view.snapshot.usual_clock_mhz
+    reasons = [word for word in gpu.get("throttle") or () if word in WORDS]
+    clock, most, util = gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz"), gpu.get("util_percent")
+    if not clock or util is None or util < 50:
+        return None
+    forced = [word for word in reasons if word in FORCED]
+    of = most if forced else usual
+    if not of or clock > LOWERED * of:
+        return None
+    words = ", ".join(forced or reasons) or "no reason given"
+    what = f"{clock} of {of} MHz" if forced else f"{clock} MHz instead of {of} MHz earlier in this run"
+    draft = Draft("throttling", f"the GPU is throttled ({words}): {what}", view.part(1 - clock / of))
+    draft.saw(f"SM clock {clock} MHz, at most {most} MHz; reasons: {words}", NVML)
+    if gpu.get("power_limit_w") and gpu.get("power_w"):
+        draft.saw(f"{gpu['power_w']:.0f} W of a limit of {gpu['power_limit_w']:.0f} W", NVML)
+    if gpu.get("temperature_c") is not None:
+        draft.saw(f"{gpu['temperature_c']} °C", NVML)
+    draft.change("not fixable in software: improve cooling or raise the power limit (needs an administrator)")
+    return draft.done()
+
+
+def thrash(view: View) -> Finding | None:
+    """The CUDA allocator runs out of memory, frees its cache and retries."""
+    memory, totals = view.snapshot.memory, view.snapshot.totals
+    if memory is None or memory.retries < 2 or not totals.steps:
+        return None
+    if memory.retries < totals.steps / 100:
+        return None  # a few retries while the cache grew
+    step, usual = view.model.ns, view.usual_model_ns
+    share = max(1 - usual / step, FLOOR) * view.model.share if step and usual else FLOOR
+    title = f"GPU memory is full: the allocator freed its cache and retried {memory.retries} times"
+    draft = Draft("thrash", title, view.part(share), "certain")
+    draft.saw(f"{memory.retries} retries in {totals.steps} steps", "allocator")
+    draft.saw(f"peak reserved memory is {memory.peak_reserved_bytes / (1 << 30):.1f} GB", "allocator")
+    draft.add(smaller_batches(view))
+    draft.change("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before starting the run")
+    return draft.done()
+
+
+RULES = (transfer, launch_bound, perhaps_launch_bound, sync, collectives, neighbour_gpu, throttling, thrash)
+
+
+def larger_batches(micro: int, accumulation: int, factor: int) -> Change:
+    """Merge `factor` micro-batches into one."""
+    sets = (f"batch.micro={micro * factor}", f"batch.accumulation={accumulation // factor}")
+    return Change("use larger micro-batches with the same effective batch", sets)
+
+
+def smaller_batches(view: View) -> Change | None:
+    """Halve the micro-batch; None if that is not possible."""
+    micro, accumulation = view.whole("batch.micro"), view.whole("batch.accumulation")
+    if micro is None or accumulation is None or micro < 2 or micro % 2:
+        return None
+    sets = (f"batch.micro={micro // 2}", f"batch.accumulation={accumulation * 2}")
+    return Change("use smaller micro-batches with the same effective batch", sets)
+
+
+def _replays(view: View) -> bool:
+    """Whether CUDA graphs launch the kernels."""
+    return bool(view.get("speed.cuda_graph")) or view.get("speed.compile") == "reduce-overhead"
+
+
+def _device_ns(view: View) -> float:
+    """Nanoseconds of the model by the device clock, idle time included; 0 without one."""
+    return sum(view.phases[name].device_ns or 0.0 for name in MODEL if name in view.phases)
+
+
+def _keeps_pace(view: View) -> bool:
+    """Whether the host takes about as long for the model as the GPU, which may then wait for it."""
+    device = _device_ns(view)
+    return device > 0 and view.model.ns >= LAUNCHING * device
+
+
+def _capture(view: View, cause: str) -> float | None:
+    """Fraction of a profiler capture in which the GPU was idle for a cause; None without a capture."""
+    capture = view.kernels
+    return None if capture is None else capture.idle_ns.get(cause, 0) / capture.wall_ns
+
+
+def _idle_in_model(view: View) -> float | None:
+    """Upper bound of the GPU's idle time inside the model when there is no profiler capture.
+
+    None unless host and device clocks, utilization and power all indicate that the GPU waits for the host.
+    """
+    gpu = view.snapshot.gpu or {}
+    if not _keeps_pace(view):
+        return None
+    util, power, limit = gpu.get("util_percent"), gpu.get("power_w"), gpu.get("power_limit_w")
+    if util is None or power is None or not limit or util >= BUSY_UTIL or power >= BUSY_POWER * limit:
+        return None
+    return min(1 - float(util) / 100, view.model.share)
+
+
+# Assumed maximum speedup of convolutions by cudnn_benchmark.
+CHOICE = 2.0
+
+
+def tf32(view: View) -> Finding | None:
+    """fp32 matrix products on a GPU that supports TF32."""
+    if view.precision != "fp32" or view.get("precision.tf32") is not False:
+        return None
+    return _format(view, "tf32", "tf32", "enable TF32 matrix products", "precision.tf32=true")
+
+
+def amp(view: View) -> Finding | None:
+    """fp32 or TF32 on a GPU with a faster format."""
+    if view.precision not in ("fp32", "tf32") or view.get("precision.amp") != "off":
+        return None
+    kind = "bf16" if "bf16" in _peaks(view) else "fp16"
+    return _format(view, "amp", kind, f"use mixed precision ({kind})", f"precision.amp={kind}")
+
+
+def cudnn_benchmark(view: View) -> Finding | None:
+    """Convolutions of fixed shapes without cuDNN benchmarking."""
+    if view.get("speed.cudnn_benchmark") is not False or view.get("speed.deterministic"):
+        return None
+    if view.get("workload.pad") == "longest":
+        return None  # shapes vary: each new one would be benchmarked
+    spent = _convolutions(view)
+    if spent * (1 - 1 / CHOICE) < FLOOR:
+        return None
+    title = f"convolutions take {percent(spent)} of the time, and their cuDNN algorithms are not benchmarked"
+    draft = Draft("cudnn-benchmark", title, view.part(spent), "possible")
+    draft.saw(f"convolutions take {percent(spent)} of a profiler capture", CAPTURE)
+    draft.change("benchmark cuDNN algorithms: the shapes are fixed", "speed.cudnn_benchmark=true")
+    return draft.done()
+
+
+def cudnn_shapes(view: View) -> Finding | None:
+    """Convolutions that cuDNN benchmarks again for every new shape."""
+    slowed = view.slowed
+    if view.get("speed.cudnn_benchmark") is not True or slowed is None:
+        return None
+    if slowed < SLOWED or not _convolutions(view):
+        return None
+    title = f"varying shapes: forward and backward take {slowed:.2g} times as long as with a fixed shape"
+    draft = Draft("cudnn-shapes", title, view.part(view.model.share * (1 - 1 / slowed)), "possible")
+    draft.saw(
+        f"forward and backward take {slowed:.2g} times as long as one micro-batch repeated before training",
+        "device and host clock",
+    )
+    draft.saw("a profiler capture contains convolutions", CAPTURE)
+    draft.saw("speed.cudnn_benchmark is true", CONFIG)
+    draft.change(
+        "disable cuDNN benchmarking: it runs again for every new shape", "speed.cudnn_benchmark=false"
+    )
+    draft.change("pad all batches to one shape or to a few fixed lengths")
+    return draft.done()
+
+
+FORMAT_RULES = (tf32, amp, cudnn_benchmark, cudnn_shapes)
+
+
+def _convolutions(view: View) -> float:
+    """Fraction of a profiler capture spent in convolutions; 0 without a capture of kernels."""
+    if (capture := view.kernels) is None:
+        return 0.0
+    return capture.convolution_ns / capture.wall_ns
+
+
+def _peaks(view: View) -> Mapping[str, float]:
+    """Published dense peaks of the GPU in TFLOP/s by format; {} if unknown."""
+    run = view.snapshot.run
+    profile: Any = (run.gpu or {}).get("profile") if run is not None else None
+    found = profile.get("dense_tflops") if isinstance(profile, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _format(view: View, cause: str, kind: str, what: str, edit: str) -> Finding | None:
+    """Finding for a faster number format: the model's share, bounded by the published peaks."""
+    peaks, model, mfu = _peaks(view), view.model, view.snapshot.throughput.mfu
+    now, then = peaks.get(view.precision), peaks.get(kind)
+    if not now or not then or then <= now or view.snapshot.work is None or mfu is None or not model.clear:
+        return None
+    if mfu < 0.05:
+        return None  # not bound by arithmetic
+    # Memory-bound operators gain as well: they move half as many bytes.
+    share = model.share * (1 - now / then)
+    title = f"the model takes {percent(model.share)} of each step, in {view.precision}"
+    draft = Draft(cause, title, Cost(share * view.step_ns, share, model.error, share))
+    gain = f"{then:g} TFLOP/s in {kind} ({times(then / now)})"
+    draft.saw(f"peak {now:g} TFLOP/s now, {gain}", "published peaks")
+    draft.saw(f"the run reaches {percent(mfu)} of the current peak (MFU)", "counted operations")
+    draft.change(what, edit)
+    return draft.done()

@@ -1,0 +1,273 @@
+"""The model's own time: Python between operators, small micro-batches, loops, compilation, deterministic mode."""
+
+from __future__ import annotations
+
+from ndd_engine.text import counted, duration, percent, printable, span, times
+
+from .finding import Finding
+from .gpu_rules import larger_batches
+from .view import (
+    BASELINE,
+    CLOCK,
+    CONFIG,
+    FLOOR,
+    MODEL,
+    SLOWED,
+    CodePlace,
+    Cost,
+    Draft,
+    View,
+    place,
+    rounded_up,
+    taken,
+)
+
+# Minimum time between operators: fraction of the capture, and nanoseconds per operator.
+GAPS = 0.1
+GAP_NS = 50_000.0
+# Forward time relative to the expectation from backward: from ABOVE on a function may be the cause, from BEYOND on
+# it is.
+ABOVE = 1.5
+BEYOND = 4.0
+# Minimum part of forward and loss in one function.
+LINE = 0.3
+# Minimum fixed overhead of a micro-batch, as a part of its time.
+FIXED = 0.15
+# A stepwise decoder is reported if operators are at most this small (FLOPs, on average) and at least this many.
+SMALL_OPERATION = 1e6
+MANY_OPERATIONS = 500
+# Maximum part of the model's time that projecting once can save, and its weight in backward relative to forward.
+LOOP_MOST = 0.75
+LOOP_BACKWARD = 1.3
+# Assumed maximum speedup by torch.compile.
+COMPILED_GAIN = 1.3
+
+
+def user_code(view: View) -> Finding | None:
+    """Python or other host code in the forward pass or the loss of the user's own workload."""
+    host = view.cost("forward", "loss")
+    if ":" not in str(view.get("workload.name")) or not host.clear:
+        return None
+    seen, between = view.where("forward", "loss"), _between(view)
+    totals = view.snapshot.totals
+    collecting = totals.gc_ns / totals.wall_ns if totals.gc_ns and totals.wall_ns else 0.0
+    if between is not None:
+        # A profiler capture gives the exact answer.
+        share, each_ns = between
+        known = seen is not None and seen.own
+        if share - collecting < GAPS or each_ns < (GAP_NS / 5 if known else GAP_NS):
+            return None
+        text = f"gaps between operators take {percent(share)} of a profiler capture, {span(each_ns)} per operator"
+    else:
+        expected = _expected_ns(view)
+        if expected is None or seen is None or not seen.own or not _explains(seen, host.ns, expected):
+            return None
+        if (view.slowed or 0.0) >= SLOWED:
+            return None  # the same code was faster before training: something else slows it down
+        share = seen.most * host.share
+        text = f"forward and loss take {span(host.ns)}; {span(expected)} expected from the speed of backward"
+    # Collections are part of the phases and of the gaps.
+    share = max(share - collecting, 0.0)
+    if share < FLOOR:
+        return None
+    line = seen.line if seen is not None else None
+    title = f"host code between operators takes {percent(share)} of each step" + (f": {line}" if line else "")
+    draft = Draft("user-code", title, view.part(share), "likely" if between else "possible")
+    draft.saw(text, "profiler capture" if between else "counted operations")
+    draft.add(seen.seen if seen is not None else None)
+    draft.change(
+        "move constant work out of the step, or replace Python loops with tensor operations", where=line
+    )
+    return draft.done()
+
+
+def small_micro(view: View) -> Finding | None:
+    """Micro-batches with a high fixed overhead, several per step."""
+    baseline = view.baseline
+    accumulation, micro = view.whole("batch.accumulation"), view.whole("batch.micro")
+    if baseline is None or accumulation is None or micro is None or accumulation < 2:
+        return None
+    other, other_ns = baseline.other_micro, baseline.other_ns
+    if other is None or other_ns is None or other == baseline.micro:
+        return None
+    each = (other_ns - baseline.micro_ns) / (other - baseline.micro)
+    fixed = min(max(1 - each * baseline.micro / baseline.micro_ns, 0.0), 1.0)
+    factor = _factor(view, accumulation, micro)
+    repeated = view.cost("data_wait", "to_device", *MODEL)
+    share = repeated.share * (fixed * (1 - 1 / factor))
+    if fixed < FIXED or factor < 2 or share < FLOOR:
+        return None
+    title = f"{accumulation} micro-batches of {micro} items: fixed overhead takes {percent(fixed)} of each"
+    draft = Draft("small-micro", title, Cost(share * view.step_ns, share, repeated.error, share), "certain")
+    first = f"a micro-batch of {baseline.micro} takes {span(baseline.micro_ns)}"
+    draft.saw(f"{first}, of {other}: {span(other_ns)}", BASELINE)
+    draft.saw(f"batch.micro is {micro}, batch.accumulation is {accumulation}", CONFIG)
+    draft.add(larger_batches(micro, accumulation, factor))
+    return draft.done()
+
+
+def stepwise(view: View) -> Finding | None:
+    """The summariser's decoder with projections inside its loop."""
+    baseline, work, model = view.snapshot.baseline, view.snapshot.work, view.model
+    if view.get("workload.name") != "summarise" or view.get("workload.decoder") != "stepwise":
+        return None
+    if baseline is None or baseline.operations is None or work is None or work.flops_per_step is None:
+        return None
+    operations = baseline.operations * max(work.accumulation, 1)
+    small = work.flops_per_step / max(operations, 1)
+    if baseline.operations < MANY_OPERATIONS or small > SMALL_OPERATION or not model.clear:
+        return None
+    forward = view.cost("forward")
+    loop = view.cost("forward/attention", "forward/pointer")
+    # Gradients take about the same part of backward. At most the decoder's recurrence goes with the loop.
+    whole = view.cost("forward/decoder", "forward/attention", "forward/pointer")
+    share = model.share * max(_of_model(whole, forward), _of_model(loop, forward))
+    if share < 2 * FLOOR:
+        return None
+    title = "the decoder repeats projections in its loop that could be computed once"
+    draft = Draft("stepwise", title, Cost(share * view.step_ns, share, model.error, share))
+    text = f"a micro-batch runs {baseline.operations:,} operators of {small:,.0f} FLOPs on average"
+    draft.saw(text, "counted operations")
+    draft.saw("workload.decoder is stepwise", CONFIG)
+    if loop.ns and forward.ns:
+        draft.saw(f"attention and pointer take {percent(loop.ns / forward.ns)} of forward", CLOCK)
+    draft.change(
+        "compute the projections once for all steps (same loss and gradients)", "workload.decoder=hoisted"
+    )
+    return draft.done()
+
+
+def _of_model(loop: Cost, forward: Cost) -> float:
+    """Part of forward and backward that projecting once can save, from the loop's part of forward."""
+    return min(LOOP_BACKWARD * loop.ns / forward.ns, LOOP_MOST) if forward.ns and loop.ns else LOOP_MOST
+
+
+def recompile(view: View) -> Finding | None:
+    """Repeated recompilation by torch.compile."""
+    totals = view.snapshot.totals
+    marks = [item.mark for item in view.snapshot.marks if item.mark.kind == "recompile"]
+    limit = next((mark for mark in reversed(marks) if mark.data.get("limit")), None)
+    if not totals.recompiles or not totals.wall_ns or not marks:
+        return None
+    share = min(totals.recompile_ns / totals.wall_ns, 1.0)
+    if share < FLOOR and limit is None:
+        return None
+    last = next((mark for mark in reversed(marks) if mark.data.get("reason")), marks[-1])
+    reason = printable(last.data.get("reason") or "")
+    assumed = reason.partition(" ==")[0] if " ==" in reason else ""
+    name = f" because of {assumed}" if assumed.isidentifier() else ""
+    title, part = f"recompilation{name} takes {percent(share)} of the time", view.part(share)
+    if limit is not None:
+        title = (
+            f"{counted(totals.recompiles, 'recompilation')}{name}: runs uncompiled since step {limit.step:,}"
+        )
+        part = view.part(min(share + view.model.share, 1.0))
+    draft = Draft("recompile", title, part, "certain")
+    where = None
+    if "file" in last.data and "function" in last.data:
+        where = place(last.data["file"], last.data.get("line", 0), last.data["function"])
+    compiled = f"{counted(totals.recompiles, 'recompilation')} in {counted(totals.steps, 'step')}"
+    spent = f"took {span(totals.recompile_ns)} of {span(totals.wall_ns)}"
+    draft.saw(f"{compiled}{f' of {where}' if where else ''} {spent}", "compiler")
+    if reason:
+        draft.saw(f"the last one because this no longer held: {reason}", "compiler")
+    if limit is not None:
+        draft.saw("the limit of recompilations is reached: torch compiles it no more", "compiler")
+        draft.add(taken(view.model, "the model, of which that is a part, takes"))
+        draft.unbounded()
+    if view.is_script:
+        text = "pass what changes as a tensor, or compile with dynamic=True (torch._dynamo.mark_dynamic for a size)"
+        draft.change(text, where=where)
+    elif view.get("speed.compile_dynamic") is None and view.get("speed.compile") != "off":
+        draft.change("compile for dynamic shapes from the start", "speed.compile_dynamic=true")
+    if view.get("workload.pad") == "longest":
+        draft.change("pad all batches to one shape", "workload.pad=full")
+    if view.get("speed.compile") not in (None, "off"):
+        draft.change("disable torch.compile", "speed.compile=off")
+    return draft.done()
+
+
+def compile_cost(view: View) -> Finding | None:
+    """A run too short for compilation to break even."""
+    seconds = view.snapshot.totals.compile_ns * 1e-9
+    left = 0.0 if view.snapshot.final else view.snapshot.left.seconds
+    if not seconds or left is None or (view.is_script and view.snapshot.totals.recompiles):
+        return None
+    # A script compiles within its first steps.
+    whole = view.snapshot.elapsed_s + left - (seconds if view.is_script else 0.0)
+    if whole <= 0 or seconds < (COMPILED_GAIN - 1) * whole:
+        return None
+    title = f"compilation took {duration(seconds)}, training takes only {duration(whole)}"
+    draft = Draft("compile-cost", title, view.part(seconds / (seconds + whole)))
+    draft.saw(f"it breaks even only if compiled steps are {times(1 + seconds / whole)} as fast", CLOCK)
+    sets = () if view.is_script else ("speed.compile=off",)
+    if sets:
+        draft.saw(f"speed.compile is {view.get('speed.compile')}", CONFIG)
+    if view.step_ns > 0:
+        steps = rounded_up(seconds * 1e9 / (view.step_ns * (COMPILED_GAIN - 1)))
+        draft.change(f"disable torch.compile for runs of fewer than about {steps:,} steps", *sets)
+    else:
+        draft.change("disable torch.compile for short runs", *sets)
+    return draft.done()
+
+
+def deterministic(view: View) -> Finding | None:
+    """Deterministic algorithms, if a trial has shown that they cost time."""
+    change = "speed.deterministic=false"
+    shown = [trial for trial in view.snapshot.trials if trial.sets == [change] and trial.verdict == "faster"]
+    if view.get("speed.deterministic") is not True or not shown or (shown[-1].ratio or 0.0) <= 1:
+        return None
+    trial, share = shown[-1], 1 - 1 / (shown[-1].ratio or 1.0)
+    title = f"deterministic algorithms take {percent(share)} of each step"
+    draft = Draft("deterministic", title, view.part(share), "certain")
+    draft.saw(trial.text, "trial")
+    draft.change("allow nondeterministic algorithms (results differ by rounding)", change)
+    return draft.done()
+
+
+# compile_cost is not in here: it applies to short runs as well.
+RULES = (user_code, small_micro, stepwise, recompile, deterministic)
+
+
+def _between(view: View) -> tuple[float, float] | None:
+    """(fraction of a profiler capture in gaps between operators, nanoseconds per operator); None without a capture."""
+    capture = view.snapshot.kernels
+    gaps = capture.idle_ns.get("launch gaps") if capture is not None else None
+    if capture is None or gaps is None or not capture.wall_ns or not capture.launches:
+        return None
+    return gaps / capture.wall_ns, gaps / capture.launches
+
+
+def _expected_ns(view: View) -> float | None:
+    """Expected time of forward and loss at the FLOP rate of backward; None if some FLOPs are not counted."""
+    work, backward = view.snapshot.work, view.cost("backward")
+    if work is None or not work.flops_forward or work.flops_per_step is None or work.uncounted or view.gpu:
+        return None
+    rest = work.flops_per_step - work.flops_forward
+    return backward.ns * work.flops_forward / rest if rest > 0 and backward.ns else None
+
+
+def _explains(seen: CodePlace, host_ns: float, expected_ns: float) -> bool:
+    """Whether a function, other than the model itself, explains why forward and loss take longer than expected."""
+    excess = host_ns - expected_ns
+    if host_ns >= BEYOND * expected_ns:
+        return seen.share >= LINE
+    if host_ns < ABOVE * expected_ns:
+        return False
+    rest = (1 - seen.share) * host_ns
+    return rest >= expected_ns / 2 and seen.most * host_ns >= excess / 2
+
+
+def _factor(view: View, accumulation: int, micro: int) -> int:
+    """How many micro-batches to merge into one: the largest divisor of `accumulation` that fits in memory."""
+    headroom, memory = view.snapshot.headroom, view.snapshot.memory
+    most = float(accumulation)
+    if view.gpu:
+        if headroom.fits_micro is not None:
+            most = headroom.fits_micro / micro
+        elif memory is not None:
+            most = 2.0
+    return max(
+        (count for count in range(1, accumulation + 1) if not accumulation % count and count <= most),
+        default=1,
+    )

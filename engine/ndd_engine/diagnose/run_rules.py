@@ -1,0 +1,405 @@
+"""Hazards that can end the run, settings that are not in effect, and functions of the user's own code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import PurePath
+from statistics import median
+
+from ndd_engine.text import counted, duration, percent, printable, size, span
+
+from . import data_rules
+from .finding import Confidence, Finding
+from .gpu_rules import smaller_batches
+from .view import (
+    BETWEEN,
+    CLOCK,
+    COMPUTING,
+    CONFIG,
+    FLOOR,
+    MODEL,
+    PROFILER,
+    Draft,
+    SlowFunction,
+    View,
+    place,
+    taken,
+)
+
+StepValue = tuple[float, float]
+Trend = tuple[tuple[int, float], ...]
+
+# Minimum points of the memory curve, and the number of points it is reduced to.
+LEAST_POINTS = 7
+GROUPS = 12
+COMPILING_POINTS = 40
+# Minimum growth: a fraction of the memory in use or this many bytes, and a multiple of the noise.
+GROWN = 0.05
+GROWN_BYTES = 50 << 20
+TIMES_NOISE = 4.0
+# Fraction of point pairs that must rise, and how steep the end must be relative to the whole: a curve that levels
+# off is not a leak.
+RISING = 0.9
+STEADY = 0.5
+# Memory is released where it falls to this part of its rise, and rises are alike up to this factor.
+RELEASED = 0.5
+ALIKE = 2.0
+# Memory is almost full when less than this part of it is free.
+NEARLY = 0.04
+
+
+def leak(view: View) -> Finding | None:
+    """Memory that grows steadily and does not level off."""
+    snapshot = view.snapshot
+    if snapshot.totals.steps < LEAST_POINTS:
+        return None
+    if snapshot.totals.recompiles and len(snapshot.memory_trend) < COMPILING_POINTS:
+        return None  # compiled code takes memory as well
+    least, released = 0 if view.gpu else GROWN_BYTES, 0
+    kept = snapshot.totals.kept_steps
+    growth = steady_growth(snapshot.memory_trend, least)
+    if growth is None:
+        trend = snapshot.memory_trend if view.gpu else snapshot.heap_trend
+        growth, released = growth_between_releases(trend, GROWN_BYTES)
+    if growth is None and kept:
+        growth, released = growth_of_graphs(snapshot.memory_trend, kept), kept
+    if growth is None:
+        return None
+    slope, noise, last = growth
+    free, when, leave = snapshot.headroom.free_bytes, "", ""
+    if free is not None and not released:
+        steps = free / slope
+        when = f"memory is full in about {steps:,.0f} steps"
+        if view.step_ns:
+            when += f", {duration(steps * view.step_ns * 1e-9)}"
+        total = snapshot.run.total_steps if snapshot.run is not None else 0
+        if total and not snapshot.final and total - snapshot.step < steps / 2:
+            leave = f"this run ends in {total - snapshot.step:,} steps, before memory is full"
+    confidence: Confidence = "certain" if snapshot.epoch else "likely"
+    until = f" until it is released, after about {released:,} steps" if released else ""
+    draft = Draft("leak", f"memory grows by {size(slope)} per step{until}", None, confidence, leave)
+    source = "allocator" if view.gpu else "memory of the process"
+    draft.saw(f"{size(last)} in use, growing by {size(slope)} per step (noise {size(noise)})", source)
+    if kept:
+        draft.saw(f"autograd graphs of {kept:,} steps were kept at a time", "autograd")
+    if released:
+        draft.saw(f"it grows by {size(slope * released)} before it is released", source)
+    if when:
+        draft.saw(f"{when} ({size(free)} free)", "extrapolated")
+    draft.change(
+        "detach tensors that are kept between steps (loss.item() instead of loss, output.detach())",
+        where=_keeps(view) or view.line(*MODEL, "other", "log"),
+    )
+    return draft.done()
+
+
+def _keeps(view: View) -> str | None:
+    """The line of a script that keeps a loss with its graph, if it was found."""
+    script = view.config.get("script")
+    file, line = script.get("keeps") or ("", 0) if isinstance(script, dict) else ("", 0)
+    return printable(f"{PurePath(str(file)).name}:{line}") if line else None
+
+
+def growth_of_graphs(trend: Trend, kept: int) -> tuple[float, float, float] | None:
+    """As `steady_growth`, of a curve that stays level after its first rise, since freed memory is used again.
+
+    kept: the most steps whose graphs existed at a time. None if the curve rose by too little.
+    """
+    values = [value for _, value in trend[1:]]
+    if len(trend) < LEAST_POINTS:
+        return None
+    rise = max(values) - values[0]
+    if rise < max(GROWN * max(values), GROWN_BYTES):
+        return None
+    return rise / kept, 0.0, values[-1]
+
+
+def near_limit(view: View) -> Finding | None:
+    """So little free memory that a larger batch, an evaluation or another process can end the run."""
+    snapshot = view.snapshot
+    headroom, memory = snapshot.headroom, snapshot.memory
+    if headroom.free_bytes is None or not headroom.total_bytes or not snapshot.totals.steps or snapshot.final:
+        return None
+    free, on_gpu = headroom.free_bytes, headroom.kind == "gpu"
+    if on_gpu:
+        if memory is None:
+            return None
+        # Memory that the allocator has cached can be reused.
+        free += max(memory.reserved_bytes - memory.peak_allocated_bytes, 0)
+    share = free / headroom.total_bytes
+    if share > NEARLY:
+        return None
+    title = f"{'GPU' if on_gpu else 'host'} memory is almost full: {size(free)} of {size(headroom.total_bytes)} free"
+    draft = Draft("near-limit", title, None, "certain")
+    used = f"this run uses {size(headroom.used_bytes)}, other processes {size(headroom.others_bytes)}"
+    draft.saw(f"{percent(share)} free; {used}", "allocator" if on_gpu else "host counters")
+    draft.add(smaller_batches(view))
+    if not on_gpu and view.get("loader.cache"):
+        draft.change("do not cache encoded items", "loader.cache=false")
+    elif not on_gpu and view.workers > 1:
+        fewer = f"loader.workers={view.workers // 2}"
+        draft.change("use fewer loader workers: each has its own memory", fewer)
+    return draft.done()
+
+
+def no_effect(view: View) -> Finding | None:
+    """Requested settings that are not in effect."""
+    failed = [setting for setting in view.snapshot.settings if setting.in_effect is False]
+    if not failed:
+        return None
+    names = ", ".join(printable(setting.name) for setting in failed)
+    title = f"setting{'' if len(failed) == 1 else 's'} not in effect: {names}"
+    draft = Draft("no-effect", title, None, "certain")
+    for setting in failed:
+        text = f"{setting.name}: requested {setting.requested}, applied {setting.applied}"
+        draft.saw(printable(text + (f" ({setting.verified})" if setting.verified else "")), "verified")
+    return draft.done()
+
+
+RULES = (leak, near_limit, no_effect)
+
+
+def steady_growth(trend: Trend, least_bytes: float = 0) -> tuple[float, float, float] | None:
+    """(bytes per step, noise in bytes, newest value) of the last two thirds of a curve that grows until its end.
+
+    None if there are too few points, or the growth is within the noise, below least_bytes, levels off or is not
+    steady. Resident memory of a process grows for a while at the start; allocated GPU memory does not.
+    """
+    later = trend[len(trend) // 3 :]
+    if len(trend) < LEAST_POINTS or later[-1][0] <= later[0][0]:
+        return None
+    points = _condensed(later)
+    slope = _slope(points)
+    if slope is None or slope <= 0:
+        return None
+    at = median(y - slope * x for x, y in points)
+    noise = 1.5 * median(abs(y - slope * x - at) for x, y in points)
+    used, growth = points[-1][1], slope * (points[-1][0] - points[0][0])
+    if growth < max(min(GROWN * used, GROWN_BYTES), least_bytes) or growth < TIMES_NOISE * noise:
+        return None
+    pairs = [(b[1] - a[1]) > 0 for index, a in enumerate(points) for b in points[index + 1 :]]
+    if sum(pairs) < RISING * len(pairs):
+        return None
+    end = points[-max(len(points) // 3, 2) :]
+    end_slope = (end[-1][1] - end[0][1]) / (end[-1][0] - end[0][0])
+    if end_slope < STEADY * slope:
+        return None
+    return slope, noise, later[-1][1]
+
+
+def growth_between_releases(
+    trend: Trend, least_bytes: float
+) -> tuple[tuple[float, float, float] | None, int]:
+    """((as `steady_growth`), steps from one release to the next) of a curve that grows and falls, again and again.
+
+    Something is kept for an epoch, for example. (None, 0) unless at least two rises are steady and alike.
+    """
+    rises: list[list[tuple[int, float]]] = [[]]
+    low = high = 0.0
+    for point in trend:
+        if not rises[-1]:
+            low = high = point[1]
+        elif high - low > least_bytes and point[1] < low + RELEASED * (high - low):
+            rises.append([])
+            low = high = point[1]
+        rises[-1].append(point)
+        high = max(high, point[1])
+    found = [(rise, growth) for rise in rises if (growth := steady_growth(tuple(rise), least_bytes))]
+    if len(found) < 2 or len(rises) > 2 * len(found):
+        return None, 0
+    slopes = sorted(growth[0] for _, growth in found)
+    if slopes[-1] > ALIKE * slopes[0]:
+        return None, 0
+    lengths = [rise[-1][0] - rise[0][0] for rise, _ in found]
+    last = found[-1][1]
+    return (median(slopes), last[1], last[2]), round(max(lengths))
+
+
+def _condensed(points: tuple[tuple[int, float], ...]) -> list[StepValue]:
+    """The curve reduced to at most GROUPS points by medians, at most one per step."""
+    size_of = -(-len(points) // GROUPS)
+    groups = [points[start : start + size_of] for start in range(0, len(points), size_of)]
+    out: list[StepValue] = []
+    for group in groups:
+        x, y = group[len(group) // 2][0], median(point[1] for point in group)
+        if not out or x > out[-1][0]:
+            out.append((x, y))
+    return out
+
+
+def _slope(points: list[StepValue]) -> float | None:
+    """Median slope of all pairs of points (robust to outliers)."""
+    slopes = [
+        (b[1] - a[1]) / (b[0] - a[0])
+        for index, a in enumerate(points)
+        for b in points[index + 1 :]
+        if b[0] > a[0]
+    ]
+    return median(slopes) if len(points) >= 4 else None
+
+
+# Phases of our own runs besides the model and the loader, for which other rules name the function.
+AROUND = ("to_device", "clip", "optimizer", "zero_grad", "log", "other")
+# Reads of a tensor that are no call of a method by name.
+WAITS = {
+    "float": "float(tensor)", "int": "int(tensor)", "bool": "bool(tensor), which if and while call,",
+    "format": 'f"{tensor}"', "to": '.to("cpu")',
+}  # fmt: skip
+# Minimum part of a wait for data that a function must take to be its cause.
+MOST_OF = 0.5
+
+
+def slow_function(view: View) -> Finding | None:
+    """A function of the user that takes much of a step by itself, outside torch."""
+    found = _function_of_script(view) if view.is_script else _function_around(view)
+    if found is None or found.share < 2 * FLOOR:
+        return None
+    title = f"{found.subject} takes {percent(found.share)} of each step"
+    draft = Draft("slow-function", title, view.part(found.share))
+    draft.saw(f"{counted(found.calls, 'call')} in one step take {span(found.ns)} outside torch", PROFILER)
+    draft.saw(f"a step takes {span(view.step_ns)}", CLOCK)
+    draft.change(
+        "do its work once before training, cache its results, or use tensor operations instead of Python loops",
+        where=found.where,
+    )
+    return draft.done()
+
+
+def _function_of_script(view: View) -> SlowFunction | None:
+    found = view.slowest_function()
+    if found is None or (data_rules.made_by(view, found) and view.wait.share >= 2 * FLOOR):
+        return None  # `data_wait` names it
+    return replace(found, share=min(found.share, view.exposed(found.phase)))
+
+
+def _function_around(view: View) -> SlowFunction | None:
+    """In a run of our own with the user's own code: besides the model and the loader, such as a callback."""
+    found = view.slowest_function(*AROUND)
+    if found is None or ":" not in str(view.get("workload.name")):
+        return None
+    return replace(found, share=min(found.share, view.exposed(found.phase)))
+
+
+def aside(view: View) -> Finding | None:
+    """Checkpoints or evaluations of the script, whose number and interval are its own."""
+    if not view.is_script:
+        return None
+    totals = view.snapshot.totals
+    if not totals.wall_ns:
+        return None
+    name = max(("checkpoint", "evaluate"), key=lambda phase: totals.phases.get(phase, 0))
+    spent = totals.phases.get(name, 0)
+    share = spent / totals.wall_ns
+    if share < 2 * FLOOR:
+        return None
+    what = "saving checkpoints" if name == "checkpoint" else "evaluating"
+    cause = "checkpoint" if name == "checkpoint" else "evaluation"
+    draft = Draft(cause, f"{what} takes {percent(share)} of the time", view.part(share))
+    draft.saw(f"{span(spent)} of {span(totals.wall_ns)}", CLOCK)
+    draft.change("save less often" if name == "checkpoint" else "evaluate less often, or on fewer batches")
+    return draft.done()
+
+
+def outside(view: View) -> Finding | None:
+    """Time outside all phases that no function of the script takes by itself: torch, on small tensors or in a log."""
+    cost = view.cost("other")
+    slow = view.slowest_function()
+    totals = view.snapshot.totals
+    collecting = (totals.gc_ns or 0) / totals.wall_ns if totals.wall_ns else 0.0
+    if not view.is_script or not cost.clear or cost.share - collecting < 2 * FLOOR:
+        return None
+    if slow is not None and slow.share >= 2 * FLOOR and slow.ns >= MOST_OF * cost.ns:
+        return None  # `slow_function` names it
+    if view.gpu and waited_ns(view) >= MOST_OF * view.phases["other"].host_ns:
+        return None  # the host waits there: `waits_for_device` or a capture says what that costs
+    found = view.where("other")
+    line = found.line if found is not None and found.own else None
+    title = f"code outside the model takes {percent(cost.share)} of each step"
+    draft = Draft("user-code", title, cost)
+    draft.add(taken(cost, "what is neither data, model nor optimizer takes"))
+    if found is not None and line is not None:
+        draft.add(found.seen)
+    draft.change("do it every few steps only, or on all tensors at once instead of one by one", where=line)
+    return draft.done()
+
+
+def anomaly(view: View) -> Finding | None:
+    """A debugging mode of autograd that was left on."""
+    script = view.config.get("script")
+    if not isinstance(script, dict) or not script.get("anomaly"):
+        return None
+    cost = view.cost(*MODEL)
+    draft = Draft("anomaly", "anomaly detection of autograd is on", cost, "certain")
+    draft.saw("torch.is_anomaly_enabled() is true", CONFIG)
+    draft.saw(
+        "every operator records a traceback, and every gradient is checked for NaN", "PyTorch documentation"
+    )
+    draft.unbounded()
+    draft.change("remove torch.autograd.set_detect_anomaly(True), which is for debugging")
+    return draft.done()
+
+
+def oversubscribed(view: View) -> Finding | None:
+    """More threads than cores. Without a measurement before training, a trial shows what it costs."""
+    threads, cores = view.threads, view.whole_cores
+    if not view.is_script or view.gpu or threads is None or cores is None or threads <= cores:
+        return None
+    computing = view.cost(*COMPUTING)
+    if not computing.clear:
+        return None
+    part = view.part(computing.share * (1 - cores / threads))
+    title = f"{threads} threads on {cores} core{'s' if cores > 1 else ''}: oversubscribed"
+    draft = Draft("oversubscribed", title, part)
+    draft.saw(f"torch.get_num_threads() is {threads}", CONFIG)
+    draft.add(taken(computing, "computing takes"))
+    draft.unbounded()
+    draft.change("use one thread per core", f"run.threads={cores}")
+    return draft.done()
+
+
+def waited_ns(view: View) -> float:
+    """Nanoseconds of the profiled step in calls that wait for the GPU."""
+    return sum(view.waits.values())
+
+
+def _lost_in_waits(view: View, wall_ns: int) -> float:
+    """Share of a step for which the GPU waits, at most, because the host has waited for it."""
+    if not view.clocked:
+        return min(waited_ns(view) / wall_ns, 1.0 if view.idle is None else view.idle)
+    inside = {phase: ns / wall_ns for phase, ns in view.waits.items() if phase in MODEL}
+    elsewhere = waited_ns(view) / wall_ns - sum(inside.values())
+    # After such a wait, the GPU has nothing to do until the host launches something again.
+    lost = min(elsewhere, view.cost(*BETWEEN).share)
+    return min(lost + sum(min(share, view.exposed(phase)) for phase, share in inside.items()), 1.0)
+
+
+def waits_for_device(view: View) -> Finding | None:
+    """Calls that wait for the GPU in every step. Only where nothing else was measured: a capture shows idle time."""
+    functions, kernels = view.snapshot.functions, view.snapshot.kernels
+    if (
+        not view.is_script
+        or not view.gpu
+        or functions is None
+        or not view.device_waits
+        or kernels is not None
+    ):
+        return None
+    share = _lost_in_waits(view, max(functions.wall_ns, 1))
+    if share < 2 * FLOOR:
+        return None
+    file, line, name, method, calls, _ = max(view.device_waits, key=lambda wait: wait[5])
+    where = place(file, line, name)
+    draft = Draft("sync", f"{where} waits for the GPU in every step", view.part(share), "possible")
+    call = WAITS.get(method, f".{method}()")
+    draft.saw(f"{call} is called {counted(calls, 'time')} in a step", PROFILER)
+    draft.saw(f"such calls take {span(waited_ns(view))}; the GPU may compute meanwhile", PROFILER)
+    if view.clocked:
+        draft.add(taken(view.cost(*BETWEEN), "between the steps the GPU waits for"))
+    elif view.idle is not None:
+        draft.saw(f"the GPU is idle {percent(view.idle)} of the time", "NVML")
+    draft.unbounded()
+    draft.change(f"call {call} every few steps only, or once for several values", where=where)
+    return draft.done()
+
+
+SCRIPT_RULES = (slow_function, outside, anomaly, oversubscribed, waits_for_device, aside)

@@ -1,0 +1,106 @@
+"""What this program got from the one that started it, limits of a process, and what signal handlers share."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # signal itself imports more
+import errno
+import os
+import re
+import resource
+import threading
+import time
+
+from ndd_engine.errors import text_of
+from ndd_engine.text import size
+
+# Python ignores these by itself.
+_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
+_ignored: tuple[int, ...] | None = None
+_closed: tuple[int, ...] = ()
+
+
+def note() -> None:
+    """Remember which signals are ignored and which standard streams are closed, before this program changes that."""
+    global _ignored, _closed
+    _closed = tuple(number for number in range(3) if not _is_open(number))
+    own = {getattr(_signal, name, None) for name in _BY_PYTHON}
+    _ignored = tuple(
+        int(number)
+        for number in _signal.valid_signals()
+        if number not in own and _signal.getsignal(number) == _signal.SIG_IGN
+    )
+
+
+def ignored() -> tuple[int, ...]:
+    """Numbers of the signals that were ignored when this program began, as under nohup."""
+    if _ignored is None:
+        note()
+    return _ignored or ()
+
+
+def closed() -> tuple[int, ...]:
+    """Numbers of the standard streams that were closed when this program began."""
+    return _closed
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def was_given(name: str) -> bool:
+    """Whether a variable was in the environment when this program began; True where that is not known."""
+    try:
+        with open("/proc/self/environ", "rb") as file:  # noqa: PTH123  pathlib imports more
+            return any(item.partition(b"=")[0] == os.fsencode(name) for item in file.read().split(b"\0"))
+    except OSError:
+        return True
+
+
+def limit_of(error: BaseException) -> str | None:
+    """The limit of this process that an error has reached, and how to raise it; None for other errors."""
+    number = error.errno if isinstance(error, OSError) else None
+    text = text_of(error) if isinstance(error, RuntimeError) else ""
+    if number in (errno.EMFILE, errno.ENFILE) or re.search("Too many open files|items of ancdata", text):
+        return f"too many open files{_soft(resource.RLIMIT_NOFILE)}; raise it (ulimit -n) or use fewer loader workers"
+    if number == errno.EAGAIN or "can't start new thread" in text:
+        advice = "raise it (ulimit -u, or the pids limit of the container) or use fewer loader workers"
+        return f"cannot start another thread or process{_soft(resource.RLIMIT_NPROC)}; {advice}"
+    if number == errno.EFBIG:
+        return f"file too large{_soft(resource.RLIMIT_FSIZE, True)}; raise it (ulimit -f)"
+    if re.search("unable to (open|write|mmap|allocate|resize).*(shared memory|torch_)", text):
+        return "no shared memory left for the batches of the loader workers (/dev/shm); enlarge it or use fewer workers"
+    return None
+
+
+def _soft(kind: int, in_bytes: bool = False) -> str:
+    limit = resource.getrlimit(kind)[0]
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f" (the limit of this process is {size(limit) if in_bytes else f'{limit:,}'})"
+
+
+_SLICE_S = 0.5
+
+
+class SignalEvent(threading.Event):
+    """An Event that a signal handler can set.
+
+    The standard one has a lock that is not re-entrant. A handler that sets it while the main thread sets or waits for
+    it, or a second handler within the first, waits for ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cond = threading.Condition(threading.RLock())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Also hears a handler that runs between the look at the flag and the sleep, after at most half a second."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _SLICE_S if end is None else min(_SLICE_S, end - time.monotonic())
+            if super().wait(max(0.0, left)) or (end is not None and time.monotonic() >= end):
+                return self.is_set()

@@ -1,0 +1,357 @@
+"""Busy and idle time, collectives, phases and findings of a trace, and the trace as the record of a run."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ndd_engine.diagnose import Finding, diagnose
+from ndd_engine.errors import UsageError
+from ndd_engine.measure.timeline import CaptureTimeline, Span, TraceEvent, spans, timeline, union
+from ndd_engine.record.events import PHASES, EndEvent, Event, KernelsEvent, RunEvent, WindowEvent
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.record.state import RunState
+
+from .trace_file import TraceFile, read_trace
+
+_OURS = "ndd: "
+# Shorter holes between operators are Python code of the same phase.
+_FORWARD_HOLE_NS = 1_000_000
+_BACKWARD_HOLE_NS = 2_000_000
+_EVER = 1 << 62
+# Operators of backward in traces before 2021-07, which do not contain the engine's own ranges.
+_OLD_BACKWARD = re.compile(r"\w+Backward\d*$|torch::autograd::AccumulateGrad")
+# First words of ranges that libraries and people write -> phase.
+_WORDS = {
+    "backward": "backward",
+    "forward": "forward",
+    "distributeddataparallel.forward": "forward",
+    "fullyshardeddataparallel.forward": "forward",
+    "loss": "loss",
+    "dataloader": "data_wait",
+    "data": "data_wait",
+    "evaluate": "evaluate",
+    "validation": "evaluate",
+}
+
+
+@dataclass(frozen=True)
+class Phases:
+    """marks: (time in nanoseconds, phase that begins), in order. sources: phase -> how it was inferred."""
+
+    marks: list[tuple[int, str]]
+    sources: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    begin: int
+    end: int
+    phase: str
+    # Of overlapping stretches the one with the highest rank is valid.
+    rank: int
+    source: str
+
+
+def infer(trace: TraceFile) -> Phases:
+    """The phases of the training thread."""
+    found = list(_recorded(trace)) or [*_named(trace), *_backward(trace), *_copies(trace), *_forward(trace)]
+    sources: dict[str, str] = {}
+    for item in sorted(found, key=lambda item: -item.rank):
+        sources.setdefault(item.phase, item.source)
+    begin = min([trace.span[0], *(item.begin for item in found), *(low for low, _ in trace.steps)])
+    ordered = {phase: sources[phase] for phase in PHASES if phase in sources}
+    return Phases(_swept(found, begin), {**ordered, "other": "the rest"})
+
+
+def _swept(found: list[_Stretch], begin: int) -> list[tuple[int, str]]:
+    """Marks from overlapping stretches."""
+    marks = [(begin, "other")]
+    edges = sorted({edge for item in found for edge in (item.begin, item.end)})
+    waiting = sorted(found, key=lambda item: item.begin)
+    active: list[tuple[int, int, int, str]] = []
+    place = 0
+    for edge in edges:
+        while place < len(waiting) and waiting[place].begin <= edge:
+            item = waiting[place]
+            heapq.heappush(active, (-item.rank, -item.begin, item.end, item.phase))
+            place += 1
+        while active and active[0][2] <= edge:
+            heapq.heappop(active)
+        phase = active[0][3] if active else "other"
+        if phase != marks[-1][1]:
+            marks.append((edge, phase))
+    return marks
+
+
+def _on_main(trace: TraceFile) -> Iterator[TraceEvent]:
+    return (item for item in trace.events if not item.on_gpu and item.thread == trace.main)
+
+
+def _recorded(trace: TraceFile) -> Iterator[_Stretch]:
+    """The phases that this program wrote."""
+    for item in _on_main(trace):
+        if item.annotation and item.name.startswith(_OURS):
+            phase = item.name.removeprefix(_OURS).partition("/")[0]
+            if phase in PHASES:
+                yield _Stretch(item.begin, item.end, phase, 1, "recorded by ndd-console")
+
+
+def _named(trace: TraceFile) -> Iterator[_Stretch]:
+    """Ranges of torch and of the user."""
+    for item in _on_main(trace):
+        if not item.annotation:
+            continue
+        name = item.name.strip("# ")
+        if name.startswith("enumerate(DataLoader)"):
+            yield _Stretch(item.begin, item.end, "data_wait", 4, "range enumerate(DataLoader)")
+        elif name.startswith("Optimizer.step"):
+            yield _Stretch(item.begin, item.end, "optimizer", 4, "range Optimizer.step")
+        elif name.startswith("Optimizer.zero_grad"):
+            yield _Stretch(item.begin, item.end, "zero_grad", 4, "range Optimizer.zero_grad")
+        elif (phase := _WORDS.get(name.partition(" ")[0].lower().rstrip(":"))) is not None:
+            yield _Stretch(
+                item.begin, item.end, phase, 2 if phase == "forward" else 3, f"range {item.name[:40]}"
+            )
+
+
+def _backward(trace: TraceFile) -> Iterator[_Stretch]:
+    """Where the autograd engine works, in its own threads or, without a GPU, in the training thread."""
+    host = [item for item in trace.events if not item.on_gpu and not item.annotation]
+    engine = [item for item in host if item.name.startswith("autograd::engine::evaluate_function")]
+    work = engine or [item for item in host if _OLD_BACKWARD.match(item.name)]
+    for begin, end in _joined(((item.begin, item.end) for item in work), _BACKWARD_HOLE_NS):
+        yield _Stretch(begin, end, "backward", 3, "work of the autograd engine")
+
+
+def _copies(trace: TraceFile) -> Iterator[_Stretch]:
+    """Operators that copy to the GPU."""
+    copied = {item.correlation for item in trace.events if item.on_gpu and "HtoD" in item.name} - {0}
+    calls = sorted(item.begin for item in trace.events if not item.on_gpu and item.correlation in copied)
+    for item in _on_main(trace):
+        if item.name in ("aten::to", "aten::copy_", "aten::_to_copy"):
+            place = bisect_left(calls, item.begin)
+            if place < len(calls) and calls[place] <= item.end:
+                yield _Stretch(item.begin, item.end, "to_device", 3, "aten::to with a copy to the GPU")
+
+
+def _forward(trace: TraceFile) -> Iterator[_Stretch]:
+    """The other operators of the training thread."""
+    work = (
+        (item.begin, item.end)
+        for item in _on_main(trace)
+        if not item.annotation
+        and "::" in item.name
+        and not item.name.startswith(("autograd", "torch::", "profiler"))
+    )
+    for begin, end in _joined(work, _FORWARD_HOLE_NS):
+        yield _Stretch(begin, end, "forward", 0, "other operators of the training thread")
+
+
+def _joined(intervals: Iterator[tuple[int, int]], hole: int) -> Iterator[tuple[int, int]]:
+    """The union of intervals, with holes shorter than `hole` closed."""
+    current: tuple[int, int] | None = None
+    for begin, end in union(intervals, -_EVER, _EVER):
+        if current is not None and begin - current[1] < hole:
+            current = current[0], end
+            continue
+        if current is not None:
+            yield current
+        current = begin, end
+    if current is not None:
+        yield current
+
+
+SUFFIXES = (".json", ".json.gz", ".pt.trace.json")
+# More files are not read from one folder.
+MANY_FILES = 1024
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """What one GPU did. index: None for a trace without a GPU, where the operators on the CPU count."""
+
+    index: int | None
+    name: str
+    time: CaptureTimeline
+
+    @property
+    def idle(self) -> float:
+        """Share of the time in which nothing ran, 0..1."""
+        return 1 - self.time.busy_ns / self.time.wall_ns
+
+
+@dataclass(frozen=True)
+class TraceUse:
+    """One trace. steps: (begin, end) in nanoseconds of the whole steps examined, () if the trace has none.
+
+    begin, end: what was examined. phases: (begin, end, phase) of the training thread. sources: phase -> how it was
+    inferred.
+    """
+
+    path: Path
+    rank: int | None
+    world_size: int | None
+    begin: int
+    end: int
+    steps: tuple[tuple[int, int], ...]
+    devices: tuple[DeviceUse, ...]
+    phases: tuple[Span, ...]
+    sources: dict[str, str]
+    skipped: int
+
+    @property
+    def wall_ns(self) -> int:
+        return self.end - self.begin
+
+    def phase_ns(self, begin: int, end: int) -> dict[str, int]:
+        """Nanoseconds by phase between two times; adds up to their distance."""
+        found: dict[str, int] = {}
+        for low, high, phase in self.phases:
+            if (ns := min(high, end) - max(low, begin)) > 0:
+                found[phase] = found.get(phase, 0) + ns
+        return found
+
+
+def trace_files(paths: tuple[Path, ...]) -> list[Path]:
+    """The trace files that are named, and those in the folders that are named. Raises UsageError."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(
+            entry for entry in path.iterdir() if entry.name.endswith(SUFFIXES) and entry.is_file()
+        )
+        if not inside:
+            raise UsageError(
+                f"{path}: there is no trace in this folder (a file that ends in .json or .json.gz)"
+            )
+        found += inside
+    if len(found) > MANY_FILES:
+        raise UsageError(f"{len(found):,} traces are too many; maximum: {MANY_FILES:,}")
+    return found
+
+
+def examine(path: Path, whole: bool = False) -> TraceUse:
+    """What the GPUs did in a trace.
+
+    whole: from the first to the last work on a GPU, instead of the whole profiled steps. Raises UsageError.
+    """
+    trace = read_trace(path)
+    begin, end, steps = trace.span[0], trace.span[1], _whole_steps(trace)
+    if steps and not whole:
+        begin, end = steps[0][0], steps[-1][1]
+    inferred = infer(trace)
+    first = inferred.marks[0]
+    marks = [(min(begin, first[0]), first[1]), *inferred.marks[1:]]
+    devices = []
+    for index in trace.devices or (None,):
+        try:
+            found = timeline(trace.events, marks, begin, end, index is not None, index)
+        except ValueError:
+            continue  # this GPU only worked outside of the steps
+        name = trace.names.get(index, "GPU") if index is not None else "CPU"
+        devices.append(DeviceUse(index, name, found))
+    if not devices:
+        raise UsageError(f"{path}: there is no GPU kernel and no operator in the profiled steps")
+    return TraceUse(
+        path=path,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        begin=begin,
+        end=end,
+        steps=tuple(steps) if not whole else (),
+        devices=tuple(devices),
+        phases=tuple(spans(marks, begin, end)),
+        sources=inferred.sources,
+        skipped=trace.skipped,
+    )
+
+
+def _whole_steps(trace: TraceFile) -> list[tuple[int, int]]:
+    """The profiled steps, without the first of three or more: the profiler is still starting in it."""
+    return trace.steps[1:] if len(trace.steps) > 2 else trace.steps
+
+
+def record(use: TraceUse, device: DeviceUse) -> Iterator[tuple[float, Event]]:
+    """(Unix time in seconds, event): the trace as a finished run on one of its GPUs."""
+    gpu = device.index is not None
+    start = use.path.stat().st_mtime - use.wall_ns * 1e-9
+    steps = use.steps or ((use.begin, use.end),)
+    yield start, RunEvent(
+        name=use.path.name.split(".")[0][:64] or "trace", workload="trace", config={}, pid=0, host="",
+        device=f"cuda:{device.index}" if gpu else "cpu", device_name=device.name, gpu=None, versions={},
+        parameters=0, precision="", item="step", token=None, tokens_per_item=0, items_per_step=1,
+        items_per_epoch=len(steps), steps_per_epoch=len(steps), epochs=1, total_steps=len(steps),
+        model="not in a trace", data="not in a trace",
+    )  # fmt: skip
+    for number, (begin, end) in enumerate(steps, start=1):
+        yield start + (end - use.begin) * 1e-9, _window(use, number, begin, end)
+    t = start + use.wall_ns * 1e-9
+    method = "kernels" if gpu else "operators"
+    yield (
+        t,
+        KernelsEvent(
+            method=method, step=len(steps), steps=len(steps), trace=str(use.path), **asdict(device.time)
+        ),
+    )
+    yield t, EndEvent("done", "end of the trace", len(steps), 0)
+
+
+def _window(use: TraceUse, number: int, begin: int, end: int) -> WindowEvent:
+    wall = end - begin
+    phases: dict[str, Any] = {
+        phase: {"host_ns": ns, "p50_ns": ns, "p95_ns": ns, "max_ns": ns, "device_ns": None}
+        for phase, ns in use.phase_ns(begin, end).items()
+    }
+    return WindowEvent(
+        step=number, epoch=1, epoch_step=number, steps=1, micro_steps=1, items=1, tokens=0, wall_ns=wall,
+        step_p50_ns=wall, step_p95_ns=wall, step_max_ns=wall, phases=phases,
+    )  # fmt: skip
+
+
+def snapshot(use: TraceUse, device: DeviceUse) -> Snapshot:
+    """The trace as the state of a run."""
+    state = RunState()
+    for t, event in record(use, device):
+        state.fold(t, event)
+    return state.snapshot()
+
+
+def findings(use: TraceUse, device: DeviceUse) -> list[Finding]:
+    """The findings of the rules for a live run, as far as a trace has what they need."""
+    return list(diagnose(snapshot(use, device), few_steps=True))
+
+
+def to_json(uses: list[TraceUse]) -> dict[str, Any]:
+    """All figures; units are in the names."""
+    return {"traces": [_use_json(use) for use in uses]}
+
+
+def _use_json(use: TraceUse) -> dict[str, Any]:
+    return {
+        "file": str(use.path),
+        "rank": use.rank,
+        "world_size": use.world_size,
+        "wall_ns": use.wall_ns,
+        "steps": len(use.steps) or None,
+        "skipped_events": use.skipped,
+        "phases_ns": use.phase_ns(use.begin, use.end),
+        "phases_inferred_from": use.sources,
+        "devices": [
+            {
+                "index": device.index,
+                "name": device.name,
+                **asdict(device.time),
+                "hidden_collective_ns": device.time.collective_ns - device.time.exposed_ns,
+                "findings": [asdict(finding) for finding in findings(use, device)],
+            }
+            for device in use.devices
+        ],
+    }
