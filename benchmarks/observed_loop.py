@@ -152,7 +152,7 @@ def _observe(observer: Any, kind: str, every: int) -> bool:
     state[clock.TRAINER] = me if observed else -1
     state[clock.TIMED] = me if kind == "timed" else 0 if kind == "untimed" else -1
     steps.every, steps.skip = every, 2 * (kind == "untimed")
-    (observer.recorder.resume if observed else observer.recorder.pause)()
+    (observer.emitter.resume if observed else observer.emitter.pause)()
     return observed
 
 
@@ -163,7 +163,7 @@ def _besides(loop: Loop, observer: Any, seconds: float) -> float:
     state[clock.LAST], state[clock.CURRENT] = clock.now(), clock.OTHER
     state[clock.TRAINER] = state[clock.TIMED] = me
     observer.steps.skip = 0
-    observer.recorder.resume()
+    observer.emitter.resume()
     sometimes, spent = observer.steps._sometimes, [0]
 
     def timed(t: int) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import threading
 from statistics import stdev
 
-from ndd_engine.trial.confirm import estimate_of, over
-
-from ndd_engine.trial.estimates import Estimate, joined, standard_error
+from ndd_engine.trial.estimates import Estimate, estimate_of, joined, over, standard_error
 from ndd_engine.trial.outcome import times, with_interval
 from ndd_engine.trial.request import Base, TrialRequest
 from ndd_engine.trial.trial import run_trial

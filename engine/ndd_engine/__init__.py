@@ -57,8 +57,7 @@ __all__ = [
 _MODULES = {
     "api.measuring": ("MemoryPrediction", "predict_memory", "run_trial"),
     "api.observing": ("Observation", "observe"),
-    "api.record": ("Record", "find_bottlenecks", "open_run"),
-    "api.training": ("Result", "run_training"),
+    "api.runs": ("Record", "Result", "find_bottlenecks", "open_run", "run_training"),
     "config": ("Config",),
     "diagnose.finding": ("Change", "Evidence", "Finding"),
     "errors": ("ConfigError", "MachineError", "NddError", "TrainingError", "UsageError"),

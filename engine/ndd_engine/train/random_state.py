@@ -1,7 +1,8 @@
-"""Saves and restores every random generator that a model or a dataset of this process may draw from."""
+"""Saves and restores what a forward pass that does not count changes: random generators, buffers, extra states."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import random
 import sys
@@ -10,6 +11,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from torch import nn
+
+from ndd_engine.batches import expanded
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -66,3 +70,28 @@ def kept_random(device: torch.device) -> Iterator[None]:
         yield
     finally:
         restore_random_state(before, device)
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore buffers, also those that the model replaces by other tensors, and extra states on exit."""
+    before = [
+        (module, name, buffer, None if buffer is None or expanded(buffer) else buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    extra = [
+        (module, copy.deepcopy(module.get_extra_state()))
+        for module in model.modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in before:
+                if buffer is not None and value is not None:
+                    buffer.copy_(value)
+                module._buffers[name] = buffer
+        for module, state in extra:
+            module.set_extra_state(state)

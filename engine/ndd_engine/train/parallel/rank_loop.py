@@ -35,9 +35,9 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import Result, evaluate
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.probes.rehearsal import kept_training
-from ndd_engine.train.random_state import kept_random
+from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.train.request import OpenRun
-from ndd_engine.train.step.stepper import Stepper, kept_buffers
+from ndd_engine.train.step.stepper import Stepper
 
 from .hang import HangWatch
 from .marks import GATHER, PART, DdpMarks, StreamWaits, mark_collectives

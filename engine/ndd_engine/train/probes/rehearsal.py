@@ -25,8 +25,8 @@ from ndd_engine.measure.memory_held import is_out_of_memory
 from ndd_engine.measure.timing import fastest
 from ndd_engine.record.event import ThreadTime
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
-from ndd_engine.train.random_state import kept_random
-from ndd_engine.train.step.stepper import Stepper, kept_buffers
+from ndd_engine.train.random_state import kept_buffers, kept_random
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch
 
 if TYPE_CHECKING:

@@ -27,12 +27,10 @@ from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock, no_phase
 from ndd_engine.measure.memory_held import is_out_of_memory
 from ndd_engine.record.events import SettingEvent
-from ndd_engine.train.random_state import kept_random
+from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.workloads.base import Batch
 from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.training import TrainingParts
-
-from .stepper import kept_buffers
 
 if TYPE_CHECKING:
     from .stepper import Stepper

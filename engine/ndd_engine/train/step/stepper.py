@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel.distributed import _find_tensors
 
-from ndd_engine.batches import expanded, map_tensors
+from ndd_engine.batches import map_tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import UsageError
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event
 from ndd_engine.train.data.loader import to_device
-from ndd_engine.train.random_state import kept_random
+from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.workloads.base import Batch, Workload, on_host
 from ndd_engine.workloads.result import Parted
 from ndd_engine.workloads.training import Carry, TrainingParts, detached
@@ -34,31 +33,6 @@ from .training import Training
 
 if TYPE_CHECKING:
     from ndd_engine.train.parallel.strategy import Strategy
-
-
-@contextmanager
-def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore buffers, also those that the model replaces by other tensors, and extra states on exit."""
-    before = [
-        (module, name, buffer, None if buffer is None or expanded(buffer) else buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-    ]
-    extra = [
-        (module, copy.deepcopy(module.get_extra_state()))
-        for module in model.modules()
-        if type(module).get_extra_state is not nn.Module.get_extra_state
-    ]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, value in before:
-                if buffer is not None and value is not None:
-                    buffer.copy_(value)
-                module._buffers[name] = buffer
-        for module, state in extra:
-            module.set_extra_state(state)
 
 
 # Cost of the two hooks of one call on a slow core, and the share of a micro-batch that all hooks may take. In a loop of
