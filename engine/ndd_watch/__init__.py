@@ -16,30 +16,27 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     hooks       the hooks on torch
     modules     calls of modules: forward passes and evaluations
     waits       where a rank waits for others
-    steps       counts steps, and decides which of them are timed by phase
-    ends        which step of an optimizer ends a step of the training
+    steps       counts steps, decides which are timed by phase, and where they end
+    graphs      whether the script keeps the graphs of earlier steps
+    garbage     times garbage collections, and decides when they happen
     looks       looks at tensors without running code of the script
     exceptions  tells our exceptions from the script's
-    places      where in the script loaders and optimizers are made
-    own         which code is the script's own
-    learning    learns where batches come from
+    own         which code is the script's own, and where it makes loaders and optimizers
     library     functions of Python's library as they were at the start
-    listening   hears what functions return
+    listening   hears what functions return, and learns where batches come from
     profiler    profiles one step; the engine's own runs use it, too
     timed_calls how it does so from Python 3.12 on
     blocking    times waits for a GPU that no profiler sees
     captures    captures a few steps with torch's profiler
-    monitor     times a function without a change to it, from Python 3.12 on
     frameworks  what Hugging Face's Trainer and Lightning know of a run
     changes     the table of changes: every setting that can be tried
-    switches    how they are made without an edit
-    caching     one of them
+    switches    how they are made without an edit; a cache of items is one of them
     gate        lets a loop train in runs, on command; that of the engine's own runs, too
     trying      a process of a trial
     requests    what the console asks for
     outside     what the script writes outside its working directory
     process     what Linux knows of the process
-    record      what is told
+    emit        writes the events of the record
 """
 
 from pathlib import Path

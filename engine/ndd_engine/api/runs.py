@@ -30,7 +30,8 @@ from ndd_engine.train.training_run import Training
 from ndd_engine.trial.outcome import differences
 from ndd_watch.changes import GLOBALS
 
-from .observing import PathLike, Sets, Source, configured_run, draft_of, root_of
+from .observing import PathLike, Sets, Source
+from .sources import configured_run, draft_of, root_of
 
 E = TypeVar("E", bound=Event)
 # Seconds between two reads of the record of a live run.

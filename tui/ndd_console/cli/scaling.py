@@ -8,7 +8,7 @@ from dataclasses import replace
 import click
 
 from ndd_console.words.scaling import scaling_blocks
-from ndd_engine.api.observing import baseline_of
+from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import foreign

@@ -7,7 +7,7 @@ from functools import partial
 import click
 
 from ndd_console.process.terminal import interactive
-from ndd_engine.api.observing import configured_run
+from ndd_engine.api.sources import configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, UsageError
 from ndd_engine.text import counted

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ndd_console.words.trial import measurement, trial_blocks
-from ndd_engine.api.observing import baseline_of
+from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir

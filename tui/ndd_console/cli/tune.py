@@ -11,7 +11,7 @@ from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.terminal import interactive
 from ndd_console.words.trial import measurement, ratio_text
 from ndd_console.words.tuning import tuning_blocks
-from ndd_engine.api.observing import baseline_of, configured_run
+from ndd_engine.api.sources import baseline_of, configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.rundir import find_run
