@@ -20,7 +20,8 @@ from .version import __version__
 if TYPE_CHECKING:
     from .api.measuring import MemoryPrediction, predict_memory, run_trial
     from .api.observing import Observation, observe
-    from .api.runs import Record, Result, find_bottlenecks, open_run, run_training
+    from .api.record_api import Record, find_bottlenecks, open_run
+    from .api.training_api import Result, run_training
     from .config import Config
     from .diagnose.finding import Change, Evidence, Finding
     from .errors import ConfigError, MachineError, NddError, TrainingError, UsageError
@@ -57,7 +58,8 @@ __all__ = [
 _MODULES = {
     "api.measuring": ("MemoryPrediction", "predict_memory", "run_trial"),
     "api.observing": ("Observation", "observe"),
-    "api.runs": ("Record", "Result", "find_bottlenecks", "open_run", "run_training"),
+    "api.record_api": ("Record", "find_bottlenecks", "open_run"),
+    "api.training_api": ("Result", "run_training"),
     "config": ("Config",),
     "diagnose.finding": ("Change", "Evidence", "Finding"),
     "errors": ("ConfigError", "MachineError", "NddError", "TrainingError", "UsageError"),

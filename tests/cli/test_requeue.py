@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.api.runs import resume_or_start
+from ndd_engine.api.requeue import resume_or_start
 from ndd_engine.config import read, to_toml
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent

@@ -9,8 +9,8 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.request import Progress, TrialRequest
 
 from .observing import PathLike, Sets, Source
-from .runs import restored
 from .sources import baseline_of, draft_of, root_of, strings
+from .training_api import restored
 
 
 @dataclass(frozen=True)
