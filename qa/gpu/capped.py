@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ndd_engine.measure.memory_held import is_out_of_memory
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.predict.allocator import Rules, SimulatedOutOfMemoryError
 from ndd_engine.predict.estimate import MANY, Memory
 from ndd_engine.predict.probes import Prober

@@ -16,7 +16,7 @@ from benchmarks.memory import MODELS, PRECISIONS
 
 from ndd_engine.config import read
 from ndd_engine.errors import NddError
-from ndd_engine.measure.memory_held import is_out_of_memory
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.predict.allocations import Trace
 from ndd_engine.predict.allocator import Rules
 from ndd_engine.predict.estimate import MANY, Memory

@@ -12,7 +12,7 @@ import torch
 
 from ndd_console.__main__ import status_of
 from ndd_engine.config import read
-from ndd_engine.measure import memory_held
+from ndd_engine.measure import memory_history
 from ndd_engine.train.failures import explain
 
 MIB = 1 << 20
@@ -54,9 +54,9 @@ class Memory:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     fake = Memory()
-    monkeypatch.setattr(memory_held, "_memory", lambda: fake)
+    monkeypatch.setattr(memory_history, "_memory", lambda: fake)
     yield fake
-    memory_held.stop()
+    memory_history.stop()
 
 
 def message(error: BaseException) -> str:
@@ -68,7 +68,7 @@ def message(error: BaseException) -> str:
 def test_a_run_that_runs_out_of_memory_writes_a_snapshot_and_names_the_owners(
     memory: Memory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    memory_held.start(GPU, "start", tmp_path)
+    memory_history.start(GPU, "start", tmp_path)
     text = message(FULL)
     assert OWNER.findall(text) == [("40.0", "4"), ("30.0", "3"), ("20.0", "2")]
     assert str(tmp_path / "memory.pickle") in text
@@ -79,57 +79,57 @@ def test_a_run_that_runs_out_of_memory_writes_a_snapshot_and_names_the_owners(
 
 
 def test_the_history_is_recorded_for_the_first_steps_only(memory: Memory, tmp_path: Path) -> None:
-    memory_held.start(GPU, "start", tmp_path)
+    memory_history.start(GPU, "start", tmp_path)
     (enabled, options), *_ = memory.calls
     assert enabled == "all" and options["context"] == "alloc" and options["stacks"] == "python"
     assert options["max_entries"] <= 100_000
-    memory_held.settle(1)
+    memory_history.settle(1)
     assert len(memory.calls) == 1
-    memory_held.settle(3)
-    memory_held.settle(4)
+    memory_history.settle(3)
+    memory_history.settle(4)
     assert [call[0] for call in memory.calls] == ["all", None]
     # What stays allocated keeps its stack; how to get those of later steps is part of the message.
     assert OWNER.search(message(FULL)) and "memory_history=always" in message(FULL)
 
 
 def test_what_is_measured_undisturbed_runs_without_stacks(memory: Memory, tmp_path: Path) -> None:
-    memory_held.start(GPU, "start", tmp_path)
-    with memory_held.paused():
+    memory_history.start(GPU, "start", tmp_path)
+    with memory_history.paused():
         assert memory.calls[-1][0] is None
     assert memory.calls[-1][0] == "all"
-    memory_held.stop()
+    memory_history.stop()
     memory.calls.clear()
-    with memory_held.paused():
+    with memory_history.paused():
         pass
     assert not memory.calls
 
 
 def test_it_can_be_recorded_always_or_not_at_all(memory: Memory, tmp_path: Path) -> None:
-    memory_held.start(GPU, "off", tmp_path)
-    memory_held.start(CPU, "always", tmp_path)
+    memory_history.start(GPU, "off", tmp_path)
+    memory_history.start(CPU, "always", tmp_path)
     assert not memory.calls and not OWNER.search(message(FULL))
-    memory_held.start(GPU, "always", tmp_path)
-    memory_held.settle(1000)
+    memory_history.start(GPU, "always", tmp_path)
+    memory_history.settle(1000)
     assert [call[0] for call in memory.calls] == ["all"]
-    memory_held.stop()
+    memory_history.stop()
     assert [call[0] for call in memory.calls] == ["all", None]
     assert not OWNER.search(message(FULL))  # the run has ended
 
 
 def test_an_error_of_the_recording_does_not_hide_the_failure(memory: Memory, tmp_path: Path) -> None:
     memory.broken = True
-    memory_held.start(GPU, "always", tmp_path)
-    memory_held.settle(9)
+    memory_history.start(GPU, "always", tmp_path)
+    memory_history.settle(9)
     text = message(FULL)
     assert "2.00 GB" in text and "launch failure" not in text
     memory.broken = False
-    memory_held.start(GPU, "always", tmp_path / "missing")
+    memory_history.start(GPU, "always", tmp_path / "missing")
     assert OWNER.search(message(FULL))  # the folder does not exist, but the owners are known
     assert not list(tmp_path.iterdir())
 
 
 def test_host_memory_is_no_reason_for_a_gpu_snapshot(memory: Memory, tmp_path: Path) -> None:
-    memory_held.start(GPU, "start", tmp_path)
+    memory_history.start(GPU, "start", tmp_path)
     message(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
     message(MemoryError())
     assert not list(tmp_path.iterdir())

@@ -19,7 +19,7 @@ from ndd_engine.predict import probes
 from ndd_engine.predict.allocations import Family, Trace, fit
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.estimate import HOST_GRANULE, MANY, ONE, Memory
-from ndd_engine.predict.probe_process import traced
+from ndd_engine.predict.fakes import traced
 from ndd_engine.predict.probes import (
     UNCHECKED,
     Prober,

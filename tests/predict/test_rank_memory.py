@@ -15,7 +15,7 @@ from ndd_engine.predict import rank_memory
 from ndd_engine.predict.allocations import Trace
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import MANY, ONE
-from ndd_engine.predict.probe_process import traced
+from ndd_engine.predict.fakes import traced
 from ndd_engine.predict.probes import Prober, endless, record
 from ndd_engine.predict.rank_memory import BucketsOnly, pretended, shares, stepper_of_rank
 from ndd_engine.train.prepare import seed

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import read
-from ndd_engine.measure.memory_held import is_out_of_memory
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.run.run import Run
 from ndd_engine.train.failures import explain, smaller_batch

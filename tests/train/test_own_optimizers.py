@@ -9,7 +9,7 @@ import torch
 from train_help import EVERY_STEP, Result, Trainer, Written, resumed
 
 from ndd_engine.config import read
-from ndd_engine.predict.probe_process import traced
+from ndd_engine.predict.fakes import traced
 from ndd_engine.train.step.optimizers import decay_groups
 from ndd_engine.workloads.registry import prepare
 

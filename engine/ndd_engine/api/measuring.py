@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.request import Progress, TrialRequest
 
-from .observing import PathLike, Sets, Source
-from .sources import baseline_of, draft_of, root_of, strings
+from .sources import PathLike, Sets, Source, baseline_of, draft_of, root_of, strings
 from .training_api import restored
 
 

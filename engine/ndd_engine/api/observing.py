@@ -9,11 +9,11 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from ndd_engine.files import write_text
 from ndd_engine.record.rundir import RunDir, new_run_dir
@@ -22,12 +22,7 @@ from ndd_engine.script.progress import readable_by
 from ndd_engine.script.script_run import CLOSED
 from ndd_watch import CAPTURES
 
-from .sources import root_of
-
-PathLike: TypeAlias = "str | os.PathLike[str]"
-Source: TypeAlias = "PathLike | Mapping[str, Any] | None"
-Sets: TypeAlias = "str | Sequence[str] | Mapping[str, Any]"
-
+from .sources import PathLike, root_of
 
 # As the observer is called where `ndd-console run` has loaded it.
 _LOADED = "_ndd_watch.install"

@@ -15,8 +15,7 @@ from ndd_engine.record.file import EventLog, RunReader
 from ndd_engine.record.rundir import RunDir, find_run
 from ndd_engine.record.snapshot import Snapshot
 
-from .observing import PathLike
-from .sources import root_of
+from .sources import PathLike, root_of
 
 E = TypeVar("E", bound=Event)
 

@@ -20,9 +20,8 @@ from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import Training
 from ndd_watch.changes import GLOBALS
 
-from .observing import PathLike, Sets, Source
 from .record_api import Record
-from .sources import configured_run, draft_of, root_of
+from .sources import PathLike, Sets, Source, configured_run, draft_of, root_of
 
 
 @dataclass(frozen=True)

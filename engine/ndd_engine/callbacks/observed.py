@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from ndd_engine.api.observing import Observation, PathLike, started
+from ndd_engine.api.observing import Observation, started
+from ndd_engine.api.sources import PathLike
 from ndd_watch.frameworks import Known, Put, Wishes
 
 

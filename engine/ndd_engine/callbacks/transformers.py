@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ndd_engine.api.observing import PathLike
+from ndd_engine.api.sources import PathLike
 from ndd_watch.frameworks import hugging_face
 
 from .observed import Observed

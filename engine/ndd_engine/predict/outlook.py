@@ -16,7 +16,7 @@ from ndd_engine.hardware.detect import detect, equal_gpus, with_free_memory
 from ndd_engine.hardware.gpus import Machine
 from ndd_engine.hardware.host import detect_host, usable_threads
 from ndd_engine.hardware.sampler import Sampler
-from ndd_engine.measure.memory_held import is_out_of_memory
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import SampleEvent
 from ndd_engine.record.figures import mean_core_use
 from ndd_engine.record.snapshot import CoreUse

@@ -27,7 +27,7 @@ from ndd_engine.batches import tensors
 from ndd_engine.config import Config
 from ndd_engine.hardware.host import resident_peak
 from ndd_engine.measure.clock import PhaseClock
-from ndd_engine.measure.memory_held import is_out_of_memory
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.text import size
 from ndd_engine.train.data.loader import Batches, gathered
 from ndd_engine.train.data.sources import Source, can_keep, gathers, kept_bytes

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.memory_held import Frames
+from ndd_engine.measure.memory_owners import Frames
 from ndd_engine.text import printable
 
 from .trace_file import contents, no_collection

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.memory_held import Frames, Owner, owners
+from ndd_engine.measure.memory_owners import Frames, Owner, owners
 from ndd_engine.predict.allocator import UNLIMITED, Allocator, Rules, SimulatedOutOfMemoryError
 from ndd_engine.text import printable, size
 

@@ -23,7 +23,7 @@ from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError, RunLockedError, 
 from ndd_engine.files import open_regular, write_text
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.sampler import Sampler
-from ndd_engine.measure.memory_held import largest
+from ndd_engine.measure.memory_owners import largest
 from ndd_engine.record.events import EndEvent, Event, RunEvent, StageEvent
 from ndd_engine.record.rundir import RunDir, new_run_dir
 from ndd_engine.record.state import RunState

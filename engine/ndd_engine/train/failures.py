@@ -19,8 +19,8 @@ from ndd_engine.errors import (
     shortened,
     text_of,
 )
-from ndd_engine.measure import memory_held
-from ndd_engine.measure.memory_held import is_out_of_memory
+from ndd_engine.measure import memory_history
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.processes import limit_of
 from ndd_engine.text import duration, size
 from ndd_engine.workloads import own_module
@@ -115,7 +115,7 @@ def out_of_memory(
         filled = _filled(config, device, stepper)
     if filled:
         parts.append("filled by " + ", ".join(filled))
-    if snapshot := memory_held.out_of_memory(error):
+    if snapshot := memory_history.out_of_memory(error):
         parts.append(snapshot)
     return "; ".join((*parts, smaller_batch(config)))
 

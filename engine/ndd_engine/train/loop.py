@@ -14,7 +14,7 @@ import torch
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure import clock as phase
-from ndd_engine.measure import memory_held
+from ndd_engine.measure import memory_history
 from ndd_engine.measure.capture import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.functions import FunctionProfiles
@@ -476,4 +476,4 @@ class Loop:
 
     def _window(self) -> None:
         self.reporter.window(self.step)
-        memory_held.settle(self.step)
+        memory_history.settle(self.step)

@@ -23,10 +23,10 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Machine
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.hardware.sampler import Sampler
-from ndd_engine.measure import memory_held
+from ndd_engine.measure import memory_history
 from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.flops import work_event
-from ndd_engine.measure.memory_held import is_out_of_memory
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent
 from ndd_engine.text import counted, printable
 from ndd_engine.train.parallel.strategy import strategy_of
@@ -103,7 +103,7 @@ def prepare_run(run: OpenRun) -> Prepared:
         own = run.directory.path
         if world is not None and not world.place.first:
             own = run.directory.ranks / str(world.rank)
-        memory_held.start(device, config.log.memory_history, own)
+        memory_history.start(device, config.log.memory_history, own)
     stepper = Stepper(workload, config, device, total, strategy)
     clock = PhaseClock()
     if device.type == "cuda":

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ndd_engine.errors import EXIT_FAILED, CaptureError, NddError, TrainingError, message_of, said
-from ndd_engine.measure import memory_held
+from ndd_engine.measure import memory_history
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir, bare, new_run_dir, set_aside
@@ -105,7 +105,7 @@ class Training(Executor):
         )
 
     def close(self) -> None:
-        memory_held.stop()
+        memory_history.stop()
         if self._loggers is not None:
             self._loggers.close()  # they may still report a problem
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from ndd_engine.batches import map_tensors
 from ndd_engine.errors import UsageError, said
-from ndd_engine.measure import memory_held
+from ndd_engine.measure import memory_history
 from ndd_engine.measure.clock import no_phase
 from ndd_engine.measure.flops import WorkCounter
-from ndd_engine.measure.memory_held import is_out_of_memory
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.timing import fastest
 from ndd_engine.record.event import ThreadTime
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
@@ -235,7 +235,7 @@ class Baseline:
         """
         deadline = time.perf_counter_ns() + BASELINE_NS
         micro, threads = stepper.config.batch.micro, torch.get_num_threads()
-        with kept_random(stepper.device), memory_held.paused():
+        with kept_random(stepper.device), memory_history.paused():
             limits = (MOST_RUNS, BASELINE_NS / 2, SLOW_NS)
             measured = _guarded(stepper, lambda: time_micro(stepper, batch, *limits))
             if measured is None:

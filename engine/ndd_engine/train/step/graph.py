@@ -25,7 +25,7 @@ from ndd_engine.errors import CaptureError, message_of
 from ndd_engine.graphs import why_no_graph
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock, no_phase
-from ndd_engine.measure.memory_held import is_out_of_memory
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.workloads.base import Batch

@@ -1,0 +1,341 @@
+"""Traces of a training step as a GPU would run it, recorded without a GPU from fake tensors.
+
+Fake tensors run a step without computing or allocating; a dispatch mode records their storages. They are CPU tensors
+because autograd on "cuda" needs a CUDA build of torch, so `AsOnGpu` substitutes what a GPU does differently:
+
+- attention uses the flash or memory-efficient kernel, not the math kernel with its (B, H, T, T) scores;
+- autocast runs more operations in fp32 than on the CPU;
+- an LSTM is one cuDNN call with a reserve buffer, not thousands of small operations.
+
+Scratch memory inside kernels is only included where its size is known (`SCRATCH`). The result is a prediction that has
+not been verified on the GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+from ndd_engine.config import Config
+from ndd_engine.errors import UsageError
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.flops import WorkCounter
+from ndd_engine.train.step.stepper import Stepper
+from ndd_engine.workloads.base import Workload
+
+from .allocations import FREED, Trace
+from .estimate import MANY, ONE
+from .probes import longest_first
+from .rank_memory import is_sharded, strategy_for_fakes
+
+aten = torch.ops.aten
+
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+# cuDNN's LSTM reserve buffer: values per time step, direction and unit (four gates, the cell and its tanh). The exact
+# size differs by a few per cent between versions.
+RESERVED = 6.0
+
+
+# Functions that autocast runs in fp32 on a GPU but not on the CPU.
+IN_FP32 = frozenset({
+    "softmax", "log_softmax", "layer_norm", "group_norm", "rms_norm", "exp", "log", "log2", "log10", "log1p", "expm1",
+    "pow", "rsqrt", "sum", "cumsum", "cumprod", "prod", "norm", "softplus", "cosine_similarity", "gelu_", "erfinv",
+})  # fmt: skip
+
+
+_ON = "cpu"
+
+
+OWN_STEP = (
+    "the factory has its own step, which works on its own modules, so it cannot be traced for a GPU that is not in "
+    "this machine; check it on a machine with that GPU"
+)
+
+
+def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int] = ()) -> tuple[Trace, int]:
+    """Trace two steps with one micro-batch and one step with two. Returns the trace and the FLOPs of one micro-batch.
+
+    longest: items to include in the batch, see `probing.extremes`. Raises what a step raises on fake tensors: a model
+    with data-dependent control flow cannot be traced.
+    """
+    if workload.training.step is not None:
+        raise UsageError(OWN_STEP)
+    amp, config = config.precision.amp, _explicit(config)
+    strategy = strategy_for_fakes(config, workload.training)
+    batch = next(longest_first(workload, config, micro, longest))
+    follow, counter = Follow(), WorkCounter()
+    # Tensors that are neither parameters nor buffers become fake when they are used.
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = tree_map(lambda leaf: fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+    model, known = _faked(workload.model, fake)
+    if is_sharded(config):
+        # On the host, from which each layer moves to the GPU only as it is sharded.
+        for whole in model.parameters():
+            follow.ignore(whole)
+    with fake, AsOnGpu(), follow, follow.resizing():
+        stepper = Stepper(
+            workload.with_model(model, known), config, torch.device(_ON), total_steps=1000, strategy=strategy
+        )
+        for parameter in (*stepper.model.parameters(), *stepper.model.buffers()):
+            follow.note(parameter, "parameter")
+        with _autocast(amp):
+            for index, count in enumerate((1, 1, 2)):
+                if count > 1:
+                    follow.mark(ONE)
+                single = stepper.config.batch.model_copy(update={"accumulation": count})
+                stepper.config = stepper.config.model_copy(update={"batch": single})
+                with nullcontext() if index else counter:
+                    stepper.eager_step(_copies(fakes), PhaseClock(), index)
+        follow.mark(MANY)
+        return follow.trace(), counter.flops
+
+
+def _copies(batch: Any) -> Iterator[Any]:
+    """Endless copies of a batch, each with its own memory, as if copied to the GPU."""
+    while True:
+        yield tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def _explicit(config: Config) -> Config:
+    """Replace `auto` settings that would be resolved differently for fake tensors."""
+    precision = config.precision.model_copy(update={"amp": "off"})  # set for all steps by _autocast
+    speed = config.speed.model_copy(update={"compile": "off", "cuda_graph": False, "attention": "auto"})
+    return config.model_copy(update={"precision": precision, "speed": speed})
+
+
+def _faked(model: nn.Module, fake: FakeTensorMode) -> tuple[nn.Module, dict[int, Any]]:
+    """A copy with fake parameters and buffers, and the copies by id; shared tensors stay shared."""
+    known: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        replaced: Tensor = fake.from_tensor(tensor.detach())
+        if isinstance(tensor, nn.Parameter):
+            replaced = nn.Parameter(replaced, tensor.requires_grad)
+        known[id(tensor)] = replaced
+    copied = copy.deepcopy(model, known)
+    # torch cannot move fake parameters, and they need not be moved.
+    copied.to = lambda *_, **__: copied  # type: ignore[method-assign]
+    return copied, known
+
+
+@contextmanager
+def _autocast(amp: str) -> Iterator[None]:
+    """CPU autocast to the configured dtype, because CUDA autocast disables itself without a GPU."""
+    if amp == "off":
+        yield
+        return
+    dtype = torch.float16 if amp == "fp16" else torch.bfloat16
+    before = torch.is_autocast_enabled(_ON), torch.get_autocast_dtype(_ON)
+    torch.set_autocast_enabled(_ON, True)
+    torch.set_autocast_dtype(_ON, dtype)
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        torch.set_autocast_enabled(_ON, before[0])
+        torch.set_autocast_dtype(_ON, before[1])
+
+
+class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every storage that an operation creates, and when it is freed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._events: list[tuple[int, int]] = []
+        self._labels: list[str] = []
+        self._marks: dict[str, int] = {}
+        self._known: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func._schema.name
+        for size in SCRATCH[name](args) if name in SCRATCH else ():
+            self._scratch(size, name)
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_iter(result):
+            if isinstance(leaf, Tensor):
+                self.note(leaf, name)
+        return result
+
+    def note(self, tensor: Tensor, label: str) -> None:
+        """Record a tensor's storage unless it is already known; of a sharded tensor (DTensor) this rank's part."""
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+        if storage._cdata not in self._known and storage.nbytes():
+            self._born(storage, label)
+
+    def _born(self, storage: torch.UntypedStorage, label: str) -> None:
+        address, key = storage._cdata, len(self._labels)
+        self._known[address] = key
+        self._labels.append(label)
+        self._events.append((key, storage.nbytes()))
+        weakref.finalize(storage, self._died, key, address).atexit = False  # type: ignore[misc]
+
+    def ignore(self, tensor: Tensor) -> None:
+        """Do not record the storage of a tensor, which has to outlive the trace."""
+        self._known[tensor.untyped_storage()._cdata] = -1
+
+    @contextmanager
+    def resizing(self) -> Iterator[None]:
+        """Also record storages that are resized: so FSDP2 frees gathered parameters and gathers them again."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            key = self._known.get(storage._cdata)
+            if key is not None and key >= 0 and size != storage.nbytes():
+                self._died(key, storage._cdata)
+            found = resize(storage, size)
+            if size and storage._cdata not in self._known:
+                self._born(storage, "resize_")
+            return found
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+    def mark(self, name: str) -> None:
+        """Set a mark at the current event."""
+        self._marks[name] = len(self._events)
+
+    def trace(self) -> Trace:
+        """Everything recorded so far."""
+        return Trace(tuple(self._events), tuple(self._labels), dict(self._marks))
+
+    def _died(self, key: int, address: int) -> None:
+        if self._known.get(address) == key:  # else it was resized before
+            self._events.append((key, FREED))
+            del self._known[address]
+
+    def _scratch(self, size: int, name: str) -> None:
+        key = len(self._labels)
+        self._labels.append(f"{name}/scratch")
+        self._events += [(key, size), (key, FREED)]
+
+
+def _flash_backward(args: Any) -> tuple[int, ...]:
+    """Bytes of the fp32 softmax sums and query gradients (FlashAttention-2, mha_bwd)."""
+    batch, heads, length, width = args[1].shape
+    rows, columns = -(-length // 128) * 128, -(-width // 32) * 32
+    return batch * heads * rows * 4, batch * heads * rows * columns * 4
+
+
+SCRATCH: dict[str, Callable[[Any], tuple[int, ...]]] = {
+    "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
+}
+
+
+class AsOnGpu(TorchFunctionMode):
+    """Calls the functions that a GPU would run instead of the CPU's."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return _attention(*args, **named)
+        name = getattr(func, "__name__", "")
+        if name == "lstm" and len(args) == 9 and isinstance(args[3], bool):
+            return _lstm(*args)
+        if name in IN_FP32 and torch.is_autocast_enabled(_ON):
+            args = tree_map(_widened, args)
+        return func(*args, **named)
+
+
+def _widened(leaf: Any) -> Any:
+    return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in HALVES else leaf
+
+
+def _lowered(tensor: Tensor) -> Tensor:
+    """Cast to the autocast dtype if autocast is enabled, as it does for attention and LSTMs."""
+    if torch.is_autocast_enabled(_ON) and tensor.is_floating_point():
+        return tensor.to(torch.get_autocast_dtype(_ON))
+    return tensor
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    query, key, value = _lowered(query), _lowered(key), _lowered(value)
+    if query.dim() != 4:
+        return _attention_of(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    if enable_gqa and key.shape[1] != query.shape[1]:
+        times = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    if query.dtype in HALVES and attn_mask is None:
+        found = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )
+    else:
+        found = aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+        )
+    result: Tensor = found[0]
+    return result
+
+
+def _attention_of(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool,
+    scale: float | None,
+) -> Tensor:  # fmt: skip
+    """Attention for inputs that are not (B, H, T, D), reshaped to one head because the kernels require it."""
+    before = query.shape[:-2]
+
+    def four(tensor: Tensor) -> Tensor:
+        return tensor.reshape(-1, 1, *tensor.shape[-2:])
+
+    mask = None if attn_mask is None else attn_mask.expand(*before, *attn_mask.shape[-2:])
+    mask = None if mask is None else four(mask)
+    found = _attention(four(query), four(key), four(value), mask, dropout_p, is_causal, scale)
+    return found.reshape(*before, *found.shape[-2:])
+
+
+def _lstm(
+    x: Tensor, state: tuple[Tensor, Tensor], weights: list[Tensor], _bias: bool, layers: int, _dropout: float,
+    _train: bool, both_ways: bool, batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    hidden = weights[1].shape[1]
+    inputs = [_lowered(tensor) for tensor in (x, *state, *weights)]
+    found: tuple[Tensor, Tensor, Tensor] = _Lstm.apply(hidden, layers, both_ways, batch_first, *inputs)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Lstm(torch.autograd.Function):
+    """Allocates what cuDNN's LSTM does (output, states, reserve, packed weights) without computing anything."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: int, layers: int, both_ways: bool, batch_first: bool, x: Tensor, h: Tensor, c: Tensor,
+        *weights: Tensor,
+    ) -> Any:  # fmt: skip
+        batch, length = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
+        ways = 2 if both_ways else 1
+        y = x.new_empty((length, batch, hidden * ways))
+        reserve = x.new_empty(int(RESERVED * batch * length * hidden * layers * ways))
+        packed = x.new_empty(sum(weight.numel() for weight in weights))
+        ctx.save_for_backward(x, h, c, y, reserve, packed, *weights)
+        return (y.transpose(0, 1) if batch_first else y), torch.empty_like(h), torch.empty_like(c)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        x, h, c, _, _, packed, *weights = ctx.saved_tensors
+        scratch = torch.empty_like(packed)
+        gradients = [torch.empty_like(weight) for weight in weights]
+        del scratch
+        return None, None, None, None, *map(torch.empty_like, (x, h, c)), *gradients
