@@ -80,11 +80,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _mutated(rng: random.Random, value: Any, hint: Any, share: float, numbers: Sequence[float]) -> Any:
     if typing.get_origin(hint) is typing.Annotated:
-        hint, row = hint.__origin__, hint.__metadata__[0]
-        if typing.get_origin(row) is tuple and isinstance(value, (list, tuple)):
-            # The reader of records checks the length and the types of such rows.
-            pairs = zip(value, typing.get_args(row), strict=True)
-            return type(value)(_mutated(rng, item, kind, share, numbers) for item, kind in pairs)
+        hint = hint.__origin__
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if types.NoneType in args and rng.random() < share / 2:
@@ -103,6 +99,10 @@ def _mutated(rng: random.Random, value: Any, hint: Any, share: float, numbers: S
         return mutated(rng, value, share, numbers)
     if isinstance(value, tuple) and not args:
         return value
+    if origin is tuple and Ellipsis not in args and isinstance(value, (list, tuple)):
+        # The reader of records checks the length and the types of such rows.
+        pairs = zip(value, args, strict=True)
+        return type(value)(_mutated(rng, item, kind, share, numbers) for item, kind in pairs)
     if isinstance(value, (tuple, list)):
         return _sequence(rng, value, args, share, numbers)
     if isinstance(value, Mapping):
