@@ -41,7 +41,8 @@ def test_recompilations_are_told_with_their_reason_and_the_limit(tmp_path: Path)
 def test_garbage_collections_that_the_script_asks_for_are_told_with_their_line(tmp_path: Path) -> None:
     ran = run(tmp_path, "collects.py", "each")
     waits = [wait for line in ran.of("functions") for wait in line["waits"]]
-    assert [(Path(wait[0]).name, wait[3], wait[4]) for wait in waits] == [("collects.py", "collect", 1)]
+    # A slow machine profiles more than one step.
+    assert {(Path(wait[0]).name, wait[3], wait[4]) for wait in waits} == {("collects.py", "collect", 1)}
     assert not [line for line in run(tmp_path / "not", "collects.py").of("functions") if line["waits"]]
 
 
