@@ -129,9 +129,9 @@ def test_loggers_follow_the_record_of_a_script(tmp_path: Path) -> None:
 def test_slow_data_is_named_with_its_function(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW.replace("STEPS", "240"))
     done = run(tmp_path, "run", "--", sys.executable, "slow.py")
-    first = report(tmp_path, "slow-001")["findings"][0]
-    assert first["cause"] == "data-wait" and first["share"] > 0.8
-    assert "finding: " in done.stderr
+    # On a busy machine, other processes are a finding as well.
+    (first,) = (item for item in report(tmp_path, "slow-001")["findings"] if item["cause"] == "data-wait")
+    assert first["share"] > 0.8 and "waiting for" in done.stderr
     assert "decode" in json.dumps(first)
     assert any(change["where"] and "slow.py:" in change["where"] for change in first["changes"])
 
