@@ -19,8 +19,8 @@ from itertools import count, islice
 
 from ndd_engine.child import ChildError, spec_of
 from ndd_engine.train.loop import Loop
-from ndd_engine.trial.request import not_in_effect
 from ndd_engine.trial.sides import SHARED_ENVIRONMENT, SideProcess
+from ndd_engine.trial.trial_request import not_in_effect
 from ndd_engine.wizard.verify import PATIENCE_S
 
 from .common import (

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ndd_engine.measure.clock import PhaseClock, Window
+from ndd_engine.measure.phase_clock import PhaseClock, Window
 from ndd_engine.record.events import WindowEvent
 
 from .common import Options, Table, Target, as_percent, quantile, say

@@ -16,7 +16,7 @@ from ndd_engine.config import Config, read
 from ndd_engine.errors import NddError
 from ndd_engine.predict.allocator import Rules
 from ndd_engine.predict.estimate import HOST_GRANULE, MANY, ONE
-from ndd_engine.predict.probes import Prober
+from ndd_engine.predict.step_probes import Prober
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
 

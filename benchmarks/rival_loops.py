@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ndd_engine.config import Config
+from ndd_engine.train.data.item_sources import EpochBatches
 from ndd_engine.train.data.loader import to_device
-from ndd_engine.train.data.sources import EpochBatches
 from ndd_engine.train.step.optimizers import make_optimizer
 from ndd_engine.workloads.base import Workload
 

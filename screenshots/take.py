@@ -41,7 +41,7 @@ from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.started_ranks import StartedRanks
 from ndd_engine.train.training_run import Training
-from ndd_engine.trial.request import Base
+from ndd_engine.trial.trial_request import Base
 from ndd_engine.trial.tuning import run_tuning
 from ndd_engine.wizard.space import Answers
 

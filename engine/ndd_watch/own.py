@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Callable
 
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
-_PLUMBING = ("base", "factory_data", "order", "own_module", "registry", "result", "training")
+_PLUMBING = ("base", "data_order", "factory_data", "own_module", "registry", "result", "training")
 # Loaders and optimizers whose place is remembered.
 MOST_PLACES = 64
 

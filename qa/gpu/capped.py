@@ -16,7 +16,7 @@ import torch
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.predict.allocator import Rules, SimulatedOutOfMemoryError
 from ndd_engine.predict.estimate import MANY, Memory
-from ndd_engine.predict.probes import Prober
+from ndd_engine.predict.step_probes import Prober
 
 from .figures import FAIL, PASS, SKIPPED, Task
 from .memory import probed

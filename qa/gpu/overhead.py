@@ -12,7 +12,7 @@ from benchmarks.common import Compared, as_ratio, compared, say, summarise
 from benchmarks.engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine
 from benchmarks.loop import Beside, keep_memory
 
-from ndd_engine.measure.clock import DevicePhaseClock
+from ndd_engine.measure.phase_clock import DevicePhaseClock
 from ndd_watch.device import NEVER
 
 from .figures import FAIL, PASS, UNCLEAR, Task, one_line

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from ndd_engine.config import read
 from ndd_engine.config.schema import ParallelSection
-from ndd_engine.measure import clock as phase
+from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
-from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, no_phase
-from ndd_engine.predict.allocations import Trace
+from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock, no_phase
+from ndd_engine.predict.step_traces import Trace
 from ndd_engine.train.parallel.marks import PART, DdpMarks, StreamWaits, mark_collectives
 from ndd_engine.train.parallel.strategy import Ddp, Fsdp2
 from qa.ranks.launch import finish, launch

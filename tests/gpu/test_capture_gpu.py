@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from ndd_engine.config import read
-from ndd_engine.measure import clock as phase
+from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, parse
 from ndd_engine.run.run import Run
 from ndd_engine.script.asked_captures import folded

@@ -8,8 +8,8 @@ import pytest
 import torch
 from qa.gpu.memory import probed
 
-from ndd_engine.measure.clock import PhaseClock
-from ndd_engine.predict.probes import endless
+from ndd_engine.measure.phase_clock import PhaseClock
+from ndd_engine.predict.step_probes import endless
 from ndd_engine.recordings.snapshots import examine
 
 pytestmark = [

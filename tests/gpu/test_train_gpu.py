@@ -9,8 +9,8 @@ import torch
 from qa.gpu import runs
 from qa.gpu.runs import EVERY_STEP, Trained, difference, losses
 
-from ndd_engine.measure import clock as phase
-from ndd_engine.measure.clock import DevicePhaseClock
+from ndd_engine.measure import phase_clock as phase
+from ndd_engine.measure.phase_clock import DevicePhaseClock
 from ndd_engine.recordings.snapshots import examine
 
 pytestmark = [

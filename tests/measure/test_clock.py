@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.measure import clock as phase
-from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, Window
+from ndd_engine.measure import phase_clock as phase
+from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock, Window
 from ndd_engine.record.events import PHASES
 from ndd_watch.device import SAMPLE_NS
 

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ndd_engine.measure import clock as phase
+from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
-from ndd_engine.measure.clock import PhaseClock
-from ndd_engine.measure.modules import (
+from ndd_engine.measure.module_times import (
     ELSEWHERE,
     IN_LOSS,
     OTHER,
@@ -19,6 +18,7 @@ from ndd_engine.measure.modules import (
     module_times,
     runs_compiled,
 )
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.measure.timeline import TraceEvent
 from ndd_engine.record.event import ModuleTime
 from ndd_engine.record.events import KernelsEvent

@@ -15,9 +15,9 @@ from observed import SUBJECTS, Ran, run
 from torch import nn
 
 from ndd_engine.errors import UsageError
-from ndd_engine.measure import clock as phase
+from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import KernelsEvent
 from ndd_engine.record.figures import EVALUATION_OR_CHECKPOINT
 from ndd_engine.script.asked_captures import folded

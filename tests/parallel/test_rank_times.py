@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ndd_engine.measure import clock as phase
-from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock
+from ndd_engine.measure import phase_clock as phase
+from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.stragglers import compared_steps
 from ndd_engine.record.ranks import RankEvent
 from ndd_engine.train.parallel.marks import PART, StreamWaits

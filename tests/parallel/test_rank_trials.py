@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tests.trial.trial_help import measured, planted
 
-from ndd_engine.trial.request import Base
+from ndd_engine.trial.trial_request import Base
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 

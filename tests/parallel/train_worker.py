@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ndd_engine.config import Config, read
 from ndd_engine.config.schema import ParallelSection
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.order import Share
 from ndd_engine.train.evaluate import evaluate

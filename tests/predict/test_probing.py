@@ -15,12 +15,11 @@ import torch
 
 from ndd_engine.child import decoded
 from ndd_engine.config import Config, read
-from ndd_engine.predict import probes
-from ndd_engine.predict.allocations import Family, Trace, fit
+from ndd_engine.predict import step_probes
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.estimate import HOST_GRANULE, MANY, ONE, Memory
 from ndd_engine.predict.fakes import traced
-from ndd_engine.predict.probes import (
+from ndd_engine.predict.step_probes import (
     UNCHECKED,
     Prober,
     alike,
@@ -32,6 +31,7 @@ from ndd_engine.predict.probes import (
     record,
     sizes,
 )
+from ndd_engine.predict.step_traces import Family, Trace, fit
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.finetune import Examples
@@ -117,7 +117,7 @@ def test_a_line_that_nothing_confirms_has_low_confidence(monkeypatch: pytest.Mon
         return one(micro * MIB)
 
     assert alike(trace, (4, 8, 16)).nonlinear == UNCHECKED
-    monkeypatch.setattr("ndd_engine.predict.probes.RECORD_S", 0.0)
+    monkeypatch.setattr("ndd_engine.predict.step_probes.RECORD_S", 0.0)
     assert grows({4: 4, 8: 8, 16: 16})[0].nonlinear == UNCHECKED  # a third recording would take too long
     assert not grows({2: 2, 3: 3})[0].nonlinear  # three items: nothing larger exists
 
@@ -146,7 +146,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self._patch = monkeypatch
-        monkeypatch.setattr("ndd_engine.predict.probes.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("ndd_engine.predict.step_probes.time.perf_counter", lambda: self.now)
 
     def takes(self, owner: type, name: str, seconds: Callable[..., float]) -> None:
         """Each call of a method takes `seconds(*args)`."""
@@ -202,7 +202,7 @@ def test_a_disagreeing_allocator_is_reported(replayed: int, words: str) -> None:
 def test_an_incomplete_search_for_the_longest_items_lowers_confidence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ndd_engine.predict.probes.LOOK_S", 0.0)
+    monkeypatch.setattr("ndd_engine.predict.step_probes.LOOK_S", 0.0)
     memory = prober("summarise", "workload.size=tiny", "workload.pairs=400").memory(0)
     assert not memory.reliable and "were checked" in memory.why_not
 
@@ -351,9 +351,9 @@ def test_the_cuda_context_counts_in_every_prediction_of_a_process(monkeypatch: p
     free = [80_000]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free[0], 100_000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 0)
-    monkeypatch.setattr(probes, "_contexts", {})
+    monkeypatch.setattr(step_probes, "_contexts", {})
     gpu = torch.device("cuda", 0)
     before, free[0] = free[0], 79_500
-    assert probes.context_bytes(gpu, before) == 500
-    assert probes.context_bytes(gpu, free[0]) == 500
-    assert probes.context_bytes(torch.device("cuda", 1), free[0]) == 0
+    assert step_probes.context_bytes(gpu, before) == 500
+    assert step_probes.context_bytes(gpu, free[0]) == 500
+    assert step_probes.context_bytes(torch.device("cuda", 1), free[0]) == 0

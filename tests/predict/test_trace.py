@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ndd_engine.child import decoded
-from ndd_engine.predict.allocations import DATA, DATA_END, TRIFLE, Family, Trace, fit
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.estimate import Fit, Memory
+from ndd_engine.predict.step_traces import DATA, DATA_END, TRIFLE, Family, Trace, fit
 
 
 def step(micro: int, extra: bool = False) -> Trace:

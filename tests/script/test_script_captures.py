@@ -14,7 +14,7 @@ from tests.records import run_event
 from tests.waiting import contains, until
 
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.modules import ELSEWHERE, OTHER
+from ndd_engine.measure.module_times import ELSEWHERE, OTHER
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir

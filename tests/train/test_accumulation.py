@@ -15,7 +15,7 @@ from torch import Tensor
 from train_help import Trainer
 
 from ndd_engine.config import Config, read
-from ndd_engine.measure.clock import PhaseClock, no_phase
+from ndd_engine.measure.phase_clock import PhaseClock, no_phase
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import MeanLoss
 from ndd_engine.workloads.registry import prepare

@@ -16,9 +16,9 @@ from torch import Tensor
 from train_help import Trainer
 
 from ndd_engine.batches import same_constants
+from ndd_engine.capturable import why_no_graph
 from ndd_engine.config import Config, read
-from ndd_engine.graphs import why_no_graph
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.train import prepare as prepare_module
 from ndd_engine.train.data.loader import Batches

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from ndd_engine.batches import tensors
 from ndd_engine.config import Config, read
+from ndd_engine.train.data.item_sources import EpochBatches
 from ndd_engine.train.data.loader import Batches, EvalBatches, checksum, to_device
-from ndd_engine.train.data.sources import EpochBatches
 
 
 class Numbers(Dataset[Any]):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ndd_engine.measure import clock as phase
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure import phase_clock as phase
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import PHASES
 from ndd_engine.train.step.stepper import ALLOWED_SHARE, CALL_NS, PartTimer
 

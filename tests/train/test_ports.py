@@ -13,7 +13,7 @@ import pytest
 import torch
 from train_help import EVERY_STEP, Trainer
 
-from ndd_engine.train.data.sources import EpochBatches
+from ndd_engine.train.data.item_sources import EpochBatches
 
 HERE = Path(__file__).parent
 SEED = 7

@@ -86,7 +86,7 @@ def test_few_items_are_made_when_they_are_slow_and_none_of_the_sample_again() ->
 
 
 def test_data_in_memory_is_known_as_such_even_when_items_are_fetched_one_by_one() -> None:
-    from ndd_engine.train.data.sources import Stacked
+    from ndd_engine.train.data.item_sources import Stacked
 
     tensors = Stacked((torch.arange(600.0).view(200, 3), torch.arange(200)))
     for sets in ((), ("loader.fetch=item",), ("loader.fetch=item", "loader.workers=1")):

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
 from ndd_engine.config import read
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import WorkEvent
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.probes.rehearsal import rehearse

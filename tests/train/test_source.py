@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from ndd_engine.batches import tensors
 from ndd_engine.config import Config, read
 from ndd_engine.errors import MachineError, UsageError
-from ndd_engine.train.data import sources as source_module
+from ndd_engine.train.data import item_sources as source_module
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.registry import prepare

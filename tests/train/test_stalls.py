@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ndd_engine.measure import reporting
-from ndd_engine.measure.clock import DATA_WAIT, PhaseClock
+from ndd_engine.measure.phase_clock import DATA_WAIT, PhaseClock
 from ndd_engine.measure.reporting import STALLED_S, StallWatch
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_watch.own import own, short

@@ -16,9 +16,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from ndd_engine.config import Config, read
 from ndd_engine.config.schema import ParallelSection
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.clock import PhaseClock
-from ndd_engine.predict.probes import endless
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.predict.rank_memory import pretended
+from ndd_engine.predict.step_probes import endless
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.parallel.strategy import Fsdp2, _hook, blocks, effects, strategy_of
 from ndd_engine.train.prepare import seed
@@ -26,7 +26,7 @@ from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.stepper import Stepper, _nothing, _without_gradient
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.training import TrainingParts
+from ndd_engine.workloads.training_parts import TrainingParts
 
 CPU = torch.device("cpu")
 

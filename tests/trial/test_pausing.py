@@ -21,8 +21,8 @@ from ndd_engine.record.events import MarkEvent, StageEvent, TrialEvent, parse
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.run.run import Run
 from ndd_engine.trial.pausing import alone, held, to_pause
-from ndd_engine.trial.request import Base
 from ndd_engine.trial.store import record_trial
+from ndd_engine.trial.trial_request import Base
 
 EVENT = TrialEvent(
     ["loader.workers=2"], "run live", "faster", "faster 1.42x", ratio=1.42, low=1.38, high=1.47, abba_blocks=6

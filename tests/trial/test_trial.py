@@ -28,9 +28,9 @@ from ndd_engine.train.step.optimizers import Precision, make_precision, set_tf32
 from ndd_engine.train.training_run import Training
 from ndd_engine.trial import side as side_module
 from ndd_engine.trial.estimates import METHOD
-from ndd_engine.trial.request import Base, Parts, Progress, SideFacts, TrialRequest
 from ndd_engine.trial.side import Own
 from ndd_engine.trial.trial import run_trial
+from ndd_engine.trial.trial_request import Base, Parts, Progress, SideFacts, TrialRequest
 from ndd_watch.gate import gate
 
 SLOW = {"sleep": 0.002}
@@ -137,7 +137,7 @@ def test_a_trial_can_be_stopped(tmp_path: Path) -> None:
 PARENT = """
 import sys
 from pathlib import Path
-from ndd_engine.trial.request import Base, TrialRequest
+from ndd_engine.trial.trial_request import Base, TrialRequest
 from ndd_engine.trial.trial import run_trial
 base = Base("planted", Path(sys.argv[1]), None, ("workload.options.sleep=0.002",))
 request = TrialRequest(base, ("loader.workers=1",), 1000.0, restarts=sys.argv[2] == "2")

@@ -16,8 +16,8 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import Training
-from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_engine.trial.trial import run_trial
+from ndd_engine.trial.trial_request import Base, Progress, TrialRequest
 
 SOURCE = '''
 import os, signal, time

@@ -12,7 +12,7 @@ from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.pages import DiagnosisScreen
 from ndd_console.screens.trial import TrialScreen
 from ndd_engine.diagnose import Change
-from ndd_engine.trial.request import Progress
+from ndd_engine.trial.trial_request import Progress
 
 from . import pilots
 from .fake_sources import FakeSource, FakeTrials

@@ -13,7 +13,7 @@ from ndd_console.jobs.trials import Measure, RunTrials
 from ndd_engine.config import read
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.run.run import Run
-from ndd_engine.trial.request import Progress, TrialRequest
+from ndd_engine.trial.trial_request import Progress, TrialRequest
 from tests.trial.trial_help import live_run
 from tests.waiting import until
 

@@ -14,10 +14,10 @@ from ndd_engine.child import Json
 from ndd_engine.config import read
 from ndd_engine.hardware.detect import equal_gpus
 from ndd_engine.hardware.gpus import Gpu, Machine
-from ndd_engine.predict.allocations import Family, Trace
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import Memory, StepTime, TimedBatch
 from ndd_engine.predict.probe_process import Probed
+from ndd_engine.predict.step_traces import Family, Trace
 from ndd_engine.wizard.planner import Planner, Situation, proposals
 from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.session import ProposalSet, to_verify, written

@@ -9,9 +9,9 @@ import pytest
 from situations import HOST, KEPT, MODEL, OPENED, situation
 
 from ndd_engine.hardware.gpus import Machine
-from ndd_engine.predict.allocations import Family, Trace
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import Items, Memory, StepTime, TimedBatch
+from ndd_engine.predict.step_traces import Family, Trace
 from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals
 from ndd_engine.wizard.proposals import ranked
 from ndd_engine.wizard.session import reasons

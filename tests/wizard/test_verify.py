@@ -11,7 +11,7 @@ import pytest
 from situations import BASE, OPENED, situation
 
 from ndd_engine.child import ChildError
-from ndd_engine.trial.request import SideFacts
+from ndd_engine.trial.trial_request import SideFacts
 from ndd_engine.wizard import verify as module
 from ndd_engine.wizard.proposals import Measured, Proposal
 from ndd_engine.wizard.session import best_measured, by_measured

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads import antispoof_data

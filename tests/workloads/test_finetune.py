@@ -11,7 +11,7 @@ from finetune_help import configured, documents, prepared
 from torch import Tensor
 
 from ndd_engine.config import read
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import evaluate
 from ndd_engine.train.step.stepper import Stepper

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.trial.request import Progress, TrialRequest
+from ndd_engine.trial.trial_request import Progress, TrialRequest
 
 from .sources import PathLike, Sets, Source, baseline_of, draft_of, root_of, strings
 from .training_api import restored

@@ -25,10 +25,10 @@ from ndd_engine.text import printable
 from ndd_watch.own import own, short
 from ndd_watch.phases import ANCHOR
 
-from . import clock as phase
+from . import phase_clock as phase
 from .captured import Noted, captured
-from .clock import PhaseClock
-from .modules import ModuleWatch, runs_compiled
+from .module_times import ModuleWatch, runs_compiled
+from .phase_clock import PhaseClock
 from .reporting import Reporter
 from .timeline import TraceEvent
 

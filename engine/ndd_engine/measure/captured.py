@@ -10,7 +10,7 @@ from ndd_engine.record.events import KernelsEvent
 from ndd_engine.text import printable
 from ndd_watch.phases import ANCHOR
 
-from .modules import Call, Line, Mark, ModuleMarks, line_times, module_times
+from .module_times import Call, Line, Mark, ModuleMarks, line_times, module_times
 from .timeline import TraceEvent, spans, timeline
 
 

@@ -16,8 +16,8 @@ from ndd_watch.garbage import Garbage
 from ndd_watch.own import innermost, own, short
 from ndd_watch.process import Heap, allocator
 
-from .clock import PhaseClock, Window
 from .losses import LossReader
+from .phase_clock import PhaseClock, Window
 
 # Without a phase change for so long, a loop is reported as stalled; again whenever the time has doubled.
 STALLED_S = 30.0

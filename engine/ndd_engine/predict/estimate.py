@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .allocations import Family, Trace
 from .allocator import Rules, SimulatedOutOfMemoryError
+from .step_traces import Family, Trace
 
 
 def at(micro: int, places: Sequence[int], values: Sequence[float]) -> float:

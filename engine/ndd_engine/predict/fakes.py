@@ -28,15 +28,15 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from ndd_engine.config import Config
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.flops import WorkCounter
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
 
-from .allocations import FREED, Trace
 from .estimate import MANY, ONE
-from .probes import longest_first
 from .rank_memory import is_sharded, strategy_for_fakes
+from .step_probes import longest_first
+from .step_traces import FREED, Trace
 
 aten = torch.ops.aten
 

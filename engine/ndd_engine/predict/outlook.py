@@ -31,8 +31,8 @@ from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 
 from .estimate import Fit, Memory, StepTime, spread
-from .probes import SIZES, Prober, context_bytes, items_of
 from .rank_memory import Shares, is_sharded, moment_bytes, pretended, replaced, shares
+from .step_probes import SIZES, Prober, context_bytes, items_of
 
 # Seconds between two samples: timing a single micro-batch takes about half a second.
 PERIOD_S = 0.2

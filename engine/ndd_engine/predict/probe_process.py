@@ -14,8 +14,8 @@ from typing import Any
 from ndd_engine.child import ChildServer, Json, Pipe, draft_of
 from ndd_engine.config import Config
 
-from .allocations import Trace
 from .estimate import Items, Memory, StepTime, TimedBatch
+from .step_traces import Trace
 
 # Maximum seconds for sampling the lengths of items.
 LOOK_S = 1.0
@@ -89,11 +89,11 @@ class Probes(ChildServer):
         from ndd_engine.train.prepare import seed
         from ndd_engine.train.probes.autosize import decide
         from ndd_engine.workloads.base import parameter_count
-        from ndd_engine.workloads.order import item_count
+        from ndd_engine.workloads.data_order import item_count
         from ndd_engine.workloads.registry import prepare
 
-        from .probes import Prober, context_bytes, items_of
         from .rank_memory import pretended, replaced
+        from .step_probes import Prober, context_bytes, items_of
 
         self._spec = command
         draft = draft_of(command)
@@ -165,10 +165,10 @@ class Probes(ChildServer):
         """A model on the device of this machine."""
         import torch
 
-        from ndd_engine.workloads.order import item_count
+        from ndd_engine.workloads.data_order import item_count
 
-        from .probes import Prober
         from .rank_memory import is_sharded
+        from .step_probes import Prober
 
         opened = self._opened
         assert opened is not None  # "open" comes first
@@ -197,7 +197,7 @@ def _absent(config: Config, workload: Any, slug: str) -> tuple[Memory, StepTime 
     from ndd_engine.hardware.gpus import load
 
     from .fakes import traced
-    from .probes import alike, caveat, extremes, sizes
+    from .step_probes import alike, caveat, extremes, sizes
 
     gpu = next(gpu for gpu in load() if gpu.slug == slug)
     flops: dict[int, float] = {}
@@ -230,7 +230,7 @@ def lengths(workload: Any, most: int = 256) -> list[int]:
     """Tokens of items sampled across the data, ascending; [] if all have the same length."""
     import torch
 
-    from ndd_engine.workloads.order import Stream
+    from ndd_engine.workloads.data_order import Stream
 
     if workload.collate is None or isinstance(workload.train_data, Stream):
         return []

@@ -33,7 +33,7 @@ from ndd_engine.train.parallel.strategy import (
 )
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.training import TrainingParts
+from ndd_engine.workloads.training_parts import TrainingParts
 
 # The layers that FSDP2 holds gathered at a time: one that computes and one that is gathered for afterwards.
 GATHERED = 2

@@ -10,7 +10,7 @@ from typing import Any
 
 from ndd_engine.errors import UsageError, error_text
 from ndd_engine.measure.captured import Noted, captured
-from ndd_engine.measure.modules import COMPILED, shown_names
+from ndd_engine.measure.module_times import COMPILED, shown_names
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent
 from ndd_engine.record.figures import capture_text
 from ndd_engine.record.rundir import RunDir

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from ndd_engine.files import open_regular
-from ndd_engine.measure.clock import Window
+from ndd_engine.measure.phase_clock import Window
 from ndd_engine.measure.stragglers import compared_steps
 from ndd_watch import mapped
 from ndd_watch.phases import DATA_WAIT, FIRST_BATCH, NAMES, OTHER

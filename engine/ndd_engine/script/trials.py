@@ -37,9 +37,9 @@ from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 from ndd_engine.trial.outcome import changed_items, flatten
 from ndd_engine.trial.pausing import alone
-from ndd_engine.trial.request import Parts, Progress, TrialRequest
 from ndd_engine.trial.sides import SHARED_ENVIRONMENT, Budget, Sides, Tell, Trained
 from ndd_engine.trial.trial import Trial
+from ndd_engine.trial.trial_request import Parts, Progress, TrialRequest
 from ndd_watch import SITE
 from ndd_watch.changes import AT_START, OF_SCRIPTS
 

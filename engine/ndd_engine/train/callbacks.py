@@ -17,7 +17,7 @@ from ndd_engine.processes import limit_of
 from ndd_engine.record.events import Event, TextsEvent
 from ndd_engine.text import printable
 from ndd_engine.workloads.own_module import kind, place
-from ndd_engine.workloads.training import TrainingParts
+from ndd_engine.workloads.training_parts import TrainingParts
 
 from .evaluate import Result
 from .random_state import kept_random

@@ -18,7 +18,7 @@ from ndd_engine.errors import TrainingError, shortened
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.workloads.base import Batch, MeanLoss, Weight, Workload
 from ndd_engine.workloads.own_module import kind
-from ndd_engine.workloads.training import Carry
+from ndd_engine.workloads.training_parts import Carry
 
 from .data.loader import EvalBatches, to_device
 from .random_state import kept_random

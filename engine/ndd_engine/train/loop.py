@@ -13,12 +13,12 @@ import torch
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
-from ndd_engine.measure import clock as phase
 from ndd_engine.measure import memory_history
+from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import CapturePlan, CaptureSchedule
-from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.functions import FunctionProfiles
 from ndd_engine.measure.losses import LossReader, first_bad
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.measure.reporting import Reporter, StepWork
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.run.control import pause_mark, resume_mark

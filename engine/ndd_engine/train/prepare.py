@@ -24,9 +24,9 @@ from ndd_engine.hardware.gpus import Machine
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.measure import memory_history
-from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.flops import work_event
 from ndd_engine.measure.memory import is_out_of_memory
+from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent
 from ndd_engine.text import counted, printable
 from ndd_engine.train.parallel.strategy import strategy_of

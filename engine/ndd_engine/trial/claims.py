@@ -23,8 +23,8 @@ from ndd_watch.changes import Place
 from .compare import Interval, Recorded, Stretch, host_ns_of, observe, rate, ratio, spread
 from .estimates import CONFIDENCE, Estimate, Usual, estimate, joined
 from .outcome import History, breaks_even, startup_s, with_interval
-from .request import Base, Measure, Progress, TrialRequest
 from .trial import run_trial
+from .trial_request import Base, Measure, Progress, TrialRequest
 from .tuning import place_of
 
 # Kinds that are measured in a trial; the others in observed runs.

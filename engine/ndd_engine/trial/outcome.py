@@ -20,7 +20,7 @@ from ndd_watch.changes import TABLE
 
 from .blocks import MOST_PAIRS
 from .estimates import CONFIDENCE, DIFFERENT, FLOOR, METHOD, Estimate, Usual, pooled
-from .request import SideFacts, TrialRequest, not_in_effect
+from .trial_request import SideFacts, TrialRequest, not_in_effect
 
 # Maximum relative difference of losses that count as close.
 CLOSE = 0.01

@@ -25,7 +25,7 @@ from ndd_engine.record.rundir import RunDir, all_runs, flocked
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import duration, printable
 
-from .request import Base
+from .trial_request import Base
 
 # A run pauses after the current step or evaluation.
 PATIENCE_S = 60.0

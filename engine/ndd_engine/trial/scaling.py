@@ -29,8 +29,8 @@ from ndd_engine.train.preflight import preflight
 
 from .estimates import CONFIDENCE
 from .outcome import times, with_interval
-from .request import Base, Measure, Progress, TrialRequest
 from .trial import run_trial
+from .trial_request import Base, Measure, Progress, TrialRequest
 from .tuning import start_config
 
 # What stays the same for every number of ranks: the batch of a rank (weak scaling) or that of all (strong scaling).

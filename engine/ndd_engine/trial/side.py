@@ -52,7 +52,7 @@ from ndd_watch.changes import LOADER, MODEL, switched_by
 from ndd_watch.gate import Trainer, gate, signal_to, still
 
 from .outcome import differences
-from .request import CACHES, LOSSES, Parts, SideFacts
+from .trial_request import CACHES, LOSSES, Parts, SideFacts
 
 # Maximum seconds until the system assigns an orphan to another parent.
 ORPHANED_S = 0.2

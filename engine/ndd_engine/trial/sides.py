@@ -32,7 +32,7 @@ from .blocks import (
 )
 from .estimates import Replicates
 from .outcome import differences
-from .request import CACHES, LOSSES, MEASURING, Progress, SideFacts, TrialRequest
+from .trial_request import CACHES, LOSSES, MEASURING, Progress, SideFacts, TrialRequest
 
 T = TypeVar("T")
 Tell = Callable[[Progress], None]

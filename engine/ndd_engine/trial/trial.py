@@ -34,8 +34,8 @@ from .blocks import (
 from .estimates import ENOUGH, FLOOR, OneProcess, Replicates, Usual, abba_log_ratio
 from .outcome import History, differences, result
 from .pausing import alone
-from .request import MEASURING, Progress, TrialRequest
 from .sides import ESTIMATE_S, SIDES, Budget, OwnSides, SideFailedError, Sides, Tell
+from .trial_request import MEASURING, Progress, TrialRequest
 
 # Share of a compilation that further processes save by reading the caches; an estimate, for planning only.
 CACHED = 0.6

@@ -14,7 +14,7 @@ from ndd_engine.errors import UsageError
 from ndd_engine.hardware.detect import equal_gpus
 from ndd_engine.hardware.gpus import GpuProfile, Machine, load
 from ndd_engine.predict.probe_process import Opened
-from ndd_engine.trial.request import LENGTH
+from ndd_engine.trial.trial_request import LENGTH
 
 Goal = Literal["throughput", "low-memory", "reproducible", "time"]
 GOALS: dict[Goal, str] = {

@@ -22,10 +22,10 @@ from ndd_engine.errors import DoesNotFitError, TrainingError, shortened
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import printable, size
 
-from .order import Order, item_count
+from .data_order import Order, item_count
 from .own_module import kind
 from .result import Parted
-from .training import TrainingParts
+from .training_parts import TrainingParts
 
 Model = TypeVar("Model", bound=nn.Module)
 Batch = Any  # a Tensor, or a tuple, list or dict of them; whatever the workload's datasets collate to

@@ -30,7 +30,7 @@ from ndd_engine.text import size
 from ndd_watch.switches import same_item
 
 from .base import Batch, Collate, GatherItems, Workload, batch_size, items_at
-from .order import Order, Stream, has_state, position
+from .data_order import Order, Stream, has_state, position
 from .own_module import calling, kind
 from .problems import Problems, in_toml
 

@@ -72,7 +72,7 @@ def examine(draft: Draft) -> dict[str, Any]:
     """The report on a valid configuration: data, device, size, memory, time, advice."""
     say("importing torch …")
     from ndd_engine.predict.outlook import predict
-    from ndd_engine.workloads.order import item_count
+    from ndd_engine.workloads.data_order import item_count
 
     prediction, machine, workload, choice = predict(draft, lambda text: say(f"{text} …"))
     config = prediction.config

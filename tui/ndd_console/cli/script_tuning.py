@@ -21,7 +21,7 @@ from ndd_engine.script.command import OFFLINE, Command, check_contained, copy
 from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.script.script_tuning import tune_script
 from ndd_engine.script.trials import run_script_trial
-from ndd_engine.trial.request import Progress, TrialRequest
+from ndd_engine.trial.trial_request import Progress, TrialRequest
 from ndd_engine.trial.tuning import Tuning, place_of
 
 from .measuring import stoppable

@@ -22,7 +22,7 @@ from ndd_engine.record.state import RunState
 from ndd_engine.script.command import Command
 from ndd_engine.script.trials import ARGUMENT, VARIABLE, is_start
 from ndd_engine.text import percent, printable
-from ndd_engine.trial.request import Progress, TrialRequest
+from ndd_engine.trial.trial_request import Progress, TrialRequest
 
 from . import options
 from .completion import run_names

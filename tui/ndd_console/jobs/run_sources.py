@@ -84,7 +84,7 @@ class _RunFolder:
     def _paused(self, report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
         """Inside, the run is paused. report: tells what is waited for. stop: set to stop waiting. Raises UsageError."""
         from ndd_engine.trial.pausing import to_pause
-        from ndd_engine.trial.request import Base
+        from ndd_engine.trial.trial_request import Base
 
         if not self.script:
             to_pause(Base.of_run(self.directory), self.directory.path.parent, others=False)

@@ -15,7 +15,7 @@ from ndd_console.process.thread import ThreadJob
 from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.trial.request import Base
+from ndd_engine.trial.trial_request import Base
 
 from .saving import save_new
 

@@ -12,7 +12,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from ndd_engine.trial.request import Progress
+    from ndd_engine.trial.trial_request import Progress
     from ndd_engine.trial.tuning import TuningState
 
 # "interrupt" is a stop by Ctrl-C: the run ends as interrupted, with that exit status.

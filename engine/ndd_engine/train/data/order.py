@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, Sampler
 from ndd_engine.batches import tensors
 from ndd_engine.errors import TrainingError, shortened
 from ndd_engine.train.random_state import random_state, restore_random_state
-from ndd_engine.workloads.order import RANDOM, Order, position
+from ndd_engine.workloads.data_order import RANDOM, Order, position
 
 T = TypeVar("T")
 

@@ -19,10 +19,10 @@ from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.errors import TrainingError, shortened
 from ndd_engine.train.random_state import random_state, restore_random_state
 from ndd_engine.workloads.base import Batch, Collate, batch_size
-from ndd_engine.workloads.order import Order, Stream, has_state
+from ndd_engine.workloads.data_order import Order, Stream, has_state
 
+from .item_sources import check_sendable, raise_sendable
 from .order import OwnRandom, mixed
-from .sources import check_sendable, raise_sendable
 
 # Seconds between two copies of a worker's state; batches since the last copy are made again on a resume.
 COPY_S = 0.25

@@ -37,7 +37,7 @@ import torch
 from ndd_engine.errors import shortened
 from ndd_engine.files import write_text
 from ndd_engine.measure import spy
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import duration, printable

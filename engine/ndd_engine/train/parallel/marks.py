@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.phase_clock import PhaseClock
 
 PART = "exchange"
 # The functions of torch.distributed that FSDP2 calls. torch 2.13 renames them, and warns of the old names.

@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from ndd_engine.batches import map_tensors
 from ndd_engine.errors import TrainingError
-from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, Window, no_phase
 from ndd_engine.measure.functions import NEVER, FunctionProfiles
 from ndd_engine.measure.losses import first_bad
+from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock, Window, no_phase
 from ndd_engine.measure.stragglers import Comparison, compared_steps
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, WindowEvent
 from ndd_engine.record.file import EventLog

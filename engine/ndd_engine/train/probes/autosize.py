@@ -12,13 +12,13 @@ import torch
 from ndd_engine.config import Config, Draft
 from ndd_engine.hardware.gpus import Machine
 from ndd_engine.hardware.host import usable_threads
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.text import counted, number
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload, parameter_count
+from ndd_engine.workloads.data_order import Stream
 from ndd_engine.workloads.facts import problems
-from ndd_engine.workloads.order import Stream
 from ndd_engine.workloads.registry import prepare
 
 # The probe runs alone; the run shares the cores with the screen, the recorder and other users.

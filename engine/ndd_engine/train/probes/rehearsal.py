@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from ndd_engine.batches import map_tensors
 from ndd_engine.errors import UsageError, said
 from ndd_engine.measure import memory_history
-from ndd_engine.measure.clock import no_phase
 from ndd_engine.measure.flops import WorkCounter
 from ndd_engine.measure.memory import is_out_of_memory
+from ndd_engine.measure.phase_clock import no_phase
 from ndd_engine.measure.timing import fastest
 from ndd_engine.record.event import ThreadTime
 from ndd_engine.record.events import BaselineEvent, LoaderEvent

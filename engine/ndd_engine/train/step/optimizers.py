@@ -18,7 +18,7 @@ from ndd_engine.batches import tensors
 from ndd_engine.config.schema import Config, OptimizerSection, ScheduleSection
 from ndd_engine.errors import TrainingError, UsageError
 from ndd_engine.workloads.own_module import kind
-from ndd_engine.workloads.training import EPOCH, EVALUATION, STEP, TrainingParts
+from ndd_engine.workloads.training_parts import EPOCH, EVALUATION, STEP, TrainingParts
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:

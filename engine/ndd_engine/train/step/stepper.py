@@ -17,14 +17,14 @@ from torch.nn.parallel.distributed import _find_tensors
 from ndd_engine.batches import map_tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import UsageError
-from ndd_engine.measure import clock as phase
-from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure import phase_clock as phase
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import Event
 from ndd_engine.train.data.loader import to_device
 from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.workloads.base import Batch, Workload, on_host
 from ndd_engine.workloads.result import Parted
-from ndd_engine.workloads.training import Carry, TrainingParts, detached
+from ndd_engine.workloads.training_parts import Carry, TrainingParts, detached
 from ndd_watch.graphs import KeptGraphs
 
 from .graph import StepGraph, why_not

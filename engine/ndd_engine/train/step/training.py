@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ndd_engine.errors import TrainingError, shortened
-from ndd_engine.measure import clock as phase
-from ndd_engine.measure.clock import no_phase
+from ndd_engine.measure import phase_clock as phase
+from ndd_engine.measure.phase_clock import no_phase
 from ndd_engine.workloads.own_module import kind
 
 from .optimizers import clip_gradients

@@ -26,23 +26,33 @@ from torch.utils.data import Subset
 from ndd_engine.batches import tensors
 from ndd_engine.config import Config
 from ndd_engine.hardware.host import resident_peak
-from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.memory import is_out_of_memory
+from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.text import size
+from ndd_engine.train.data.item_sources import Source, can_keep, gathers, kept_bytes
 from ndd_engine.train.data.loader import Batches, gathered
-from ndd_engine.train.data.sources import Source, can_keep, gathers, kept_bytes
 from ndd_engine.train.data.streams import StreamOrder
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.autosize import ALONE, probe_batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, Workload
-from ndd_engine.workloads.order import Stream, item_count
+from ndd_engine.workloads.data_order import Stream, item_count
 
-from .allocations import DATA, DATA_END, FREED, Family, Trace, fit
 from .allocator import KIB, Rules
-from .estimate import HOST_GRANULE, MANY, ONE, Items, Memory, StepTime, TimedBatch, merged, variation
+from .estimate import (
+    HOST_GRANULE,
+    MANY,
+    ONE,
+    Items,
+    Memory,
+    StepTime,
+    TimedBatch,
+    merged,
+    variation,
+)
 from .rank_memory import alone, is_sharded, stepper_of_rank
+from .step_traces import DATA, DATA_END, FREED, Family, Trace, fit
 
 STEPS_OF_ONE = 2
 _MARK = "ndd/mark/"

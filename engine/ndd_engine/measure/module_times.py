@@ -24,6 +24,7 @@ from .timeline import RUNTIME, Span, TraceEvent, is_transfer, on_gpu, operators
 if TYPE_CHECKING:
     from torch import nn
 
+
 TOP = 16
 _NAME = 120  # characters kept of a module's name
 _NODE = "autograd::engine::evaluate_function"
