@@ -149,11 +149,13 @@ def mark(step: int, kind: str, text: str, **data: Any) -> TimedMark:
 
 MARKS = (
     mark(276, "epoch", "epoch 1 ended"),
-    mark(276, "checkpoint", "checkpoint saved: checkpoints/step-276.pt", file="checkpoints/step-276.pt"),
+    mark(276, "checkpoint", "checkpoint saved: checkpoints/step-00000276", file="checkpoints/step-00000276"),
     mark(3_800, "evaluation", "evaluation: loss 1.498"),
     mark(4_140, "warning", "2 losses were not finite; the scaler skipped their steps"),
     mark(4_140, "evaluation", "evaluation: loss 1.520"),
-    mark(4_140, "checkpoint", "checkpoint saved: checkpoints/step-4140.pt", file="checkpoints/step-4140.pt"),
+    mark(
+        4_140, "checkpoint", "checkpoint saved: checkpoints/step-00004140", file="checkpoints/step-00004140"
+    ),
 )
 
 
@@ -204,7 +206,7 @@ def empty_snapshot(**changes: Any) -> Snapshot:
 
 
 def ended(
-    status: str, reason: str, saved: str | None = "checkpoints/step-4218.pt", **changes: Any
+    status: str, reason: str, saved: str | None = "checkpoints/step-00004218", **changes: Any
 ) -> Snapshot:
     """A run that has ended."""
     end = None if status == "lost" else EndEvent(status, reason, 4_218, 0 if status == "done" else 1, saved)

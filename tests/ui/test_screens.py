@@ -135,7 +135,7 @@ async def test_a_run_that_ended_by_itself_stays_on_the_screen() -> None:
         source.value = ended("done", "all 6,900 steps")
         await tick(pilot)
         text = text_of(app)
-        assert "✔ done" in text and "all 6,900 steps" in text and "checkpoints/step-4218.pt" in text
+        assert "✔ done" in text and "all 6,900 steps" in text and "checkpoints/step-00004218" in text
         assert "evaluation loss" in text and app.is_running
 
 

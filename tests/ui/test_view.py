@@ -250,7 +250,9 @@ def test_settings_fit_at_every_width(width: int) -> None:
 def test_ends() -> None:
     assert "3 min 51 s" in screen(ended("done", "all steps done")) and "✔ done" in screen(ended("done", ""))
     text = " ".join(screen(ended("failed", "CUDA out of memory; lower batch.micro " * 4)).split())
-    assert text.count("batch.micro") == 4 and "checkpoints/step-4218.pt" in text and "took 3 min 51 s" in text
+    assert (
+        text.count("batch.micro") == 4 and "checkpoints/step-00004218" in text and "took 3 min 51 s" in text
+    )
     lost = " ".join(screen(ended("lost", "")).split())
     assert LOST in lost and "--resume charlm-001" in lost
     assert "checkpoint n/a" in text_of(end_rows(ended("stopped", "asked", None, checkpoint=None), "x", 60, 7))

@@ -71,7 +71,7 @@ class RunEvent(Event):
     tokens_per_item 0. items_per_step: effective batch size. items_per_epoch, steps_per_epoch: of the training set,
     0 if unknown. epochs, total_steps: epochs and optimizer steps at which the run ends, 0 if unknown. model, data:
     descriptions. threads: CPU threads. usable_cores: CPU cores available to the process (affinity and cgroup
-    quota). resumed_step, resumed_from: step and checkpoint file of a resume, else null; resumed_epoch: the epochs
+    quota). resumed_step, resumed_from: step and checkpoint of a resume, else null; resumed_epoch: the epochs
     done then, if they do not follow from the step.
     """
 
@@ -539,7 +539,7 @@ class EndEvent(Event):
     """The end of the run.
 
     status: done, stopped, failed, interrupted or terminated. reason: explanation. step: optimizer steps done.
-    exit_status: of the process. checkpoint: file name of the last checkpoint, or null. data: further figures.
+    exit_status: of the process. checkpoint: name of the last checkpoint, or null. data: further figures.
     """
 
     type: ClassVar[str] = "end"
