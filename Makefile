@@ -50,8 +50,7 @@ test-slow: $(VENV)/.dev
 # The tests that use the real packages; without the packages they are skipped. REQUIRE_EXTRAS makes a skip a failure.
 test-extras: $(EXTRAS_VENV)/.extras
 	REQUIRE_EXTRAS=1 $(EXTRAS_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/extras \
-		tests/train/test_loggers.py tests/train/test_export.py tests/docs/test_weights.py \
-		tests/script/test_silence.py
+		tests/train/test_loggers.py tests/train/test_export.py tests/docs/test_weights.py
 
 # Snapshots belong to the pinned version only.
 test-textual: $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)/.dev)

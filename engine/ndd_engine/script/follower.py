@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,10 +10,11 @@ from pathlib import Path
 
 import psutil
 
-from ndd_engine.files import open_regular
+from ndd_engine.diagnose.view import COLLECT
 from ndd_engine.hardware.detect import trained_on
 from ndd_engine.hardware.gpus import Gpu, Machine
-from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
+from ndd_engine.record.event import Wait
+from ndd_engine.record.events import EndEvent, Event, FunctionsEvent, MarkEvent, RunEvent, WindowEvent, parse
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import counted, number, printable
 
@@ -24,106 +23,7 @@ from .command import Command
 from .observed_ranks import ScriptRanks
 from .progress import Stalls
 from .records import Line, Process, Records
-
-# Bytes of the largest file that is read.
-_MOST_BYTES = 1 << 20
-
-# Calls and attributes whose result has no graph.
-_FREES = frozenset(
-    {"float", "int", "bool", "str", "repr", "round", "print", "isnan", "isinf", "isfinite", "len"}
-)
-_FREES_METHODS = frozenset(
-    {"item", "detach", "tolist", "numpy", "data", "backward", "shape", "size", "format"}
-)
-
-
-def keeping_line(path: str) -> int:
-    """The first such line of a file; 0 if there is none, or it cannot be read."""
-    try:
-        with os.fdopen(open_regular(Path(path), os.O_RDONLY), "rb") as file:
-            found = keeping_lines(file.read(_MOST_BYTES).decode())
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return 0
-    return found[0] if found else 0
-
-
-def keeping_lines(source: str) -> list[int]:
-    """The lines that add a loss to something that outlives the step. Raises SyntaxError, ValueError.
-
-    source: the text of a module. A loss is what `backward` is called on, or what `backward` and `scale` get.
-    """
-    tree = ast.parse(source)
-    found: set[int] = set()
-    for scope in [
-        tree,
-        *(node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))),
-    ]:
-        nodes = list(_inside(scope))
-        losses = {name for node in nodes for name in _backward_of(node)}
-        found |= {
-            node.lineno for node in nodes if isinstance(node, (ast.stmt, ast.Call)) and _keeps(node, losses)
-        }
-    return sorted(found)
-
-
-def _inside(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a scope, without those of the functions inside."""
-    for child in ast.iter_child_nodes(scope):
-        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            yield child
-            yield from _inside(child)
-
-
-def _backward_of(node: ast.AST) -> Iterator[str]:
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-        return
-    if node.func.attr == "backward":
-        yield from _with_graph(node.func.value)
-    if node.func.attr in ("backward", "scale"):
-        for argument in node.args[:1]:
-            yield from _with_graph(argument)
-
-
-def _keeps(node: ast.AST, losses: set[str]) -> bool:
-    """Whether a statement or call adds a loss, with its graph, to something."""
-    match node:
-        case ast.AugAssign(target=target, op=ast.Add() | ast.Sub(), value=value):
-            return not losses.isdisjoint(_with_graph(value)) and losses.isdisjoint(_names(target))
-        case ast.Assign(targets=[target], value=ast.BinOp(left=left, op=ast.Add()) as value):
-            same = ast.dump(target).replace("Store()", "Load()") == ast.dump(left)
-            return (
-                same and not losses.isdisjoint(_with_graph(value.right)) and losses.isdisjoint(_names(target))
-            )
-        case ast.Assign(targets=[ast.Subscript()], value=value):
-            return not losses.isdisjoint(_with_graph(value))
-        case ast.Call(
-            func=ast.Attribute(attr="append" | "extend" | "update" | "add" | "put"), args=arguments
-        ):
-            return any(not losses.isdisjoint(_with_graph(one)) for one in arguments)
-    return False
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-
-
-def _with_graph(node: ast.AST) -> Iterator[str]:
-    """Names in an expression whose graph is part of its value."""
-    match node:
-        case ast.Name(id=name):
-            yield name
-        case ast.Attribute(attr=attr) if attr in _FREES_METHODS:
-            return
-        case ast.Call(func=ast.Attribute(attr=attr)) if attr in _FREES_METHODS | _FREES:
-            return
-        case ast.Call(func=ast.Name(id=name)) if name in _FREES:
-            return
-        case ast.JoinedStr() | ast.Compare():
-            return
-        case _:
-            for child in ast.iter_child_nodes(node):
-                yield from _with_graph(child)
-
+from .source import collecting_line, keeping_line
 
 # Of so few steps, the first ones are not seen whole.
 FEW_STEPS = 3
@@ -175,6 +75,8 @@ class Trained:
             self.ended = event.status, printable(event.reason)
         elif isinstance(event, MarkEvent):
             yield replace(event, text=printable(event.text))
+        elif isinstance(event, FunctionsEvent):
+            yield replace(event, waits=[_at_call(wait) for wait in event.waits])
         elif not isinstance(event, WindowEvent):
             yield event
 
@@ -388,6 +290,13 @@ class Follower:
         """With the rank in front, if there are several."""
         rank = self._ranks.rank_of(name)
         return event if rank is None else replace(event, text=f"rank {rank}: {event.text}")
+
+
+def _at_call(wait: Wait) -> Wait:
+    """A wait at the line of the call, where it is known: the profiler tells where the function around it begins."""
+    file, line, function, method, calls, spent = wait
+    at = collecting_line(file, line) if method == COLLECT else 0
+    return file, at or line, function, method, calls, spent
 
 
 def _leading(name: str) -> tuple[bool, int, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from ndd_engine.script.follower import keeping_lines
+from ndd_engine.script.source import collecting_line, keeping_lines
 
 LOOP = """
 def train(model, data, total, losses, meter, scaler):
@@ -52,3 +54,28 @@ def test_the_loss_is_what_the_backward_pass_begins_from(backward: str) -> None:
 
 def test_a_function_that_has_no_backward_pass_keeps_nothing() -> None:
     assert keeping_lines("def evaluate(total, loss):\n    total += loss\n    return total\n") == []
+
+
+COLLECTS = """import gc
+for step in range(9):
+    train(step)
+    gc.collect()
+
+
+@decorated
+def each(step):
+    from gc import collect
+    collect()
+
+
+def never(step):
+    return [step]
+"""
+
+
+@pytest.mark.parametrize(("function_line", "line"), [(1, 4), (7, 10), (13, 0)])
+def test_the_line_of_a_collection_is_that_of_the_call(tmp_path: Path, function_line: int, line: int) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(COLLECTS)
+    assert collecting_line(str(path), function_line) == line
+    assert collecting_line(str(tmp_path / "gone.py"), function_line) == 0

@@ -1,0 +1,132 @@
+"""Reads the source of a script, without running it: lines that keep a loss with its graph, or collect garbage."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ndd_engine.files import open_regular
+
+# Bytes of the largest file that is read.
+_MOST_BYTES = 1 << 20
+
+# Calls and attributes whose result has no graph.
+_FREES = frozenset(
+    {"float", "int", "bool", "str", "repr", "round", "print", "isnan", "isinf", "isfinite", "len"}
+)
+_FREES_METHODS = frozenset(
+    {"item", "detach", "tolist", "numpy", "data", "backward", "shape", "size", "format"}
+)
+
+
+def keeping_line(path: str) -> int:
+    """The first line of a file that keeps a loss, see `keeping_lines`; 0 if there is none, or it cannot be read."""
+    return next(iter(_found(path, keeping_lines)), 0)
+
+
+def collecting_line(path: str, function_line: int) -> int:
+    """The first line that collects garbage in the function that begins there; 0 if there is none, or unreadable."""
+    return next(iter(_found(path, lambda source: _collecting(source, function_line))), 0)
+
+
+def _found(path: str, lines: Callable[[str], list[int]]) -> list[int]:
+    try:
+        with os.fdopen(open_regular(Path(path), os.O_RDONLY), "rb") as file:
+            return lines(file.read(_MOST_BYTES).decode())
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
+
+
+def _collecting(source: str, function_line: int) -> list[int]:
+    tree = ast.parse(source)
+    functions = (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    # Python counts the decorators as a part of the function.
+    begins = {min([node.lineno, *(one.lineno for one in node.decorator_list)]): node for node in functions}
+    scope = begins.get(function_line, tree if function_line <= 1 else None)
+    calls = (node for node in (_inside(scope) if scope else ()) if isinstance(node, ast.Call))
+    return sorted(
+        line
+        for line, called in ((node.lineno, node.func) for node in calls)
+        if (isinstance(called, ast.Attribute) and called.attr == "collect")
+        or (isinstance(called, ast.Name) and called.id == "collect")
+    )
+
+
+def keeping_lines(source: str) -> list[int]:
+    """The lines that add a loss to something that outlives the step. Raises SyntaxError, ValueError.
+
+    source: the text of a module. A loss is what `backward` is called on, or what `backward` and `scale` get.
+    """
+    tree = ast.parse(source)
+    found: set[int] = set()
+    for scope in [
+        tree,
+        *(node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))),
+    ]:
+        nodes = list(_inside(scope))
+        losses = {name for node in nodes for name in _backward_of(node)}
+        found |= {
+            node.lineno for node in nodes if isinstance(node, (ast.stmt, ast.Call)) and _keeps(node, losses)
+        }
+    return sorted(found)
+
+
+def _inside(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a scope, without those of the functions inside."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield child
+            yield from _inside(child)
+
+
+def _backward_of(node: ast.AST) -> Iterator[str]:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return
+    if node.func.attr == "backward":
+        yield from _with_graph(node.func.value)
+    if node.func.attr in ("backward", "scale"):
+        for argument in node.args[:1]:
+            yield from _with_graph(argument)
+
+
+def _keeps(node: ast.AST, losses: set[str]) -> bool:
+    """Whether a statement or call adds a loss, with its graph, to something."""
+    match node:
+        case ast.AugAssign(target=target, op=ast.Add() | ast.Sub(), value=value):
+            return not losses.isdisjoint(_with_graph(value)) and losses.isdisjoint(_names(target))
+        case ast.Assign(targets=[target], value=ast.BinOp(left=left, op=ast.Add()) as value):
+            same = ast.dump(target).replace("Store()", "Load()") == ast.dump(left)
+            return (
+                same and not losses.isdisjoint(_with_graph(value.right)) and losses.isdisjoint(_names(target))
+            )
+        case ast.Assign(targets=[ast.Subscript()], value=value):
+            return not losses.isdisjoint(_with_graph(value))
+        case ast.Call(
+            func=ast.Attribute(attr="append" | "extend" | "update" | "add" | "put"), args=arguments
+        ):
+            return any(not losses.isdisjoint(_with_graph(one)) for one in arguments)
+    return False
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _with_graph(node: ast.AST) -> Iterator[str]:
+    """Names in an expression whose graph is part of its value."""
+    match node:
+        case ast.Name(id=name):
+            yield name
+        case ast.Attribute(attr=attr) if attr in _FREES_METHODS:
+            return
+        case ast.Call(func=ast.Attribute(attr=attr)) if attr in _FREES_METHODS | _FREES:
+            return
+        case ast.Call(func=ast.Name(id=name)) if name in _FREES:
+            return
+        case ast.JoinedStr() | ast.Compare():
+            return
+        case _:
+            for child in ast.iter_child_nodes(node):
+                yield from _with_graph(child)
