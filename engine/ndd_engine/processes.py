@@ -9,6 +9,8 @@ import re
 import resource
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from ndd_engine.errors import text_of
 from ndd_engine.text import size
@@ -84,6 +86,7 @@ def _soft(kind: int, in_bytes: bool = False) -> str:
 
 
 _SLICE_S = 0.5
+T = TypeVar("T")
 
 
 class SignalEvent(threading.Event):
@@ -104,3 +107,33 @@ class SignalEvent(threading.Event):
             left = _SLICE_S if end is None else min(_SLICE_S, end - time.monotonic())
             if super().wait(max(0.0, left)) or (end is not None and time.monotonic() >= end):
                 return self.is_set()
+
+
+def undisturbed(work: Callable[[], T]) -> T:
+    """Do the work in a thread, so that a signal handler that raises is heard after it. Raises what the work raises.
+
+    For torch.save into a file of Python's: where a handler raises while torch writes, torch writes again when its
+    writer is deleted, to a file that is closed by then, and ends the process.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001  raised again below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="ndd-undisturbed", daemon=True)
+    thread.start()
+    interruption: BaseException | None = None
+    while thread.is_alive():
+        try:
+            thread.join()
+        except BaseException as error:  # noqa: BLE001  raised again below
+            interruption = interruption or error
+    if interruption is not None:
+        raise interruption
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, SavePla
 from torch.distributed.checkpoint.storage import WriteResult
 
 from ndd_engine.errors import CheckpointError, UsageError, shortened
+from ndd_engine.processes import undisturbed
 from ndd_engine.text import printable
 
 from .checkpoint_state import Like, Place, is_sharded, local
@@ -109,7 +110,8 @@ class EntryWriter:
     def write(self, plan: SavePlan) -> list[WriteResult]:
         """Write this rank's file, synced to the disk; returns what the index needs. Raises OSError."""
         with naming(self.path):
-            return self._writer.write_data(self._planner.finish_plan(plan), self._planner).wait()
+            final = self._planner.finish_plan(plan)
+            return undisturbed(lambda: self._writer.write_data(final, self._planner).wait())
 
     def finish(self, results: list[list[WriteResult]], places: Sequence[Place]) -> None:
         """Write the index. Raises OSError. places: those of the tensors, for DCP's own tools."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ndd_engine.errors import CheckpointError, UsageError, said, shortened
 from ndd_engine.files import replaces, replacing, unwritable, write_problem
+from ndd_engine.processes import undisturbed
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
@@ -216,7 +217,7 @@ def _write_safetensors(path: Path, tensors: dict[str, Tensor], about: dict[str, 
 def _write_torch(path: Path, state: State) -> None:
     try:
         with replacing(path) as file:
-            torch.save(state, file)
+            undisturbed(lambda: torch.save(state, file))
     except OSError as error:
         raise UsageError(f"-o {unwritable(path, error)}") from None
     except RuntimeError as error:  # torch's own error on top of one from the file
