@@ -186,4 +186,4 @@ def test_the_summary_names_three_findings_with_their_commands(monkeypatch: pytes
     lines = summary(snapshot(), None, "runs/mine")
     told = [index for index, line in enumerate(lines) if line.startswith("finding: ")]
     assert len(told) == 3
-    assert lines[told[0] + 1].startswith("measure it: ndd-console try charlm-001 --set loader.workers=4")
+    assert ": ndd-console try charlm-001 --set loader.workers=4" in lines[told[0]]

@@ -121,7 +121,7 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
 
 
 def advice(snapshot: Snapshot) -> list[str]:
-    """The first findings of a run and the commands that measure their changes; [] where nothing is found."""
+    """The first findings of a run, each with the command that measures its change; [] where nothing is found."""
     try:
         findings = [finding for finding in diagnose(snapshot) if finding.cause != "too-short"][:MOST_FINDINGS]
     except Exception:  # noqa: BLE001  a defect in a rule must not cost the summary
@@ -130,7 +130,6 @@ def advice(snapshot: Snapshot) -> list[str]:
         return []
     lines = []
     for finding in findings:
-        lines.append(printable(finding_line(finding)))
-        if command := first_command(snapshot.run.name, [finding]):
-            lines.append(printable(f"measure it: {command}"))
+        command = first_command(snapshot.run.name, [finding])
+        lines.append(printable(finding_line(finding) + (f": {command}" if command else "")))
     return lines
