@@ -9,7 +9,7 @@ from ndd_engine.text import counted, number, percent, printable, span
 from ndd_watch.phases import FIRST_BATCH
 
 from .data_facts import no_workers, ready, small_batches
-from .finding import Finding
+from .finding import Evidence, Finding
 from .view import CLOCK, CONFIG, FLOOR, Cost, Draft, View, place
 
 # Minimum part of the data wait spent on first batches of later epochs. The first batch of the run is not counted.
@@ -21,6 +21,7 @@ SHORT = 200
 # Fewest comparisons of batches that are different from each other.
 COMPARED = 2
 CONTENT = "checksums of batches"
+ONCE = "make the iterator once before the loop, or write `for batch in loader`"
 
 
 def at_pass_begins(view: View) -> Finding | None:
@@ -57,27 +58,25 @@ def _steps(view: View) -> int:
 
 def iterator_restart(view: View) -> Finding | None:
     """A new iterator of the loader for each batch."""
+    wasted, begins = _wasted(view), _begins(view)
+    if wasted is None or begins is None:
+        return None
+    share = percent(begins[0].share)
+    title = f"input-bound: waiting for data takes {share} of the time; an iterator of the loader is made for each batch"
+    draft = Draft("iterator-restart", title, begins[0], "certain")
+    draft.add(wasted)
+    if view.workers:
+        draft.saw(f"each iterator starts {counted(view.workers, 'worker')} and loads batches ahead", CONFIG)
+    draft.change(ONCE, where=view.script_place("wasted"))
+    return draft.done()
+
+
+def _wasted(view: View) -> Evidence | None:
+    """Evidence of iterators that give one batch each; None if there are few of them."""
     totals, where = view.snapshot.totals, view.script_place("wasted")
     if where is None or totals.passes < max(FEWEST_WASTED, WASTED * totals.steps):
         return None
-    begins = _begins(view)
-    first = view.by_item and view.script.get("sampler") == "SequentialSampler"
-    if begins is None and not first:
-        return None
-    made = "an iterator of the loader is made for each batch"
-    if first:
-        made += ", so that each batch is the first one of the data"
-    cost = None if begins is None else begins[0]
-    if cost is not None:
-        made = f"input-bound: waiting for data takes {percent(cost.share)} of the time; {made}"
-    draft = Draft("iterator-restart", made, cost, "certain")
-    draft.saw(f"{number(totals.passes)} iterators in {number(totals.steps)} steps, made at {where}", CLOCK)
-    if cost is not None and view.workers:
-        draft.saw(f"each iterator starts {counted(view.workers, 'worker')}, which load batches ahead", CONFIG)
-    if first:
-        draft.saw("the loader does not shuffle", CONFIG)
-    draft.change("make the iterator once before the loop, or write `for batch in loader`", where=where)
-    return draft.done()
+    return Evidence(f"{number(totals.passes)} iterators in {number(totals.steps)} steps, made at {where}", CLOCK)
 
 
 def worker_restart(view: View) -> Finding | None:
@@ -122,7 +121,15 @@ def short_epochs(view: View) -> Finding | None:
 
 
 def repeated(view: View) -> Finding | None:
-    """Each loader worker, or each rank, gives all of the data."""
+    """Each step gets the same batch, or each loader worker, or each rank, gives all of the data."""
+    wasted = _wasted(view)
+    if wasted is not None and view.by_item and view.script.get("sampler") == "SequentialSampler":
+        title = "each step trains on the first batch of the data: an iterator of the loader is made for each batch"
+        draft = Draft("repeated-items", title, None, "certain")
+        draft.add(wasted)
+        draft.saw("the loader does not shuffle", CONFIG)
+        draft.change(ONCE, where=view.script_place("wasted"))
+        return draft.done()
     loops = view.script.get("reads")
     where = place(*loops) if isinstance(loops, list) and len(loops) == 3 else view.loader_place
     name = printable(view.dataset) or "the dataset"

@@ -45,6 +45,7 @@ class Trained:
         self._process: Process | None = None
         self._shown = self._counts_items = False
         self._keeps = 0  # the line that keeps the losses with their graphs
+        self._same_ranks: list[int] = []
         self._phases: set[str] = set()
 
     def take(self, process: Process, line: Line) -> Iterator[Event]:
@@ -80,6 +81,11 @@ class Trained:
         elif not isinstance(event, WindowEvent):
             yield event
 
+    def shares_data(self, ranks: list[int]) -> RunEvent | None:
+        """These ranks read the same batches; the event of the run if it is to be told anew."""
+        known, self._same_ranks = self._same_ranks, ranks
+        return self._completed(self.run) if self.run is not None and self._shown and known != ranks else None
+
     def _completed(self, run: RunEvent) -> RunEvent:
         resumed, self._shown = None if self._shown else run.resumed_step, True
         config, host, device = dict(run.config), self._machine.host, run.device or "cpu"
@@ -87,6 +93,8 @@ class Trained:
         if keeps := config["script"].get("keeps"):
             self._keeps = self._keeps or keeping_line(keeps[0])
             config["script"]["keeps"] = [keeps[0], self._keeps]
+        if self._same_ranks:
+            config["script"]["same_ranks"] = self._same_ranks
         if "parallel" in config:
             config["parallel"] = {name: config["parallel"][name] for name in ("ranks", "strategy")}
         return replace(
@@ -264,6 +272,8 @@ class Follower:
             shared = list(self._ranks.take(name, line, self._trained[leads].offset))
             for event in trained.take(process, line):
                 self._tell(name, event, leads == name)
+            if line["type"] == "run" and (run := self._trained[leads].shares_data(self._ranks.same_data)):
+                self._tell(leads, run, True)
         except (KeyError, TypeError, ValueError, IndexError):
             return  # a line of another version
         for event in shared:
