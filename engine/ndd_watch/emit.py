@@ -26,7 +26,7 @@ from .waits import strategy_of
 # The script may clear its environment before it trains.
 FOLDER_AT_START = os.environ.get(FOLDER, "")
 # Of a loader, what is recorded as its settings; the rest describes the script.
-_LOADER = ("workers", "pin_memory", "prefetch", "persistent")
+_LOADER = ("workers", "pin_memory", "prefetch", "persistent", "in_order", "fetch")
 # Marks that are recorded once.
 _UNTIMED, _UNREAD = "steps are not timed on the GPU", "losses and other values on the GPU are not read"
 _UNMEASURED = "the memory of the GPU is not measured"

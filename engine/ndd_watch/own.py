@@ -110,6 +110,8 @@ class Places:
             "workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory),
             "prefetch": getattr(iterator, "_prefetch_factor", None) if iterator._num_workers else None,
             "persistent": bool(getattr(iterator, "_persistent_workers", False)),
+            "in_order": getattr(iterator, "_in_order", None) if iterator._num_workers else None,
+            "fetch": "item" if joined and _is_tensors(iterator) else None,
             "batch_size": getattr(sampler, "batch_size", None) if ordinary else None,
             "dataset": type(dataset).__name__, "items": _items_of(iterator),
             "sampler": type(getattr(sampler, "sampler", sampler) if ordinary else sampler).__name__,
@@ -134,6 +136,14 @@ class Places:
             self._found[id(thing)] = (frame.f_code.co_filename, frame.f_lineno)
             while len(self._found) > MOST_PLACES:
                 del self._found[next(iter(self._found))]
+
+
+def _is_tensors(iterator: Any) -> bool:
+    """Whether an iterator takes single items of tensors that could be indexed in whole batches."""
+    data, dataset = sys.modules["torch.utils.data"], iterator._dataset
+    if type(dataset) is data.Subset:
+        dataset = dataset.dataset
+    return type(dataset) is data.TensorDataset and iterator._collate_fn is data.default_collate
 
 
 def _items_of(iterator: Any) -> int | None:

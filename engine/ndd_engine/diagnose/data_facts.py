@@ -6,8 +6,7 @@ from math import ceil
 
 from ndd_engine.record.events import LoaderEvent
 from ndd_engine.record.snapshot import OTHERS
-from ndd_engine.text import counted, duration, size, span
-from ndd_watch.phases import FIRST_BATCH
+from ndd_engine.text import counted, duration, number, size, span
 
 from .finding import Change, Evidence
 from .view import BASELINE, CONFIG, SAMPLES, SLOWED, Draft, View
@@ -24,6 +23,14 @@ DISTURBS = 0.1
 MOST_WORKERS = 16
 # A script whose items take longer than this to read, all once, is not asked to cache them.
 LONGEST_READ_NS = 30e9
+# What an item takes in memory beside its numbers: its container and its tensors.
+ITEM_BYTES = 1024
+# Workers make most batches in time where the median of the wait is below this part of its mean.
+UNEVEN = 0.2
+# Batches that torch's workers load ahead, and the most that are proposed.
+USUAL_AHEAD, MOST_AHEAD = 2, 16
+# Below this part of the cores in use, workers wait for something else.
+IDLE = 0.5
 # A worker that makes a batch of a script in less time than this spends most of it on sending it.
 SENT_NS = 5e6
 # Maximum part of the free memory for cached items, including copies made while encoding.
@@ -97,31 +104,114 @@ def more_workers(view: View, loader: LoaderEvent) -> Change | None:
     return Change(text, (f"loader.workers={count}", *off_device(view)))
 
 
+def tries(view: View) -> list[Change]:
+    """What can be tried against a wait for data whose reason is not known; the first one helps most likely."""
+    found = (
+        untold_gather(view), untold_alone(view), *smoother(view), untold_cache(view), untold_workers(view),
+    )  # fmt: skip
+    return [change for change in found if change is not None]
+
+
+def untold_gather(view: View) -> Change | None:
+    """Index the tensors of a script's TensorDataset in whole batches."""
+    if not view.is_script or view.get("loader.fetch") != "item":
+        return None
+    text = "take whole batches of the tensors by one index, instead of single items that are stacked again"
+    sets = ("loader.fetch=auto", *(no_workers(view) if view.workers else ()))
+    return Change(text + here_too(view), sets, view.loader_place)
+
+
+def untold_alone(view: View) -> Change | None:
+    """Load a script's batches without workers, which are quick at making them."""
+    if not view.workers or not small_batches(view):
+        return None
+    text = "load in the training process: sending such small batches takes workers longer than making them"
+    return Change(text, no_workers(view), view.loader_place)
+
+
+def smoother(view: View) -> list[Change]:
+    """Changes where workers make most batches in time, and some late."""
+    wait = view.phases.get("data_wait")
+    if not view.workers or wait is None or wait.p50_ns is None or wait.p50_ns > UNEVEN * view.wait.ns:
+        return []
+    ahead = view.whole("loader.prefetch") or USUAL_AHEAD
+    found = []
+    if ahead < MOST_AHEAD:
+        text = "load further ahead: most batches are ready in time, and some come late"
+        found.append(Change(text, (f"loader.prefetch={min(4 * ahead, MOST_AHEAD)}",), view.loader_place))
+    stream = view.snapshot.loader is not None and view.snapshot.loader.stream
+    if view.workers > 1 and view.get("loader.in_order") is not False and not stream:
+        text = "use batches as soon as they are ready, in an order that differs from run to run"
+        found.append(Change(text, ("loader.in_order=false",), view.loader_place))
+    return found
+
+
 def untold_workers(view: View) -> Change | None:
-    """Try workers on free cores; only if the cost of a batch is unknown."""
-    cores = view.whole_cores
-    if view.snapshot.loader is not None or cores is None or view.workers or cores < 2 or not cores_free(view):
+    """Try workers, or more of them; only if the cost of a batch is unknown."""
+    cores, use = view.whole_cores, view.snapshot.cores
+    if view.snapshot.loader is not None or cores is None or not cores_free(view):
         return None
     if view.is_script and view.get("loader.workers") is None:
         return None  # it has no loader
-    count = min(cores - 1, 4)
-    text = f"load with {count} worker{'s' if count > 1 else ''}{in_host_memory(view)}"
+    # A stream may not ask which worker reads it: several would each read all of it.
+    count = min(cores - 1, 4 if view.by_item or not view.is_script else 1)
+    if view.workers:
+        idle = use is not None and use.own + use.others < IDLE * use.usable
+        count = 0 if small_batches(view) else min(2 * view.workers, MOST_WORKERS if idle else cores)
+    if count <= view.workers:
+        return None
+    text = f"load with {counted(count, 'worker')}{in_host_memory(view)}"
     return Change(text, (f"loader.workers={count}", *off_device(view)), view.loader_place)
 
 
 def untold_cache(view: View) -> Change | None:
-    """Try to read each item of a script once; None if it is known that it cannot, or that reading all takes long."""
-    totals = view.snapshot.totals
-    waited = totals.phases.get("data_wait", 0)
-    # Without a second pass over the data, all of the wait was for items that are read for the first time.
-    if not view.by_item or (waited > LONGEST_READ_NS and not totals.phases.get(FIRST_BATCH)):
+    """Try to read each item of a script once; None if it is known that they cannot be kept, or take long to read."""
+    if not view.by_item or why_not_cached(view):
         return None
-    text = "read each item once and keep it, if all fit into memory; a trial refuses it where items change"
+    totals = view.snapshot.totals
+    # Without a second pass over the data, all of the wait was for items that are read for the first time.
+    waited = totals.phases.get("data_wait", 0)
+    if view.items is None and waited > LONGEST_READ_NS and not totals.passes:
+        return None
+    needed = cache_bytes(view)
+    kept = "keep it, if all fit into memory" if needed is None else f"keep it: about {size(needed)} in all"
     return Change(
-        text + here_too(view),
+        f"read each item once and {kept}; a trial refuses it where items change{here_too(view)}",
         ("loader.cache=true", *(no_workers(view) if view.workers else ())),
         view.loader_place,
     )
+
+
+def cache_bytes(view: View) -> float | None:
+    """Bytes of all items of a script's dataset in memory; None if they are unknown."""
+    items, batch, each = view.items, view.script.get("batch_bytes"), _items_of_batch(view)
+    if items is None or not isinstance(batch, int) or not each:
+        return None
+    return items * (batch / each + ITEM_BYTES)
+
+
+def why_not_cached(view: View) -> str:
+    """Why the items of a script are not to be cached; "" if nothing is known against it."""
+    if place := view.script_place("random"):
+        return f"items are random ({place}): a cache would give the same ones in each epoch"
+    needed, free = cache_bytes(view), (view.snapshot.host or {}).get("memory_available_bytes")
+    if needed is not None and free is not None and needed > KEEPING * free:
+        return f"all {number(view.items or 0)} items would take about {size(needed)}, of {size(free)} that are free"
+    each, items = _items_of_batch(view), view.items
+    if items is None or not each:
+        return ""
+    # Where steps wait for data, workers make it all the time.
+    made_ns = (view.step_ns * view.workers if view.workers else view.wait.ns) / max(view.micro_steps, 1.0)
+    reading = items * made_ns / each
+    if reading <= LONGEST_READ_NS:
+        return ""
+    return f"reading all {number(items)} items once would take about {duration(reading * 1e-9)}"
+
+
+def _items_of_batch(view: View) -> float:
+    """Items of a micro-batch of one rank; 0 if that is unknown."""
+    run, ranks = view.snapshot.run, view.whole("parallel.ranks") or 1
+    return run.items_per_step / max(view.micro_steps, 1.0) / ranks if run is not None else 0.0
 
 
 def in_host_memory(view: View) -> str:

@@ -30,8 +30,8 @@ from .data_facts import (
     slowed_by_workers,
     slower,
     storage_ns,
-    untold_cache,
-    untold_workers,
+    tries,
+    why_not_cached,
     workers_are,
 )
 from .finding import Change, Finding
@@ -256,14 +256,14 @@ def data_wait(view: View) -> Finding | None:
         draft.saw(f"most stack samples are at {line}", "stack samples")
     elif view.workers:
         draft.saw("functions in loader workers are not profiled", CONFIG)
-    draft.add(untold_cache(view), untold_workers(view))
-    method = "__iter__" if loader is not None and loader.stream else "__getitem__"
+    if view.by_item and (why := why_not_cached(view)):
+        draft.saw(why, CONFIG)
+    draft.add(*tries(view))
+    stream = loader.stream if loader is not None else view.script.get("by_item") is False
+    method = "__iter__" if stream else "__getitem__"
     text = f"do less work per batch in the dataset's {method} and in the collate function"
-    if view.is_script and view.dataset == "TensorDataset":
-        text = (
-            "a TensorDataset gives single items, which are stacked again: index whole batches of the tensors, with a "
-            "sampler of batches and batch_size=None"
-        )
+    if view.is_script and view.get("loader.fetch") == "item":
+        text = "index whole batches of the tensors, with a sampler of batches and batch_size=None"
     if waits_for == "data":
         text = (
             "do less work in the function that makes the batches, or make them in a DataLoader with workers"

@@ -76,7 +76,9 @@ def _wasted(view: View) -> Evidence | None:
     totals, where = view.snapshot.totals, view.script_place("wasted")
     if where is None or totals.passes < max(FEWEST_WASTED, WASTED * totals.steps):
         return None
-    return Evidence(f"{number(totals.passes)} iterators in {number(totals.steps)} steps, made at {where}", CLOCK)
+    return Evidence(
+        f"{number(totals.passes)} iterators in {number(totals.steps)} steps, made at {where}", CLOCK
+    )
 
 
 def worker_restart(view: View) -> Finding | None:

@@ -282,6 +282,17 @@ class View:
         """Whether the script's loader joins items of a dataset with an index to batches."""
         return self.script.get("by_item") is True
 
+    @property
+    def items(self) -> int | None:
+        """Items of a script's dataset: as its sampler knows, or those of the passes so far; None if unknown."""
+        found, totals = self.script.get("items"), self.snapshot.totals
+        if isinstance(found, int):
+            return found
+        run = self.snapshot.run
+        if not totals.passes or run is None or not run.items_per_step or not self.by_item:
+            return None
+        return round(totals.steps / totals.passes * run.items_per_step)
+
     def slowest_function(self, *phases: str) -> SlowFunction | None:
         """The user's function that takes most of a step by itself; None without a profiled step.
 

@@ -23,7 +23,7 @@ from .command import Command
 from .observed_ranks import ScriptRanks
 from .progress import Stalls
 from .records import Line, Process, Records
-from .source import collecting_line, keeping_line
+from .source import collecting_line, drawing_line, keeping_line
 
 # Of so few steps, the first ones are not seen whole.
 FEW_STEPS = 3
@@ -46,6 +46,8 @@ class Trained:
         self._shown = self._counts_items = False
         self._keeps = 0  # the line that keeps the losses with their graphs
         self._same_ranks: list[int] = []
+        # The method that makes an item, and its line that draws random numbers, 0 for none.
+        self._reads, self._draws = ("", 0), 0
         self._phases: set[str] = set()
 
     def take(self, process: Process, line: Line) -> Iterator[Event]:
@@ -93,6 +95,12 @@ class Trained:
         if keeps := config["script"].get("keeps"):
             self._keeps = self._keeps or keeping_line(keeps[0])
             config["script"]["keeps"] = [keeps[0], self._keeps]
+        if config["script"].get("by_item") and (reads := config["script"].get("reads")):
+            file, line = str(reads[0]), int(reads[1])
+            if (file, line) != self._reads:
+                self._reads, self._draws = (file, line), drawing_line(file, line)
+            if self._draws:
+                config["script"]["random"] = [file, self._draws]
         if self._same_ranks:
             config["script"]["same_ranks"] = self._same_ranks
         if "parallel" in config:

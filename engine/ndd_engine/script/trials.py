@@ -132,7 +132,7 @@ def _same(option: str, name: str) -> bool:
 
 
 # Without workers, they have no meaning.
-_NEED_WORKERS = frozenset({"loader.prefetch", "loader.persistent"})
+_NEED_WORKERS = frozenset({"loader.prefetch", "loader.persistent", "loader.in_order"})
 # Observing is the same on both sides: every step is timed by phase, none is profiled, and windows fit into runs.
 PLAIN = {"NDD_WATCH_SHARE": "0", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_WINDOW_S": "0.25"}
 POLL_S = 0.1
