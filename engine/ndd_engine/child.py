@@ -69,8 +69,8 @@ def decoded(kind: type[T], body: Json) -> T:
 class ChildError(Exception):
     """The child cannot continue.
 
-    kind: "oom", "failed" or "late" (no answer within the time limit). status: exit status of the error as in `errors`,
-    or None.
+    kind: "oom", "failed", "late" (no answer within the time limit) or "ended" (a script came to its end).
+    status: exit status of the error as in `errors`, or None.
     """
 
     def __init__(self, kind: str, text: str, status: int | None = None) -> None:

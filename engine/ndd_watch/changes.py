@@ -20,8 +20,10 @@ from .switches import (
     Compile,
     CudnnBenchmark,
     FlushDenormal,
+    Gather,
     Global,
     Implementation,
+    InOrder,
     Loader,
     NonBlocking,
     Persistent,
@@ -39,7 +41,7 @@ AROUND = "around"  # it concerns what happens around the model, or nothing in a 
 
 # What a change may change in the training. A trial compares the first losses of both sides, and `Cache` reads items
 # twice.
-ARITHMETIC, AUGMENTATION = "the arithmetic", "random augmentation"
+ARITHMETIC, AUGMENTATION, ORDER = "the arithmetic", "random augmentation", "the order of the batches"
 MOST_WORKERS = 16
 MOST_MICRO = 16  # times the micro-batch of the baseline
 SET = "already set"
@@ -263,8 +265,10 @@ def _flags(value: str) -> dict[str, bool]:
 _ROWS = (
     # Data.
     Row(
-        "loader.fetch", "whole-batch gather", own=LOADER,
-        tries=Once("gather", "auto", lambda here: "" if here.settings["loader.fetch"] == "item" else SET),
+        "loader.fetch", "whole-batch gather", Gather, LOADER,
+        "index whole batches: DataLoader(data, batch_size=None, sampler=BatchSampler(RandomSampler(data), batch_size, "
+        "drop_last=False))",
+        tries=Once("gather", "auto", lambda here: "" if here.settings.get("loader.fetch") == "item" else SET),
     ),
     Row(
         "loader.cache", "encoded-item cache", Cache, alters=AUGMENTATION,
@@ -282,6 +286,7 @@ _ROWS = (
         tries=Once("persistent", missing=lambda here: "" if here.settings.get("loader.persistent") is False else None),
     ),
     Row("loader.prefetch", "batches loaded ahead", Prefetch, LOADER, _of_loader(Prefetch)),
+    Row("loader.in_order", "batches as soon as they are ready", InOrder, LOADER, _of_loader(InOrder), ORDER),
     Row(
         "loader.pin_memory", "pinned memory", PinMemory, LOADER, _of_loader(PinMemory),
         tries=Once("pin-memory", missing=lambda here: here.no_gpu),

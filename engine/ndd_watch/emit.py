@@ -17,7 +17,7 @@ from .compilers import Compilations
 from .exceptions import Dropped, ours
 from .library import os, threading, time
 from .looks import Looks
-from .mapped import CORRECTION, FIRST_NS, MICRO, NATIVE, PENDING, SKIPPED
+from .mapped import CORRECTION, FIRST_NS, MICRO, NATIVE, PENDING, SKIPPED, STARTS
 from .own import Places
 from .process import Heap, allocator, let_read, resident
 from .steps import Steps
@@ -26,7 +26,7 @@ from .waits import strategy_of
 # The script may clear its environment before it trains.
 FOLDER_AT_START = os.environ.get(FOLDER, "")
 # Of a loader, what is recorded as its settings; the rest describes the script.
-_LOADER = ("workers", "pin_memory", "prefetch", "persistent")
+_LOADER = ("workers", "pin_memory", "prefetch", "persistent", "in_order", "fetch")
 # Marks that are recorded once.
 _UNTIMED, _UNREAD = "steps are not timed on the GPU", "losses and other values on the GPU are not read"
 _UNMEASURED = "the memory of the GPU is not measured"
@@ -54,7 +54,7 @@ class Emitter:
         self._shown = self._cpu = self._micro = 0
         # Items of a micro-step: the first size of the model's input, or else the loader's. Ranks that read some.
         self._items, self._batch, self._readers = 0, 0, 1
-        self._skipped = self._first_ns = 0
+        self._skipped = self._first_ns = self._starts = 0
         # Python forgets it before a short script's model is described at its exit.
         self._main = getattr(sys.modules.get("__main__"), "__file__", None)
         self._status = ("done", "")
@@ -129,7 +129,10 @@ class Emitter:
         """The training reads a loader with these settings and its place, see `Places`."""
         self._config["loader"] = {name: settings[name] for name in _LOADER}
         self._batch = settings["batch_size"] or 0
-        self.script(loader=settings["place"], dataset=settings["dataset"], by_item=settings["by_item"])
+        self.script(
+            loader=settings["place"], dataset=settings["dataset"], by_item=settings["by_item"],
+            items=settings["items"], sampler=settings["sampler"], reads=settings["reads"],
+        )  # fmt: skip
 
     def _record_run(self) -> None:
         """Record the run, if it is another one than before."""
@@ -207,6 +210,7 @@ class Emitter:
         garbage = self._steps.garbage.take()
         micro, self._micro = S[MICRO] - self._micro, S[MICRO]
         first, self._first_ns = S[FIRST_NS] - self._first_ns, S[FIRST_NS]
+        passes, self._starts = S[STARTS] - self._starts, S[STARTS]
         step = self.step - self._earlier
         count, self._shown = max(step - self._shown, 0), step
         self._items = shape[0] if shape else self._items or self._batch
@@ -235,7 +239,7 @@ class Emitter:
             step_max_ns=None, phases={}, loss=None if newest is None else newest[1],
             last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=self._rate(),
             gc_ns=garbage.ns, gc_count=garbage.number, gc_max_ns=garbage.longest_ns, profiled=profiled,
-            heap_bytes=self._heap.read(), kept_steps=kept, timed=timed,
+            heap_bytes=self._heap.read(), kept_steps=kept, passes=passes, timed=timed,
         )  # fmt: skip
         if S[SKIPPED] > self._skipped:
             self._skipped = S[SKIPPED]

@@ -41,6 +41,7 @@ from .looks import Looks, key_of
 from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN, SKIPPED
 from .modules import Modules
 from .own import Places, own_frame
+from .passes import Passes
 from .probes import Look, Probes, Rests
 from .steps import LOSS_NS, Steps
 from .waits import Waits
@@ -76,9 +77,7 @@ class Hooks:
         steps.rest, steps.faking = self.probes.rest, looks.faking
         # The iterator that the training reads, and when it began to make a batch or to start.
         self._iterator = self._reading = 0
-        # Passes over the data that have begun, and have not given their first batch.
-        self._passes = 0
-        self.places = Places(own)
+        self.places, self.passes = Places(own), Passes(own, looks)
         # Code of functions -> the phase of what they call.
         self.roots: dict[Any, str] = {}
         # Set by `install`: called with the settings of a loader when the training begins to read it, and when an
@@ -115,6 +114,9 @@ class Hooks:
         iterator = dataloader._BaseDataLoaderIter
         ends = self._leaves(TIMED, self._has_read)
         self._put(iterator.__next__, self._reads(), ends, True, phase=DATA_WAIT, rests="all")
+        # The end of its workers belongs to an iterator, also of one that is thrown away after a batch.
+        workers = dataloader._MultiProcessingDataLoaderIter
+        self._put(workers._shutdown_workers, *self.timed(DATA_WAIT), True, phase=DATA_WAIT)
         self._put(
             dataloader.DataLoader.__iter__, self._begins_pass(), self._leaves(TIMED, self._pass_begun), True
         )
@@ -380,9 +382,13 @@ class Hooks:
                     self.modules.evaluation(False)  # the training reads its own loader again
                     if S[TIMED] <= 0:
                         return 0
-                elif self._iterator != key_of(iterator):
-                    self._iterator = key_of(iterator)
-                    self.loader_read(*self.places.loader_of(iterator))
+                else:
+                    new = self._iterator != key_of(iterator)
+                    if new:
+                        self._iterator = key_of(iterator)
+                        self.loader_read(*self.places.loader_of(iterator))
+                    self.passes.ranks = steps.ranks
+                    self.passes.reads(iterator, new)
                 self._reading = t = now()
                 outer.append(S[CURRENT])
                 row[S[CURRENT]] += t - S[LAST]
@@ -416,12 +422,11 @@ class Hooks:
         return begins
 
     def _pass_begun(self) -> None:
-        self._passes += 1
+        self.passes.began(sys._getframe(2))
         self.steps.first_ns += S[LAST] - self._reading
 
     def _has_read(self) -> None:
-        if self._passes:
-            self._passes -= 1
+        if self.passes.gave(sys._getframe(2)):
             self.steps.first_ns += S[LAST] - self._reading
 
     def _seen(self, look: Callable[[Any], None]) -> Any:

@@ -299,6 +299,8 @@ class Observer:
         """A window ends."""
         if not self.emitter.opened:
             return
+        if found := self.hooks.passes.news():
+            self.emitter.script(**found)
         self.emitter.window()
         self.steps.device_due = True
         self.requests.look()
@@ -318,7 +320,10 @@ class Observer:
 
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""
-        if (found := {**settings, "place": place}) != self.loader:
+        found = {**settings, "place": place}
+        if found["items"] is None and found["place"] == self.loader.get("place"):
+            found["items"] = self.loader["items"]
+        if found != self.loader:
             self.loader = found
             self.emitter.loader(found)
 

@@ -30,7 +30,7 @@ class Looks:
         # computes with constants of that function, and our probes are some.
         self._of_thread = torch._guards._TLS
         self.traced: Callable[[], Any] = partial(getattr, self._of_thread, "tracing_context", None)
-        self._tensor, self._parameter = torch.Tensor, torch.nn.Parameter
+        self._tensor, self._parameter, self._strided = torch.Tensor, torch.nn.Parameter, torch.strided
         self._tracing = core._get_tracing_state
         self._modes: Callable[[], int] = getattr(core, "_len_torch_dispatch_stack", lambda: 0)
         self._mode: Callable[[Any], Any] | None = getattr(core, "_get_dispatch_mode", None)
@@ -79,6 +79,20 @@ class Looks:
                 return None
             sizes = tuple(tensor.shape)
         return sizes if all(type(size) is int for size in sizes) else None
+
+    def bytes_of(self, tensor: Any) -> int:
+        """The bytes of the elements of a tensor; 0 if they cannot be counted."""
+        with self.silent():
+            plain = not tensor.is_nested and tensor.layout is self._strided
+            return int(tensor.numel() * tensor.element_size()) if plain else 0
+
+    def span(self, tensor: Any) -> tuple[int, int] | None:
+        """(address, bytes) of the elements of a tensor on the CPU; None if it has no such."""
+        size = self.bytes_of(tensor)
+        with self.silent():
+            if not size or tensor.device.type != "cpu" or not tensor.is_contiguous():
+                return None
+            return int(tensor.data_ptr()), size
 
     def device(self, tensor: Any) -> Any:
         """The device of a tensor."""

@@ -35,17 +35,17 @@ COLUMNS = 24
 # ELSEWHERE: of other threads. MICRO: micro-steps; SKIPPED: updates that a gradient scaler skipped. BEGUN: when the
 # window began. ROWS: rows so far; LINES: bytes of lines so far; DROPPED: lines that were too long. INPUT: the first
 # size of a model's input; 0 before. PENDING: further steps, if nothing else becomes known to end them. FIRST_NS:
-# spent on first batches, of passes over the data that began after the first step. PASSES, OPEN: backward passes since
-# the last step ended, those whose gradients were zeroed again and those after them; published where they are more
-# than usual. PAUSED: 1 during a pause. AT and what follows is written by the console: the step after which the
-# process obeys, the id of the process that holds a pause or 0, and how many captures, checkpoints and evaluations
-# were asked for.
+# spent on first batches, of passes over the data that began after the first step; STARTS: these passes. PASSES,
+# OPEN: backward passes since the last step ended, those whose gradients were zeroed again and those after them;
+# published where they are more than usual. PAUSED: 1 during a pause. AT and what follows is written by the console: the
+# step after which the process obeys, the id of the process that holds a pause or 0, and how many captures, checkpoints
+# and evaluations were asked for.
 (
     MAGIC, PID, NATIVE, LAST, CURRENT, TIMED, BASE, TRAINER, DONE, CORRECTION, ELSEWHERE, MICRO, SKIPPED, BEGUN, ROWS,
-    LINES, DROPPED, PAUSED, INPUT, PENDING, FIRST_NS,
+    LINES, DROPPED, PAUSED, INPUT, PENDING, FIRST_NS, STARTS,
     PASSES, OPEN,
     AT, HOLDER, CAPTURES, CHECKPOINTS, EVALUATIONS,
-) = range(28)  # fmt: skip
+) = range(29)  # fmt: skip
 REQUEST = EVALUATIONS + 1 - AT
 # The current step by phase, and the time of the window outside steps, in nanoseconds.
 ROW, REST = 32, 32 + COLUMNS

@@ -7,10 +7,12 @@ import sys
 import sysconfig
 import tempfile
 from functools import lru_cache
+from types import CodeType
 from typing import Any, Callable
 
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
 _PLUMBING = ("base", "data_order", "factory_data", "own_module", "registry", "result", "training")
+_SAMPLERS = "torch.utils.data.sampler"
 # Loaders and optimizers whose place is remembered.
 MOST_PLACES = 64
 
@@ -103,15 +105,29 @@ class Places:
         # Items of a dataset with an index, joined to batches, can be cached.
         joined = getattr(iterator, "_auto_collation", None) is True
         # A sampler of the script may compute it.
-        ordinary = type(sampler).__module__ == "torch.utils.data.sampler"
+        ordinary = type(sampler).__module__ == _SAMPLERS
         return {
             "workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory),
             "prefetch": getattr(iterator, "_prefetch_factor", None) if iterator._num_workers else None,
             "persistent": bool(getattr(iterator, "_persistent_workers", False)),
+            "in_order": getattr(iterator, "_in_order", None) if iterator._num_workers else None,
+            "fetch": "item" if joined and _is_tensors(iterator) else None,
             "batch_size": getattr(sampler, "batch_size", None) if ordinary else None,
-            "dataset": type(dataset).__name__,
+            "dataset": type(dataset).__name__, "items": _items_of(iterator),
+            "sampler": type(getattr(sampler, "sampler", sampler) if ordinary else sampler).__name__,
+            "reads": self._method_of(dataset, "__getitem__" if iterator._dataset_kind == 0 else "__iter__"),
             "by_item": joined and getattr(iterator, "_dataset_kind", None) == 0,
         }, self.of(dataset)  # fmt: skip
+
+    def _method_of(self, dataset: Any, name: str) -> tuple[str, int, str] | None:
+        """File, line and name of a method of the script's own; None for one of a library."""
+        for kind in type(dataset).__mro__:
+            if name in kind.__dict__:
+                code = getattr(kind.__dict__[name], "__code__", None)
+                if type(code) is not CodeType or not self._own(code):
+                    return None
+                return code.co_filename, code.co_firstlineno, f"{kind.__name__}.{name}"
+        return None
 
     def remember(self, thing: object, frame: Any) -> None:
         """An optimizer, or the dataset of a loader, is made. frame: of the call."""
@@ -120,3 +136,29 @@ class Places:
             self._found[id(thing)] = (frame.f_code.co_filename, frame.f_lineno)
             while len(self._found) > MOST_PLACES:
                 del self._found[next(iter(self._found))]
+
+
+def _is_tensors(iterator: Any) -> bool:
+    """Whether an iterator takes single items of tensors that could be indexed in whole batches."""
+    data, dataset = sys.modules["torch.utils.data"], iterator._dataset
+    if type(dataset) is data.Subset:
+        dataset = dataset.dataset
+    return type(dataset) is data.TensorDataset and iterator._collate_fn is data.default_collate
+
+
+def _items_of(iterator: Any) -> int | None:
+    """The length of the dataset that an iterator reads, as a sampler of torch has asked for it; None if unknown.
+
+    The samplers' generators have it among their variables: asking the dataset would run code of the script.
+    """
+    batches = getattr(iterator._sampler_iter, "gi_frame", None)
+    if type(iterator._index_sampler).__module__ != _SAMPLERS or batches is None:
+        return None
+    items = batches.f_locals.get("sampler_iter")
+    if type(items) is type(iter(range(0))):
+        return len(items.__reduce__()[1][0])
+    frame = getattr(items, "gi_frame", None)
+    if frame is not None and frame.f_globals.get("__name__") == _SAMPLERS:
+        found = frame.f_locals.get("n")
+        return found if type(found) is int else None
+    return None

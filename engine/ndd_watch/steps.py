@@ -435,7 +435,9 @@ class Steps:
         """The step ends now, on the clock."""
         row[S[CURRENT]] += t - S[LAST]
         S[LAST] = t
-        if row[EVALUATE] or row[CHECKPOINT] or self.first_ns:
+        # The step after a first batch is timed by phase as well: its read tells whether the pass goes on.
+        first = self.first_ns
+        if row[EVALUATE] or row[CHECKPOINT] or first:
             self._set_aside()
         if marks:
             mark(S[CURRENT])
@@ -458,7 +460,7 @@ class Steps:
         else:
             clock.add_row()
             S[place] = sum(row) << 1 | 1
-            if self.every > 1 and self.ends.only:
+            if self.every > 1 and self.ends.only and not first:
                 self.skip, self.usual_backwards = untimed(done + 1, self.every), self.backwards
                 self.only = self.ends.only
                 if self.skip:

@@ -289,6 +289,12 @@ class Prefetch(Loader):
     name = "prefetch_factor"
 
 
+class InOrder(Loader):
+    """Batches in the order of the data, or as soon as a worker has made them."""
+
+    name = "in_order"
+
+
 class Persistent(Loader):
     """Workers that stay between epochs."""
 
@@ -403,6 +409,32 @@ class Compile(AtStart):
         if not self._seen:
             return "off", False, "no module with parameters was called outermost"
         return self.requested, True, f"{len(self._seen)} modules compiled"
+
+
+class Gather(AtStart):
+    """Batches of a TensorDataset, or of a Subset of one, by one indexing operation instead of item by item."""
+
+    def switch(self, on: bool) -> None:
+        data = importlib.import_module("torch.utils.data")
+        kind: Any = importlib.import_module("torch.utils.data._utils.fetch")._MapDatasetFetcher
+        original, change = kind.fetch, self
+
+        def fetched(fetcher: Any, index: Any) -> Any:
+            dataset, places = fetcher.dataset, index
+            plain = fetcher.auto_collation and fetcher.collate_fn is data.default_collate
+            if plain and type(dataset) is data.Subset:
+                dataset, places = dataset.dataset, [dataset.indices[place] for place in index]
+            if not plain or type(dataset) is not data.TensorDataset:
+                return original(fetcher, index)
+            change.done += 1
+            return [tensor[places] for tensor in dataset.tensors]
+
+        kind.fetch = fetched
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        if not self.done and not self.observer.loader.get("workers"):
+            return "item", False, "the script reads no TensorDataset item by item"
+        return self.requested, True, "given to the fetchers of the loaders"
 
 
 # Items that are read twice, and seconds that reading all of them once may take.

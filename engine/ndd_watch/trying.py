@@ -122,7 +122,7 @@ class Script(Trainer):
         self._read_back()
         device = str(self._steps.device) if self._steps.device is not None else "cpu"
         items = (self._steps.shape or (1,))[0]
-        loader = self._observer.loader
+        loader, passes = self._observer.loader, self._observer.hooks.passes
         sides = []
         for changes in self._sides:
             unknown = "", None, ""
@@ -133,7 +133,8 @@ class Script(Trainer):
             sides.append({
                 "device": device, "threads": self._torch.get_num_threads(),
                 "items_per_step": max(int(items), 1) * self._micro * self._ranks, "prepare_s": self._started_s,
-                "losses": losses, "settings": settings, "peak_bytes": _peak(self._torch, device),
+                "steps_per_epoch": passes.per_pass, "losses": losses, "settings": settings,
+                "peak_bytes": _peak(self._torch, device),
                 "stock": -(-(loader.get("workers") or 0) * (loader.get("prefetch") or 2) // self._micro),
             })  # fmt: skip
         return {"sides": sides}

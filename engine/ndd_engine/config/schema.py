@@ -123,6 +123,11 @@ class LoaderSection(Section):
     prefetch: int | None = Field(
         None, ge=1, le=10_000, description="batches prefetched by each worker (needs workers); default: 2"
     )
+    in_order: bool = Field(
+        True,
+        description="use batches in the order of the data; false: as soon as a worker has made them, so that a resumed "
+        "run may repeat some of the last batches and leave out others",
+    )
     eval_workers: int = Field(0, ge=0, le=512, description="number of loader workers for evaluation")
     eval_pin_memory: bool | None = Field(
         None, description="pin_memory for evaluation; default: as in training"

@@ -7,302 +7,37 @@ from dataclasses import replace
 from math import ceil
 
 from ndd_engine.record.events import LoaderEvent
-from ndd_engine.record.snapshot import OTHERS
-from ndd_engine.text import counted, duration, percent, size, span
-from ndd_watch.phases import FIRST_BATCH
+from ndd_engine.text import counted, percent, span
 
-from .finding import Change, Evidence, Finding
-from .view import (
-    BASELINE,
-    CLOCK,
-    CONFIG,
-    FLOOR,
-    SAMPLES,
-    SLOWED,
-    Cost,
-    Draft,
-    SlowFunction,
-    View,
-    taken,
+from .data_facts import (
+    MOST_WORKERS,
+    as_made_ns,
+    batch_ns,
+    computes,
+    crowded,
+    crowding,
+    explains,
+    free,
+    items_ns,
+    keep,
+    keeps_up,
+    made_ns,
+    more_workers,
+    no_workers,
+    off_device,
+    on_device,
+    ready,
+    slowed_by_workers,
+    slower,
+    storage_ns,
+    tries,
+    why_not_cached,
+    workers_are,
 )
+from .finding import Change, Finding
+from .pass_rules import at_pass_begins
+from .view import BASELINE, CONFIG, FLOOR, SAMPLES, Draft, SlowFunction, View, taken
 
-# Below this part of CPU time an item waits for storage even when other processes use the cores.
-COMPUTES_CROWDED = 0.08
-# Upper bounds for copying an item in Python on a slow machine: fixed, and per byte.
-COPY_NS = 100_000.0
-COPY_BYTE_NS = 2.0
-# Workers that need less than this part of the time between two batches keep up.
-KEEPS_UP = 0.5
-# From this share of a step's CPU time on, loader workers slow the model down.
-DISTURBS = 0.1
-MOST_WORKERS = 16
-# A script whose items take longer than this to read, all once, is not asked to cache them.
-LONGEST_READ_NS = 30e9
-# Maximum part of the free memory for cached items, including copies made while encoding.
-KEEPING = 0.4
-
-
-# Changes.
-
-
-def no_workers(view: View) -> tuple[str, ...]:
-    """Edits to load in the training process."""
-    sets: tuple[str, ...] = ("loader.workers=0",)
-    if view.get("loader.persistent"):
-        sets += ("loader.persistent=false",)
-    if view.get("loader.prefetch") is not None:
-        sets += ("loader.prefetch=none",)
-    return sets
-
-
-def on_device(view: View) -> Change | None:
-    """Keep the data in GPU memory; None without a GPU or if it may not fit."""
-    loader, free = view.snapshot.loader, view.snapshot.headroom.free_bytes
-    needed = data_bytes(loader)
-    if not view.gpu or loader is None or loader.epochs_differ or needed is None or free is None:
-        return None
-    if needed > KEEPING * free:
-        return None
-    sets = ("loader.placement=device", *(no_workers(view) if view.workers else ()))
-    return Change(f"keep all data ({size(needed)}) in GPU memory{here_too(view)}", sets)
-
-
-def here_too(view: View) -> str:
-    """What `no_workers` adds to the text of a change."""
-    return ", and load in the training process" if view.workers else ""
-
-
-def keep(view: View, loader: LoaderEvent) -> Change | None:
-    """Cache encoded items; None if they cannot be cached or may not fit in memory."""
-    if loader.encoded is not None or loader.epochs_differ or view.get("loader.cache"):
-        return None
-    if ready(loader) or view.get("loader.placement") == "device" or view.get("workload.augment"):
-        return None
-    needed, free = data_bytes(loader), (view.snapshot.host or {}).get("memory_available_bytes")
-    # Items exist twice while they are stacked.
-    if needed is not None and free is not None and 2 * needed > KEEPING * free:
-        return None
-    text = "encode each item once and cache it"
-    if loader.item_ns is not None:
-        text += f" (about {duration(loader.items * loader.item_ns * 1e-9)} before training)"
-    text += here_too(view)
-    return Change(text, ("loader.cache=true", *(no_workers(view) if view.workers else ())))
-
-
-def data_bytes(loader: LoaderEvent | None) -> float | None:
-    """Bytes of all items in the form they have in a batch."""
-    if loader is None or loader.batch_bytes is None or not loader.micro:
-        return None
-    return loader.batch_bytes / loader.micro * loader.items
-
-
-def more_workers(view: View, loader: LoaderEvent) -> Change | None:
-    """As many workers as needed to remove the wait; None if no cores are free."""
-    cores, here = view.whole_cores, batch_ns(loader)
-    if cores is None or here is None or view.workers >= min(cores, MOST_WORKERS) or not cores_free(view):
-        return None
-    needed = ceil(here * view.micro_steps / max(view.step_ns - view.wait.ns, 1.0))
-    count = min(max(needed, view.workers + 1), cores, MOST_WORKERS)
-    text = f"load with {counted(count, 'worker')}{in_host_memory(view)}"
-    if loader.stream and count > 1:
-        text += ", each of which has to read its own part of the stream (torch.utils.data.get_worker_info)"
-    return Change(text, (f"loader.workers={count}", *off_device(view)))
-
-
-def untold_workers(view: View) -> Change | None:
-    """Try workers on free cores; only if the cost of a batch is unknown."""
-    cores = view.whole_cores
-    if view.snapshot.loader is not None or cores is None or view.workers or cores < 2 or not cores_free(view):
-        return None
-    if view.is_script and view.get("loader.workers") is None:
-        return None  # it has no loader
-    count = min(cores - 1, 4)
-    text = f"load with {count} worker{'s' if count > 1 else ''}{in_host_memory(view)}"
-    return Change(text, (f"loader.workers={count}", *off_device(view)), view.loader_place)
-
-
-def untold_cache(view: View) -> Change | None:
-    """Try to read each item of a script once; None if it is known that it cannot, or that reading all takes long."""
-    totals = view.snapshot.totals
-    waited = totals.phases.get("data_wait", 0)
-    # Without a second pass over the data, all of the wait was for items that are read for the first time.
-    if not view.by_item or (waited > LONGEST_READ_NS and not totals.phases.get(FIRST_BATCH)):
-        return None
-    text = "read each item once and keep it, if all fit into memory; a trial refuses it where items change"
-    return Change(
-        text + here_too(view),
-        ("loader.cache=true", *(no_workers(view) if view.workers else ())),
-        view.loader_place,
-    )
-
-
-def in_host_memory(view: View) -> str:
-    """What `off_device` adds to the text of a change."""
-    return ", with the data in host memory" if off_device(view) else ""
-
-
-def off_device(view: View) -> tuple[str, ...]:
-    return ("loader.placement=host",) if view.get("loader.placement") == "device" else ()
-
-
-# Facts.
-
-
-def ready(loader: LoaderEvent) -> bool:
-    """Whether items are in memory in their final form, so that an item is a copy and one gather makes a batch.
-
-    False for a dataset that computes the batches it returns.
-    """
-    each = loader.item_cpu_ns if loader.item_cpu_ns is not None else loader.item_ns
-    if not loader.in_memory or each is None:
-        return loader.in_memory
-    size_of = loader.batch_bytes / loader.micro if loader.batch_bytes and loader.micro else 0.0
-    return each <= COPY_NS + COPY_BYTE_NS * size_of
-
-
-def items_ns(loader: LoaderEvent) -> float | None:
-    """CPU time of a micro-batch made item by item in one process."""
-    each = loader.item_cpu_ns if loader.item_cpu_ns is not None else loader.item_ns
-    return None if each is None else loader.micro * each + (loader.collate_ns or 0.0)
-
-
-def made_ns(loader: LoaderEvent) -> float | None:
-    """Wall time of a micro-batch made in one process by the fastest method."""
-    return min((ns for ns in (_by_item_ns(loader), loader.gather_ns) if ns is not None), default=None)
-
-
-def as_made_ns(view: View, loader: LoaderEvent) -> float | None:
-    """Wall time of a micro-batch made in one process by the method that the run uses."""
-    gathers = loader.gather_ns is not None and view.get("loader.fetch") != "item"
-    return loader.gather_ns if gathers else _by_item_ns(loader)
-
-
-def _by_item_ns(loader: LoaderEvent) -> float | None:
-    return None if loader.item_ns is None else loader.micro * loader.item_ns + (loader.collate_ns or 0.0)
-
-
-def batch_ns(loader: LoaderEvent) -> float | None:
-    """CPU time of a micro-batch made in one process by the fastest method."""
-    known = [ns for ns in (items_ns(loader), loader.gather_ns) if ns is not None]
-    return min(known, default=None)
-
-
-def explains(view: View, loader: LoaderEvent, part: float) -> bool:
-    """Whether making batches item by item takes at least `part` of the wait (wall time).
-
-    Without workers the wait consists of making the batch.
-    """
-    if loader.item_ns is None or not view.workers:
-        return loader.item_ns is not None
-    made = _by_item_ns(loader) or 0.0
-    return made * view.micro_steps / view.workers >= part * view.wait.ns
-
-
-def keeps_up(view: View) -> bool:
-    """Whether workers make batches far faster than the run uses them.
-
-    The remaining wait is the transfer between processes, which more workers or faster items do not shorten.
-    """
-    loader = view.snapshot.loader
-    if loader is None or not view.workers or loader.item_ns is None:
-        return False
-    computing = loader.item_cpu_ns if loader.item_cpu_ns is not None else loader.item_ns
-    at_once = min(view.workers, view.whole_cores or view.workers)
-    each = max(loader.item_ns - computing, 0.0) / view.workers + computing / at_once
-    made = loader.micro * each + (loader.collate_ns or 0.0) / at_once
-    return made * view.micro_steps < KEEPS_UP * (view.step_ns - view.wait.ns)
-
-
-def storage_ns(view: View, loader: LoaderEvent) -> float | None:
-    """Time in which making an item waits for storage or network; None if it may have waited for a core as well."""
-    item_ns, cpu_ns = loader.item_ns, loader.item_cpu_ns
-    if item_ns is None or cpu_ns is None:
-        return None
-    waits = max(item_ns - cpu_ns, 0.0)
-    if loader.item_delay_ns is not None:
-        return max(waits - loader.item_delay_ns, 0.0)
-    cores = view.snapshot.cores
-    busy = cores is not None and cores.others >= OTHERS and cores.full
-    crowded = (view.neighboured or busy) and cpu_ns > COMPUTES_CROWDED * item_ns
-    return None if crowded else waits
-
-
-def computes(loader: LoaderEvent) -> bool:
-    """Whether items are known to take CPU time."""
-    item_ns, cpu_ns = loader.item_ns, loader.item_cpu_ns
-    return item_ns is not None and cpu_ns is not None and cpu_ns > COMPUTES_CROWDED * item_ns
-
-
-def crowded(view: View) -> bool:
-    """Whether loader workers compete with the model for cores: they compute, and the model is slower."""
-    loader, cores, slowed = view.snapshot.loader, view.snapshot.cores, view.slowed
-    if view.gpu or not view.workers or loader is None or cores is None or slowed is None:
-        return False
-    here = batch_ns(loader)
-    if here is None or here * view.micro_steps < DISTURBS * view.step_ns:
-        return False
-    return slowed >= SLOWED and not view.neighboured and cores.own > 0.8 * cores.usable
-
-
-def slowed_by_workers(view: View) -> bool:
-    """Whether the model is slower than before training although no other processes use the cores."""
-    varies = view.get("workload.pad") == "longest"  # the batch of the baseline differs from the others
-    if view.gpu or view.snapshot.cores is None or view.neighboured or varies:
-        return False
-    return (view.slowed or 0.0) >= SLOWED
-
-
-def crowding(view: View, draft: Draft, what: str) -> None:
-    """Add the competition for cores and caches to the cost of a wait. what: "waiting for X", in the new title.
-
-    Loading in the training process slows the model down as well: it evicts the caches between steps.
-    """
-    if view.gpu:
-        return
-    title = f"input-bound: {what} costs up to {{share}} of each step"
-    if view.baseline is not None:
-        slowdown, slow = view.slowdown(), slower(view)
-        # With batches of different lengths the model may be slower for another reason: it is a bound.
-        if slowdown is not None and slow is not None:
-            draft.widen(view.wait.share + slowdown, title, slow.text, slow.source)
-        return
-    here = batch_ns(view.snapshot.loader) if view.snapshot.loader is not None else None
-    if not view.workers or here is None or not view.step_ns:
-        return
-    share = min(view.wait.share + here * view.micro_steps / view.step_ns, 0.9)
-    why = f"making a micro-batch takes {span(here)} of CPU time, on the same cores as the model"
-    draft.widen(share, title, why, BASELINE)
-
-
-def cores_free(view: View) -> bool:
-    """Whether there is CPU time left for workers; True if unknown."""
-    cores = view.snapshot.cores
-    return cores is None or not cores.full
-
-
-def workers_are(view: View) -> Evidence | None:
-    """None if the configuration is unknown, as in a trace."""
-    if view.whole("loader.workers") is None:
-        return None
-    return Evidence(f"loader.workers is {view.workers}", CONFIG)
-
-
-def slower(view: View) -> Evidence | None:
-    """Evidence that the model is slower than before training; None if it is not."""
-    if view.slowed is None or view.slowed < SLOWED:
-        return None
-    return Evidence(f"forward and backward take {view.slowed:.2g} times as long as before training", BASELINE)
-
-
-def free(view: View) -> Evidence | None:
-    cores = view.snapshot.cores
-    if cores is None:
-        return None
-    return Evidence(f"the run uses {cores.own:.1f} of {cores.usable:g} cores", SAMPLES)
-
-
-# Minimum part of the data wait spent on first batches of later epochs. The first batch of the run is not counted.
-FIRST_PART = 0.35
 # An item that uses the CPU for less than this part of its time waits for storage.
 COMPUTES = 0.4
 # Minimum part of the data wait that an explanation must cover.
@@ -318,7 +53,7 @@ BUSY = 0.5
 
 def waiting(view: View) -> Finding | None:
     """The first rule that explains the data wait."""
-    found, loader = worker_restart(view), view.snapshot.loader
+    found, loader = at_pass_begins(view), view.snapshot.loader
     if found is None and loader is not None:
         found = next((found for rule in WAITS if (found := rule(view, loader)) is not None), None)
     if found is None:
@@ -333,34 +68,6 @@ def _with_function(view: View, found: Finding) -> Finding:
         return found
     change = Change("do less work per item", where=slow.where)
     return replace(found, evidence=(*found.evidence, slow.taken), changes=(*found.changes, change))
-
-
-def worker_restart(view: View) -> Finding | None:
-    """Every epoch starts new worker processes."""
-    totals, loader = view.snapshot.totals, view.snapshot.loader
-    first, waited = totals.phases.get(FIRST_BATCH, 0), totals.phases.get("data_wait", 0)
-    stepping = totals.wall_ns - totals.phases.get("evaluate", 0) - totals.phases.get("checkpoint", 0)
-    if not view.workers or view.get("loader.persistent") is not False or stepping <= 0 or not totals.steps:
-        return None
-    share = first / stepping
-    if share < FLOOR or first < FIRST_PART * waited:
-        return None
-    if view.gpu:  # the other waits count as far as the device sees them
-        waited = min(waited, first + round(view.wait.ns * totals.steps))
-    # The first batch of the run waited for new workers as well.
-    cost = Cost(waited / totals.steps, waited / stepping, None, waited / totals.wall_ns)
-    title = (
-        f"input-bound: waiting for data takes {percent(cost.share)} of the time; workers restart every epoch"
-    )
-    draft = Draft("worker-restart", title, cost)
-    first_text = f"waiting for the first batch of later epochs took {span(first)} of {span(stepping)}"
-    draft.saw(f"{first_text} ({percent(share)})", CLOCK)
-    draft.saw(f"loader.workers is {view.workers}, loader.persistent is false", CONFIG)
-    draft.change("keep workers between epochs", "loader.persistent=true")
-    if loader is not None and ready(loader):
-        text = "load in the training process: the data is already in memory"
-        draft.change(text, *no_workers(view))
-    return draft.done()
 
 
 def in_memory_workers(view: View, loader: LoaderEvent) -> Finding | None:
@@ -549,14 +256,14 @@ def data_wait(view: View) -> Finding | None:
         draft.saw(f"most stack samples are at {line}", "stack samples")
     elif view.workers:
         draft.saw("functions in loader workers are not profiled", CONFIG)
-    draft.add(untold_cache(view), untold_workers(view))
-    method = "__iter__" if loader is not None and loader.stream else "__getitem__"
+    if view.by_item and (why := why_not_cached(view)):
+        draft.saw(why, CONFIG)
+    draft.add(*tries(view))
+    stream = loader.stream if loader is not None else view.script.get("by_item") is False
+    method = "__iter__" if stream else "__getitem__"
     text = f"do less work per batch in the dataset's {method} and in the collate function"
-    if view.is_script and view.dataset == "TensorDataset":
-        text = (
-            "a TensorDataset gives single items, which are stacked again: index whole batches of the tensors, with a "
-            "sampler of batches and batch_size=None"
-        )
+    if view.is_script and view.get("loader.fetch") == "item":
+        text = "index whole batches of the tensors, with a sampler of batches and batch_size=None"
     if waits_for == "data":
         text = (
             "do less work in the function that makes the batches, or make them in a DataLoader with workers"

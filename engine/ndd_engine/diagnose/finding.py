@@ -17,6 +17,8 @@ CAUSES: dict[str, str] = {
     "many-workers": "too many loader workers",
     "in-memory-workers": "loader workers for in-memory data",
     "worker-restart": "workers restarted every epoch",
+    "iterator-restart": "a new iterator for each batch",
+    "short-epochs": "short epochs",
     "slow-storage": "slow storage",
     "data-wait": "waiting for data",
     # CPU.
@@ -59,4 +61,5 @@ CAUSES: dict[str, str] = {
     # Hazards: no cost in time until they end the run.
     "leak": "memory grows steadily",
     "near-limit": "memory almost full",
+    "repeated-items": "items repeated within an epoch",
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from ndd_engine.text import percent, span, times
 
-from .data_rules import data_bytes
+from .data_facts import data_bytes
 from .finding import Change, Finding
 from .view import CLOCK, CONFIG, DEVICE, FLOOR, MODEL, SLOWED, Cost, Draft, View, taken
 

@@ -9,7 +9,7 @@ from ndd_engine.record.figures import others_text
 from ndd_engine.record.snapshot import LEAST_SAMPLES
 from ndd_engine.text import counted, number, percent, printable, span, times
 
-from .data_rules import slower
+from .data_facts import slower
 from .finding import Change, Evidence, Finding
 from .view import (
     BASELINE,

@@ -14,7 +14,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import duration, percent, times
 from ndd_watch.changes import TABLE
 
-from . import data_rules, gpu_rules, host_rules, model_rules, rank_rules, run_rules
+from . import data_rules, gpu_rules, host_rules, model_rules, pass_rules, rank_rules, run_rules
 from .finding import Change, Evidence, Finding
 from .view import CLOCK, MODEL, Cost, View, ceiling, rounded_up, taken
 
@@ -148,7 +148,7 @@ Rule = Callable[[View], Finding | None]
 # Findings with a lower ceiling are dropped.
 LEAST = 1.04
 # Rules that apply to short runs as well.
-ALWAYS: tuple[Rule, ...] = (*run_rules.RULES, model_rules.compile_cost)
+ALWAYS: tuple[Rule, ...] = (*run_rules.RULES, *pass_rules.RULES, model_rules.compile_cost)
 RULES: tuple[Rule, ...] = (
     *data_rules.RULES,
     *host_rules.RULES,
@@ -184,7 +184,7 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
 
 def _rank(view: View, item: Finding) -> tuple[int, float]:
-    if item.cause in ("leak", "near-limit"):
+    if item.cause in ("leak", "near-limit", "repeated-items"):
         return 0, 0.0
     if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without
         return 1, float("-inf")

@@ -255,10 +255,19 @@ class View:
         return "script" in self.config
 
     @property
+    def script(self) -> dict[str, Any]:
+        """What the configuration says of an observed script; {} for a run of one's own."""
+        found = self.config.get("script")
+        return found if isinstance(found, dict) else {}
+
+    @property
     def loader_place(self) -> str | None:
         """Where the script makes its loader: "train.py:41"; None if that is unknown."""
-        script = self.config.get("script")
-        found = script.get("loader") if isinstance(script, dict) else None
+        return self.script_place("loader")
+
+    def script_place(self, name: str) -> str | None:
+        """What the configuration says of a place in the script: "train.py:41"; None if that is unknown."""
+        found = self.script.get(name)
         if not isinstance(found, (list, tuple)) or len(found) != 2:
             return None
         return printable(f"{PurePath(str(found[0])).name}:{found[1]}")
@@ -266,14 +275,23 @@ class View:
     @property
     def dataset(self) -> str:
         """Class of the dataset that the script's loader reads; "" if that is unknown."""
-        script = self.config.get("script")
-        return str(script.get("dataset") or "") if isinstance(script, dict) else ""
+        return str(self.script.get("dataset") or "")
 
     @property
     def by_item(self) -> bool:
         """Whether the script's loader joins items of a dataset with an index to batches."""
-        script = self.config.get("script")
-        return isinstance(script, dict) and script.get("by_item") is True
+        return self.script.get("by_item") is True
+
+    @property
+    def items(self) -> int | None:
+        """Items of a script's dataset: as its sampler knows, or those of the passes so far; None if unknown."""
+        found, totals = self.script.get("items"), self.snapshot.totals
+        if isinstance(found, int):
+            return found
+        run = self.snapshot.run
+        if not totals.passes or run is None or not run.items_per_step or not self.by_item:
+            return None
+        return round(totals.steps / totals.passes * run.items_per_step)
 
     def slowest_function(self, *phases: str) -> SlowFunction | None:
         """The user's function that takes most of a step by itself; None without a profiled step.

@@ -57,9 +57,9 @@ class Stepping(Protocol):
 class Reporter:
     """Turns what was measured since the last window into events; `put` records one.
 
-    steps: optimizer steps in the current window. arrived: (step, loss) pairs that reached the host in it. profiled: the
-    window contains a profiler capture or a profiled step. windowed: called with each window that ends; returns what is
-    recorded of it.
+    steps, passes: in the current window, see WindowEvent. arrived: (step, loss) pairs that reached the host in it.
+    profiled: the window contains a profiler capture or a profiled step. windowed: called with each window that ends;
+    returns what is recorded of it.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Reporter:
     ) -> None:
         self.clock, self.losses, self.put = clock, losses, put
         self.windowed: Callable[[Window, WindowEvent], WindowEvent] = lambda _window, event: event
-        self.steps = 0
+        self.steps = self.passes = 0
         self.profiled = False
         self.arrived: list[tuple[int, float]] = []
         self.garbage = Garbage()
@@ -121,6 +121,7 @@ class Reporter:
             return
         pauses = self.garbage.take()
         steps, self.steps = self.steps, 0
+        passes, self.passes = self.passes, 0
         arrived, self.arrived = self.arrived, []
         items = steps * work.items
         if work.made is not None:
@@ -148,6 +149,7 @@ class Reporter:
             profiled=self.profiled,
             heap_bytes=self._heap.read(),
             kept_steps=self._stepping.kept_steps,
+            passes=passes,
         )
         self.put(self.windowed(window, event))
         if self.losses.scalars:

@@ -130,7 +130,7 @@ class WindowEvent(Event):
     gc_max_ns: total, number and longest of Python's garbage collections (part of the phases). profiled: true if a
     profiler capture ran or a step was profiled; such windows are not used for rates. heap_bytes: in use by the heap of
     the process, with the tensors of the CPU, at the end of the window. kept_steps: earlier steps whose autograd graphs
-    still exist then.
+    still exist then. passes: over the training data, that began in it; the first pass of the run is not counted.
     """
 
     type: ClassVar[str] = "window"
@@ -158,6 +158,7 @@ class WindowEvent(Event):
     profiled: Flag = False
     heap_bytes: Count | None = None
     kept_steps: Count = 0
+    passes: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Totals:
     windows: number of windows with steps. phases: name -> nanoseconds, including sub-phases. gc_ns: None if garbage
     collections are not measured; gc_max_ns: the longest. evaluations, checkpoints, recompiles: number done. compile_ns,
     recompile_ns: time of torch's compiler, and the part of it that compiled a function again. kept_steps: the most
-    steps whose autograd graphs existed at a time.
+    steps whose autograd graphs existed at a time. passes: over the training data, that began after the first one.
     """
 
     wall_ns: Count = 0
@@ -73,6 +73,7 @@ class Totals:
     compile_ns: Count = 0
     recompile_ns: Count = 0
     kept_steps: Count = 0
+    passes: Count = 0
 
     def share(self, phase: str) -> float:
         """Share of a phase in wall time, 0..1."""

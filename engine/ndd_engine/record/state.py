@@ -271,6 +271,7 @@ class RunState(Facts):
         totals = self.totals
         totals.wall_ns += event.wall_ns
         totals.steps += event.steps
+        totals.passes += event.passes
         if event.steps:
             totals.windows += 1
             if totals.windows == STARTED_WINDOWS and len(self.recent) > 1:

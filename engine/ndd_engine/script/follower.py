@@ -23,7 +23,7 @@ from .command import Command
 from .observed_ranks import ScriptRanks
 from .progress import Stalls
 from .records import Line, Process, Records
-from .source import collecting_line, keeping_line
+from .source import collecting_line, drawing_line, keeping_line
 
 # Of so few steps, the first ones are not seen whole.
 FEW_STEPS = 3
@@ -45,6 +45,9 @@ class Trained:
         self._process: Process | None = None
         self._shown = self._counts_items = False
         self._keeps = 0  # the line that keeps the losses with their graphs
+        self._same_ranks: list[int] = []
+        # The method that makes an item, and its line that draws random numbers, 0 for none.
+        self._reads, self._draws = ("", 0), 0
         self._phases: set[str] = set()
 
     def take(self, process: Process, line: Line) -> Iterator[Event]:
@@ -80,6 +83,11 @@ class Trained:
         elif not isinstance(event, WindowEvent):
             yield event
 
+    def shares_data(self, ranks: list[int]) -> RunEvent | None:
+        """These ranks read the same batches; the event of the run if it is to be told anew."""
+        known, self._same_ranks = self._same_ranks, ranks
+        return self._completed(self.run) if self.run is not None and self._shown and known != ranks else None
+
     def _completed(self, run: RunEvent) -> RunEvent:
         resumed, self._shown = None if self._shown else run.resumed_step, True
         config, host, device = dict(run.config), self._machine.host, run.device or "cpu"
@@ -87,6 +95,14 @@ class Trained:
         if keeps := config["script"].get("keeps"):
             self._keeps = self._keeps or keeping_line(keeps[0])
             config["script"]["keeps"] = [keeps[0], self._keeps]
+        if config["script"].get("by_item") and (reads := config["script"].get("reads")):
+            file, line = str(reads[0]), int(reads[1])
+            if (file, line) != self._reads:
+                self._reads, self._draws = (file, line), drawing_line(file, line)
+            if self._draws:
+                config["script"]["random"] = [file, self._draws]
+        if self._same_ranks:
+            config["script"]["same_ranks"] = self._same_ranks
         if "parallel" in config:
             config["parallel"] = {name: config["parallel"][name] for name in ("ranks", "strategy")}
         return replace(
@@ -264,6 +280,8 @@ class Follower:
             shared = list(self._ranks.take(name, line, self._trained[leads].offset))
             for event in trained.take(process, line):
                 self._tell(name, event, leads == name)
+            if line["type"] == "run" and (run := self._trained[leads].shares_data(self._ranks.same_data)):
+                self._tell(leads, run, True)
         except (KeyError, TypeError, ValueError, IndexError):
             return  # a line of another version
         for event in shared:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,25 @@ from .records import Line
 
 # Windows of a rank that wait for those of the others; after so many, it is compared without the ranks that are silent.
 PATIENCE = 8
+# Strategies whose ranks are to read different data, and different batches that have to be equal on all ranks.
+_OWN_DATA, COMPARED = ("ddp", "fsdp2"), 3
 # A larger number in a record is damage.
 MOST_RANKS = 1 << 16
 
 
 @dataclass
 class _Member:
-    """A rank. ended: (Unix time, status, reason), as it wrote. allocated: bytes of its GPU's memory, if it has one."""
+    """A rank. ended: (Unix time, status, reason), as it wrote. allocated: bytes of its GPU's memory, if it has one.
+
+    batches: checksums of some of its first ones, in their order.
+    """
 
     rank: int
     pid: int
     step: int = 0
     ended: tuple[float, str, str] | None = None
     allocated: int | None = None
+    batches: list[int] = field(default_factory=list)
 
 
 class ScriptRanks:
@@ -51,6 +57,21 @@ class ScriptRanks:
         member = self._members.get(name)
         return None if member is None else member.rank
 
+    @property
+    def same_data(self) -> list[int]:
+        """The ranks that have read the same batches one after the other, each different from the others; [] if none.
+
+        Of ranks that share a model in a strategy that gives each of them its own data.
+        """
+        if self._comparison.strategy not in _OWN_DATA:
+            return []
+        members = sorted(self._members.values(), key=lambda member: member.rank)
+        read = [member.batches for member in members]
+        count = min(map(len, read), default=0)
+        first = read[0][:count] if read else []
+        same = len(members) > 1 and len(set(first)) >= COMPARED and all(one[:count] == first for one in read)
+        return [member.rank for member in members] if same else []
+
     def take(self, name: str, line: Line, earlier: int) -> Iterator[Event]:
         """The events of a line of a process. earlier: steps before the present launch.
 
@@ -62,6 +83,8 @@ class ScriptRanks:
         member = self._members.get(name)
         if member is None:
             return
+        if kind == "run":
+            member.batches = [int(checksum) for *_, checksum in line["config"]["script"].get("batches") or ()]
         if kind == "window" and "ranks" in line:
             member.step = int(line["step"])
             told = {**line["ranks"], "allocated_bytes": member.allocated}

@@ -108,7 +108,7 @@ class Process:
         self.name, self.path, self._reader = name, path, reader
         self.pid = reader.value(mapped.PID)
         # At the end of the last window: steps in the memory, steps that were shown, and micro-steps; and the window.
-        self._end = self._shown = self._micro = self._first_ns = 0
+        self._end = self._shown = self._micro = self._first_ns = self._starts = 0
         self._last: Line = {
             "step": 0, "epoch": 0, "epoch_step": 0, "micro_steps": 0, "items": 0, "tokens": 0,
         }  # fmt: skip
@@ -217,6 +217,7 @@ class Process:
             "step": last["step"] + shown - self._shown, "steps": max(shown - self._shown, 0),
             "epoch_step": max(last["epoch_step"] + shown - self._shown, 0), "micro_steps": micro,
             "items": round(each * micro), "profiled": False, "timed": timed,
+            "passes": max(value(mapped.STARTS) - self._starts, 0),
             "wall_ns": sum(length >> 1 for length in self._reader.lengths(self._end, done)),
         }  # fmt: skip
 
@@ -249,6 +250,7 @@ class Process:
         line |= {**window.figures(), "timed_steps": len(rows)}
         self._end, self._shown, self._first_ns = end, int(timed["shown"]), self._first_ns + first_ns
         self._micro += line["micro_steps"]
+        self._starts += line["passes"]
         self._last = {name: value for name, value in line.items() if name != "ranks"}
         return line
 

@@ -1,4 +1,5 @@
-"""Reads the source of a script, without running it: lines that keep a loss with its graph, or collect garbage."""
+"""Reads the source of a script, without running it: lines that keep a loss with its graph, collect garbage, or draw
+random numbers."""
 
 from __future__ import annotations
 
@@ -12,6 +13,14 @@ from ndd_engine.files import open_regular
 # Bytes of the largest file that is read.
 _MOST_BYTES = 1 << 20
 
+# Functions of `random`, numpy.random and torch that draw random numbers, and what seeds a generator.
+_DRAWS = frozenset({
+    "random", "uniform", "randint", "randrange", "gauss", "choice", "choices", "sample", "shuffle", "rand", "randn",
+    "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli", "multinomial", "standard_normal",
+    "permutation", "random_sample", "normalvariate",
+})  # fmt: skip
+_SEEDS = frozenset({"manual_seed", "seed", "default_rng", "Random", "RandomState", "fork_rng"})
+_RANDOM_MODULES = frozenset({"random", "np.random", "numpy.random", "torch"})
 # Calls and attributes whose result has no graph.
 _FREES = frozenset(
     {"float", "int", "bool", "str", "repr", "round", "print", "isnan", "isinf", "isfinite", "len"}
@@ -31,6 +40,14 @@ def collecting_line(path: str, function_line: int) -> int:
     return next(iter(_found(path, lambda source: _collecting(source, function_line))), 0)
 
 
+def drawing_line(path: str, function_line: int) -> int:
+    """The first line that draws random numbers in the function that begins there, or in one that it calls; 0 if none.
+
+    Functions that seed a generator are taken to give the same numbers again.
+    """
+    return next(iter(_found(path, lambda source: _drawing(source, function_line))), 0)
+
+
 def _found(path: str, lines: Callable[[str], list[int]]) -> list[int]:
     try:
         with os.fdopen(open_regular(Path(path), os.O_RDONLY), "rb") as file:
@@ -39,12 +56,53 @@ def _found(path: str, lines: Callable[[str], list[int]]) -> list[int]:
         return []
 
 
+def _drawing(source: str, function_line: int) -> list[int]:
+    tree = ast.parse(source)
+    first = _begins(tree).get(function_line)
+    if first is None:
+        return []
+    by_name = {node.name: node for node in _begins(tree).values()}
+    called = [
+        by_name[name] for name in map(_last_name, _calls(first)) if name in by_name and name != first.name
+    ]
+    found = []
+    for scope in (first, *called):
+        calls = list(_calls(scope))
+        if any(_last_name(call) in _SEEDS and (call.args or call.keywords) for call in calls):
+            return []
+        found += sorted(call.lineno for call in calls if _draws(call))
+    return found
+
+
+def _calls(scope: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in _inside(scope) if isinstance(node, ast.Call))
+
+
+def _last_name(call: ast.Call) -> str:
+    func = call.func
+    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+
+
+def _draws(call: ast.Call) -> bool:
+    """Whether a call draws from a generator that nobody seeds for the item."""
+    name, func = _last_name(call), call.func
+    if name not in _DRAWS or any(keyword.arg == "generator" for keyword in call.keywords):
+        return False
+    return not isinstance(func, ast.Attribute) or ast.unparse(func.value) in _RANDOM_MODULES
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _begins(tree: ast.Module) -> dict[int, Function]:
+    """The functions of a module by their first line. Python counts the decorators as a part of the function."""
+    functions = (node for node in ast.walk(tree) if isinstance(node, Function))
+    return {min([node.lineno, *(one.lineno for one in node.decorator_list)]): node for node in functions}
+
+
 def _collecting(source: str, function_line: int) -> list[int]:
     tree = ast.parse(source)
-    functions = (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    # Python counts the decorators as a part of the function.
-    begins = {min([node.lineno, *(one.lineno for one in node.decorator_list)]): node for node in functions}
-    scope = begins.get(function_line, tree if function_line <= 1 else None)
+    scope = _begins(tree).get(function_line, tree if function_line <= 1 else None)
     calls = (node for node in (_inside(scope) if scope else ()) if isinstance(node, ast.Call))
     return sorted(
         line

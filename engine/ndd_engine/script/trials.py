@@ -37,7 +37,7 @@ from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 from ndd_engine.trial.outcome import changed_items, flatten
 from ndd_engine.trial.pausing import alone
-from ndd_engine.trial.sides import SHARED_ENVIRONMENT, Budget, Sides, Tell, Trained
+from ndd_engine.trial.sides import SHARED_ENVIRONMENT, SIDES, Budget, Sides, Tell, Trained
 from ndd_engine.trial.trial import Trial
 from ndd_engine.trial.trial_request import Parts, Progress, TrialRequest
 from ndd_watch import SITE
@@ -132,10 +132,12 @@ def _same(option: str, name: str) -> bool:
 
 
 # Without workers, they have no meaning.
-_NEED_WORKERS = frozenset({"loader.prefetch", "loader.persistent"})
+_NEED_WORKERS = frozenset({"loader.prefetch", "loader.persistent", "loader.in_order"})
 # Observing is the same on both sides: every step is timed by phase, none is profiled, and windows fit into runs.
 PLAIN = {"NDD_WATCH_SHARE": "0", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_WINDOW_S": "0.25"}
 POLL_S = 0.1
+# Seconds of the first look for the end of an epoch; each further one is twice as long.
+EPOCH_S = 0.5
 # Seconds in which a launcher notices the end of a rank and says why.
 LAUNCHER_S = 5.0
 _GUARD = str(Path(__file__).with_name("guard.py"))
@@ -335,7 +337,7 @@ class ScriptProcess(Trained):
                 continue
             tick(None)
             if self._process.poll() is not None:
-                raise cause_of_exit(self._process, self._log)
+                raise self._gone()
             if time.monotonic() > deadline:
                 raise ChildError("late", _absent(ranks, size))
         self.wires = [ranks[rank] for rank in sorted(ranks)]
@@ -363,9 +365,10 @@ class ScriptProcess(Trained):
     def _lost(self, rank: int, ranks: int) -> ChildError:
         """Why a rank has closed its connection, as far as its launcher says so."""
         if ranks == 1:
-            return cause_of_exit(self._process, self._log)
+            return self._gone()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(LAUNCHER_S)
+            if self._process.wait(LAUNCHER_S) == 0:
+                return self._gone()
         with contextlib.suppress(OSError):
             for killed, number, name in _KILLED.findall(self._log.read_text(errors="replace")):
                 if int(killed) == rank:
@@ -373,6 +376,12 @@ class ScriptProcess(Trained):
                     kind = "oom" if usual else "failed"
                     return ChildError(kind, f"its process was killed by signal {number}{usual}")
         return ChildError("failed", f"its process has ended: {tail_of(self._log)}")
+
+    def _gone(self) -> ChildError:
+        """Why the command has ended."""
+        if self._process.wait():
+            return cause_of_exit(self._process, self._log)
+        return ChildError("ended", "the script came to its end")
 
     def close(self) -> None:
         """End the processes with everything that they started, and remove what they wrote."""
@@ -424,6 +433,7 @@ class ScriptSides(Sides):
         self.changed = [*self._changes, *self._start.changed]
         self.by_epochs = "loader.persistent" in self._changes and all(one["loader.workers"] for one in values)
         self._outside = request.outside
+        self.doubt = "the baseline was started only once: is the script seeded?"
         # First losses of the script as it is, of its first process.
         self._usual: list[float] | None = None
         run = request.base.run
@@ -434,8 +444,8 @@ class ScriptSides(Sides):
         return OF_SCRIPTS.keys() >= set(self.changed) and AT_START.isdisjoint(self.changed)
 
     def never_happens(self) -> str:
-        if self.by_epochs:
-            return "the length of an epoch is unknown, and the change acts only between epochs"
+        if self.by_epochs and not all(facts.steps_per_epoch for facts in self.facts):
+            return "no second epoch began in the first steps, and the change acts only between epochs; raise --budget"
         return ""
 
     def period(self, index: int, step_s: float) -> int:
@@ -453,6 +463,8 @@ class ScriptSides(Sides):
     def prepare(self, index: int) -> float:
         """As for other sides. Losses that differ between two starts of the unchanged script say nothing."""
         found = super().prepare(index)
+        if self.by_epochs:
+            self._find_epoch(index)
         if not index:
             losses = self._learned(index, "warming up the baseline").losses
             if self._usual is None:
@@ -461,4 +473,15 @@ class ScriptSides(Sides):
                 for facts in self.facts:
                     facts.losses = []
                 self.note = "two starts of the unchanged script differ in their losses (is it seeded?)"
+            else:
+                self.doubt = ""
         return found
+
+    def _find_epoch(self, index: int) -> None:
+        """Train until the second pass over the data has begun, which tells how many steps an epoch has."""
+        stage, facts = f"finding the length of an epoch of {SIDES[index]}", self.facts[index]
+        limit_s, spent_s, part_s = self.budget.left_s / 4, 0.0, EPOCH_S
+        while not facts.steps_per_epoch and spent_s < limit_s:
+            spent_s += self.train(index, 1 << 40, stage, until_s=min(part_s, limit_s - spent_s))[0]
+            part_s *= 2
+            facts.steps_per_epoch = self._learned(index, stage).steps_per_epoch

@@ -216,6 +216,7 @@ class Loop:
         # The first epoch includes one-time work, such as starting persistent workers.
         with clock.part("first_batch") if self.course.epochs else contextlib.nullcontext():
             iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
+        self.reporter.passes += self.course.epochs > 0
         self.course.epochs += 1
         clock.enter(phase.LOG)
         for event in self.settings.of_loader(self.course.epochs):

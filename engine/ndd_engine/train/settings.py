@@ -222,6 +222,14 @@ class VerifiedSettings:
         self._check("loader.workers", alive, how if alive else "batches are created in the training process")
         if loader.prefetch is not None and self.batches.loader is not None:
             self._check("loader.prefetch", self.batches.loader.prefetch_factor, "read back from the loader")
+        if not loader.in_order and self.batches.loader is not None:
+            found = self.batches.loader.in_order
+            how = (
+                "the workers of a stream take turns"
+                if found and loader.workers
+                else "read back from the loader"
+            )
+            self._check("loader.in_order", found, how)
         if loader.pin_memory:
             how = "the first batch was inspected" if self._gpu else NO_GPU
             if seen.device != "cpu":

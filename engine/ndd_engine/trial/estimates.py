@@ -160,6 +160,11 @@ class Replicates:
         self._pairs.pop()
 
     @property
+    def current(self) -> int:
+        """Number of blocks of the current pair."""
+        return len(self._pairs[-1])
+
+    @property
     def pairs(self) -> list[list[float]]:
         """The pairs with blocks."""
         return [pair for pair in self._pairs if pair]

@@ -106,14 +106,20 @@ def result(
     changed: Sequence[str],
     seconds: float,
     note: str = "",
+    doubt: str = "",
 ) -> TrialEvent:
-    """The event. reason: why it is inconclusive or failed. sides: baseline, candidate. note: why losses are unknown."""
+    """The event. reason: why it is inconclusive or failed. sides: baseline, candidate. note: why losses are unknown.
+
+    doubt: a reason why losses may differ that is not the change.
+    """
     base, change = sides
     in_effect, why_not = effect(change, changed)
     loss, loss_text = "not comparable", note
     if base.losses and change.losses:
         items = (base.items_per_step, change.items_per_step)
         loss, loss_text = compare_losses(base.losses, change.losses, changed, items)
+        if loss == "differs" and doubt:
+            loss_text += f"; {doubt}"
     event = TrialEvent(
         sets=list(request.sets),
         against=request.base.name,

@@ -249,7 +249,8 @@ class Sides:
     """The processes of both sides, by index into SIDES. Methods raise SideFailedError and what a tick raises.
 
     changed: keys that differ. facts: what was measured of each side, startup times by its first process. note: why
-    losses cannot be compared. by_epochs: the change acts at the start of epochs only.
+    losses cannot be compared. doubt: another reason why losses may differ. by_epochs: the change acts at the start of
+    epochs only.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -257,7 +258,7 @@ class Sides:
         self.changed: list[str] = []
         self.facts = [SideFacts(), SideFacts()]
         self.rates: tuple[list[float], list[float]] = ([], [])
-        self.note = ""
+        self.note = self.doubt = ""
         # Of each pair, see SideFacts.parts_ns.
         self._parts: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
         self._open: dict[int, Trained] = {}

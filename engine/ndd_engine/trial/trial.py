@@ -131,7 +131,7 @@ class Trial:
         found = self._replicates.estimate()
         return result(
             self.request, verdict, reason, found, (facts[0], facts[1]), self._sides.changed, self._budget.elapsed_s,
-            self._sides.note,
+            self._sides.note, self._sides.doubt,
         )  # fmt: skip
 
     def _measure(self) -> tuple[str, str]:
@@ -160,8 +160,20 @@ class Trial:
         base_s, change_s = sides.open_one()
         plan = self._plan_switches(base_s, change_s)
         self._budget.replicates = OneProcess()
+        fresh = True
         for order in cycle(ORDERS):
-            self._blocks(order, plan, 1)
+            try:
+                self._blocks(order, plan, 1)
+            except SideFailedError as error:
+                if error.kind != "ended" or (fresh and not self._replicates.blocks):
+                    raise
+                if fresh:
+                    break
+                sides.close()
+                sides.open_one()
+                fresh = True
+                continue
+            fresh = False
             if self._budget.left_s < self._abba_s or self._clear():
                 break
         sides.learn()
@@ -175,13 +187,15 @@ class Trial:
             try:
                 self._pair(number, plan, blocks)
             except SideFailedError as error:
-                self._replicates.abandon()
-                if error.kind == "oom" and self._sides.count > 1 and not self._exclusive:
-                    self._separate()
-                    continue
-                if error.kind != "late" or not self._replicates.blocks:
-                    raise
-                break  # what was measured so far counts
+                # Where a script comes to its end, the blocks before that count, and another pair follows.
+                if error.kind != "ended" or not self._replicates.current:
+                    self._replicates.abandon()
+                    if error.kind == "oom" and self._sides.count > 1 and not self._exclusive:
+                        self._separate()
+                        continue
+                    if error.kind not in ("late", "ended") or not self._replicates.blocks:
+                        raise
+                    break  # what was measured so far counts
             if self._clear():
                 break
             # A smaller pair is better than none.
@@ -236,6 +250,8 @@ class Trial:
             setup = self._sides.facts[error.index].prepare_s is None
             why = f"setup took more than {self._budget.elapsed_s:.0f} s" if setup else str(error)
             return "inconclusive", f"{why}; raise --budget above {self.request.budget_s:g}"
+        if error.kind == "ended":
+            return "inconclusive", f"{error} before enough was measured; let it train for longer"
         if error.index == 0:
             return "failed", f"the baseline itself fails: {error}"
         return ("out of memory" if error.kind == "oom" else "failed"), str(error)

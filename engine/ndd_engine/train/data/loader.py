@@ -139,7 +139,11 @@ def _stops_later() -> Iterator[None]:
 
 
 def worker_options(
-    workers: int, prefetch: int | None, persistent: bool, begin: Callable[[int], Any] | None = None
+    workers: int,
+    prefetch: int | None,
+    persistent: bool,
+    begin: Callable[[int], Any] | None = None,
+    in_order: bool = True,
 ) -> dict[str, Any]:
     """The options of torch's DataLoader that concern its workers. begin: a worker_init_fn of the user's."""
     if workers == 0:
@@ -153,6 +157,7 @@ def worker_options(
         "num_workers": workers,
         "persistent_workers": persistent,
         "prefetch_factor": prefetch,
+        "in_order": in_order,
         "multiprocessing_context": multiprocessing.get_context(method),
     }
 
@@ -315,7 +320,9 @@ class Batches(_Loaded):
         order = order or Order()
         shuffle = order.shuffle if loader.shuffle is None else loader.shuffle
         persistent = loader.workers > 0 if loader.persistent is None else loader.persistent
-        workers = worker_options(loader.workers, loader.prefetch, persistent, order.worker_init_fn)
+        # Each worker of a stream sends its position, in turn.
+        ordered = loader.in_order or isinstance(data, Stream)
+        workers = worker_options(loader.workers, loader.prefetch, persistent, order.worker_init_fn, ordered)
         items = item_count(data)
         self.shuffled = shuffle
         self.own: IndexOrder | StreamOrder | None = None

@@ -1,0 +1,115 @@
+"""Passes over the data of a script: how many there are, how many steps one has, and what their batches hold.
+
+Batches are compared by a checksum: loader workers, or ranks, that give the same ones each read all of the data.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from typing import Any, Callable
+
+from .clock import DONE, S
+from .looks import Looks, key_of
+from .mapped import STARTS
+from .own import own_frame
+
+# Batches of each worker, and of each rank, whose checksums are taken, and the bytes of a tensor that these are of.
+LOOKS, RANK_LOOKS, MOST_BYTES = 3, 6, 1 << 16
+# Values of `_dataset_kind` of an iterator.
+_ITERABLE = 1
+
+
+class Passes:
+    """Of the training, not of evaluations.
+
+    own: whether a code object is the script's own. per_pass: the steps from the last but one begin to the last one, 0
+    before that is known. found: what the configuration of the run is to say, see `news`.
+    """
+
+    def __init__(self, own: Callable[[Any], bool], looks: Looks) -> None:
+        self._own, self._looks = own, looks
+        self.per_pass = 0
+        # Whether batches of this process are compared with those of other ranks.
+        self.ranks = False
+        # Steps when the last pass began, and batches that it has given; its end counts as one. The training begins with
+        # one that was read before.
+        self._begun_at, self._given = 0, 1
+        # Passes that have begun, and have not given their first batch.
+        self._waiting = 0
+        # Keys of datasets whose batches were looked at, and batches that are left to look at.
+        self._seen: set[int] = set()
+        self._left = 0
+        # Of the next batch: its number in its pass, and the worker that made it, -1 if that is unknown.
+        self._next = (0, -1)
+        self._batches: list[tuple[int, int, int]] = []
+        self._news: dict[str, Any] = {}
+
+    def news(self) -> dict[str, Any]:
+        """What was found since the last call, for the configuration of the run.
+
+        wasted: file and line where an iterator was made that gave one batch only. batch_bytes: of the tensors in a
+        batch. batches: [number in its pass, worker or -1, checksum] of some.
+        """
+        found, self._news = self._news, {}
+        return found
+
+    def began(self, frame: Any) -> None:
+        """An iterator of a loader was made. frame: of the function of torch that made it."""
+        S[STARTS] += 1
+        self._waiting += 1
+        steps = S[DONE] - self._begun_at
+        if steps <= 1 and self._given == 1:
+            found = own_frame(frame.f_back, self._own)
+            if found is not None:
+                self._news["wasted"] = found.f_code.co_filename, found.f_lineno
+        if steps:
+            self.per_pass, self._begun_at = steps, S[DONE]
+        self._given = 0
+
+    def reads(self, iterator: Any, new: bool) -> None:
+        """The training is about to read an iterator. new: another one than before."""
+        if new and key_of(iterator._dataset) not in self._seen:
+            self._seen.add(key_of(iterator._dataset))
+            self._batches, self._left = [], 1
+            if self.ranks:
+                self._left = RANK_LOOKS
+            elif iterator._dataset_kind == _ITERABLE and iterator._num_workers > 1:
+                self._left = LOOKS * iterator._num_workers + 1
+        if self._left:
+            self._next = iterator._num_yielded, _worker(iterator)
+
+    def gave(self, frame: Any) -> bool:
+        """An iterator has given a batch, or come to its end. Returns whether it was its first one.
+
+        frame: of the iterator's function.
+        """
+        if self._left and self._looks.allowed() and (batch := frame.f_locals.get("data")) is not None:
+            self._left -= 1
+            self._look(batch)
+        self._given += 1
+        if not self._waiting:
+            return False
+        self._waiting -= 1
+        return True
+
+    def _look(self, batch: Any) -> None:
+        tensors = list(self._looks.tensors(batch))
+        if not self._batches:
+            self._news["batch_bytes"] = sum(map(self._looks.bytes_of, tensors))
+        parts = [part for tensor in tensors if (part := self._looks.span(tensor)) is not None]
+        if parts:
+            checksum = 0
+            for address, size in parts:
+                checksum = zlib.crc32(ctypes.string_at(address, min(size, MOST_BYTES)), checksum)
+            self._batches.append((*self._next, checksum))
+        if not self._left and len(self._batches) > 1:
+            self._news["batches"] = self._batches
+
+
+def _worker(iterator: Any) -> int:
+    """The worker that makes the next batch of an iterator; -1 if it is not known, 0 without workers."""
+    if not iterator._num_workers:
+        return 0
+    info = iterator._task_info.get(iterator._rcvd_idx) if getattr(iterator, "_in_order", True) else None
+    return -1 if info is None else int(info[0])
