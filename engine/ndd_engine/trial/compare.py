@@ -30,7 +30,6 @@ from ndd_engine.child import (
 )
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.events import (
-    PHASES,
     Event,
     MemoryEvent,
     RanksEvent,
@@ -38,6 +37,7 @@ from ndd_engine.record.events import (
     SampleEvent,
     WindowEvent,
 )
+from ndd_engine.record.figures import middle, place_in_step
 from ndd_engine.record.file import EventLog, RunReader
 from ndd_engine.record.ranks import ASIDES
 from ndd_engine.record.rundir import RunDir
@@ -295,8 +295,8 @@ def read_recorded(directory: RunDir) -> Recorded:
         profiled=reading.profiled,
         steps=steps,
         phases=_phases(used, steps),
-        step_p50_ns=_middle([(window.step_p50_ns, window.steps) for window in used]),
-        step_p95_ns=_middle([(window.step_p95_ns, window.steps) for window in used]),
+        step_p50_ns=middle((one.step_p50_ns, one.steps) for one in used if one.step_p50_ns is not None),
+        step_p95_ns=middle((one.step_p95_ns, one.steps) for one in used if one.step_p95_ns is not None),
         peak_bytes=reading.peak,
         losses=tuple(reading.losses),
         windows=tuple(used),
@@ -333,17 +333,6 @@ def _phases(windows: list[WindowEvent], steps: int) -> dict[str, float]:
 def host_ns_of(window: WindowEvent, phase: str) -> int:
     """Nanoseconds of a phase by the host clock."""
     return int(window.phases.get(phase, {}).get("host_ns", 0))
-
-
-def _middle(values: list[tuple[int | None, int]]) -> int | None:
-    """The weighted median; missing values are left out."""
-    known = sorted((value, weight) for value, weight in values if value is not None and weight)
-    half = sum(weight for _, weight in known) / 2
-    for value, weight in known:
-        half -= weight
-        if half <= 0:
-            return value
-    return None
 
 
 # Shares of the common number of items at which losses are compared.
@@ -487,9 +476,7 @@ def _compared(first: Recorded, second: Recorded) -> Comparison:
 
 def phase_names(sides: Iterable[Recorded]) -> list[str]:
     """The phases of all, in the order of the screen, sub-phases after their phase."""
-    rank = {name: index for index, name in enumerate(PHASES)}
-    names = {name for side in sides for name in side.phases}
-    return sorted(names, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name))
+    return sorted({name for side in sides for name in side.phases}, key=place_in_step)
 
 
 def _same_model(a: RunEvent, b: RunEvent) -> bool:
