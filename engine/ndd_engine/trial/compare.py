@@ -42,6 +42,7 @@ from ndd_engine.record.file import EventLog, RunReader
 from ndd_engine.record.ranks import ASIDES
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.record.sources import Sources, sources_of
 from ndd_engine.text import printable
 
 from .estimates import CONFIDENCE, FLOOR, Usual, interval
@@ -206,6 +207,7 @@ class Recorded:
     damaged: int = 0
     exchange_ns: float | None = None
     skew_ns: float | None = None
+    sources: Sources = field(default_factory=Sources)
 
     def loss_at(self, items: float) -> float | None:
         """The mean loss over the last LOSS_SPAN before so many items; None if none was recorded."""
@@ -303,6 +305,7 @@ def read_recorded(directory: RunDir) -> Recorded:
         damaged=log.damaged,
         exchange_ns=exchange_ns,
         skew_ns=skew_ns,
+        sources=sources_of(directory),
     )
 
 
@@ -341,13 +344,14 @@ LOSS_POINTS = (0.25, 0.5, 0.75, 1.0)
 DISTURBED = 0.3
 # Keys without influence on what is computed.
 _IGNORED = frozenset({"run.name", "workload.path"})
+NOT_SET = "not set"
 # Keys of a comparison that are the same for all candidates.
 _SHARED = ("a", "losses", "confidence")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference. kind: "config", "version", "machine", "data" or "model"."""
+    """One difference. kind: "config", "version", "machine", "source", "command", "data" or "model"."""
 
     kind: str
     key: str
@@ -370,7 +374,7 @@ class Comparison:
 
     speed: ratio of items per second, B over A. verdict: "faster", "slower", "same" or "inconclusive";
     "not comparable" for runs that train different workloads or models. disturbed: other processes took cores from one
-    of the runs, so that there is no verdict.
+    of the runs, so that there is no verdict. diff: of the source of two scripts, as lines.
     """
 
     a: Recorded
@@ -381,6 +385,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     unlike: tuple[str, ...]
     losses: tuple[LossPoint, ...]
+    diff: tuple[str, ...] = ()
 
     def slower_than(self, share: float) -> str:
         """Whether B is slower by more than this share (0.05): "slower", "not slower" or "inconclusive".
@@ -406,6 +411,7 @@ class Comparison:
             "confidence": CONFIDENCE,
             "verdict": self.verdict,
             "differences": [asdict(item) for item in self.differences],
+            "diff": list(self.diff),
             "unlike": list(self.unlike),
             "losses": [
                 {"items": point.items, "a": point.losses[0], "b": point.losses[1]} for point in self.losses
@@ -471,6 +477,7 @@ def _compared(first: Recorded, second: Recorded) -> Comparison:
         tuple(_differences(first, second)),
         (*_unlike(first, second), *filter(None, [disturbance])),
         _losses((first, second)),
+        tuple(first.sources.diff(second.sources)),
     )
 
 
@@ -494,12 +501,22 @@ def _verdict(speed: Interval) -> str:
 
 
 def _differences(a: Recorded, b: Recorded) -> Iterator[Difference]:
-    yield from _changed("config", flatten(a.run.config), flatten(b.run.config))
+    yield from _changed("config", *(_settings(side.run) for side in (a, b)))
+    yield from _changed("source", *({"commit": side.sources.commit[:12] or None} for side in (a, b)))
     yield from _changed("version", a.run.versions, b.run.versions)
     yield from _changed("machine", _machine(a), _machine(b))
     for kind in ("data", "model"):
-        one, other = getattr(a.run, kind), getattr(b.run, kind)
-        yield from _changed(kind, {kind: one}, {kind: other})
+        name = "command" if kind == "data" and _is_script(a.run) else kind
+        yield from _changed(name, {name: getattr(a.run, kind)}, {name: getattr(b.run, kind)})
+
+
+def _is_script(run: RunEvent) -> bool:
+    return "script" in run.config
+
+
+def _settings(run: RunEvent) -> dict[str, Any]:
+    """The configuration; not where things stand in a script, whose changes are in its diff."""
+    return flatten({name: table for name, table in run.config.items() if name != "script"})
 
 
 def _changed(kind: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
@@ -534,7 +551,7 @@ def _unlike(a: Recorded, b: Recorded) -> Iterator[str]:
         )
     if left.parameters != right.parameters or left.model != right.model:
         yield "the models differ"
-    if left.data != right.data:
+    if left.data != right.data and not _is_script(left):  # of a script, it is the command
         yield "the data differ"
     for side in (a, b):
         if not side.snapshot.final:
@@ -567,7 +584,7 @@ def _text(value: object) -> str:
     """As written in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return "not set" if value is None else str(value)
+    return NOT_SET if value is None else str(value)
 
 
 def _side(side: Recorded) -> dict[str, Any]:
