@@ -274,8 +274,10 @@ class Emitter:
             self._config["parallel"]["strategy"] = strategy
             # Ranks that share a model read batches of their own, of the same size unless the script is odd.
             self._readers = self._config["parallel"]["ranks"] if strategy else 1
+        if optimizers:
+            self._config["optimizer"] = {"name": type(optimizers[-1]).__name__}
         if groups and (implementation := _implementation(groups[0], device.type)) is not None:
-            self._config["optimizer"] = {"implementation": implementation}
+            self._config["optimizer"]["implementation"] = implementation
         if places := [place for one in optimizers if (place := self._places.of(one))]:
             self.script(optimizer=places[0], **({"optimizers": places} if places[1:] else {}))
         self._config["speed"] = {"cudnn_benchmark": bool(torch._C._get_cudnn_benchmark())}
@@ -284,7 +286,7 @@ class Emitter:
         if self._main is not None:
             self.script(main=self._main)
         self.know(
-            device=str(device), model=type(optimizers[-1]).__name__ if optimizers else "",
+            device=str(device), model=self._steps.model,
             parameters=sum(item.numel() for item in plain if item.requires_grad),
             gpu=_gpu(torch, device) if device.type == "cuda" else None,
         )  # fmt: skip

@@ -38,6 +38,8 @@ from .steps import Steps
 # back.
 FEW_CALLS = 16
 _RECURRENT = "torch.nn.modules.rnn"
+# The name of a class, without code of its metaclass.
+_NAME = type.__dict__["__name__"]
 
 
 class Modules:
@@ -194,7 +196,8 @@ class Modules:
             self.replicas = [*alive, weakref.ref(module)]
 
     def _look(self, kind: type, given: Any) -> None:
-        """Look at the input of a model."""
+        """Look at a model and its input."""
+        self._steps.model = self._steps.model or _NAME.__get__(kind)
         if not self._looks.allowed():
             return
         tensor = self._looks.first_tensor(given)

@@ -233,11 +233,11 @@ _GOLDEN = 0x9E3779B9
 class Steps:
     """The steps of a process.
 
-    backwards: backward passes in the current step. compiled: a compiler has read the step
-    of one, which is not heard from then on. ends_known: something else than a backward pass ends the steps. loss:
-    value of a recent backward pass; loss_due: when the next one is read, on the clock. shape: of the model's first
-    input. caller: code of the function that contains the training loop. every: one of so many steps is timed by
-    phase; skip: number of further steps that are not. ranks: this process exchanges data with other ranks.
+    backwards: backward passes in the current step. compiled: a compiler has read the step of one, which is not heard
+    from then on. ends_known: something else than a backward pass ends the steps. loss: value of a recent backward
+    pass; loss_due: when the next one is read, on the clock. model: the name of the class of what is trained; shape: of
+    its first input. caller: code of the function that contains the training loop. every: one of so many steps is
+    timed by phase; skip: number of further steps that are not. ranks: this process exchanges data with other ranks.
     """
 
     def __init__(self) -> None:
@@ -259,6 +259,7 @@ class Steps:
         self.late: list[tuple[int, float]] = []
         self.device_rows: list[tuple[int, dict[int, float]]] = []
         self.loss_due = 0
+        self.model = ""
         self.shape: tuple[int, ...] | None = None
         self.caller: Any = None
         self.graphs = KeptGraphs()

@@ -408,7 +408,7 @@ class Compile(AtStart):
     def applied(self) -> tuple[str, bool | None, str]:
         if not self._seen:
             return "off", False, "no module with parameters was called outermost"
-        return self.requested, True, f"{len(self._seen)} modules compiled"
+        return self.requested, True, f"{len(self._seen)} module{'s' * (len(self._seen) != 1)} compiled"
 
 
 class Gather(AtStart):

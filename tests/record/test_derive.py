@@ -66,13 +66,16 @@ def test_a_part_follows_its_phase_and_is_not_counted_twice() -> None:
     assert sum(share.share for share in shares if "/" not in share.name) == pytest.approx(1)
 
 
-def test_quantiles_are_of_the_newest_window_that_had_steps() -> None:
-    shares = snapshot(
-        window(1, 1, 10, phases={"forward": phase(10)}),
+def test_quantiles_are_of_the_windows_of_the_mean_which_is_never_above_the_longest() -> None:
+    forward, evaluate = snapshot(
+        window(1, 1, 10, phases={"forward": phase(90)}),
         window(2, 1, 30, phases={"forward": phase(30)}),
-        window(2, 0, 50, phases={"evaluate": phase(50)}),
+        window(4, 2, 30, phases={"forward": phase(20)}),
+        window(4, 0, 50, phases={"evaluate": phase(50)}),
     ).phases
-    assert {share.name: share.p95_ns for share in shares} == {"forward": 30, "evaluate": None}
+    assert forward.max_ns == 90 and forward.p95_ns == 20
+    assert forward.host_ns <= forward.max_ns
+    assert (evaluate.p95_ns, evaluate.max_ns) == (None, None)
 
 
 def test_idle_of_a_gpu_comes_from_the_device_clock() -> None:

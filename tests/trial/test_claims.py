@@ -153,10 +153,10 @@ def test_how_long_it_takes_at_most_is_known_before() -> None:
         ("A3", trial("faster", 1.4), "not confirmed"),
         ("A3", trial("slower", 0.8), "not confirmed"),
         ("A3", trial("faster", 2.01), "confirmed"),
-        ("A3", trial("inconclusive", 1.9, low=1.2, high=3.0), UNMEASURABLE),
-        ("A3", replace(trial("inconclusive"), ratio=None, low=None, high=None), UNMEASURABLE),
-        ("A3", trial("out of memory", None), UNMEASURABLE),
-        ("A3", trial("faster", 2.5, in_effect=False, not_in_effect="no tensor cores"), UNMEASURABLE),
+        ("A3", trial("inconclusive", 1.9, low=1.2, high=3.0), "inconclusive"),
+        ("A3", replace(trial("inconclusive"), ratio=None, low=None, high=None), "not measured"),
+        ("A3", trial("out of memory", None), "not measured"),
+        ("A3", trial("faster", 2.5, in_effect=False, not_in_effect="no tensor cores"), "not measured"),
         # A claim of no gain falls with a gain.
         ("N2", trial("faster", 1.0), "confirmed"),
         ("N2", trial("faster", 0.7), "confirmed"),
@@ -177,6 +177,22 @@ def test_a_claim_is_judged_by_the_interval(claim: str, result: Any, verdict: str
 def test_why_something_was_not_measured_is_told(result: Any, reason: str) -> None:
     (part,) = measured("A3", Bench({"precision.amp=fp16": result})).parts
     assert (part.outcome, part.reason) == ("not measured", reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("inconclusive: setup took more than 6 s; raise --budget above 6", "needs more than 6 s"),
+        ("inconclusive: 12 s are too short; raise --budget to about 90; losses close", "needs about 90 s"),
+    ],
+)
+def test_a_budget_that_is_too_small_is_no_fault_of_the_machine(text: str, words: str) -> None:
+    result = measured(
+        "A3", Constant(replace(trial("inconclusive"), ratio=None, low=None, high=None, text=text))
+    )
+    assert headline(result) == f"not measured: {words}"
+    (line,) = conditions(result)
+    assert "inconclusive" not in line and "budget" in line
 
 
 def test_a_claim_of_several_parts_falls_with_one_of_them() -> None:
@@ -211,7 +227,7 @@ def test_what_ended_early_and_is_unclear_is_measured_again_in_what_is_left() -> 
     assert 1.6 < value.low < 2.0 < value.high < 2.5
     assert result.verdict == "confirmed"
     spent = Constant(trial("faster", 2.0, low=1.7, high=2.35, abba_blocks=4, seconds=4.9))
-    assert measured("A3", spent).verdict == UNMEASURABLE
+    assert measured("A3", spent).verdict == "inconclusive"
     assert len(spent.requests) == 1
 
 
@@ -327,4 +343,4 @@ def test_stopped_it_gives_the_claims_that_were_measured() -> None:
 
 def test_a_run_without_steps_is_not_measured(tmp_path: Path) -> None:
     result = measured("F3", Constant(trial()), watch=Watched(tmp_path, [run_event()]))
-    assert result.verdict == UNMEASURABLE
+    assert result.verdict == "not measured"

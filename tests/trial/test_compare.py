@@ -11,9 +11,11 @@ import pytest
 from written_runs import ITEMS, STEPS, evaluation, run_event, sample, steady, window, windows, write_run
 
 from ndd_console.render.text import lines as text_lines
-from ndd_console.words.comparison import several_compared
+from ndd_console.words.comparison import several_compared, two_compared
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event, SampleEvent
+from ndd_engine.record.sources import Sources
+from ndd_engine.script.command import Command
 from ndd_engine.trial.compare import Comparison, Stretch, compare, compare_several, rate, ratio, warm_up
 
 
@@ -122,6 +124,46 @@ def test_what_changed_is_told_by_kind(tmp_path: Path) -> None:
     assert ("version", "torch", "2.6", "2.7") in told
     assert not [item for item in found.differences if item.key == "run.name"]
     assert found.unlike == ()
+
+
+def test_what_changed_in_a_script_is_its_diff_and_its_commit(tmp_path: Path) -> None:
+    folder, commits = tmp_path / "project", ("1" * 40, "2" * 40)
+    (folder / ".git" / "refs" / "heads").mkdir(parents=True)
+    (folder / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (folder / "model.py").write_text("WIDTH = 8\n")
+    runs = []
+    for commit, name, lr in zip(commits, "ab", ("1e-3", "3e-4\x1b[2J"), strict=True):
+        (folder / "train.py").write_text(f"def train():\n    lr = {lr}\n")
+        (folder / ".git" / "refs" / "heads" / "main").write_text(commit + "\n")
+        config = {"script": {"optimizer": ["train.py", 2 if name == "a" else 9]}}
+        runs.append(
+            write_run(tmp_path / name, windows([1.0] * 9), config=config, data=f"python train.py {name}")
+        )
+        Command(("torchrun", "train.py"), folder).keep(runs[-1])
+    found = compare(*runs)
+    shown = "\n".join(text_lines(two_compared(found)))
+    assert "-    lr = 1e-3\n+    lr = 3e-4\\x1b[2J" in shown and "model.py" not in shown
+    assert [(one.kind, one.a, one.b) for one in found.differences] == [
+        ("source", commits[0][:12], commits[1][:12]), ("command", "python train.py a", "python train.py b")
+    ]  # fmt: skip
+    assert found.unlike == ()
+
+
+def test_a_long_diff_is_cut_and_damaged_sources_cost_only_the_diff(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, windows([1.0] * 9), config={"script": {}}) for name in "ab"]
+    for place, run in enumerate(runs):
+        Sources("", {"train.py": "\n".join(f"x = {place * line}" for line in range(400))}).keep(run)
+    text = text_lines(two_compared(compare(*runs)))
+    assert len(text) < 150 and any("more lines" in line for line in text)
+    runs[1].sources.write_text('{"commit": 3, "files": [1]}')
+    assert compare(*runs).diff == ()
+
+
+def test_what_only_one_run_sets_is_one_line(tmp_path: Path) -> None:
+    more = {"loader": {"workers": 2, "prefetch": 2, "persistent": True}, "batch": {"micro": 16}}
+    found = compared(tmp_path, windows([1.0] * 9), windows([1.0] * 9), config=more)
+    rows = "\n".join(text_lines(two_compared(found)))
+    assert "not set" not in rows and rows.count("only b sets loader.") == 1
 
 
 @pytest.mark.parametrize("other", [{"device_name": "another"}, {"items_per_step": 64}, {"host": "other"}])

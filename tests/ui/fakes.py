@@ -74,6 +74,7 @@ def run_event(cuda: bool = True, **changes: Any) -> RunEvent:
         model="transformer: 6 layers, 6 heads, width 384",
         data="465,231 characters, 1,723 windows of 256 a pass",
         threads=16 if cuda else 8,
+        usable_cores=16.0,
     )
     return replace(event, **changes)
 

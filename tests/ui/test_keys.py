@@ -15,18 +15,18 @@ from ndd_console.app import ConsoleApp, TuningApp, WizardApp
 from ndd_console.jobs.log_tail import LogTail
 from ndd_console.screens.base import KeyScreen
 from ndd_console.screens.dialogs import Question
-from ndd_console.screens.live import LiveScreen
+from ndd_console.screens.live import MESSAGE_S, LiveScreen
 from ndd_console.screens.pages import SettingsScreen, StartScreen
 from ndd_console.screens.trial import TrialScreen
 from ndd_console.view.keys import NEEDS, TABLES
 from ndd_console.view.style import Look
 from ndd_console.widgets.lines import segments
 
-from .fake_sources import FakeHome, FakeSource, FakeTrials
+from .fake_sources import Clock, FakeHome, FakeSource, FakeTrials
 from .fake_tuning import DONE, FixedTuning
 from .fake_wizard import FakeWizard
 from .fakes import FINDING, SECOND, empty_snapshot, ended, found, trial_event
-from .pilots import make, press, running, text_of, until
+from .pilots import make, press, running, text_of, tick, until
 
 
 def with_finding(**options: Any) -> ConsoleApp:
@@ -182,11 +182,26 @@ async def test_one_click_selects_a_change_and_two_try_it() -> None:
         assert trials.jobs[0].sets == ("loader.cache=true",)
 
 
-async def test_the_help_page_says_which_keys_do_not_work_now() -> None:
-    async with running(FakeSource(), size=(120, 50)) as (app, pilot):
+async def test_the_help_page_of_a_run_lists_the_keys_that_work_for_it() -> None:
+    async with running(FakeSource(script=True), size=(120, 50)) as (app, pilot):
         await press(pilot, "question_mark")
         told = text_of(app)
-    assert NEEDS["ranks"] in told and NEEDS["training"] not in told
+    assert "pause or resume" in told
+    assert not any(word in told for word in ("save a checkpoint", "evaluate", "ranks:", "wizard:", "not now"))
+
+
+async def test_why_a_key_does_not_work_is_readable_in_whole_and_goes_away_again() -> None:
+    clock = Clock()
+    async with running(FakeSource(script=True), clock=clock) as (app, pilot):
+        await press(pilot, "c")
+        assert " ".join(NEEDS["checkpoints"].split()) in " ".join(text_of(app).split())
+        clock.t += MESSAGE_S + 1
+        await tick(pilot)
+        assert "of scripts" not in text_of(app)
+        await press(pilot, "p")
+        clock.t += 1_000
+        await tick(pilot)
+        assert "pausing after this step" in text_of(app)  # it has not paused yet
 
 
 async def test_the_log_is_searched_and_grows() -> None:

@@ -19,7 +19,16 @@ from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
 from ndd_console.words.run import LOST, progress_line
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.figures import throughput
-from ndd_engine.record.snapshot import STATUSES, Evaluation, Headroom, Idle, Snapshot, Throughput, TimeLeft
+from ndd_engine.record.snapshot import (
+    STATUSES,
+    Evaluation,
+    Headroom,
+    Idle,
+    Snapshot,
+    Throughput,
+    TimeLeft,
+    Totals,
+)
 
 from .fake_ranks import PLANTED, planted_snapshot
 from .fakes import SETTINGS, empty_snapshot, ended, mark, run_event, sample, snapshot, work_event
@@ -99,8 +108,19 @@ def test_every_size_and_every_gap(width: int, height: int, name: str, gaps: set[
 def test_the_use_of_the_cores_is_that_of_all_ranks_on_the_host() -> None:
     host = {**sample(False).host, "ranks_cpu_percent": 98.0}
     text = screen(snapshot(False, sample=replace(sample(False), host=host)), 120, 40)
-    assert "ranks 199 %" in text and "process 101 %" not in text
-    assert "process 101 %" in screen(snapshot(False), 120, 40)
+    assert "ranks 2.0 cores" in text and "run 1.0 cores" not in text
+    assert "run 1.0 cores" in screen(snapshot(False), 120, 40)
+
+
+def test_processes_of_a_script_are_not_called_workers_and_none_have_no_memory() -> None:
+    def shown(count: int, size: int) -> str:
+        host = {**sample(False).host, "workers": count, "workers_rss_bytes": size}
+        run = run_event(False, config={"script": {"file": "train.py"}})
+        return screen(snapshot(False, run=run, sample=replace(sample(False), host=host)))
+
+    assert "2 subprocesses" in shown(2, 7 << 20) and "subprocesses 7.0 MB" in shown(2, 7 << 20)
+    assert "0 subprocesses" in shown(0, 0) and "subprocesses 0 B" not in shown(0, 0)
+    assert "worker" not in shown(2, 7 << 20)
 
 
 def test_memory_in_swap_is_a_warning_and_none_takes_no_room() -> None:
@@ -256,6 +276,32 @@ def test_ends() -> None:
     lost = " ".join(screen(ended("lost", "")).split())
     assert LOST in lost and "--resume charlm-001" in lost
     assert "checkpoint n/a" in text_of(end_rows(ended("stopped", "asked", None, checkpoint=None), "x", 60, 7))
+
+
+def test_the_end_of_a_script_speaks_of_no_checkpoint_and_does_not_resume() -> None:
+    script = run_event(config={"script": {"file": "train.py"}})
+    for status in ("stopped", "interrupted", "lost", "done"):
+        text = screen(ended(status, "asked", None, checkpoint=None, run=script))
+        assert "--resume" not in text and "checkpoint n" not in text and f"{status} at step" in text
+
+
+def test_the_row_of_a_phase_stays_where_it_is() -> None:
+    def names(value: Snapshot) -> list[str]:
+        return re.findall(r"^ (\d+ smaller|\w+) .* <?\d+ % ", screen(value, 60, 20), re.M)
+
+    before = snapshot(False)
+    totals = Totals(steps=100, phases={one.name: round(one.host_ns * 100) for one in before.phases})
+    before = replace(before, totals=totals)
+    # In the newest windows, nothing was logged, and small phases have changed their order.
+    factor = {"clip": 1.8, "to_device": 0.3, "loss": 0.2}
+    after = tuple(
+        replace(one, host_ns=one.host_ns * factor.get(one.name, 1.0))
+        for one in before.phases
+        if one.name != "log"
+    )
+    assert names(replace(before, phases=after)) == names(before)
+    grown = tuple(replace(one, host_ns=9e6) if one.name == "log" else one for one in before.phases)
+    assert "log" in names(replace(before, phases=grown)) and "log" not in names(before)
 
 
 def test_foreign_text_cannot_steer_the_terminal() -> None:

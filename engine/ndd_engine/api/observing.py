@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -130,7 +129,7 @@ def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Obser
     directory = new_run_dir(
         root_of(runs).absolute(), name, re.sub(r"[^A-Za-z0-9._]+", "-", command.run_name) or "script"
     )
-    write_text(directory.command, json.dumps(command.to_dict(), indent=2) + "\n")
+    command.keep(directory)
     directory.ranks.mkdir()
     os.environ["NDD_WATCH"], os.environ[CAPTURES] = str(directory.ranks), str(directory.path)
     import torch  # noqa: F401  the observer hooks it

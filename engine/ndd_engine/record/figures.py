@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm, sqrt
 from statistics import fmean
@@ -77,7 +77,6 @@ def phase_shares(windows: Sequence[WindowEvent]) -> tuple[PhaseShare, ...]:
     host: dict[str, int] = {}
     device: dict[str, float] = {}
     device_steps = 0
-    newest: dict[str, dict[str, int | None]] = {}
     for window in windows:
         device_steps += window.device_steps
         for name, figures in window.phases.items():
@@ -85,27 +84,44 @@ def phase_shares(windows: Sequence[WindowEvent]) -> tuple[PhaseShare, ...]:
             if figures.get("device_ns") is not None:
                 weight = 1 if name in ASIDES else window.device_steps
                 device[name] = device.get(name, 0.0) + figures["device_ns"] * weight
-            if window.steps:
-                newest[name] = figures
-    rank = {name: index for index, name in enumerate(PHASES)}
-    ordered = sorted(
-        host, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name.count("/"), name)
-    )
     return tuple(
         PhaseShare(
             name=name,
             host_ns=host[name] / steps,
             share=host[name] / wall,
-            p50_ns=newest.get(name, {}).get("p50_ns"),
-            p95_ns=newest.get(name, {}).get("p95_ns"),
-            max_ns=newest.get(name, {}).get("max_ns"),
+            p50_ns=middle(_of_steps(name, "p50_ns", windows)),
+            p95_ns=middle(_of_steps(name, "p95_ns", windows)),
+            max_ns=max((value for value, _ in _of_steps(name, "max_ns", windows)), default=None),
             device_ns=device[name] / count
             if name in device and (count := steps if name in ASIDES else device_steps)
             else None,
             share_error=share_error(_parts(name, windows)),
         )
-        for name in ordered
+        for name in sorted(host, key=place_in_step)
     )
+
+
+def place_in_step(phase: str) -> tuple[int, int, str]:
+    """Orders the names of phases as in a step, sub-phases after their phase."""
+    base = phase.partition("/")[0]
+    return PHASES.index(base) if base in PHASES else len(PHASES), phase.count("/"), phase
+
+
+def middle(values: Iterable[tuple[int, int]]) -> int | None:
+    """The weighted median of (value, weight); None without weight."""
+    known = sorted((value, weight) for value, weight in values if weight)
+    half = sum(weight for _, weight in known) / 2
+    for value, weight in known:
+        half -= weight
+        if half <= 0:
+            return value
+    return None
+
+
+def _of_steps(name: str, figure: str, windows: Sequence[WindowEvent]) -> list[tuple[int, int]]:
+    """(a figure of a phase, number of steps) of each window that has both."""
+    found = [(window.phases.get(name, {}).get(figure), window.steps) for window in windows if window.steps]
+    return [(value, steps) for value, steps in found if value is not None]
 
 
 def _parts(name: str, windows: Sequence[WindowEvent]) -> list[tuple[float, float]]:

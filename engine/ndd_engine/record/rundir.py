@@ -57,6 +57,8 @@ class RunDir:
     config = _Inside("config.toml")
     # The command of a script; only its runs have this file.
     command = _Inside("command.json")
+    # Its source at the start.
+    sources = _Inside("sources.json")
     # The records of the script's processes, one file each.
     ranks = _Inside("ranks")
     events = _Inside("events.jsonl")
@@ -135,7 +137,7 @@ def discard(run: RunDir) -> None:
         written = (run.events, run.console_log)
         if any(path.exists() and path.stat().st_size for path in written):
             return
-        for path in (*written, run.command, run.control_socket, run.lock, run.launcher):
+        for path in (*written, run.command, run.sources, run.control_socket, run.lock, run.launcher):
             path.unlink(missing_ok=True)
         run.path.rmdir()
 

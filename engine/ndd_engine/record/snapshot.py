@@ -36,8 +36,8 @@ FINAL = frozenset(STATUSES[6:])
 class PhaseShare:
     """A phase over the recent windows: nanoseconds per optimizer step, and its share of wall time (0..1).
 
-    p50_ns, p95_ns, max_ns: per step in the newest window with steps. device_ns: None without a device clock.
-    share_error: standard error of the share, None with fewer than three windows.
+    p50_ns, p95_ns: medians of those of the windows, weighted by their steps; max_ns: the largest. device_ns: None
+    without a device clock. share_error: standard error of the share, None with fewer than three windows.
     """
 
     name: str

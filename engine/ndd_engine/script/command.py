@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
+from ndd_engine.files import write_text
 from ndd_engine.processes import was_given
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.sources import sources_beside
 from ndd_engine.text import counted, printable, size
 
 # Larger files are linked, except weights, which a script may write again.
@@ -152,6 +154,23 @@ class Command:
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable."""
         return {"command": list(self.words), "folder": str(self.folder)}
+
+    def keep(self, run: RunDir) -> None:
+        """Write it into the folder of a run, with the source of its script. Raises UsageError."""
+        write_text(run.command, json.dumps(self.to_dict(), indent=2) + "\n")
+        sources_beside(self._main, self.folder).keep(run)
+
+    @property
+    def _main(self) -> Path | None:
+        """The file that is run, also by a launcher; None if it is unknown."""
+        for place, word in enumerate(self.words):
+            paths = [word] if word.endswith(".py") and not word.startswith("-") else []
+            if word == "-m" and place + 1 < len(self.words):
+                module = self.words[place + 1].replace(".", os.sep)
+                paths = [f"{module}.py", f"{module}/__main__.py"]
+            if found := next((self.folder / path for path in paths if (self.folder / path).is_file()), None):
+                return found
+        return None
 
     @property
     def title(self) -> str:

@@ -20,7 +20,7 @@ import psutil
 
 from ndd_engine.config.schema import LogSection
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError, RunLockedError, UsageError
-from ndd_engine.files import open_regular, write_text
+from ndd_engine.files import open_regular
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.measure.memory_owners import largest
@@ -97,7 +97,7 @@ class Script(Executor):
         return new_run_dir(self.request.root, self.request.name, self.request.command.run_name)
 
     def begin(self, directory: RunDir) -> RunState | None:
-        write_text(directory.command, json.dumps(self.request.command.to_dict(), indent=2) + "\n")
+        self.request.command.keep(directory)
         self._output = OutputLog(directory.console_log, None if self.request.screen else 1)
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -336,7 +337,7 @@ def _of(found: Estimate) -> Interval:
 
 def _interval(trial: TrialEvent) -> Interval:
     if trial.ratio is None:
-        raise NotMeasuredError(trial.text or "the trial has no ratio")
+        raise NotMeasuredError(trial.text.removeprefix(f"{trial.verdict}: ") or "the trial has no ratio")
     return Interval(trial.ratio, trial.low, trial.high)
 
 
@@ -365,11 +366,15 @@ def _share_of(window: WindowEvent, phase: str, on_gpu: bool) -> Stretch | None:
     return Stretch(host_ns_of(window, phase), total) if total and window.steps else None
 
 
-Verdict = Literal["confirmed", "not confirmed", "depends", "not measurable on this machine"]
+Verdict = Literal[
+    "confirmed", "not confirmed", "depends", "inconclusive", "not measured", "not measurable on this machine"
+]
 Outcome = Literal["confirmed", "not confirmed", "inconclusive", "not measured"]
 
 # Maximum width (high over low) of an interval that overlaps the claimed range without lying in it.
 NARROW = 1.25
+# What a trial says of the seconds that it needs.
+_BUDGET = re.compile(r"raise --budget(?: (to about|above) ([\d.]+))?")
 # Outcomes under other conditions than the guide's.
 ELSEWHERE = {"confirmed": "in the claimed range", "not confirmed": "outside the claimed range"}
 
@@ -498,10 +503,15 @@ def judge(part: Part, found: Found) -> tuple[Outcome, str]:
 
 
 def verdict(parts: Sequence[PartResult]) -> Verdict:
-    """The verdict on a claim: confirmed if all parts are, not confirmed if any part is not."""
+    """The verdict on a claim: confirmed if all parts are, not confirmed if any part is not.
+
+    "not measured": this machine could measure it, with a larger budget or without what went wrong.
+    """
     measured = [item for item in parts if item.outcome in ("confirmed", "not confirmed")]
     if not measured:
-        return "not measurable on this machine"
+        if any(item.outcome == "inconclusive" for item in parts):
+            return "inconclusive"
+        return "not measured" if any(item.variant for item in parts) else "not measurable on this machine"
     if any(item.where for item in measured):
         return "depends"
     if any(item.outcome == "not confirmed" for item in measured):
@@ -513,7 +523,14 @@ def verdict(parts: Sequence[PartResult]) -> Verdict:
 
 
 def headline(result: ClaimResult) -> str:
-    """The verdict in words: "depends" comes with what it depends on."""
+    """The verdict in words: "depends" comes with what it depends on, a measurement that needs more time with that."""
+    if result.verdict in ("inconclusive", "not measured"):
+        needed = next(filter(None, (_BUDGET.search(item.reason) for item in result.parts)), None)
+        if needed is not None and needed[2]:
+            return (
+                f"{result.verdict}: needs {'about' if needed[1] == 'to about' else 'more than'} {needed[2]} s"
+            )
+        return result.verdict + (": needs a larger budget" if needed is not None else "")
     if result.verdict != "depends":
         return result.verdict
     if any(item.found is not None and item.where for item in result.parts):

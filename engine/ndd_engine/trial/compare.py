@@ -30,7 +30,6 @@ from ndd_engine.child import (
 )
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.events import (
-    PHASES,
     Event,
     MemoryEvent,
     RanksEvent,
@@ -38,10 +37,12 @@ from ndd_engine.record.events import (
     SampleEvent,
     WindowEvent,
 )
+from ndd_engine.record.figures import middle, place_in_step
 from ndd_engine.record.file import EventLog, RunReader
 from ndd_engine.record.ranks import ASIDES
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.record.sources import Sources, sources_of
 from ndd_engine.text import printable
 
 from .estimates import CONFIDENCE, FLOOR, Usual, interval
@@ -206,6 +207,7 @@ class Recorded:
     damaged: int = 0
     exchange_ns: float | None = None
     skew_ns: float | None = None
+    sources: Sources = field(default_factory=Sources)
 
     def loss_at(self, items: float) -> float | None:
         """The mean loss over the last LOSS_SPAN before so many items; None if none was recorded."""
@@ -295,14 +297,15 @@ def read_recorded(directory: RunDir) -> Recorded:
         profiled=reading.profiled,
         steps=steps,
         phases=_phases(used, steps),
-        step_p50_ns=_middle([(window.step_p50_ns, window.steps) for window in used]),
-        step_p95_ns=_middle([(window.step_p95_ns, window.steps) for window in used]),
+        step_p50_ns=middle((one.step_p50_ns, one.steps) for one in used if one.step_p50_ns is not None),
+        step_p95_ns=middle((one.step_p95_ns, one.steps) for one in used if one.step_p95_ns is not None),
         peak_bytes=reading.peak,
         losses=tuple(reading.losses),
         windows=tuple(used),
         damaged=log.damaged,
         exchange_ns=exchange_ns,
         skew_ns=skew_ns,
+        sources=sources_of(directory),
     )
 
 
@@ -335,30 +338,20 @@ def host_ns_of(window: WindowEvent, phase: str) -> int:
     return int(window.phases.get(phase, {}).get("host_ns", 0))
 
 
-def _middle(values: list[tuple[int | None, int]]) -> int | None:
-    """The weighted median; missing values are left out."""
-    known = sorted((value, weight) for value, weight in values if value is not None and weight)
-    half = sum(weight for _, weight in known) / 2
-    for value, weight in known:
-        half -= weight
-        if half <= 0:
-            return value
-    return None
-
-
 # Shares of the common number of items at which losses are compared.
 LOSS_POINTS = (0.25, 0.5, 0.75, 1.0)
 # Difference in the cores that other processes use, from which speeds are not compared.
 DISTURBED = 0.3
 # Keys without influence on what is computed.
 _IGNORED = frozenset({"run.name", "workload.path"})
+NOT_SET = "not set"
 # Keys of a comparison that are the same for all candidates.
 _SHARED = ("a", "losses", "confidence")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference. kind: "config", "version", "machine", "data" or "model"."""
+    """One difference. kind: "config", "version", "machine", "source", "command", "data" or "model"."""
 
     kind: str
     key: str
@@ -381,7 +374,7 @@ class Comparison:
 
     speed: ratio of items per second, B over A. verdict: "faster", "slower", "same" or "inconclusive";
     "not comparable" for runs that train different workloads or models. disturbed: other processes took cores from one
-    of the runs, so that there is no verdict.
+    of the runs, so that there is no verdict. diff: of the source of two scripts, as lines.
     """
 
     a: Recorded
@@ -392,6 +385,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     unlike: tuple[str, ...]
     losses: tuple[LossPoint, ...]
+    diff: tuple[str, ...] = ()
 
     def slower_than(self, share: float) -> str:
         """Whether B is slower by more than this share (0.05): "slower", "not slower" or "inconclusive".
@@ -417,6 +411,7 @@ class Comparison:
             "confidence": CONFIDENCE,
             "verdict": self.verdict,
             "differences": [asdict(item) for item in self.differences],
+            "diff": list(self.diff),
             "unlike": list(self.unlike),
             "losses": [
                 {"items": point.items, "a": point.losses[0], "b": point.losses[1]} for point in self.losses
@@ -482,14 +477,13 @@ def _compared(first: Recorded, second: Recorded) -> Comparison:
         tuple(_differences(first, second)),
         (*_unlike(first, second), *filter(None, [disturbance])),
         _losses((first, second)),
+        tuple(first.sources.diff(second.sources)),
     )
 
 
 def phase_names(sides: Iterable[Recorded]) -> list[str]:
     """The phases of all, in the order of the screen, sub-phases after their phase."""
-    rank = {name: index for index, name in enumerate(PHASES)}
-    names = {name for side in sides for name in side.phases}
-    return sorted(names, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name))
+    return sorted({name for side in sides for name in side.phases}, key=place_in_step)
 
 
 def _same_model(a: RunEvent, b: RunEvent) -> bool:
@@ -507,12 +501,22 @@ def _verdict(speed: Interval) -> str:
 
 
 def _differences(a: Recorded, b: Recorded) -> Iterator[Difference]:
-    yield from _changed("config", flatten(a.run.config), flatten(b.run.config))
+    yield from _changed("config", *(_settings(side.run) for side in (a, b)))
+    yield from _changed("source", *({"commit": side.sources.commit[:12] or None} for side in (a, b)))
     yield from _changed("version", a.run.versions, b.run.versions)
     yield from _changed("machine", _machine(a), _machine(b))
     for kind in ("data", "model"):
-        one, other = getattr(a.run, kind), getattr(b.run, kind)
-        yield from _changed(kind, {kind: one}, {kind: other})
+        name = "command" if kind == "data" and _is_script(a.run) else kind
+        yield from _changed(name, {name: getattr(a.run, kind)}, {name: getattr(b.run, kind)})
+
+
+def _is_script(run: RunEvent) -> bool:
+    return "script" in run.config
+
+
+def _settings(run: RunEvent) -> dict[str, Any]:
+    """The configuration; not where things stand in a script, whose changes are in its diff."""
+    return flatten({name: table for name, table in run.config.items() if name != "script"})
 
 
 def _changed(kind: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
@@ -547,7 +551,7 @@ def _unlike(a: Recorded, b: Recorded) -> Iterator[str]:
         )
     if left.parameters != right.parameters or left.model != right.model:
         yield "the models differ"
-    if left.data != right.data:
+    if left.data != right.data and not _is_script(left):  # of a script, it is the command
         yield "the data differ"
     for side in (a, b):
         if not side.snapshot.final:
@@ -580,7 +584,7 @@ def _text(value: object) -> str:
     """As written in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return "not set" if value is None else str(value)
+    return NOT_SET if value is None else str(value)
 
 
 def _side(side: Recorded) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import click
 from ndd_console.render.text import lines
 from ndd_console.words.claims import claims_listed, claims_measured, duration_text, part_conditions
 from ndd_console.words.trial import measurement
+from ndd_engine.text import counted
 
 from . import options
 from .measuring import check_writable, stoppable, write
@@ -65,7 +66,7 @@ def claims(asked: options.Asked) -> int:
         show(listed if asked.as_json else claims_listed(wanted, place, budget))
         return 0
     paused = to_pause(Base("the claims"), asked.root, asked.pause)
-    say(f"{len(wanted)} claims: {', '.join(claim.id for claim in wanted)}")
+    say(f"{counted(len(wanted), 'claim')}: {', '.join(claim.id for claim in wanted)}")
     say(duration_text(wanted, place, budget))
     with stoppable("the claims") as stop, held(paused, say, stop):
         results = run_claims(wanted, budget, ClaimsProgress(say).look, stop, machine=machine)

@@ -15,6 +15,7 @@ from ndd_engine.api.sources import baseline_of, configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.rundir import find_run
+from ndd_engine.text import counted
 from ndd_engine.train.preflight import preflight
 from ndd_engine.trial.trial_request import Base
 from ndd_watch.changes import TABLE
@@ -133,7 +134,7 @@ class TuningProgress(ProgressLines):
         rows, self._rows = self._rows, state.rows
         if not rows and state.rows:
             waiting = [row.candidate.name for row in state.rows if row.state == "waiting"]
-            self.news(f"{len(waiting)} settings to measure: {', '.join(waiting) or 'none'}")
+            self.news(f"{counted(len(waiting), 'setting')} to measure: {', '.join(waiting) or 'none'}")
         for before, row in zip(rows, state.rows, strict=False):
             # Settings skipped from the start are in the table only.
             if before.state != row.state and row.state in ("kept", "dropped", "skipped"):

@@ -8,6 +8,7 @@ from ndd_console.view.bars import bar
 from ndd_console.view.findings import title_room, title_row
 from ndd_console.view.rows import (
     BLANK,
+    as_it_is,
     cells,
     column,
     cut,
@@ -19,7 +20,7 @@ from ndd_console.view.rows import (
     wrap,
 )
 from ndd_console.view.style import Row
-from ndd_console.words.blocks import COMMAND, PLACE, Bars, Block, Facts, Table, Text, Verdict
+from ndd_console.words.blocks import COMMAND, PLACE, Bars, Block, Diff, Facts, Table, Text, Verdict
 from ndd_engine.text import foreign
 
 _LABEL = 14
@@ -44,6 +45,8 @@ def _block(block: Block, width: int) -> list[Row]:
     match block:
         case Text():
             return paragraph(block.text, width, _STYLES[block.tone])
+        case Diff():
+            return [((part, _STYLES[tone]),) for line, tone in block.toned for part in as_it_is(line, width)]
         case Verdict():
             title = title_row(block.title, block.ceiling, _STYLES[block.tone] if block.tone else "dim", width)
             # Repeat a title that does not fit into the heading.

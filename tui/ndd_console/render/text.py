@@ -20,6 +20,7 @@ from ndd_console.view.style import to_ascii
 from ndd_console.words.blocks import (
     Bars,
     Block,
+    Diff,
     Facts,
     Intervals,
     Lines,
@@ -91,6 +92,9 @@ def _block(block: Block) -> Iterator[RenderableType]:
     match block:
         case Text():
             yield _words(("! " if block.tone in ("warn", "bad") else "") + block.text, _STYLES[block.tone])
+        case Diff():
+            for line, tone in block.toned:
+                yield Words(printable(line), _STYLES[tone], no_wrap=True, overflow="ignore")
         case Verdict():
             yield Words((">> " if block.main else " > ") + safe(block.title), "bold")
             badges = [f"potential gain: {block.ceiling}"] if block.ceiling else []

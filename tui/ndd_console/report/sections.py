@@ -10,6 +10,7 @@ from ndd_console.view.style import STATUS
 from ndd_console.words.blocks import TONES, Block, Facts, Page, Section, Table, Text
 from ndd_console.words.finding import verdict as finding_block
 from ndd_console.words.run import LOST, epoch_text, steps_text
+from ndd_console.words.step import is_script
 from ndd_console.words.trial import trials_blocks
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError
@@ -144,7 +145,7 @@ def identity(report: Report) -> list[Block]:
     if snapshot.dropped_events:
         out.append(Text(f"{number(snapshot.dropped_events)} events could not be written.", "warn"))
     # A script has no configuration with defaults.
-    return out if "script" in run.config else [*out, differences(run)]
+    return out if is_script(run) else [*out, differences(run)]
 
 
 def differences(run: RunEvent) -> Block:

@@ -11,9 +11,9 @@ from ndd_console.words.profile import METHODS, capture, colour, functions, idle_
 from ndd_console.words.ranks import phases_table, ranks_facts, slowest
 from ndd_console.words.step import on_gpu, rates, step_time, work_facts
 from ndd_engine.diagnose.rank_rules import milliseconds
-from ndd_engine.record.events import PHASES, RunEvent
+from ndd_engine.record.events import RunEvent
 from ndd_engine.record.figures import idle as idle_of
-from ndd_engine.record.figures import phase_shares
+from ndd_engine.record.figures import phase_shares, place_in_step
 from ndd_engine.text import MISSING, number, plural
 
 from .model import COLUMNS, Report
@@ -33,7 +33,7 @@ def phases(report: Report) -> list[Block]:
     whole = data.timeline.whole
     if not whole.wall_ns:
         return [Text(NO_STEPS, "note")]
-    by_rank = sorted(whole.host.items(), key=_rank)
+    by_rank = sorted(whole.host.items(), key=lambda item: place_in_step(item[0]))
     total = {name: value / whole.wall_ns for name, value in by_rank if "/" not in name}
 
     def shares(item: Slice) -> Shares:
@@ -70,23 +70,28 @@ def _stack(report: Report, title: str, shares: Callable[[Slice], Shares], whole:
     return Stack(title, tuple(layers), tuple(slices), width, report.time)
 
 
-def _rank(item: tuple[str, float]) -> tuple[int, int, str]:
-    name = item[0].partition("/")[0]
-    return PHASES.index(name) if name in PHASES else len(PHASES), item[0].count("/"), item[0]
-
-
 def _table(report: Report, whole: Slice) -> Table:
     recent = {phase.name: phase for phase in report.snapshot.phases}
     gpu = ("GPU per step",) if whole.device else ()
-    columns = ("phase", "time", "share", "per step", *gpu, "recent p50", "recent p95", "recent max")
+    columns = (
+        "phase",
+        "time",
+        "share",
+        "per step",
+        *gpu,
+        "recent mean",
+        "recent p50",
+        "recent p95",
+        "recent max",
+    )
     rows = []
-    for name, value in sorted(whole.host.items(), key=_rank):
+    for name, value in sorted(whole.host.items(), key=lambda item: place_in_step(item[0])):
         if value <= 0:
             continue
         parent, slash, part = name.partition("/")
         now = recent.get(name)
         figures: list[float | None] = [whole.device_step_ns(name)] if gpu else []
-        figures += [now.p50_ns, now.p95_ns, now.max_ns] if now else [None] * 3
+        figures += [now.host_ns, now.p50_ns, now.p95_ns, now.max_ns] if now else [None] * 4
         label = f"· {part}" if slash else parent
         each = ns(value / whole.steps if whole.steps else None)
         if parent in ASIDE and whole.steps:
@@ -95,7 +100,7 @@ def _table(report: Report, whole: Slice) -> Table:
     mean = f", a mean of {ns(whole.stepping_ns / whole.steps)} per step" if whole.steps else ""
     note = (
         f"Over {number(round(whole.steps))} steps{mean}, in {ns(whole.wall_ns)} of wall time, of which the shares are. "
-        "Evaluations and checkpoints come on top of a step (+). The last three columns cover the most recent part of "
+        "Evaluations and checkpoints come on top of a step (+). The last four columns cover the most recent part of "
         "the record. Rows marked · are part of the phase above."
     )
     return Table("Phases", columns, tuple(rows), frozenset(range(1, len(columns))), note, wide=0)

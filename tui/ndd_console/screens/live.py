@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from textual import events
 from textual.app import ComposeResult
@@ -39,6 +39,7 @@ _MESSAGES: dict[Action, str] = {
     "evaluate": "evaluating after this step…",
     "kernels": "profiling a few steps…",
 }
+MESSAGE_S = 10.0  # how long an answer to a key is shown
 _BLURRED_TICKS = 4  # over SSH, refresh this much slower while the terminal has no focus
 
 # A longer wait is not shown: the clock or the record is wrong.
@@ -75,7 +76,7 @@ class LiveScreen(KeyScreen):
         self._opened_t = clock()
         self._snapshot = source.snapshot()
         self._drawn: tuple[Snapshot, LiveState] | None = None  # nothing is drawn while it is unchanged
-        self._message: tuple[str, tuple[object, ...]] | None = None
+        self._message: _Message | None = None
         self._skipped = 0
         self._left = False
         self.stopping = False
@@ -121,10 +122,10 @@ class LiveScreen(KeyScreen):
 
     def _state(self) -> LiveState:
         snapshot = self._snapshot
-        if self._message is not None and self._message[1] != _progress_of(snapshot):
-            self._message = None  # the request has taken effect
+        if self._message is not None and self._message.over(snapshot, self._clock()):
+            self._message = None
         stopping = STOPPING_SCRIPT if self.source.script else STOPPING
-        message = stopping if self.stopping else self._message[0] if self._message else None
+        message = stopping if self.stopping else self._message.text if self._message else None
         waited = None
         if snapshot.status == "preparing":
             since = snapshot.preparing_t or self._opened_t
@@ -185,7 +186,7 @@ class LiveScreen(KeyScreen):
         return key.word
 
     def say(self, text: str) -> None:
-        self._message = (text, _progress_of(self._snapshot))
+        self._message = _Message(text, _progress_of(self._snapshot), self._clock() + MESSAGE_S)
         self._repaint()
 
     def on_click(self, event: events.Click) -> None:
@@ -223,7 +224,7 @@ class LiveScreen(KeyScreen):
         self.app.push_screen(LogScreen(self.look, self.source))
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.look, self.help_keys()))
+        self.app.push_screen(HelpScreen(self.look, tuple(self.usable())))
 
     def action_copy(self) -> None:
         command = first_command(self.source.name, self._diagnosis.of(self._snapshot).findings)
@@ -312,6 +313,19 @@ class LiveScreen(KeyScreen):
         if not self._left:
             self._left = True
             self._leave(result)
+
+
+class _Message(NamedTuple):
+    """What was said to the user. progress: of the run then. until_t: when it has been read."""
+
+    text: str
+    progress: tuple[object, ...]
+    until_t: float
+
+    def over(self, snapshot: Snapshot, t: float) -> bool:
+        """Whether a request has taken effect, or what was said is old."""
+        waits = self.text in _MESSAGES.values()  # for its effect, however long that takes
+        return self.progress != _progress_of(snapshot) or (not waits and t > self.until_t)
 
 
 def _progress_of(snapshot: Snapshot) -> tuple[object, ...]:

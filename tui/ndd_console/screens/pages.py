@@ -16,7 +16,7 @@ from ndd_console.view.bars import finite_values, sparkline
 from ndd_console.view.glossary import GLOSSARY
 from ndd_console.view.keys import APP_KEYS, DIAGNOSIS_KEYS, PAGE_KEYS, START_KEYS, Key
 from ndd_console.view.ranks import heat_map
-from ndd_console.view.rows import BLANK, cells, column, labelled, paragraph, rule, take
+from ndd_console.view.rows import BLANK, as_it_is, cells, column, labelled, paragraph, rule
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import Lines, bindings
 from ndd_console.words.blocks import Block, Text
@@ -28,7 +28,7 @@ from ndd_console.words.settings import settings_table
 from ndd_console.words.step import work_facts
 from ndd_engine.errors import error_text
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import foreign, printable
+from ndd_engine.text import foreign
 
 from .base import WidgetScreen, call_from_thread
 
@@ -86,20 +86,9 @@ def own_values_lines(snapshot: Snapshot, width: int) -> list[Row]:
         rows += [BLANK] if rows else []
         rows.append(rule(f"samples at step {texts.step:,}", width))
         for number, text in enumerate(texts.texts, 1):
-            rows += [((f"{number}", "dim"),), *_as_it_is(text, width)]
+            lines = (piece for line in text.split("\n") for piece in as_it_is(line, width))
+            rows += [((f"{number}", "dim"),), *(((line, "text"),) for line in lines)]
     return rows or paragraph(_NO_VALUES, width, "dim")
-
-
-def _as_it_is(text: str, width: int) -> list[Row]:
-    """Untrusted text with its line breaks and blanks; long lines continue on the next one."""
-    rows: list[Row] = []
-    for line in map(printable, text.split("\n")):
-        rest = line
-        while cells(rest) > width and (first := take(rest, width)):
-            rows.append(((first, "text"),))
-            rest = rest[len(first) :]
-        rows.append(((rest, "text"),))
-    return rows
 
 
 def _closed_by(*names: str) -> list[BindingType]:

@@ -6,7 +6,7 @@ from ndd_console.words.figures import percent
 from ndd_console.words.ranks import ranks_words
 from ndd_console.words.step import epoch_of, fits_text, micro_steps, on_gpu, setting, steps_rate, time_left
 from ndd_engine.record.events import RunEvent
-from ndd_engine.record.figures import LOWER_BOUND, PRESS_K
+from ndd_engine.record.figures import LOWER_BOUND, PRESS_K, place_in_step
 from ndd_engine.record.ranks import EXCHANGE, SKEW
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
 from ndd_engine.text import MISSING, counted, duration, foreign, number, size
@@ -24,6 +24,7 @@ _NAME_WIDTH = 11
 _FIGURE = 8  # width of a column of milliseconds
 _SHARE = 7
 _LEAST_BAR = 4
+_GROWN = 2.0  # from which ratio to its mean over the run a phase has grown
 
 
 def header(snapshot: Snapshot, name: str, status: str, width: int) -> Row:
@@ -120,6 +121,7 @@ class StepTable:
         percentiles = 3 if spare >= 3 * _FIGURE else 1 if spare >= _FIGURE + 8 else 0
         self.more += {3: ["p50", "p95", "max"], 1: ["p95"], 0: []}[percentiles]
         self.bar = max(room - _FIGURE * len(self.more) - self.longest, 0)
+        self.phases = _seen(snapshot)
 
     def heading(self) -> Row:
         """ "── step 54.6 ms (16 micro-steps of 3.41 ms) ───", with column names if there is room."""
@@ -148,18 +150,18 @@ class StepTable:
 
     def rows(self, count: int) -> list[Row]:
         """At most `count` rows: the largest phases in step order, one row for the rest, `other`, asides."""
-        top = [phase for phase in self.snapshot.phases if "/" not in phase.name]
+        top = [phase for phase in self.phases if "/" not in phase.name]
         if not top:
             return [(("no steps measured yet", "dim"),)] if count > 0 else []
-        aside = [phase for phase in top if phase.name in _ASIDE and phase.host_ns > 0]
-        took = [phase for phase in top if phase.host_ns > 0 and phase.name not in (*_ASIDE, "other")]
+        aside = [phase for phase in top if phase.name in _ASIDE]
+        took = [phase for phase in top if phase.name not in (*_ASIDE, "other")]
         other = [phase for phase in top if phase.name == "other"]
         if count < 3 + len(aside):
             aside = []
         room = count - len(other) - len(aside)
         if count < 3:  # no room for a total of the rest
-            room, other, took = count, [], _largest(took, count)
-        shown = took if len(took) <= room else _largest(took, max(room - 1, 0))
+            room, other, took = count, [], self._largest(took, count)
+        shown = took if len(took) <= room else self._largest(took, max(room - 1, 0))
         rest = [phase for phase in took if phase not in shown]
         total: list[PhaseShare] = []
         if rest:
@@ -171,15 +173,25 @@ class StepTable:
         lines = [line for phase in shown for line in (phase, *parts.get(phase.name, ()))]
         return [self._row(phase, exact, scale) for phase in (*lines, *total, *other, *aside)][:count]
 
+    def _largest(self, phases: list[PhaseShare], count: int) -> list[PhaseShare]:
+        """The phases that take longest, in the order of the step.
+
+        By their means over the whole run, so that their rows stay; by the recent ones for those that have grown.
+        """
+        totals = self.snapshot.totals
+
+        def weight(phase: PhaseShare) -> float:
+            mean = totals.phases.get(phase.name, 0) / totals.steps if totals.steps else 0.0
+            return phase.host_ns if phase.host_ns > _GROWN * mean else mean
+
+        largest = sorted(phases, key=weight, reverse=True)[:count]
+        return [phase for phase in phases if phase in largest]
+
     def _parts(self, shown: list[PhaseShare], spare: int) -> dict[str, list[PhaseShare]]:
         """name of a phase -> its parts, as far as there are spare rows."""
         parts: dict[str, list[PhaseShare]] = {}
         for phase in shown:
-            inside = [
-                part
-                for part in self.snapshot.phases
-                if part.name.startswith(phase.name + "/") and part.host_ns > 0
-            ]
+            inside = [part for part in self.phases if part.name.startswith(phase.name + "/")]
             parts[phase.name] = inside[: max(spare, 0)]
             spare -= len(parts[phase.name])
         return parts
@@ -219,10 +231,18 @@ class StepTable:
         )
 
 
-def _largest(phases: list[PhaseShare], count: int) -> list[PhaseShare]:
-    """The phases that take longest, in the order of the step."""
-    largest = sorted(phases, key=lambda phase: -phase.host_ns)[:count]
-    return [phase for phase in phases if phase in largest]
+def _seen(snapshot: Snapshot) -> list[PhaseShare]:
+    """The phases that took time at any moment of the run, in the order of the step: a row does not come and go."""
+    seen = {} if snapshot.ranks is not None or not snapshot.phases else snapshot.totals.phases
+    found = {phase.name: phase for phase in snapshot.phases}
+    for name in seen.keys() - found.keys():
+        found[name] = PhaseShare(name, 0.0, 0.0, None, None, None, None)
+    took = [
+        phase
+        for phase in found.values()
+        if phase.host_ns > 0 or seen.get(phase.name) or phase.name == "other"
+    ]
+    return sorted(took, key=lambda phase: place_in_step(phase.name))
 
 
 def idle_heading(snapshot: Snapshot, width: int) -> str:

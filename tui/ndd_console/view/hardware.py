@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ndd_console.words.step import item_name, on_gpu, setting
+from ndd_console.words.step import is_script, item_name, on_gpu, setting
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, counted, finite, foreign, number, plural, size
 
@@ -36,7 +36,11 @@ def machine_rows(snapshot: Snapshot, width: int) -> list[Row]:
     host = snapshot.host
     if host is None:
         return [*rows, _labelled("host", ((MISSING, "dim"),))]
-    return [*rows, *_block("host", _host(host, snapshot), width), *_block("memory", _memory(host), width)]
+    return [
+        *rows,
+        *_block("host", _host(host, snapshot), width),
+        *_block("memory", _memory(host, snapshot), width),
+    ]
 
 
 def _block(label: str, items: list[Span], width: int) -> list[Row]:
@@ -89,26 +93,42 @@ def throttle(gpu: dict[str, Any]) -> Span:
 
 
 def _host(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
+    """CPU time in cores: of all processes, of which the run's own; its other processes, and the disk."""
+    run = snapshot.run
     workers = _figure(host, "workers")
-    if workers is None and snapshot.run is not None:
-        workers = finite(setting(snapshot.run, "loader", "workers"))
-    names = _whole(workers, "")
+    if workers is None and run is not None:
+        workers = finite(setting(run, "loader", "workers"))
     own, ranks = _figure(host, "process_cpu_percent"), _figure(host, "ranks_cpu_percent")
-    used = ("process", own) if own is None or ranks is None else ("ranks", own + ranks)
-    kind = "process" if snapshot.run is not None and "script" in snapshot.run.config else "worker"
+    used = ("run", own) if own is None or ranks is None else ("ranks", own + ranks)
+    total, usable = _figure(host, "cpu_percent"), run.usable_cores if run is not None else None
+    children = _children(snapshot)
     return [
-        (f"cpu {_whole(_figure(host, 'cpu_percent'), ' %')}", "text"),
-        (f"{used[0]} {_whole(used[1], ' %')}", "text"),
-        (f"{names} {kind}{'' if workers == 1 else 'es' if kind.endswith('s') else 's'}", "text"),
+        (
+            f"cpu {_cores(total, usable)} of {usable:g} cores" if usable else f"cpu {_whole(total, ' %')}",
+            "text",
+        ),
+        (f"{used[0]} {_cores(used[1])} cores", "text"),
+        (f"{MISSING} {plural(children)}" if workers is None else counted(workers, children), "text"),
         (f"disk {size(_figure(host, 'disk_free_bytes'))} free", "text"),
     ]
 
 
-def _memory(host: dict[str, Any]) -> list[Span]:
+def _cores(percent: float | None, of: float | None = 1.0) -> str:
+    """CPU use in cores. percent: of so many."""
+    return MISSING if percent is None or of is None else f"{percent * of / 100:.1f}"
+
+
+def _children(snapshot: Snapshot) -> str:
+    """What a run's further processes are called: those of a script may be anything."""
+    return "subprocess" if is_script(snapshot.run) else "worker"
+
+
+def _memory(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
     swapped = _figure(host, "swap_bytes")
+    others = _figure(host, "workers_rss_bytes")
     return [
         (f"RSS {size(_figure(host, 'rss_bytes'))}", "text"),
-        (f"workers {size(_figure(host, 'workers_rss_bytes'))}", "text"),
+        *([(f"{plural(_children(snapshot))} {size(others)}", "text")] if others != 0 else []),
         (f"{size(_figure(host, 'memory_available_bytes'))} available", "text"),
         *([(f"{size(swapped)} in swap", "warn")] if swapped else []),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ndd_console.words.figures import small
 from ndd_console.words.run import LOST
-from ndd_console.words.step import PAUSED, items_rate, micro_steps, rates, work_short, work_texts
+from ndd_console.words.step import PAUSED, is_script, items_rate, micro_steps, rates, work_short, work_texts
 from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
 from ndd_engine.text import MISSING, counted, duration, foreign, number
 
@@ -14,6 +14,7 @@ from .style import STATUS, Row
 
 _MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recompile": "warn"}
 _GAP = 3
+_MESSAGE = 3  # rows of what is said to the user
 _LABEL = 9
 
 
@@ -104,8 +105,9 @@ def mark_row(timed: TimedMark, width: int, digits: int = 0) -> Row:
 
 def newest_rows(snapshot: Snapshot, message: str | None, width: int, count: int) -> list[Row]:
     """The newest events, oldest first, then the message for the user if there is one."""
+    said = message_rows(message, width)[:count]
     rows: list[Row] = []
-    room = count - (1 if message else 0)
+    room = count - len(said)
     if room > 0 and snapshot.marks:
         shown = snapshot.marks[-room:]
         digits = max(len(f"{timed.mark.step:,}") for timed in shown)
@@ -115,13 +117,16 @@ def newest_rows(snapshot: Snapshot, message: str | None, width: int, count: int)
         if width >= 60 and shown[-1].mark.kind != "warning":
             newest = mark_row(shown[-1], width - len(note) - 2, digits)
             rows[-1] = ends(newest, ((note, "warn"),), width)
-    if message:
-        rows.append(((shorten(foreign(message), width), "warn"),))
-    return rows
+    return [*rows, *said]
+
+
+def message_rows(message: str | None, width: int) -> list[Row]:
+    """What is said to the user, on up to _MESSAGE rows."""
+    return paragraph(message or "", width, "warn", _MESSAGE)
 
 
 def end_rows(snapshot: Snapshot, name: str, width: int, count: int) -> list[Row]:
-    """How the run ended: reason, final loss and checkpoint."""
+    """How the run ended: reason, final loss, and the checkpoint from which an own run resumes."""
     style = STATUS.get(snapshot.status, ("", "text"))[1]
     title = f"{snapshot.status} at step {snapshot.step:,}"
     if snapshot.elapsed_s:
@@ -129,15 +134,16 @@ def end_rows(snapshot: Snapshot, name: str, width: int, count: int) -> list[Row]
     tail: list[Row] = []
     if snapshot.loss is not None and not snapshot.evaluations:
         tail.append((("final      ", "dim"), (loss_text(snapshot), "text")))
-    saved = snapshot.end.checkpoint if snapshot.end else None
-    if saved is None and snapshot.checkpoint is not None:
-        saved = snapshot.checkpoint.mark.data.get("file")
-    tail.append((("checkpoint ", "dim"), (foreign(saved) if saved else MISSING, "text")))
-    reason = snapshot.reason
-    resume = f"resume with: ndd-console train --resume {foreign(name)}"
+    reason, resume = snapshot.reason, ""
+    if not is_script(snapshot.run):
+        saved = snapshot.end.checkpoint if snapshot.end else None
+        if saved is None and snapshot.checkpoint is not None:
+            saved = snapshot.checkpoint.mark.data.get("file")
+        tail.append((("checkpoint ", "dim"), (foreign(saved) if saved else MISSING, "text")))
+        resume = f"resume with: ndd-console train --resume {foreign(name)}"
     if snapshot.status == "lost":
-        reason = f"{LOST}; {resume}"
-    elif snapshot.status not in ("done", "failed"):
+        reason = "; ".join(filter(None, (LOST, resume)))
+    elif resume and snapshot.status not in ("done", "failed"):
         tail.append(((resume, "dim"),))
     room = max(count - 1 - len(tail), 1)
     return [rule(title, width, style), *paragraph(reason, width, limit=room), *tail][: max(count, 0)]

@@ -18,6 +18,7 @@ from .learning import (
     end_rows,
     evaluation_row,
     figures_row,
+    message_rows,
     newest_rows,
     throughput_rows,
     trend_graphs,
@@ -87,7 +88,8 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
         return rows
     ended, phases, tall = snapshot.final, snapshot.phases, height >= 28
     side = width >= _THREE_COLUMNS and bool(phases)  # the machine is next to the step block
-    notes = room.take(min(1, room.left // 3)) if not ended or state.message else 0
+    wanted = max(len(message_rows(state.message, width)), not ended)
+    notes = room.take(min(wanted, room.left // 3))
     end = end_rows(snapshot, state.name, width, min(7, max(room.left * 2 // 3, 1))) if ended else []
     room.take(len(end))
     main = room.take(_MAIN if phases else 2)
@@ -160,7 +162,7 @@ def _right_width(width: int) -> int:
 
 def _wanted(snapshot: Snapshot, width: int) -> int:
     """Rows that the step block fills if there is room."""
-    phases = sum(1 for phase in snapshot.phases if phase.host_ns > 0 or phase.name == "other")
+    phases = len(StepTable(snapshot, width).phases)
     if snapshot.ranks is not None:
         return 1 + max(phases, min(snapshot.ranks.newest.world, _MAIN) + 7)
     right = len(snapshot.idle.causes) + 1 + len(memory_rows(snapshot, _right_width(width), 9)) + 1

@@ -221,6 +221,15 @@ def paragraph(text: str, width: int, style: str = "text", limit: int | None = No
     return [((line, style),) for line in lines]
 
 
+def as_it_is(line: str, width: int) -> list[str]:
+    """An untrusted line with its blanks, in pieces of at most `width` cells."""
+    rest, pieces = printable(line), list[str]()
+    while cells(rest) > width and (first := take(rest, width)):
+        pieces.append(first)
+        rest = rest[len(first) :]
+    return [*pieces, rest]
+
+
 def labelled(
     label: str, text: str, width: int, indent: int, style: str = "text", label_style: str = "accent"
 ) -> list[Row]:

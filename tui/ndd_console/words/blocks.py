@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from ndd_engine.text import foreign
+from ndd_engine.text import counted, foreign
 
 from .figures import Kind, formatter
 
@@ -38,6 +38,20 @@ class Text(NamedTuple):
 
     text: str
     tone: Tone = ""
+
+
+class Diff(NamedTuple):
+    """The lines of a unified diff, without those of its end that are `more`."""
+
+    lines: tuple[str, ...]
+    more: int = 0
+
+    @property
+    def toned(self) -> list[tuple[str, Tone]]:
+        """(line, tone) of each line, and how many are left out."""
+        tones: dict[str, Tone] = {"+": "good", "-": "bad", "@": "note"}
+        shown: list[tuple[str, Tone]] = [(line, tones.get(line[:1], "")) for line in self.lines]
+        return [*shown, (f"… {counted(self.more, 'more line')}", "note")] if self.more else shown
 
 
 class Facts(NamedTuple):
@@ -239,7 +253,7 @@ class Intervals(NamedTuple):
     note: str = ""
 
 
-Block = Text | Facts | Table | Verdict | Bars | Lines | Stack | Spans | Intervals
+Block = Text | Diff | Facts | Table | Verdict | Bars | Lines | Stack | Spans | Intervals
 
 
 class Section(NamedTuple):

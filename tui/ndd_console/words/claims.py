@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ndd_engine.text import duration
+from ndd_engine.text import counted, duration
 
 from .blocks import Block, Facts, Text
 
@@ -45,7 +45,7 @@ def duration_text(wanted: Sequence[Claim], place: Place, budget_s: float) -> str
     from ndd_engine.trial.claims import measurements
 
     count = sum(measurements(claim, place) for claim in wanted)
-    return f"{count} measurements of up to {duration(budget_s)} each: {duration(count * budget_s)} at most"
+    return f"{counted(count, 'measurement')} of up to {duration(budget_s)} each: {duration(count * budget_s)} at most"
 
 
 def claims_measured(results: Sequence[ClaimResult]) -> Iterator[Block]:

@@ -6,9 +6,9 @@ import string
 from collections.abc import Callable, Iterator
 
 from ndd_engine.text import MISSING, number, plural, rate, size
-from ndd_engine.trial.compare import Comparison, Recorded, SeveralCompared, phase_names
+from ndd_engine.trial.compare import NOT_SET, Comparison, Difference, Recorded, SeveralCompared, phase_names
 
-from .blocks import Block, Facts, Table, clip
+from .blocks import Block, Diff, Facts, Table, clip
 from .figures import ns
 
 # The runs, in their order.
@@ -21,12 +21,16 @@ _SHORT = {"faster": "faster", "slower": "slower", "same": "no difference", "not 
 _TIMES = "Times are per optimizer step, by the host clock; those of phases are means."
 _BLOCK = 5  # runs in one table of phases
 _LABEL = 40
+_ONLY = 2  # settings of one run alone that are named
+_DIFF = 100  # lines of a diff that are shown
 
 
 def two_compared(comparison: Comparison) -> Iterator[Block]:
     """Run B compared with run A."""
     sides = ("A", _identity(comparison.a)), ("B", _identity(comparison.b))
     yield Facts((*sides, *_differences(comparison), *_speed(comparison)))
+    if comparison.diff:
+        yield Diff(comparison.diff[:_DIFF], len(comparison.diff[_DIFF:]))
     yield Table("", ("", "A", "B", "B / A"), tuple(_figures(comparison)), frozenset({1, 2, 3}), _TIMES)
 
 
@@ -34,17 +38,33 @@ def _identity(side: Recorded) -> str:
     run = side.run
     return (
         f"{side.name}: {run.workload}, {number(run.parameters or None)} parameters, {side.snapshot.status} at step "
-        f"{number(side.snapshot.step)}, on {run.device_name}, {run.precision}"
+        f"{number(side.snapshot.step)}, on {', '.join(filter(None, (run.device_name, run.precision)))}"
     )
 
 
 def _differences(comparison: Comparison, label: str = "changed") -> Iterator[tuple[str, str]]:
-    if not comparison.differences:
-        yield label, "nothing: configuration, versions, machine and data are the same"
-    for index, difference in enumerate(comparison.differences):
-        key, kind = difference.key, difference.kind
-        key = key if kind in ("config", key) else f"{kind} {key}"
-        yield "" if index else label, f"{key}: {difference.a} -> {difference.b}"
+    """What differs, one line each; what only one run sets is one line for each run."""
+    found = comparison.differences
+    lines = [f"{_key(one)}: {one.a} -> {one.b}" for one in found if NOT_SET not in (one.a, one.b)]
+    for side, only in (
+        (comparison.a, [(one, one.a) for one in found if one.b == NOT_SET]),
+        (comparison.b, [(one, one.b) for one in found if one.a == NOT_SET]),
+    ):
+        if only:
+            more = f" and {len(only) - _ONLY} more" if len(only) > _ONLY else ""
+            settings = ", ".join(f"{_key(one)} {value}" for one, value in only[:_ONLY])
+            lines.append(f"only {side.name} sets {settings}{more}")
+    if not found and not comparison.diff:
+        lines = ["nothing: configuration, versions, machine and data are the same"]
+    elif not found:
+        lines = ["the source of the script"]
+    for index, line in enumerate(lines):
+        yield "" if index else label, line
+
+
+def _key(difference: Difference) -> str:
+    key, kind = difference.key, difference.kind
+    return key if kind in ("config", key) else f"{kind} {key}"
 
 
 def _speed(comparison: Comparison) -> Iterator[tuple[str, str]]:

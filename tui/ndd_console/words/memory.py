@@ -99,7 +99,10 @@ def _releases(device: DeviceMemory) -> Iterator[tuple[str, str]]:
     other = [release for release in device.releases if release.kind != "retry"]
     if other:
         released = sum(release.released_bytes for release in other)
-        yield "released otherwise", f"{len(other)} times, {size(released)}, as by torch.cuda.empty_cache()"
+        yield (
+            "released otherwise",
+            f"{counted(len(other), 'time')}, {size(released)}, as by torch.cuda.empty_cache()",
+        )
 
 
 def _what_ifs(device: DeviceMemory) -> Iterator[Block]:

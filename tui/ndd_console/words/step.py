@@ -21,6 +21,11 @@ def on_gpu(run: RunEvent | None) -> bool:
     return run is not None and run.device.startswith("cuda")
 
 
+def is_script(run: RunEvent | None) -> bool:
+    """Whether the run is that of an observed script."""
+    return run is not None and "script" in run.config
+
+
 def setting(run: RunEvent | None, section: str, key: str) -> Any:
     """A value of the resolved configuration; None if it is missing."""
     table = run.config.get(section) if run is not None and isinstance(run.config, dict) else None
@@ -70,7 +75,7 @@ def rates(snapshot: Snapshot) -> list[str]:
 def epoch_of(snapshot: Snapshot) -> str:
     """ "epoch 3/25"; without the total if it is unknown, "" for what has no epochs."""
     run = snapshot.run
-    if run is None or "script" in run.config:
+    if run is None or is_script(run):
         return ""
     if not run.epochs:
         return "" if run.steps_per_epoch else f"epoch {snapshot.epoch + 1}"
