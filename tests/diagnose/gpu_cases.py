@@ -15,13 +15,14 @@ OLD_GPU = {
 }
 TF32_WORK = work(flops_per_step=600 * 10**9, peak_tflops=66.9, peak_kind="fp32", accumulation=1)
 CONVOLUTION_NS = 60_000_000
+UNPINNED = ("precision.amp=bf16", "loader.pin_memory=false")
 TIMED = ("precision.amp=bf16", "speed.cudnn_benchmark=true")
 
 GPU = [
     Pair(
         "transfer",
-        gpu(device={**GPU_STEP, "to_device": 4.0}, sets=("precision.amp=bf16", "loader.pin_memory=false")),
-        gpu(sets=("precision.amp=bf16", "loader.pin_memory=false")),
+        gpu(device={**GPU_STEP, "to_device": 4.0}, sets=UNPINNED),
+        gpu(sets=UNPINNED),
         ("loader.pin_memory=true",),
     ),
     Pair(
@@ -44,6 +45,38 @@ GPU = [
         gpu(kernels=capture("kernels", synchronising=1), sets=("precision.amp=bf16", "log.every_steps=1")),
         ("log.every_steps=10",),
         "capture",
+    ),
+    Pair(
+        "queue-gaps",
+        gpu(kernels=replace(
+            capture("kernels", between_queued_kernels=30),
+            queued=[("another stream", 25_000_000, 40), ("short", 5_000_000, 900)],
+        )),
+        gpu(kernels=capture("kernels", between_queued_kernels=3)),
+    ),
+    Pair("gpu-idle", gpu(kernels=capture("kernels", other=20)), gpu(kernels=capture("kernels", other=2)), (), "host"),
+    Pair(
+        "gpu-idle",
+        gpu(kernels=capture("kernels", launch_gaps=8, other=7)), gpu(kernels=capture("kernels", launch_gaps=4)), (),
+        "mixed",
+    ),
+    # Copies that the GPU waits for, by a capture: from the host clock alone nothing of them is seen.
+    Pair(
+        "transfer",
+        gpu(kernels=replace(capture("kernels", copying=20), exposed_copy_ns=16_000_000), sets=UNPINNED),
+        gpu(kernels=replace(capture("kernels", copying=1), exposed_copy_ns=1_000_000), sets=UNPINNED),
+        ("loader.pin_memory=true",), "capture",
+    ),
+    # A synchronisation empties the queue: what the host needs to fill it again belongs to it.
+    Pair(
+        "sync",
+        gpu(
+            kernels=replace(capture("kernels", synchronising=2, launch_gaps=20), after_waits_ns=18_000_000),
+            sets=("precision.amp=bf16", "log.every_steps=1"),
+        ),
+        gpu(kernels=capture("kernels", synchronising=2), sets=("precision.amp=bf16", "log.every_steps=1")),
+        ("log.every_steps=10",),
+        "after",
     ),
     Pair(
         "collectives",

@@ -65,7 +65,7 @@ def test_without_a_signal_nothing_breaks_and_nothing_new_is_said(pair: Pair) -> 
             (asked,) = [item for item in found if item.cause == "launch-bound"]
             assert asked.confidence == "possible" and asked.ceiling is None
             extra.remove("launch-bound")
-        assert extra <= {"healthy", "too-short", "data-wait", *SECOND.get(pair.cause, ())}, part
+        assert extra <= {"healthy", "gpu-idle", "too-short", "data-wait", *SECOND.get(pair.cause, ())}, part
 
 
 # Without the signal that distinguishes two explanations of a symptom, the other one is reported.

@@ -12,7 +12,7 @@ from ndd_engine.diagnose import CAUSES
 # Findings about settings and about the run as a whole; they have tests of their own.
 # Of scripts: see test_script.py; of several ranks: see test_rank_findings.py.
 ELSEWHERE = {
-    "too-short", "healthy", "no-effect", "slow-function", "anomaly", "straggler", "exchange", "skew",
+    "too-short", "healthy", "no-effect", "slow-function", "anomaly", "gpu-unseen", "straggler", "exchange", "skew",
 }  # fmt: skip
 
 

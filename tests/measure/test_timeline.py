@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.measure.timeline import CaptureTimeline, TraceEvent, timeline
+from ndd_engine.measure.gpu_work import TraceEvent
+from ndd_engine.measure.timeline import CaptureTimeline, timeline
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.figures import LAUNCH_GAPS, QUEUED, SYNCHRONISING, WAITING_FOR_DATA
 
@@ -115,7 +116,9 @@ def test_named_ranges_on_the_gpu_compute_nothing() -> None:
 def test_every_way_of_waiting_is_synchronising(names: tuple[str, ...]) -> None:
     waits = [host(40 + place, 60 - place, name) for place, name in enumerate(names)]
     found = of_gpu(kernel(0, 50), *waits, kernel(80, 100), marks=[(0, "other")])
-    assert found.idle_ns == {SYNCHRONISING: 30}
+    inside = 9 if names[0] in ("aten::is_nonzero", "aten::_to_copy") else 10  # the other name is the wait
+    assert found.idle_ns == {SYNCHRONISING: inside, "other": 30 - inside}
+    assert sum(int(wait[1]) for wait in found.waits) == inside
     found = of_gpu(kernel(0, 50), host(40, 60, "aten::add"), kernel(80, 100), marks=[(0, "other")])
     assert found.idle_ns == {"other": 30}
 
@@ -177,20 +180,20 @@ def launched(begin: int, end: int, correlation: int, name: str = "gemm", device:
 @pytest.mark.parametrize(
     ("seen", "marks", "idle"),
     [
-        # The queue is empty because of the wait from 50 on; from 70 on the host was only slow.
+        # The host waits until 52; then it is slow.
         (
             [
                 kernel(0, 50), host(45, 52, "aten::item"), host(46, 51, "cudaStreamSynchronize"), kernel(65, 70),
                 kernel(75, 100),
             ],
             [(0, "forward"), (60, "backward")],
-            {LAUNCH_GAPS: 5, SYNCHRONISING: 15},
+            {LAUNCH_GAPS: 18, SYNCHRONISING: 2},
         ),
         # Waiting for data stays that even after a synchronisation.
         (
             [kernel(0, 50), host(40, 51, "cudaDeviceSynchronize"), kernel(90, 100)],
             [(0, "log"), (55, "data_wait"), (85, "forward")],
-            {WAITING_FOR_DATA: 30, SYNCHRONISING: 10},
+            {WAITING_FOR_DATA: 30, SYNCHRONISING: 1, LAUNCH_GAPS: 5, "other": 4},
         ),
         # The second kernel was launched before the gap at 40 began, the third within the gap at 80.
         (
@@ -215,9 +218,11 @@ def launched(begin: int, end: int, correlation: int, name: str = "gemm", device:
                     launched(55, 60, 2, f"Memcpy DtoH (Device -> {kind})"), launched(80, 100, 3),
                 ],
                 [(0, "forward")],
-                {cause: 55},
+                causes,
             )
-            for kind, cause in (("Pageable", SYNCHRONISING), ("Pinned", LAUNCH_GAPS))
+            for kind, causes in (
+                ("Pageable", {SYNCHRONISING: 35, LAUNCH_GAPS: 20}), ("Pinned", {LAUNCH_GAPS: 55})
+            )
         ],
     ],
 )  # fmt: skip
@@ -251,18 +256,124 @@ def test_collectives_are_split_into_exposed_and_hidden() -> None:
     assert (found.collective_ns, found.exposed_ns, found.busy_ns) == (40, 30, 80)
 
 
+def test_a_wait_costs_at_most_the_launch_gap_after_it_that_is_as_long() -> None:
+    # Without the wait of 20, the host would have launched 20 earlier.
+    seen = [kernel(0, 50), host(32, 52, "aten::item"), kernel(90, 100)]
+    assert of_gpu(*seen, marks=[(0, "forward")]).after_waits_ns == 20
+    # A short wait explains little of a long gap, and nothing of one outside of the model.
+    seen = [kernel(0, 50), host(49, 52, "aten::item"), kernel(90, 100)]
+    assert of_gpu(*seen, marks=[(0, "forward")]).after_waits_ns == 3
+    assert of_gpu(*seen, marks=[(0, "other")]).after_waits_ns == 0
+
+
+# The same work as both vendors name it: copies to the GPU, to the host and within, a fill, calls that wait.
+CUDA = {
+    "up": "Memcpy HtoD (Pageable -> Device)", "down": "Memcpy DtoH (Device -> Pageable)",
+    "within": "Memcpy DtoD (Device -> Device)", "fill": "Memset (Device)", "copies": "cudaMemcpyAsync",
+    "launches": "cudaLaunchKernel", "waits": "cudaDeviceSynchronize", "frees": "cudaFree",
+    "replays": "cudaGraphLaunch",
+}  # fmt: skip
+ROCM = {
+    "up": "CopyHostToDevice", "down": "CopyDeviceToHost", "within": "CopyDeviceToDevice", "fill": "FillBuffer",
+    "copies": "hipMemcpyWithStream", "launches": "hipLaunchKernel", "waits": "hipDeviceSynchronize", "frees": "hipFree",
+    "replays": "hipGraphLaunch",
+}  # fmt: skip
+NEW_ROCM = ROCM | {
+    "up": "Memcpy HtoD (Host -> Device)", "down": "Memcpy DtoH (Device -> Host)",
+    "within": "Memcpy DtoD (Device -> Device)", "fill": "Memset (Device)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("vendor", [CUDA, ROCM, NEW_ROCM], ids=["CUDA", "ROCm", "ROCm 6"])
+def test_the_same_work_has_the_same_causes_on_cuda_and_rocm(vendor: dict[str, str]) -> None:
+    found = of_gpu(
+        call(0, 1, vendor["launches"], 1), launched(2, 20, 1),
+        # An upload from pageable memory blocks until it is done; then the host is slow.
+        call(18, 34, vendor["copies"], 2), launched(30, 33, 2, vendor["up"]),
+        launched(36, 40, 3, vendor["within"]), launched(40, 42, 4, vendor["fill"]),
+        host(41, 50, vendor["waits"]), host(50, 52, vendor["frees"]), launched(60, 61, 5),
+        call(55, 70, vendor["copies"], 6), launched(61, 70, 6, vendor["down"]),
+        call(70, 71, vendor["replays"], 7), launched(74, 80, 7), launched(92, 100, 7),
+        marks=[(0, "forward"), (18, "to_device"), (35, "forward")],
+    )  # fmt: skip
+    assert (found.copy_ns, found.exposed_copy_ns, found.launches) == (3 + 9, 3 + 9, 4)
+    assert found.idle_ns == {
+        "copying": 1, LAUNCH_GAPS: 2 + 1 + 3 + 4, QUEUED: 12, SYNCHRONISING: 10 + 1 + 8 + 2 + 5
+    }  # fmt: skip
+    assert found.queued == [("short", 12, 1)]
+
+
 @pytest.mark.parametrize(
-    ("name", "convolves"),
+    ("second", "kind"),
     [
-        ("void cudnn::detail::dgrad_engine<float, 512, 6>", True),
-        ("sm80_xmma_fprop_implicit_gemm_bf16bf16", True),
-        ("void implicit_convolve_sgemm<float>", True),
-        ("winograd_forward_main_kernel", True),
-        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", False),
-        ("cutlass_80_tensorop_s1688gemm_128x128", False),
-        ("void cudnn::ops::nchwToNhwcKernel", False),
-        ("convertTensor_kernel", False),
+        (launched(60_000, 80_000, 2), "one stream"),
+        (launched(25_000, 80_000, 2), "short"),
+        (TraceEvent("gemm", 60_000, 80_000, 9, True, False, 0, 2), "another stream"),
+        (launched(60_000, 80_000, 3), "before a CUDA graph"),
+        (launched(60_000, 80_000, 1), "CUDA graph"),
+    ],
+    ids=["one stream", "short", "another stream", "before", "inside"],
+)
+def test_what_is_between_kernels_that_were_launched_in_time(second: TraceEvent, kind: str) -> None:
+    calls = [
+        call(0, 2, "cudaGraphLaunch" if kind == "CUDA graph" else "cudaLaunchKernel", 1),
+        call(2, 4, "cudaLaunchKernel", 2),
+        call(4, 6, "hipGraphLaunch", 3),
+    ]
+    found = timeline([*calls, launched(10, 20_000, 1), second], [(0, "forward")], 10, 80_000, True)
+    assert found.queued == [(kind, second.begin - 20_000, 1)]
+    assert found.idle_ns == {QUEUED: second.begin - 20_000}
+
+
+@pytest.mark.parametrize(
+    ("name", "exchanges"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("void rcclGenericKernel<1, false>(ncclDevKernelArgs)", True),
+        ("oneccl_allreduce_pcie", True),
+        ("void (anonymous namespace)::one_shot_all_reduce_kernel<float, 16, 8>", True),
+        ("void (anonymous namespace)::multimem_all_gather_kernel<16>", True),
+        ("void vllm::cross_device_reduce_2stage<half, 8>(vllm::RankData*)", True),
+        ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<4>", True),
+        ("nvshmemi_alltoall_kernel", True),
+        ("void deep_ep::intranode::dispatch<8>(int*)", True),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", False),
+        ("void cunn_SoftMaxForward<4, float, AllReduce>", False),
+        ("void BlockAllReduceNorm<float>(float*)", False),
+        ("void at::native::index_kernel_gather<int>", False),
+        ("triton_red_fused__softmax_0d1d", False),
     ],
 )
-def test_convolutions_are_told_by_the_name_of_the_kernel(name: str, convolves: bool) -> None:
-    assert (of_gpu(kernel(0, 10, name), marks=[(0, "forward")]).convolution_ns == 10) is convolves
+def test_collectives_of_all_libraries_are_told_from_reductions(name: str, exchanges: bool) -> None:
+    assert (of_gpu(kernel(0, 10, name), marks=[(0, "backward")]).collective_ns == 10) is exchanges
+
+
+@pytest.mark.parametrize(
+    ("operators", "name", "convolves"),
+    [
+        (["aten::conv2d", "aten::cudnn_convolution"], "cutlass_80_tensorop_s1688gemm_128x128", True),
+        (["aten::convolution_backward"], "void cudnn::ops::nchwToNhwcKernel", True),
+        (["CudnnConvolutionBackward0"], "volta_sgemm_64x64_nt", True),
+        (["aten::miopen_convolution"], "Cijk_Ailk_Bljk_SB", True),
+        # Its bias is added by another operator.
+        (["aten::conv2d", "aten::add_"], "vectorized_elementwise_kernel", False),
+        (["aten::mm"], "void implicit_convolve_sgemm<float>", False),
+        (["aten::_convert_indices_from_coo_to_csr"], "convert_kernel", False),
+        # Without an operator, as in a CUDA graph, the name of the kernel tells.
+        ([], "void cudnn::detail::dgrad_engine<float, 512, 6>", True),
+        ([], "winograd_forward_main_kernel", True),
+        ([], "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", False),
+        ([], "convertTensor_kernel", False),
+    ],
+)
+def test_convolutions_are_told_by_the_operator_that_launches_them(
+    operators: list[str], name: str, convolves: bool
+) -> None:
+    around = [host(10 + place, 40 - place, operator) for place, operator in enumerate(operators)]
+    seen = [
+        host(2, 5, "aten::conv1d"),
+        *around,
+        call(20, 22, "cudaLaunchKernel", 7),
+        launched(50, 60, 7, name),
+    ]
+    assert (of_gpu(*seen, marks=[(0, "forward")]).convolution_ns == 10) is convolves

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ndd_engine.text import percent, span, times
+from ndd_engine.text import counted, percent, span, times
 
 from .data_facts import data_bytes
 from .finding import Change, Finding
@@ -22,28 +22,49 @@ LAUNCHING = 0.9
 BUSY_UTIL = 90
 BUSY_POWER = 0.7
 LAUNCH_GAPS = 0.1
+# Smaller parts of a capture are not named.
+LEAST = 0.005
+PINNED = "copy from pinned memory with non_blocking=True: other copies return when they are done"
 # Clocks below this part of their maximum count as lowered.
 LOWERED = 0.85
+# How a capture marks the calls that copy.
+UPLOAD, COPY = "(upload)", "(copy)"
 WORDS = ("power cap", "hw slowdown", "thermal", "hw thermal", "power brake")
 # Those that are not usual: heat, and a brake of the hardware.
 FORCED = ("hw slowdown", "thermal", "hw thermal", "power brake")
 
 
 def transfer(view: View) -> Finding | None:
-    """Host-to-device copies that the GPU waits for."""
-    cost = view.device_cost("to_device")
-    if not cost.clear or view.get("loader.placement") == "device":
+    """Copies between host and GPU that the GPU waits for."""
+    cost, capture = view.device_cost("to_device"), view.kernels
+    if view.get("loader.placement") == "device":
         return None
-    draft = Draft("transfer", f"host-to-device copies take {percent(cost.share)} of each step", cost)
-    draft.add(taken(cost, "copies take"))
+    if cost.clear:
+        draft = Draft("transfer", f"host-to-device copies take {percent(cost.share)} of each step", cost)
+        draft.add(taken(cost, "copies take"))
+    elif capture is not None:
+        prepared, alone = _capture(view, "copying") or 0.0, capture.exposed_copy_ns / capture.wall_ns
+        if prepared + alone < FLOOR:
+            return None
+        title = f"copies between host and GPU take {percent(prepared + alone)} of the time"
+        draft = Draft("transfer", title, view.part(prepared + alone))
+        draft.saw(
+            f"copies run without a kernel beside them for {percent(alone)} of a profiler capture", CAPTURE
+        )
+        draft.saw(f"the GPU is idle while the host prepares copies for another {percent(prepared)}", CAPTURE)
+    else:
+        return None
     loader, free = view.snapshot.loader, view.snapshot.headroom.free_bytes
     if loader is not None and loader.batch_bytes:
         draft.saw(f"a micro-batch is {loader.batch_bytes / 1e6:.1f} MB", "record")
     pinned, deferred = view.get("loader.pin_memory"), view.get("loader.non_blocking")
-    draft.saw(
-        f"loader.pin_memory is {str(pinned).lower()}, loader.non_blocking {str(deferred).lower()}", CONFIG
-    )
-    if sets := [
+    if pinned is not None or deferred is not None:
+        draft.saw(
+            f"loader.pin_memory is {str(pinned).lower()}, loader.non_blocking {str(deferred).lower()}", CONFIG
+        )
+    if view.trace is not None:
+        draft.change(PINNED)
+    elif sets := [
         f"{key}=true" for key in ("loader.pin_memory", "loader.non_blocking") if view.get(key) is False
     ]:
         draft.change("use pinned memory and non-blocking copies", *sets)
@@ -60,29 +81,35 @@ def launch_bound(view: View) -> Finding | None:
     compiled = view.get("speed.compile")
     if _replays(view):
         return None
-    gaps = _capture(view, "launch gaps")
+    gaps, capture = _capture(view, "launch gaps"), view.kernels
+    if gaps is not None and capture is not None:
+        gaps -= capture.after_waits_ns / capture.wall_ns  # the cost of a synchronisation
     share = gaps if gaps is not None else _idle_in_model(view)
     if share is None or share < LAUNCH_GAPS:
         return None
     title = f"launch-bound: the GPU waits for kernel launches {percent(share)} of the time"
     draft = Draft("launch-bound", title, view.part(share), "certain" if gaps is not None else "possible")
     if gaps is not None:
-        draft.saw(f"launch gaps take {percent(gaps)} of a profiler capture", CAPTURE)
+        text = f"launch gaps take {percent(gaps)} of a profiler capture"
+        draft.saw(
+            text + (", beside those after waits for the GPU" if _after_waits(view) >= LEAST else ""), CAPTURE
+        )
     else:
         busy = percent(1 - share)
         draft.saw(f"the host takes as long for the model as the GPU, and the GPU is only {busy} busy", NVML)
-    draft.saw(f"forward and backward take {span(view.model.ns)} per step on the host", CLOCK)
+    if view.model.ns:
+        draft.saw(f"on the host, {view.model_takes} {span(view.model.ns)} per step", CLOCK)
     # max-autotune has CUDA graphs of its own.
     needs = ("speed.compile=default",) if compiled == "max-autotune" else ()
     text = "capture the step in a CUDA graph and replay it" + (", with compile mode default" if needs else "")
     refused = [item.verified for item in view.snapshot.settings if item.name == "speed.cuda_graph"]
-    if view.is_script:
+    if view.is_script or view.trace is not None:
         draft.change("capture the model in a CUDA graph: torch.cuda.make_graphed_callables")
     elif refused:  # the run has asked what decides that, with the parts that a factory replaces
         draft.saw(f"the step cannot be captured in a CUDA graph: {refused[-1]}", "settings")
     else:
         draft.change(text, "speed.cuda_graph=true", *needs)
-    if compiled == "off" or view.is_script:
+    if compiled == "off" or view.is_script or view.trace is not None:
         draft.change("fuse small kernels with torch.compile", "speed.compile=default")
     accumulation, micro = view.whole("batch.accumulation") or 1, view.whole("batch.micro")
     if accumulation > 1 and micro:
@@ -122,20 +149,28 @@ def sync(view: View) -> Finding | None:
     cost, captured = view.device_cost("log"), _capture(view, "synchronising")
     if captured is None and not cost.clear:
         return None
-    share = cost.share if captured is None else captured
+    share = cost.share if captured is None else captured + _after_waits(view)
     if share < FLOOR:
         return None
     title = f"host-device synchronisation leaves the GPU idle {percent(share)} of the time"
     draft = Draft("sync", title, view.part(share))
     if captured is not None:
-        draft.saw(
-            f"the GPU is idle after host synchronisation for {percent(share)} of a profiler capture", CAPTURE
-        )
+        text = f"the GPU is idle in synchronising calls for {percent(captured)} of a profiler capture"
+        if (after := _after_waits(view)) >= LEAST:
+            text += f", and for {percent(after)} in launch gaps right after them"
+        draft.saw(text, CAPTURE)
+        waits = _waits(view)
+        for name, part, calls in waits[:3]:
+            draft.saw(f"{_call_text(name)}: {percent(part)}, {counted(calls, 'call')}", CAPTURE)
+        if waits and _copies(waits[0][0]):
+            draft.change(PINNED)
     else:
         draft.saw(f"the GPU is idle for {span(cost.ns)} of each step while losses are read", DEVICE)
     every = view.whole("log.every_steps")
     if every is not None and every < 5:
         draft.change("read losses less often", "log.every_steps=10")
+    if captured is not None and (waits := _waits(view)) and all(_copies(name) for name, *_ in waits):
+        return draft.done()
     draft.change(
         "remove .item(), float(tensor), .cpu(), torch.cuda.synchronize() and torch.cuda.empty_cache() from the step",
         where=view.waiting_line or view.line("forward", "loss", "clip", "log"),
@@ -260,6 +295,33 @@ def _capture(view: View, cause: str) -> float | None:
     """Fraction of a profiler capture in which the GPU was idle for a cause; None without a capture."""
     capture = view.kernels
     return None if capture is None else capture.idle_ns.get(cause, 0) / capture.wall_ns
+
+
+def _after_waits(view: View) -> float:
+    """Fraction of a profiler capture in launch gaps that are there because the host has waited for the GPU."""
+    capture = view.kernels
+    return 0.0 if capture is None else capture.after_waits_ns / capture.wall_ns
+
+
+def _waits(view: View) -> list[tuple[str, float, int]]:
+    """(name, fraction of a profiler capture that the GPU is idle in them, number) of calls that wait for the GPU."""
+    capture = view.kernels
+    found = (
+        [] if capture is None else [(name, ns / capture.wall_ns, calls) for name, ns, calls in capture.waits]
+    )
+    return [wait for wait in found if wait[1] >= LEAST]
+
+
+def _copies(name: str) -> bool:
+    return name.endswith((UPLOAD, COPY))
+
+
+def _call_text(name: str) -> str:
+    """ "cudaMemcpyAsync, a copy to the GPU that returns when it is done"."""
+    call, _, _ = name.partition(" (")
+    if name.endswith(UPLOAD):
+        return f"{call}, a copy to the GPU that returns when it is done"
+    return f"{call}, a copy that returns when it is done" if name.endswith(COPY) else call
 
 
 def _idle_in_model(view: View) -> float | None:

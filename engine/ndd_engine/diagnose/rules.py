@@ -14,7 +14,16 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import duration, percent, times
 from ndd_watch.changes import TABLE
 
-from . import data_rules, gpu_rules, host_rules, model_rules, pass_rules, rank_rules, run_rules
+from . import (
+    capture_rules,
+    data_rules,
+    gpu_rules,
+    host_rules,
+    model_rules,
+    pass_rules,
+    rank_rules,
+    run_rules,
+)
 from .finding import Change, Evidence, Finding
 from .view import CLOCK, MODEL, Cost, View, ceiling, rounded_up, taken
 
@@ -42,6 +51,12 @@ def too_short(view: View) -> Finding | None:
 def healthy(view: View) -> Finding:
     """No bottleneck: the model takes the time. Proposes settings that may still speed it up."""
     model = on_device(view) or view.model
+    if view.trace is not None and (capture := view.snapshot.kernels) is not None:
+        what = "the GPU is busy" if capture.method == "kernels" else "the CPU computes"
+        text = f"{what} {percent(capture.busy_ns / capture.wall_ns)} of the time"
+        beside = "its kernels" if capture.method == "kernels" else "its operators"
+        seen = Evidence(f"little is to be gained outside of {beside}", capture_rules.TRACE)
+        return Finding("healthy", f"no bottleneck found: {text}", (seen,), "likely")
     title = f"no bottleneck found: {busy(view)}"
     ideas = tuple(
         Change(row.idea.text, (f"{key}={row.idea.value}",))
@@ -152,7 +167,8 @@ ALWAYS: tuple[Rule, ...] = (*run_rules.RULES, *pass_rules.RULES, model_rules.com
 RULES: tuple[Rule, ...] = (
     *data_rules.RULES,
     *host_rules.RULES,
-    *(GPU_RULES := (*gpu_rules.RULES, *gpu_rules.FORMAT_RULES)),
+    *(GPU_RULES := (*gpu_rules.RULES, *gpu_rules.FORMAT_RULES, capture_rules.queue_gaps)),
+    capture_rules.gpu_unseen,
     *rank_rules.RULES,
     *model_rules.RULES,
     *run_rules.SCRIPT_RULES,
@@ -177,6 +193,8 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
     else:
         asked = (rule(view) for rule in RULES if view.gpu or rule not in GPU_RULES)
         found += [item for item in asked if item is not None and (item.ceiling or LEAST) >= LEAST]
+    if view.trace is not None or not found:
+        found += [item for item in (capture_rules.gpu_idle(view, not found),) if item is not None]
     if not found:
         found.append(healthy(view))
     found.sort(key=lambda item: _rank(view, item))

@@ -261,6 +261,18 @@ class View:
         return found if isinstance(found, dict) else {}
 
     @property
+    def trace(self) -> dict[str, Any] | None:
+        """What is known of a trace that somebody recorded: see `recordings.traces`. None for a run."""
+        found = self.config.get("trace")
+        return found if isinstance(found, dict) else None
+
+    @property
+    def model_takes(self) -> str:
+        """The subject and the verb of a sentence about the model: "forward takes" for a trace of an inference."""
+        inference = self.trace is not None and not self.cost("backward").ns
+        return "forward takes" if inference else "forward and backward take"
+
+    @property
     def loader_place(self) -> str | None:
         """Where the script makes its loader: "train.py:41"; None if that is unknown."""
         return self.script_place("loader")

@@ -27,10 +27,10 @@ from ndd_watch.phases import ANCHOR
 
 from . import phase_clock as phase
 from .captured import Noted, captured
+from .gpu_work import TraceEvent
 from .module_times import ModuleWatch, runs_compiled
 from .phase_clock import PhaseClock
 from .reporting import Reporter
-from .timeline import TraceEvent
 
 NEVER = sys.maxsize
 # With a trace file and no period there is one capture, after this many steps or before the run ends.
@@ -172,8 +172,8 @@ class ProfilerCapture:
                 name=event.name(),
                 begin=event.start_ns(),
                 end=event.start_ns() + event.duration_ns(),
-                thread=event.start_thread_id(),
-                on_gpu=event.device_type() != torch.profiler.DeviceType.CPU,
+                thread=event.device_resource_id() if on_gpu else event.start_thread_id(),
+                on_gpu=on_gpu,
                 annotation=event.is_user_annotation(),
                 device=event.device_index(),
                 correlation=event.correlation_id(),
@@ -181,6 +181,7 @@ class ProfilerCapture:
                 forward_thread=event.fwd_thread_id(),
             )
             for event in results.events()
+            for on_gpu in (event.device_type() != torch.profiler.DeviceType.CPU,)
         ]
 
 

@@ -10,8 +10,9 @@ from ndd_engine.record.events import KernelsEvent
 from ndd_engine.text import printable
 from ndd_watch.phases import ANCHOR
 
+from .gpu_work import TraceEvent
 from .module_times import Call, Line, Mark, ModuleMarks, line_times, module_times
-from .timeline import TraceEvent, spans, timeline
+from .timeline import spans, timeline
 
 
 @dataclass(frozen=True)

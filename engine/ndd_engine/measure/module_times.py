@@ -19,7 +19,8 @@ from ndd_engine.record.event import LineTime, ModuleTime
 from ndd_engine.text import printable
 from ndd_watch.own import own_frame
 
-from .timeline import RUNTIME, Span, TraceEvent, is_transfer, on_gpu, operators
+from .gpu_work import TraceEvent, is_transfer, launches, on_gpu
+from .timeline import Span, operators
 
 if TYPE_CHECKING:
     from torch import nn
@@ -282,12 +283,8 @@ def _host_work(seen: Sequence[TraceEvent]) -> Iterable[tuple[int, int, int]]:
 
 def _gpu_work(seen: Sequence[TraceEvent], device: int | None) -> Iterable[tuple[int, int, int]]:
     """(nanoseconds, thread and time of the launch) of each kernel whose launch was recorded."""
-    launches = {
-        item.correlation: item
-        for item in seen
-        if not item.on_gpu and item.correlation and RUNTIME.match(item.name)
-    }
+    launched = launches(seen)
     for item in on_gpu(seen, device):
-        launch = launches.get(item.correlation)
+        launch = launched.get(item.correlation)
         if launch is not None and not is_transfer(item):
             yield item.end - item.begin, launch.thread, launch.begin

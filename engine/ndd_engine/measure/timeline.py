@@ -8,11 +8,10 @@ doing then.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
 from ndd_engine.record.event import Kernel
@@ -28,8 +27,20 @@ from ndd_engine.record.figures import (
 )
 from ndd_engine.text import printable
 
-# "Disjoint" intervals are sorted, non-empty and do not overlap.
-Interval = tuple[int, int]
+from .gpu_work import (
+    Interval,
+    TraceEvent,
+    blocks_the_host,
+    by_graph,
+    convolving,
+    is_collective,
+    is_copy,
+    is_transfer,
+    is_upload,
+    launches,
+    on_gpu,
+)
+
 # (begin, end, label)
 Span = tuple[int, int, str]
 
@@ -42,54 +53,22 @@ CAUSE_OF = {
     **dict.fromkeys(("log", "other"), OTHER_CAUSE),
 }
 # In these, a wait for the GPU is a cause of its own; the other causes already say what is waited for.
-_BLOCKED = frozenset({LAUNCH_GAPS, OTHER_CAUSE})
+_BLOCKED = frozenset({LAUNCH_GAPS, COPYING, OTHER_CAUSE})
 # Phases whose host operators do not belong to the model.
 _NOT_COMPUTING = frozenset({"data_wait", "to_device", "checkpoint"})
 # cudaFree waits until the GPU is idle: the cost of empty_cache().
-_WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "cudaFree")
+_WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "cudaFree", "hipFree")
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
-# Entries that newer profilers add to the GPU's line and that are not work.
-_NOT_WORK = frozenset({"Stream Sync", "Event Sync", "Context Sync", "Device Sync", "Stream Wait Event"})
-# Runtime calls, which share their correlation id with the kernel or copy that they launch.
-RUNTIME = re.compile(r"(cu|cuda|hip)[A-Z]")
-# Copies that never leave the GPU.
-_WITHIN = ("Memcpy DtoD", "CopyDeviceToDevice")
-_COPIES = ("Memcpy", "CopyDeviceTo", "CopyHostTo")
-_FILLS = ("Memset", "FillBuffer")
-# A copy from or to pageable memory returns when it is done. ROCm names both kinds of host memory "Host".
-_BLOCKING_MEMORY = ("Pageable", "Host")
-_COLLECTIVE = re.compile(r"(void )?(nccl|rccl|msccl)", re.IGNORECASE)
-# Kernels of convolutions, including those that are matrix products.
-_CONVOLUTION = re.compile(r"conv|wgrad|dgrad|fprop|winograd|im2col|col2im|implicit_gemm", re.IGNORECASE)
-_NO_CONVOLUTION = re.compile(r"bn_|batch_?norm|convert", re.IGNORECASE)
 # Namespaces of ranges that are not operators.
 _ENGINE = frozenset({"autograd", "torch", "profiler"})
 # Compiled code runs as one call without operators inside.
 _COMPILED = "## Call CompiledFxGraph"
 _TOP = 8
 _NAME = 160  # characters kept of a kernel's name: C++ templates make names kilobytes long
-
-
-@dataclass(frozen=True, slots=True)
-class TraceEvent:
-    """One event of the profiler, in nanoseconds.
-
-    on_gpu: it ran on the GPU with index `device`. annotation: a named range. correlation: id that a kernel or copy
-    shares with the runtime call that launched it, 0 if unknown. sequence: autograd's number, which an operator of
-    forward shares with its node of backward, else -1. forward_thread: of a node of backward, the thread of that
-    operator, else 0.
-    """
-
-    name: str
-    begin: int
-    end: int
-    thread: int
-    on_gpu: bool
-    annotation: bool
-    device: int = 0
-    correlation: int = 0
-    sequence: int = -1
-    forward_thread: int = 0
+# What is between kernels that were launched in time. A gap shorter than this is what starting a kernel takes.
+SHORT_NS = 10_000
+STREAM_WAITS, STREAM_GAPS, SHORT_GAPS = "another stream", "one stream", "short"
+IN_GRAPH, BEFORE_GRAPH = "CUDA graph", "before a CUDA graph"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +84,10 @@ class CaptureTimeline:
     collective_ns: int = 0
     exposed_ns: int = 0
     convolution_ns: int = 0
+    exposed_copy_ns: int = 0
+    queued: list[Kernel] = field(default_factory=list)
+    waits: list[Kernel] = field(default_factory=list)
+    after_waits_ns: int = 0
 
 
 def timeline(
@@ -129,59 +112,43 @@ def timeline(
     busy = common(union(((item.begin, item.end) for item in work), begin, end), computing)
     idle = gaps(busy, begin, end)
     if not gpu:
-        causes = _causes(idle, phases, [])
+        causes, *_ = _causes(idle, phases, [])
         return CaptureTimeline(end - begin, total(busy), 0, causes, len(work), _longest(work, begin, end))
-    copies = [item for item in work if item.name.startswith(_COPIES) and not item.name.startswith(_WITHIN)]
+    launched = launches(seen)
+    copying = _union_of((item for item in work if is_copy(item)), begin, end)
     kernels = [item for item in work if not is_transfer(item)]
-    collectives = [item for item in kernels if _COLLECTIVE.match(item.name)]
-    computed = [item for item in kernels if not _COLLECTIVE.match(item.name)]
-    exchanging = _union_of(collectives, begin, end)
-    queued = _queued(idle, work, seen)
-    found = _causes([gap for gap in idle if gap not in queued], phases, _waits(seen, begin, end))
+    computed = [item for item in kernels if not is_collective(item.name)]
+    exchanging = _union_of((item for item in kernels if is_collective(item.name)), begin, end)
+    convolution = convolving(seen, launched)
+    queued = _queued(idle, work, launched)
+    waits = _waits(seen)
+    found, waited, after = _causes(
+        [gap for gap in idle if gap not in queued], phases, [wait[:2] for wait in waits]
+    )
     if queued:
-        found[QUEUED] = total(queued)
+        found[QUEUED] = total(list(queued))
     return CaptureTimeline(
         wall_ns=end - begin,
         busy_ns=total(busy),
-        copy_ns=total(_union_of(copies, begin, end)),
+        copy_ns=total(copying),
         idle_ns={cause: found[cause] for cause in IDLE_CAUSES if found.get(cause)},
         launches=len(kernels),
         top=_longest(work, begin, end),
         collective_ns=total(exchanging),
-        exposed_ns=total(exchanging) - total(common(exchanging, _union_of(computed, begin, end))),
+        exposed_ns=_alone(exchanging, computed, begin, end),
         convolution_ns=sum(
-            min(item.end, end) - max(item.begin, begin) for item in computed if is_convolution(item.name)
+            min(item.end, end) - max(item.begin, begin) for item in computed if convolution(item)
         ),
+        exposed_copy_ns=_alone(copying, kernels, begin, end),
+        queued=_summed((kind, high - low) for (low, high), kind in queued.items()),
+        waits=_idle_in(waits, waited),
+        after_waits_ns=after,
     )
 
 
-def is_convolution(kernel: str) -> bool:
-    """Whether a kernel of this name computes a convolution, forward or backward."""
-    return bool(_CONVOLUTION.search(kernel)) and not _NO_CONVOLUTION.search(kernel)
-
-
-def on_gpu(seen: Iterable[TraceEvent], device: int | None = None) -> list[TraceEvent]:
-    """Kernels, copies and fills on one GPU, or on all.
-
-    Named ranges on the GPU's line compute nothing and are left out. Some profilers do not mark them: a name that is
-    also a range of the host is a range.
-    """
-    seen = list(seen)
-    ranges = {item.name for item in seen if item.annotation}
-    return [
-        item
-        for item in seen
-        if item.on_gpu
-        and (device is None or item.device == device)
-        and not item.annotation
-        and item.name not in ranges
-        and item.name not in _NOT_WORK
-    ]
-
-
-def is_transfer(item: TraceEvent) -> bool:
-    """Whether work on the GPU is a copy or a fill rather than a kernel."""
-    return item.name.startswith((*_COPIES, *_FILLS))
+def _alone(running: Sequence[Interval], others: Iterable[TraceEvent], begin: int, end: int) -> int:
+    """Nanoseconds in which something runs and nothing of the others does."""
+    return total(running) - total(common(running, _union_of(others, begin, end)))
 
 
 def _union_of(items: Iterable[TraceEvent], begin: int, end: int) -> list[Interval]:
@@ -189,19 +156,49 @@ def _union_of(items: Iterable[TraceEvent], begin: int, end: int) -> list[Interva
 
 
 def _queued(
-    idle: Sequence[Interval], work: Iterable[TraceEvent], seen: Iterable[TraceEvent]
-) -> set[Interval]:
-    """The gaps whose next kernel or copy had been launched before they began: the host is not their cause."""
-    launched = {
-        item.correlation: item.end
-        for item in seen
-        if not item.on_gpu and item.correlation and RUNTIME.match(item.name)
-    }
-    first: dict[int, int] = {}
+    idle: Sequence[Interval], work: Sequence[TraceEvent], launched: dict[int, TraceEvent]
+) -> dict[Interval, str]:
+    """The gaps whose next kernel or copy had been launched before they began, with what is between.
+
+    The host is not their cause.
+    """
+    following: dict[int, list[TraceEvent]] = {}
+    before: dict[int, list[TraceEvent]] = {}
     for item in work:
-        if (time := launched.get(item.correlation)) is not None:
-            first[item.begin] = min(time, first.get(item.begin, time))
-    return {(low, high) for low, high in idle if first.get(high, low + 1) <= low}
+        following.setdefault(item.begin, []).append(item)
+        before.setdefault(item.end, []).append(item)
+    found = {}
+    for low, high in idle:
+        ready = [
+            item
+            for item in following.get(high, ())
+            if (launch := launched.get(item.correlation)) is not None and launch.end <= low
+        ]
+        if not ready:
+            continue
+        if high - low < SHORT_NS:
+            kind = SHORT_GAPS
+        elif by_graph(launched[ready[0].correlation]):
+            inside = any(item.correlation == ready[0].correlation for item in before.get(low, ()))
+            kind = IN_GRAPH if inside else BEFORE_GRAPH
+        elif {item.thread for item in ready} & {item.thread for item in before.get(low, ())}:
+            kind = STREAM_GAPS
+        else:
+            kind = STREAM_WAITS
+        found[low, high] = kind
+    return found
+
+
+def _summed(items: Iterable[tuple[str, int]]) -> list[Kernel]:
+    """(label, total, count), the largest total first."""
+    spent: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for label, ns in items:
+        spent[label] += ns
+        counts[label] += 1
+    return [
+        (label, spent[label], counts[label]) for label in sorted(spent, key=lambda one: (-spent[one], one))
+    ]
 
 
 def operators(seen: Iterable[TraceEvent]) -> list[TraceEvent]:
@@ -240,46 +237,78 @@ def _base(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _waits(seen: Sequence[TraceEvent], begin: int, end: int) -> list[Interval]:
-    """When the host waited for the GPU: in a synchronising call, or in a copy that returns when it is done."""
+def _waits(seen: Sequence[TraceEvent]) -> list[Span]:
+    """When the host waits for the GPU, and by what: a synchronising call, or a copy that returns when it is done.
+
+    Without the calls inside another one.
+    """
     blocking = {
-        item.correlation
+        item.correlation: "upload" if is_upload(item) else "copy"
         for item in seen
-        if item.on_gpu and item.correlation and any(memory in item.name for memory in _BLOCKING_MEMORY)
+        if item.on_gpu and item.correlation and blocks_the_host(item)
     }
-    found = (
-        item
-        for item in seen
-        if not item.on_gpu
-        and (
-            item.name.endswith(_WAITS)
-            or item.name in _READS
-            or (item.correlation in blocking and "emcpy" in item.name)
-        )
-    )
-    return _union_of(found, begin, end)
+    found: list[Span] = []
+    for item in seen:
+        if item.on_gpu:
+            continue
+        if item.name.endswith(_WAITS) or item.name in _READS:
+            found.append((item.begin, item.end, item.name))
+        elif item.correlation in blocking and "emcpy" in item.name:
+            found.append((item.begin, item.end, f"{item.name} ({blocking[item.correlation]})"))
+    found.sort(key=lambda wait: (wait[0], -wait[1]))
+    outer: list[Span] = []
+    for begin, end, name in found:
+        if outer and begin < outer[-1][1]:
+            begin = outer[-1][1]
+        if begin < end:
+            outer.append((begin, end, name))
+    return outer
 
 
-def _causes(idle: Sequence[Interval], phases: Sequence[Span], waits: Sequence[Interval]) -> dict[str, int]:
+def _idle_in(waits: Sequence[Span], idle: Sequence[Interval]) -> list[Kernel]:
+    """(name, idle nanoseconds inside, calls) of what waits, the longest first."""
+    spent = by_cause(idle, waits)
+    counts = Counter(name for _, _, name in waits)
+    ranked = sorted(spent, key=lambda name: (-spent[name], name))[:_TOP]
+    return [(printable(name)[:_NAME], spent[name], counts[name]) for name in ranked]
+
+
+def _causes(
+    idle: Sequence[Interval], phases: Sequence[Span], waits: Sequence[Interval]
+) -> tuple[dict[str, int], list[Interval], int]:
+    """Idle time by cause; the part that is synchronising; how much of the launch gaps follows from a wait.
+
+    Without the wait, the host would have launched earlier, at most by as long as it waited.
+    """
     causes = [(low, high, CAUSE_OF.get(_base(name), OTHER_CAUSE)) for low, high, name in phases]
     blocked = [(low, high) for low, high, cause in causes if cause in _BLOCKED]
-    waited = waited_in(idle, waits) if waits else []
+    launching = [(low, high) for low, high, cause in causes if cause == LAUNCH_GAPS]
+    waited = common(common(idle, waits), blocked)
     found = by_cause(idle, causes)
-    for cause, ns in by_cause(common(waited, blocked), causes).items():
+    for cause, ns in by_cause(waited, causes).items():
         found[cause] -= ns
         found[SYNCHRONISING] = found.get(SYNCHRONISING, 0) + ns
-    return {cause: found[cause] for cause in IDLE_CAUSES if found.get(cause)}
+    after = common(_after(idle, waits), launching) if waits else []
+    return {cause: found[cause] for cause in IDLE_CAUSES if found.get(cause)}, waited, total(after)
+
+
+def _after(idle: Sequence[Interval], waits: Sequence[Interval]) -> list[Interval]:
+    """What follows a wait in the gap that begins during it, at most as long as the wait."""
+    out: list[Interval] = []
+    place = 0
+    for begin, end in idle:
+        while place < len(waits) and waits[place][1] < begin:
+            place += 1
+        if place < len(waits) and waits[place][0] <= begin and waits[place][1] < end:
+            low, high = waits[place]
+            out.append((high, min(end, 2 * high - low)))
+    return out
 
 
 def _longest(work: Iterable[TraceEvent], begin: int, end: int) -> list[Kernel]:
     """(name, total nanoseconds, count) of the longest-running kernels or operators, longest first."""
-    spent: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for item in work:
-        spent[item.name] += min(item.end, end) - max(item.begin, begin)
-        counts[item.name] += 1
-    ranked = sorted(spent, key=lambda name: (-spent[name], name))[:_TOP]
-    return [(printable(name)[:_NAME], spent[name], counts[name]) for name in ranked]
+    ranked = _summed((item.name, min(item.end, end) - max(item.begin, begin)) for item in work)[:_TOP]
+    return [(printable(name)[:_NAME], ns, count) for name, ns, count in ranked]
 
 
 # Interval arithmetic, in whole nanoseconds.
@@ -350,22 +379,4 @@ def by_cause(idle: Sequence[Interval], done: Sequence[Span]) -> dict[str, int]:
             low, high, what = done[index]
             out[what] = out.get(what, 0) + min(high, end) - max(low, begin)
             index += 1
-    return out
-
-
-def waited_in(idle: Sequence[Interval], waits: Sequence[Interval]) -> list[Interval]:
-    """The part of the disjoint `idle` intervals that is caused by `waits`, in which the host waits for the GPU.
-
-    A gap that begins during a wait counts to its end: the GPU ran out of work because the host was blocked. Of any
-    other gap only the time inside waits counts.
-    """
-    out: list[Interval] = []
-    place = 0
-    for begin, end in idle:
-        while place < len(waits) and waits[place][1] < begin:
-            place += 1
-        if place < len(waits) and waits[place][0] <= begin:
-            out.append((begin, end))
-        else:
-            out += common([(begin, end)], waits[place:])
     return out

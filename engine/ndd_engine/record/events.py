@@ -305,7 +305,11 @@ class KernelsEvent(Event):
     nanoseconds; busy_ns and all causes add up to wall_ns. launches: number of kernels or top-level operators. top: the
     longest kernels or operators, [name, total nanoseconds, count] each. trace: path of the exported Chrome trace, or
     null. collective_ns: time with a collective (NCCL) running, part of busy_ns; exposed_ns: the part of it without any
-    other kernel running. convolution_ns: total duration of the convolution kernels.
+    other kernel running. convolution_ns: total duration of the convolution kernels. exposed_copy_ns: the part of
+    copy_ns without any kernel running. queued: what is between kernels that had been launched in time, [kind, idle
+    nanoseconds, gaps] each; the kinds are "short" (below 10 us), "another stream", "one stream", "CUDA graph" and
+    "before a CUDA graph". waits: what waits for the GPU on the host, [call, idle nanoseconds inside, calls] each.
+    after_waits_ns: part of the launch gaps that follows such a wait and is no longer than it.
     modules: forward and backward by module, [name, class, forward nanoseconds, backward nanoseconds, calls] each, the
     longest first: sums of kernels or top-level operators, each of its innermost module only. Modules of equal blocks
     are one entry ("blocks.*.attention"). [] with compiled code or a CUDA graph. lines: the same
@@ -327,6 +331,10 @@ class KernelsEvent(Event):
     collective_ns: Count = 0
     exposed_ns: Count = 0
     convolution_ns: Count = 0
+    exposed_copy_ns: Count = 0
+    queued: list[Kernel] = field(default_factory=list)
+    waits: list[Kernel] = field(default_factory=list)
+    after_waits_ns: Count = 0
     modules: list[ModuleTime] = field(default_factory=list)
     lines: list[LineTime] = field(default_factory=list)
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import zlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.timeline import TraceEvent
-from ndd_engine.text import printable, size
+from ndd_engine.measure.gpu_work import TraceEvent
+from ndd_engine.measure.timeline import total, union
+from ndd_engine.text import counted, percent, printable, size
 from ndd_watch.phases import NOTED
 
 # Maximum size of the decompressed file. Reading takes about ten times as much memory.
 MAX_BYTES = 1 << 30
+# The first byte of a pickle, as snapshots are.
+_PICKLE = b"\x80"
 # A file is read in pieces of this size.
 _PIECE = 1 << 22
 
@@ -67,15 +71,21 @@ def no_collection() -> Iterator[None]:
 
 
 _WORK = frozenset({"kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"})
-_ON_GPU = _WORK | {"gpu_user_annotation", "cuda_sync", "cuda_profiler_range"}
-_RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime"})
+_ON_GPU = _WORK | {"gpu_user_annotation"}
+# What the profiler adds to the GPU's line: of these, slices with counters of kernels instead of their times.
+_COUNTERS = "cuda_profiler_range"
+_NO_WORK = frozenset({"cuda_sync", "gpu_pm_counter", "overhead", "trace", _COUNTERS})
+_RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "xpu_runtime"})
 _OPERATORS = frozenset({"cpu_op", "operator"})
 _RANGES = frozenset({"user_annotation", "gpu_user_annotation"})
 # Ranges that versions before 1.12 recorded as operators.
 _RANGE_NAMES = re.compile(r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.|## |nccl:|ndd: ")
-_STEP = "ProfilerStep#"
-
-Number = int | float
+STEP = "ProfilerStep#"
+# Ranges of the training loop; the first kind tells most.
+_OF_LOOP = (STEP, "ndd: ", "enumerate(DataLoader)", "Optimizer.", "## ")
+# Times above this are Unix times: 2001.
+_UNIX_NS = 10**18
+_EVER = 1 << 62
 
 
 @dataclass
@@ -84,8 +94,10 @@ class TraceFile:
 
     events: all that matter for the time of the GPU, with times in nanoseconds. main: thread that trains. steps: (begin,
     end) of each range ProfilerStep#N. rank, world_size: of a distributed job, else None. devices: index of each GPU
-    with work, in order. names: index -> name of the GPU, where the trace has it. skipped: events that are damaged.
-    noted: what the observer of a script adds, {} in other traces.
+    with work, in order. names: index -> name of the GPU, where the trace has it. epoch_ns: Unix time of the trace's
+    time 0, None if the trace does not tell. counters: slices with counters of kernels instead of their times. others:
+    (category, index) of another accelerator -> (begin, end) of its events, which are not analysed. skipped: events that
+    are damaged. noted: what the observer of a script adds, {} in other traces.
     """
 
     name: str
@@ -96,6 +108,9 @@ class TraceFile:
     world_size: int | None = None
     devices: tuple[int, ...] = ()
     names: dict[int, str] = field(default_factory=dict)
+    epoch_ns: int | None = None
+    counters: int = 0
+    others: dict[tuple[str, int], list[tuple[int, int]]] = field(default_factory=dict)
     skipped: int = 0
     noted: dict[str, Any] = field(default_factory=dict)
 
@@ -105,6 +120,32 @@ class TraceFile:
         timed = [item for item in self.events if item.on_gpu and not item.annotation] or self.events
         return min(item.begin for item in timed), max(item.end for item in timed)
 
+    @property
+    def unseen(self) -> str:
+        """What the trace does not show of the accelerators that it names; "" if it shows all, or there are none."""
+        if self.devices:
+            return ""
+        if self.counters:
+            return (
+                f"it has counters of {counted(self.counters, 'kernel')} instead of their times (cuda_profiler_range), "
+                "so the busy and idle time of the GPU is unknown"
+            )
+        if self.others:
+            (kind, index), spans = max(self.others.items(), key=lambda item: len(item[1]))
+            begin, end = min(low for low, _ in spans), max(high for _, high in spans)
+            busy = percent(total(union(spans, begin, end)) / max(end - begin, 1))
+            device = f"device {index}" + (f", {self.names[index]}" if self.names.get(index) else "")
+            return (
+                f"it has {counted(len(spans), 'event')} of another accelerator ({kind}, {device}), which are not "
+                f"analysed: from the first to the last it was busy {busy} of the time"
+            )
+        if self.names:
+            return (
+                f"it names {counted(len(self.names), 'GPU')}, but has no activity of a GPU: profile with "
+                "ProfilerActivity.CUDA to record it"
+            )
+        return ""
+
 
 def read_trace(path: Path) -> TraceFile:
     """The trace in a file. Raises UsageError that names the file and what is wrong with it."""
@@ -113,8 +154,16 @@ def read_trace(path: Path) -> TraceFile:
 
 
 def _read(path: Path, shown: str) -> TraceFile:
+    data = contents(path, shown, "profile fewer steps")
+    if data[:1] == _PICKLE:
+        kind = (
+            "a memory snapshot: use ndd-console memory"
+            if b"device_traces" in data
+            else "a pickle, and no trace"
+        )
+        raise UsageError(f"{shown} is {kind}")
     try:
-        body = json.loads(contents(path, shown, "profile fewer steps"))
+        body = json.loads(data)
     except (ValueError, RecursionError) as error:
         first = printable(str(error).splitlines()[0])[:200]
         raise UsageError(f"{shown} is damaged or is no JSON: {first}") from None
@@ -125,11 +174,13 @@ def _read(path: Path, shown: str) -> TraceFile:
     if isinstance(body, dict):
         _identify(found, body)
     _take_all(found, entries)
-    if not found.events:
+    if not found.events and not found.others:
         raise UsageError(
             f"{shown} contains no operators and no GPU kernels; is it a trace of torch.profiler?"
         )
     found.events = _with_threads(found.events)
+    if found.epoch_ns is None and found.events and found.span[0] > _UNIX_NS:
+        found.epoch_ns = 0
     found.devices = tuple(
         sorted({item.device for item in found.events if item.on_gpu and not item.annotation})
     )
@@ -137,7 +188,7 @@ def _read(path: Path, shown: str) -> TraceFile:
     found.steps = sorted(
         (item.begin, item.end)
         for item in found.events
-        if item.name.startswith(_STEP) and not item.on_gpu and item.end > item.begin
+        if item.name.startswith(STEP) and not item.on_gpu and item.end > item.begin
     )
     return found
 
@@ -145,6 +196,7 @@ def _read(path: Path, shown: str) -> TraceFile:
 def _identify(found: TraceFile, body: dict[str, Any]) -> None:
     noted = body.get(NOTED)
     found.noted = noted if isinstance(noted, dict) else {}
+    found.epoch_ns = _whole(body.get("baseTimeNanoseconds"))
     job = body.get("distributedInfo")
     if isinstance(job, dict):
         found.rank, found.world_size = _whole(job.get("rank")), _whole(job.get("world_size"))
@@ -166,13 +218,21 @@ def _take_all(found: TraceFile, entries: Iterable[Any]) -> None:
                 continue
             category = entry.get("cat", "").lower()
             on_gpu = category in _ON_GPU
-            if not (on_gpu or category in _RUNTIME or category in _OPERATORS or category in _RANGES):
+            if category in _NO_WORK:
+                found.counters += category == _COUNTERS
                 continue
             name, arguments = entry["name"], entry.get("args", {})
+            known = on_gpu or category in _RUNTIME or category in _OPERATORS or category in _RANGES
+            if not known and (not isinstance(arguments, dict) or "device" not in arguments):
+                continue
             begin = round(entry["ts"] * 1000)
             end = begin + round(entry["dur"] * 1000)
             if end < begin:
                 raise ValueError("negative duration")
+            if not known:
+                other = printable(category)[:80], int(arguments["device"])
+                found.others.setdefault(other, []).append((begin, end))
+                continue
             thread = threads.setdefault((str(entry.get("pid")), str(entry.get("tid"))), len(threads) + 1)
             device = correlation = forward = 0
             sequence = -1
@@ -213,13 +273,27 @@ def _with_threads(events: list[TraceEvent]) -> list[TraceEvent]:
 
 
 def _main_thread(events: Iterable[TraceEvent]) -> int:
-    """The thread that runs the training loop: the one with the step ranges, else the one with most operators."""
-    weights: dict[int, int] = {}
+    """The thread that runs the training loop: the one with its ranges, else the one with most operators.
+
+    What runs inside the autograd engine does not count: its threads often have more operators, and optimizers can run
+    there.
+    """
+    events = [item for item in events if not item.on_gpu]
+    engine: dict[int, list[tuple[int, int]]] = {}
     for item in events:
-        if item.on_gpu:
+        if item.name.startswith("autograd::engine::evaluate_function"):
+            engine.setdefault(item.thread, []).append((item.begin, item.end))
+    nodes = {thread: union(found, -_EVER, _EVER) for thread, found in engine.items()}
+    weights: dict[int, list[int]] = {}
+    for item in events:
+        inside = nodes.get(item.thread, [])
+        place = bisect_right(inside, item.begin, key=lambda node: node[0]) - 1
+        found = weights.setdefault(item.thread, [0] * (len(_OF_LOOP) + 1))
+        if place >= 0 and item.begin < inside[place][1]:
             continue
-        if item.annotation and item.name.startswith((_STEP, "enumerate(DataLoader)", "Optimizer.", "ndd: ")):
-            weights[item.thread] = weights.get(item.thread, 0) + 1000
-        elif not item.name.startswith("autograd::"):
-            weights[item.thread] = weights.get(item.thread, 0) + 1
+        kind = next((index for index, name in enumerate(_OF_LOOP) if item.name.startswith(name)), None)
+        if item.annotation and kind is not None:
+            found[kind] += 1
+        elif not item.annotation:
+            found[-1] += 1
     return max(weights, key=weights.__getitem__, default=0)

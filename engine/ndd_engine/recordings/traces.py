@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import heapq
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.timeline import CaptureTimeline, Span, TraceEvent, spans, timeline, union
+from ndd_engine.measure.gpu_work import RUNTIME, Interval, TraceEvent, is_upload
+from ndd_engine.measure.timeline import CaptureTimeline, Span, common, spans, timeline, total, union
 from ndd_engine.record.events import PHASES, EndEvent, Event, KernelsEvent, RunEvent, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
+from ndd_engine.text import printable
 
-from .trace_file import TraceFile, read_trace
+from .trace_file import STEP, TraceFile, read_trace
 
 _OURS = "ndd: "
 # Shorter holes between operators are Python code of the same phase.
@@ -59,7 +63,7 @@ class _Stretch:
 
 
 def infer(trace: TraceFile) -> Phases:
-    """The phases of the training thread."""
+    """The phases of the main thread."""
     found = list(_recorded(trace)) or [*_named(trace), *_backward(trace), *_copies(trace), *_forward(trace)]
     sources: dict[str, str] = {}
     for item in sorted(found, key=lambda item: -item.rank):
@@ -125,13 +129,15 @@ def _backward(trace: TraceFile) -> Iterator[_Stretch]:
     host = [item for item in trace.events if not item.on_gpu and not item.annotation]
     engine = [item for item in host if item.name.startswith("autograd::engine::evaluate_function")]
     work = engine or [item for item in host if _OLD_BACKWARD.match(item.name)]
-    for begin, end in _joined(((item.begin, item.end) for item in work), _BACKWARD_HOLE_NS):
+    inside = union(((item.begin, item.end) for item in work), -_EVER, _EVER)
+    others = [item.begin for item in _on_main(trace) if not item.annotation and not _has(inside, item.begin)]
+    for begin, end in _joined(inside, _BACKWARD_HOLE_NS, sorted(others)):
         yield _Stretch(begin, end, "backward", 3, "work of the autograd engine")
 
 
 def _copies(trace: TraceFile) -> Iterator[_Stretch]:
     """Operators that copy to the GPU."""
-    copied = {item.correlation for item in trace.events if item.on_gpu and "HtoD" in item.name} - {0}
+    copied = {item.correlation for item in trace.events if item.on_gpu and is_upload(item)} - {0}
     calls = sorted(item.begin for item in trace.events if not item.on_gpu and item.correlation in copied)
     for item in _on_main(trace):
         if item.name in ("aten::to", "aten::copy_", "aten::_to_copy"):
@@ -141,7 +147,7 @@ def _copies(trace: TraceFile) -> Iterator[_Stretch]:
 
 
 def _forward(trace: TraceFile) -> Iterator[_Stretch]:
-    """The other operators of the training thread."""
+    """The other operators of the main thread."""
     work = (
         (item.begin, item.end)
         for item in _on_main(trace)
@@ -149,15 +155,22 @@ def _forward(trace: TraceFile) -> Iterator[_Stretch]:
         and "::" in item.name
         and not item.name.startswith(("autograd", "torch::", "profiler"))
     )
-    for begin, end in _joined(work, _FORWARD_HOLE_NS):
-        yield _Stretch(begin, end, "forward", 0, "other operators of the training thread")
+    for begin, end in _joined(union(work, -_EVER, _EVER), _FORWARD_HOLE_NS):
+        yield _Stretch(begin, end, "forward", 0, "other operators of the main thread")
 
 
-def _joined(intervals: Iterator[tuple[int, int]], hole: int) -> Iterator[tuple[int, int]]:
-    """The union of intervals, with holes shorter than `hole` closed."""
-    current: tuple[int, int] | None = None
-    for begin, end in union(intervals, -_EVER, _EVER):
-        if current is not None and begin - current[1] < hole:
+def _has(disjoint: list[Interval], time: int) -> bool:
+    place = bisect_right(disjoint, time, key=lambda item: item[0]) - 1
+    return place >= 0 and time < disjoint[place][1]
+
+
+def _joined(disjoint: list[Interval], hole: int, cuts: list[int] | None = None) -> Iterator[Interval]:
+    """Disjoint intervals, with holes shorter than `hole` closed unless one of the sorted `cuts` lies in them."""
+    cuts = cuts or []
+    current: Interval | None = None
+    for begin, end in disjoint:
+        cut = bisect_left(cuts, current[1]) < bisect_left(cuts, begin) if current is not None else False
+        if current is not None and begin - current[1] < hole and not cut:
             current = current[0], end
             continue
         if current is not None:
@@ -188,10 +201,13 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class TraceUse:
-    """One trace. steps: (begin, end) in nanoseconds of the whole steps examined, () if the trace has none.
+    """One trace. steps: (begin, end) in nanoseconds of the steps examined, () if the trace has none.
 
-    begin, end: what was examined. phases: (begin, end, phase) of the training thread. sources: phase -> how it was
-    inferred.
+    whole_steps: these are the profiler's, and nothing else was examined. begin, end: what was examined. begin_t: Unix
+    time of the begin in seconds, None if the trace does not tell. phases: (begin, end, phase) of the main thread.
+    sources: phase -> how it was inferred. unseen: what the trace does not show of the GPUs, "" if it shows all.
+    operators: whether it has any of the host. longest_range: (name, nanoseconds) of the range of the host with the most
+    time outside of all phases, ("", 0) without one.
     """
 
     path: Path
@@ -199,11 +215,16 @@ class TraceUse:
     world_size: int | None
     begin: int
     end: int
-    steps: tuple[tuple[int, int], ...]
+    steps: tuple[Interval, ...]
+    whole_steps: bool
+    begin_t: float | None
     devices: tuple[DeviceUse, ...]
     phases: tuple[Span, ...]
     sources: dict[str, str]
     skipped: int
+    unseen: str
+    operators: bool
+    longest_range: tuple[str, int]
 
     @property
     def wall_ns(self) -> int:
@@ -244,9 +265,12 @@ def examine(path: Path, whole: bool = False) -> TraceUse:
     whole: from the first to the last work on a GPU, instead of the whole profiled steps. Raises UsageError.
     """
     trace = read_trace(path)
-    begin, end, steps = trace.span[0], trace.span[1], _whole_steps(trace)
-    if steps and not whole:
-        begin, end = steps[0][0], steps[-1][1]
+    shown = printable(str(path))
+    if not trace.events:
+        raise UsageError(f"{shown} cannot be analysed: {trace.unseen}")
+    whole_steps = bool(trace.steps) and not whole
+    steps = _whole_steps(trace) if whole_steps else _steps_in(trace)
+    begin, end = (steps[0][0], steps[-1][1]) if whole_steps else trace.span
     inferred = infer(trace)
     first = inferred.marks[0]
     marks = [(min(begin, first[0]), first[1]), *inferred.marks[1:]]
@@ -256,22 +280,42 @@ def examine(path: Path, whole: bool = False) -> TraceUse:
             found = timeline(trace.events, marks, begin, end, index is not None, index)
         except ValueError:
             continue  # this GPU only worked outside of the steps
-        name = trace.names.get(index, "GPU") if index is not None else "CPU"
+        name = trace.names.get(index, "") if index is not None else "CPU"
+        if index is None and trace.unseen:
+            name = "CPU alone: the accelerator is not in these figures"
         devices.append(DeviceUse(index, name, found))
     if not devices:
-        raise UsageError(f"{path}: there is no GPU kernel and no operator in the profiled steps")
+        raise UsageError(f"{shown}: there is no GPU kernel and no operator in the profiled steps")
+    parts = spans(marks, begin, end)
     return TraceUse(
         path=path,
         rank=trace.rank,
         world_size=trace.world_size,
         begin=begin,
         end=end,
-        steps=tuple(steps) if not whole else (),
+        steps=tuple(steps),
+        whole_steps=whole_steps,
+        begin_t=None if trace.epoch_ns is None else (trace.epoch_ns + begin) * 1e-9,
         devices=tuple(devices),
-        phases=tuple(spans(marks, begin, end)),
+        phases=tuple(parts),
         sources=inferred.sources,
         skipped=trace.skipped,
+        unseen=trace.unseen,
+        operators=any(
+            not (item.on_gpu or item.annotation or RUNTIME.match(item.name)) for item in trace.events
+        ),
+        longest_range=_longest_range(trace, [(low, high) for low, high, phase in parts if phase == "other"]),
     )
+
+
+def _longest_range(trace: TraceFile, outside: list[Interval]) -> tuple[str, int]:
+    """The named range of the main thread with the most time in these disjoint intervals; ("", 0) without one."""
+    spent: Counter[str] = Counter()
+    for item in _on_main(trace):
+        if item.annotation and not item.name.startswith(STEP):
+            spent[item.name] += total(common([(item.begin, item.end)], outside))
+    name, ns = max(spent.items(), key=lambda found: found[1], default=("", 0))
+    return printable(name)[:80], ns
 
 
 def _whole_steps(trace: TraceFile) -> list[tuple[int, int]]:
@@ -279,13 +323,43 @@ def _whole_steps(trace: TraceFile) -> list[tuple[int, int]]:
     return trace.steps[1:] if len(trace.steps) > 2 else trace.steps
 
 
+def _steps_in(trace: TraceFile) -> list[Interval]:
+    """The whole trace cut into its steps: those of the profiler, else the updates of the optimizer; [] without any."""
+    begin, end = trace.span
+    cuts = [low for low, _ in trace.steps[1:]] if trace.steps else _updates(trace)[:-1]
+    if not trace.steps and not cuts and not _updates(trace):
+        return []
+    edges = [begin, *(cut for cut in cuts if begin < cut < end), end]
+    return list(pairwise(edges))
+
+
+def _updates(trace: TraceFile) -> list[int]:
+    """When each update ends. Optimizers that step one after the other, without backward between, make one update."""
+    found = sorted(
+        (item.begin, item.end)
+        for item in _on_main(trace)
+        if item.annotation and item.name.startswith("Optimizer.step")
+    )
+    backward = sorted(item.begin for item in _backward(trace))
+    ends: list[int] = []
+    for begin, end in found:
+        inside = bool(ends) and begin < ends[-1]
+        if ends and (
+            inside or (backward and bisect_left(backward, ends[-1]) == bisect_left(backward, begin))
+        ):
+            ends[-1] = max(ends[-1], end)
+        else:
+            ends.append(end)
+    return ends
+
+
 def record(use: TraceUse, device: DeviceUse) -> Iterator[tuple[float, Event]]:
     """(Unix time in seconds, event): the trace as a finished run on one of its GPUs."""
     gpu = device.index is not None
-    start = use.path.stat().st_mtime - use.wall_ns * 1e-9
+    start = use.begin_t or 0.0
     steps = use.steps or ((use.begin, use.end),)
     yield start, RunEvent(
-        name=use.path.name.split(".")[0][:64] or "trace", workload="trace", config={}, pid=0, host="",
+        name=use.path.name, workload="trace", config={"trace": _config(use)}, pid=0, host="",
         device=f"cuda:{device.index}" if gpu else "cpu", device_name=device.name, gpu=None, versions={},
         parameters=0, precision="", item="step", token=None, tokens_per_item=0, items_per_step=1,
         items_per_epoch=len(steps), steps_per_epoch=len(steps), epochs=1, total_steps=len(steps),
@@ -302,6 +376,13 @@ def record(use: TraceUse, device: DeviceUse) -> Iterator[tuple[float, Event]]:
         ),
     )
     yield t, EndEvent("done", "end of the trace", len(steps), 0)
+
+
+def _config(use: TraceUse) -> dict[str, Any]:
+    """What the rules ask of a trace."""
+    return {
+        "steps": len(use.steps), "operators": use.operators, "unseen": use.unseen, "range": use.longest_range
+    }  # fmt: skip
 
 
 def _window(use: TraceUse, number: int, begin: int, end: int) -> WindowEvent:
@@ -326,7 +407,30 @@ def snapshot(use: TraceUse, device: DeviceUse) -> Snapshot:
 
 def findings(use: TraceUse, device: DeviceUse) -> list[Finding]:
     """The findings of the rules for a live run, as far as a trace has what they need."""
-    return list(diagnose(snapshot(use, device), few_steps=True))
+    return [_as_of_trace(use, found) for found in diagnose(snapshot(use, device), few_steps=True)]
+
+
+# Words about steps, and what they are in a trace without any.
+_STEPLESS = (("of each step", "of the trace"), ("per step", "in the trace"), ("in a step", "in the trace"))
+
+
+def _as_of_trace(use: TraceUse, found: Finding) -> Finding:
+    """The finding without settings, which only a run has, and about steps only if the trace has some."""
+    found = replace(found, changes=tuple(replace(change, sets=()) for change in found.changes))
+    if use.steps:
+        return found
+    return replace(
+        found,
+        title=_stepless(found.title),
+        evidence=tuple(replace(item, text=_stepless(item.text)) for item in found.evidence),
+        changes=tuple(replace(change, text=_stepless(change.text)) for change in found.changes),
+    )
+
+
+def _stepless(text: str) -> str:
+    for words, instead in _STEPLESS:
+        text = text.replace(words, instead)
+    return text
 
 
 def to_json(uses: list[TraceUse]) -> dict[str, Any]:
@@ -341,6 +445,8 @@ def _use_json(use: TraceUse) -> dict[str, Any]:
         "world_size": use.world_size,
         "wall_ns": use.wall_ns,
         "steps": len(use.steps) or None,
+        "begin_unix_s": use.begin_t,
+        "not_recorded": use.unseen or None,
         "skipped_events": use.skipped,
         "phases_ns": use.phase_ns(use.begin, use.end),
         "phases_inferred_from": use.sources,

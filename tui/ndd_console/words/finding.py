@@ -63,7 +63,8 @@ def verdict(finding: Finding, name: str = "", main: bool = False) -> Verdict:
             rows.append((COMMAND, command_text(name, change.sets)))
     if finding.leave:
         rows.append(("leave as is", finding.leave))
-    badges = [CAUSES.get(finding.cause, finding.cause), finding.confidence]
+    label = CAUSES.get(finding.cause, finding.cause)
+    badges = [*([] if finding.title.startswith(label) else [label]), finding.confidence]
     if (
         finding.share is not None and finding.ceiling is not None
     ):  # without a ceiling the cost is unbounded, too

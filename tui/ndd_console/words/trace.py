@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ndd_engine.record.figures import IDLE_CAUSES
 from ndd_engine.recordings.traces import DeviceUse, TraceUse, findings
-from ndd_engine.text import counted
+from ndd_engine.text import counted, printable
 
 from .blocks import Block, Facts, Table, Text, clip
 from .figures import ns, share_text
@@ -17,20 +17,33 @@ _NAME = 70  # characters shown of a kernel's name
 
 def one_trace(use: TraceUse) -> Iterator[Block]:
     """The trace of one process."""
-    yield Text(f"{use.path.name}: {_examined(use)}")
+    yield Text(f"{printable(use.path.name)}: {_examined(use)}")
     if use.skipped:
         yield Text(f"{use.skipped:,} damaged events were skipped")
     for device in use.devices:
         yield from _device(use, device)
+    if use.operators:
+        yield phases(use)
+
+
+def phases(use: TraceUse) -> Table:
+    """The phases of the main thread, with what they were inferred from."""
+    each = len(use.steps) or 1
     rows = tuple(
-        (phase, share_text(value / use.wall_ns), f"from {use.sources.get(phase, 'the rest')}")
+        (
+            phase, share_text(value / use.wall_ns), ns(value / each),
+            f"from {printable(use.sources.get(phase, 'the rest'))}",
+        )
         for phase, value in sorted(use.phase_ns(use.begin, use.end).items(), key=lambda item: -item[1])
-    )
-    yield Table("Phases of the training thread, inferred", ("", "", ""), rows, frozenset({1}))
+    )  # fmt: skip
+    title = "Phases of the main thread, inferred" + (", with the time per step" if use.steps else "")
+    return Table(title, ("", "", "", ""), rows, frozenset({1, 2}))
 
 
 def _examined(use: TraceUse) -> str:
-    steps = counted(len(use.steps), "whole step") if use.steps else "the whole trace"
+    steps = counted(len(use.steps), "whole step") if use.whole_steps else "the whole trace"
+    if use.steps and not use.whole_steps:
+        steps += f", {counted(len(use.steps), 'step')}"
     of = f" of {use.world_size}" if use.world_size else ""
     rank = "" if use.rank is None else f", rank {use.rank}{of}"
     return f"{steps}, {ns(use.wall_ns)}{rank}"
@@ -46,7 +59,7 @@ def _device(use: TraceUse, device: DeviceUse) -> Iterator[Block]:
         ("communication", exposed if spent.collective_ns else ""),
         ("copies", share_text(spent.copy_ns / wall) if gpu else ""),
         ("kernels launched", f"{spent.launches:,}" if gpu else ""),
-        title=f"GPU {device.index}, {device.name}" if gpu else "CPU",
+        title=device_text(device),
     )
     causes = tuple(
         (cause, share_text(spent.idle_ns[cause] / wall), ns(spent.idle_ns[cause]))
@@ -61,6 +74,13 @@ def _device(use: TraceUse, device: DeviceUse) -> Iterator[Block]:
     )
     yield Table(f"Longest {'kernels' if gpu else 'operators'}", ("", "", ""), top, frozenset({0, 1}))
     yield from (verdict(finding, main=index == 0) for index, finding in enumerate(findings(use, device)))
+
+
+def device_text(device: DeviceUse) -> str:
+    """ "GPU 2, NVIDIA A100"."""
+    if device.index is None:
+        return device.name
+    return f"GPU {device.index}" + (f", {device.name}" if device.name else "")
 
 
 def _hidden_ns(device: DeviceUse) -> float:
