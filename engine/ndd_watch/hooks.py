@@ -120,15 +120,18 @@ class Hooks:
         self._put(
             dataloader.DataLoader.__iter__, self._begins_pass(), self._leaves(TIMED, self._pass_begun), True
         )
-        self._put(torch.nn.Module.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False)
-        self._put(optimizer.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, rests="all")
+        self._put(
+            torch.nn.Module.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, phase=ZERO_GRAD
+        )
+        zeroed = self.timed(ZERO_GRAD, self.steps.zeroed)
+        self._put(optimizer.zero_grad, *zeroed, False, phase=ZERO_GRAD, rests="all")
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False)
+            self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False, phase=CLIP)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-        self._put(scaler.unscale_, *self.timed(CLIP), True)
+        self._put(scaler.unscale_, *self.timed(CLIP), True, phase=CLIP)
         self._put(scaler.scale, self._scales(), None, False)
         self._put(scaler.step, *self._scaler_hooks(), False)
-        self._put(torch.save, self._seen(self._saves), self._leaves(TRAINER), True)
+        self._put(torch.save, self._seen(self._saves), self._leaves(TRAINER, self._saved), True)
 
     def install_waits(self, torch: Any) -> None:
         """Hook what waits for other ranks."""
@@ -448,6 +451,12 @@ class Hooks:
         self._writes(frame.f_locals["f"])  # torch opens it without Python
         if S[TRAINER] == get_ident():
             self._enter(CHECKPOINT)
+            if self.steps.asides is not None:
+                self.steps.asides.begins(CHECKPOINT)
+
+    def _saved(self) -> None:
+        if self.steps.asides is not None:
+            self.steps.asides.ends(CHECKPOINT)
 
     def _loader_made(self, frame: Any) -> None:
         self.places.remember(frame.f_locals["dataset"], frame.f_back)

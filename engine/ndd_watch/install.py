@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 from . import FOLDER, clock, trying
 from .allocations import Allocations
+from .asides import Asides
 from .captures import Captures
 from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
 from .compilers import WithoutCompiler, skip_ours
@@ -77,6 +78,7 @@ class Observer:
         # when the next one of "profile" is.
         self._study, self._heard_at, self._profile_due = "", 0, 0
         self._armed = self._stopped = False
+        self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)
         self._wire()
 
     def _emitter(self) -> Emitter:
@@ -88,6 +90,7 @@ class Observer:
     def _wire(self) -> None:
         steps = self.steps
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
+        steps.asides = self._asides if PROFILE_NS else None
         self.requests = Requests(steps, self._capture, self.wishes)
         self.hooks.loader_read = self._loader_read
         self.hooks.device_found = self._device_found
@@ -260,6 +263,8 @@ class Observer:
         """Something was heard: end to look closely at a step that does not end."""
         self.profiler.overdue()
         self.captures.overdue()
+        if S[TRAINER] == get_ident():
+            self._asides.goes_on()
 
     def heard(self, event: str, given: tuple[Any, ...]) -> None:
         """Python tells an audit hook what it does."""
@@ -290,6 +295,8 @@ class Observer:
             if self.emitter.opened:
                 self.captures.overdue()
                 self.captures.finish()
+                if S[TRAINER] == get_ident():
+                    self._asides.finish()
                 self.emitter.close()
         except Exception as error:
             if not ours(error):
@@ -363,7 +370,7 @@ class Observer:
             took = zip(PHASES, steps.last_row, steps.last_row[WAITING:])
             lengths = {name: own + wait for name, own, wait in took if own + wait}
             found = self.profiler.end(self.hooks.roots, lengths)
-            if found["functions"] or found["waits"]:
+            if found["functions"] or found["waits"] or found["calls"]:
                 self.emitter.put("functions", step=self.emitter.step, **found)
             self._study = ""
         elif self._learned < MOST_LEARNED and learning.source is None and not reads:
@@ -384,6 +391,18 @@ class Observer:
         if not self.profiler.begin(sum(self.steps.last_row)):
             self._study = "profile"
 
+    def _begin_aside(self) -> bool:
+        """Profile an evaluation or a checkpoint from now on; the step in which it happens is not profiled."""
+        if self._study == "profile":
+            self.profiler.end()
+        return self._study in ("", "profile") and self.steps.gate is None and not self.profiler.begin()
+
+    def _end_aside(self, phase: str) -> dict[str, Any]:
+        return self.profiler.end(self.hooks.roots, {}, phase)
+
+    def _put_aside(self, found: dict[str, Any]) -> None:
+        self.emitter.put("functions", step=self.emitter.step, **found)
+
     def forked(self) -> None:
         """In a child process: most likely a worker of a loader. It is observed anew if it trains."""
         memory.detach()
@@ -391,6 +410,7 @@ class Observer:
         self.emitter.pause()
         self.profiler.blocking.end()
         self.emitter, self._study, self._others = self._emitter(), "", {}
+        self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)
         steps = self.steps
         del steps.phases[:]
         self.modules.reset()

@@ -157,6 +157,8 @@ class Modules:
         if S[BASE] == EVALUATE:
             if not (training and grad):
                 enter(S[CURRENT])  # it makes progress
+                if self._steps.asides is not None:
+                    self._steps.asides.goes_on()
                 self._steps.own_evaluation |= key_of(module) in self._trained
                 return
             self.evaluation(False)
@@ -252,10 +254,15 @@ class Modules:
         S[BASE] = EVALUATE if on else OTHER
         self._steps.time(-1 if on else S[TRAINER] * (not self._steps.skip))
         enter(S[BASE])
+        asides = self._steps.asides
         if on:
             gpu.leave_steps(EVALUATE)
+            if asides is not None:
+                asides.begins(EVALUATE)
         else:
             gpu.back_to_steps()
+            if asides is not None:
+                asides.ends(EVALUATE)
 
     # In a trial.
 

@@ -13,8 +13,10 @@ from threading import get_ident
 from typing import Any, Callable
 
 from .blocking import Blocking
+from .called import Called, Place, in_torch, key
 from .clock import NAMES, OTHER, now
 from .listening import LONGER, SPARE_NS, profiled
+from .own import own_frame
 
 # Functions of the user's own code, and waits for the device, that a profiled step names.
 MOST_FUNCTIONS = 12
@@ -47,7 +49,10 @@ class StepProfiler:
         self._own, self._ours = own, (_OURS, *ours)
         self._profiler: Any = None
         self.blocking = Blocking()
+        # Code of the function that trains, if it is the user's own, and the user's functions around the step with
+        # their lines, the innermost one first.
         self._loop: Any = None
+        self._places: list[Place] = []
         self._replaced: Any = None
         self._begun = self._aside = self._marks = 0
         # Nanoseconds that the profiler adds to a call; measured once.
@@ -64,13 +69,14 @@ class StepProfiler:
 
         usual_ns: how long a step usually takes. It ends where this one takes much longer: the training may be over.
         """
-        if profiled():
+        if self._profiler is not None or profiled():
             return ANOTHER
         self._until, self._thread = now() + LONGER * usual_ns + SPARE_NS if usual_ns else 0, get_ident()
         kind = _profiler()
         if kind is None:
             return "this Python has no profiler"
         self._aside = self._marks = 0
+        self._places = []
         self._spent, self._phases, self._lengths = {}, {}, {}
         try:
             if self._added is None:
@@ -84,6 +90,10 @@ class StepProfiler:
             return ANOTHER
         self.blocking.begin()
         self._loop = self._own_loop()
+        frame: Any = own_frame(sys._getframe(1), self._own)
+        while frame is not None:
+            self._places.append((frame.f_code, frame.f_lineno))
+            frame = own_frame(frame.f_back, self._own)
         self._profiler = profiler
         return ""
 
@@ -128,7 +138,7 @@ class StepProfiler:
         self._aside += self._changed - t
 
     def end(
-        self, roots: dict[Any, str] | None = None, lengths: dict[str, int] | None = None
+        self, roots: dict[Any, str] | None = None, lengths: dict[str, int] | None = None, inside: str = ""
     ) -> dict[str, Any]:
         """End, and return the fields of the record's functions event but its step; wall_ns is 0 if unknown.
 
@@ -137,19 +147,22 @@ class StepProfiler:
         time, or "" if it is unknown. waits: [file, line, name, method, calls, ns] of what waits for the device or
         collects garbage. The method is a name, or "float", "int", "bool" and "format" of a tensor. The line is that of
         the call, or of its function. phases: nanoseconds by phase. What the profiler adds to the calls is subtracted.
+        calls: see `Called.rows`.
 
         Without marks, roots: code objects and the phase of what they call; what none of them calls is "other".
-        lengths: nanoseconds by phase.
+        lengths: nanoseconds by phase. inside: "evaluate" or "checkpoint" for (a part of) one of these, "" for a step.
         """
         self.blocking.end()
         profiler, self._profiler = self._profiler, None
+        nothing: dict[str, Any] = {"wall_ns": 0, "functions": [], "waits": [], "phases": {}, "calls": []}
+        places, self._places = self._places, []
         if profiler is None:
-            return {"wall_ns": 0, "functions": [], "waits": [], "phases": {}}
+            return nothing
         step_ns = now() - self._begun - self._aside
         if not _MONITORING and sys.getprofile() is not profiler:
             # The step has begun a profiler of its own, which ours must not end: not even by being deleted.
             self._replaced = profiler
-            return {"wall_ns": 0, "functions": [], "waits": [], "phases": {}}
+            return nothing
         profiler.disable()
         added, stats = self._added or 0.0, profiler.getstats()
         lengths = dict(self._lengths if lengths is None else lengths)
@@ -157,40 +170,48 @@ class StepProfiler:
         own = {entry.code for entry in entries}
         functions, waits = [], []
         callers, calls_from = _calls_from(entries), _calls_from(stats) if roots is not None else {}
+
+        roots = None if roots is None else {key(code): phase for code, phase in roots.items()}
+
+        def phase_of(code: Any) -> str:
+            if roots is not None:
+                return _phase(code, roots, calls_from)
+            phases = self._phases.get(id(code), {"": 0.0})
+            return max(phases, key=phases.__getitem__)
+
+        called = Called(stats, self._own, self._is_ours, roots or {}, phase_of, bool(inside))
         for entry in entries:
             code, inner, calls = entry.code, 0.0, 0
             caller = _name(callers[code][1]) if code in callers else ""
             inline = code.co_name in INLINE and caller
-            place = [code.co_filename, code.co_firstlineno, caller if inline else _name(code)]
+            at = [code.co_filename, code.co_firstlineno, caller if inline else _name(code)]
             for call in entry.calls or ():
-                if call.code is not code and (call.code in own or self._of_torch(call.code)):
-                    inner += call.totaltime
+                if call.code is not code:
+                    whole = call.code in own or self._of_torch(call.code)
+                    inner += call.totaltime if whole else called.owned_of(call)
                 calls += call.callcount
                 if method := self._waiting(call.code):
-                    waits.append([*place, method, call.callcount, round(call.totaltime * 1e9)])
+                    waits.append([*at, method, call.callcount, round(call.totaltime * 1e9)])
             own_ns = max((entry.totaltime - inner) * 1e9 - calls * added, 0.0)
-            phases = self._phases.get(id(code), {"": 0.0})
-            phase = (
-                _phase(code, roots, calls_from) if roots is not None else max(phases, key=phases.__getitem__)
-            )
+            phase = phase_of(code)
             if phase in lengths:
                 lengths[phase] = max(lengths[phase] - round(calls * added), 1)
             functions.append([
-                *place, entry.callcount, round(entry.totaltime * 1e9), round(own_ns), "" if inline else caller, phase,
+                *at, entry.callcount, round(entry.totaltime * 1e9), round(own_ns), "" if inline else caller, phase,
             ])  # fmt: skip
         for (code, line, name), (count, ns) in self.blocking.spent.items():
             if self._own(code):
                 waits.append([code.co_filename, line, _name(code), name, count, ns])
         if self._loop is not None and self._loop not in own:
-            place = [self._loop.co_filename, self._loop.co_firstlineno, _name(self._loop)]
-            waits += [[*place, *wait] for wait in self._waits_of_loop(stats)]
-        self.blocking.spent, self._loop = {}, None
+            at = [self._loop.co_filename, self._loop.co_firstlineno, _name(self._loop)]
+            waits += [[*at, *wait] for wait in self._waits_of_loop(stats)]
+        is_loop, self.blocking.spent, self._loop = self._loop is not None, {}, None
         functions.sort(key=lambda item: -item[5])
         waits.sort(key=lambda item: -item[5])
         step_ns -= round(added * sum(entry.callcount for entry in stats))
         return {
             "wall_ns": max(step_ns, 1), "functions": functions[:MOST_FUNCTIONS], "waits": waits[:MOST_FUNCTIONS],
-            "phases": lengths,
+            "phases": lengths, "calls": called.rows(step_ns * 1e-9, places, is_loop, _name),
         }  # fmt: skip
 
     def _waiting(self, code: Any) -> str:
@@ -218,7 +239,7 @@ class StepProfiler:
     def _own_loop(self) -> Any:
         """Code of the function that trains, if it is the user's own: it was called before the step."""
         frame: Any = sys._getframe(1)
-        while frame is not None and (frame.f_code.co_filename.startswith(_OURS) or _in_torch(frame.f_code)):
+        while frame is not None and (frame.f_code.co_filename.startswith(_OURS) or in_torch(frame.f_code)):
             frame = frame.f_back
         return frame.f_code if frame is not None and self._own(frame.f_code) else None
 
@@ -226,7 +247,11 @@ class StepProfiler:
         """Whether a function belongs to torch or to the program; that of a built-in is its description."""
         if isinstance(code, str):
             return "torch" in code
-        return _in_torch(code) or code.co_filename.startswith(self._ours)
+        return in_torch(code) or self._is_ours(code)
+
+    def _is_ours(self, code: Any) -> bool:
+        """Whether a function belongs to the program."""
+        return not isinstance(code, str) and code.co_filename.startswith(self._ours)
 
 
 def _profiler() -> Any:
@@ -243,10 +268,6 @@ def _profiler() -> Any:
         return None
 
 
-def _in_torch(code: Any) -> bool:
-    return os.sep + "torch" + os.sep in code.co_filename
-
-
 def _calls_from(stats: Any) -> dict[Any, tuple[float, Any]]:
     """Function -> seconds of its calls from the one that calls it for most of its time, and which one that is."""
     found: dict[Any, tuple[float, Any]] = {}
@@ -261,7 +282,7 @@ def _phase(code: Any, roots: dict[Any, str], calls_from: dict[Any, tuple[float, 
     """The phase of the outermost of the roots that calls a function, directly or not."""
     seen, phase = set(), NAMES[OTHER]
     while code is not None and code not in seen:
-        phase = roots.get(code, phase)
+        phase = roots.get(key(code), phase)
         seen.add(code)
         code = calls_from.get(code, (0.0, None))[1]
     return phase

@@ -24,6 +24,7 @@ import weakref
 from typing import Any, Callable
 
 from . import clock
+from .asides import Asides
 from .clock import (
     CHECKPOINT,
     CURRENT,
@@ -300,6 +301,8 @@ class Steps:
         self.window: Callable[[], None] = lambda: None
         self.study: Callable[[int], None] | None = None
         self.gate: Callable[[], None] | None = None
+        # Profiles evaluations and checkpoints; set by `install`.
+        self.asides: Asides | None = None
         self.give_up: Callable[[BaseException], None] = lambda error: None
         # Set by the hooks: whether tensors have no values at present.
         self.faking: Callable[[], bool] = lambda: False
@@ -492,6 +495,10 @@ class Steps:
                 row[FORWARD] += row[EVALUATE]
                 row[EVALUATE] = 0
                 gpu.rename(EVALUATE, FORWARD)
+        else:
+            each = False
+        if self.asides is not None:
+            self.asides.settle(each)
         gpu.set_aside()
         for phase, spent in (
             (EVALUATE, row[EVALUATE]),

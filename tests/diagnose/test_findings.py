@@ -79,14 +79,14 @@ def test_the_ceiling_of_threads_is_no_less_than_what_was_measured() -> None:
 
 
 def test_a_wait_beside_evaluations_is_bounded_by_the_time_of_steps() -> None:
-    # The rate that people see leaves evaluations out, and so does the bound of what a step may gain.
+    # Shares and bounds of all findings are of the wall time of the run: of 69.8 ms, 30 are evaluations.
     sets = ["evaluate.every_steps=20"]
     after = {n: evaluated(600, 20 * n + 20) for n in range(12)}
     run = Planted(phases=healthy(data_wait=20.0), sets=sets, after=after)
     assert {item.cause for item in run.found()} == {"data-wait", "evaluation"}
     bound = run.named("data-wait").ceiling
     assert bound is not None
-    assert bound >= 39.8 / 19.8
+    assert bound == pytest.approx(69.8 / 49.8, abs=0.01)
 
 
 # Leave it.

@@ -9,6 +9,7 @@ from ndd_engine.record.figures import others_text
 from ndd_engine.record.snapshot import LEAST_SAMPLES
 from ndd_engine.text import counted, number, percent, printable, span, times
 
+from .code_rules import explain_aside, most_of_aside
 from .data_facts import slower
 from .finding import Change, Evidence, Finding
 from .view import (
@@ -125,7 +126,7 @@ def quota(view: View) -> Finding | None:
     share = percent(min(use.throttled, 0.9))
     threads, cores = view.threads or 1, view.whole_cores or 1
     title = f"the CPU quota throttles the run {share} of the time"
-    draft = Draft("quota", title, view.part(min(use.throttled, 0.9)))
+    draft = Draft("quota", title, view.of_wall(min(use.throttled, 0.9)))
     draft.saw(f"throttled {share} of the time (mean of {use.samples} samples)", "cgroup")
     draft.saw(f"{threads} threads and {view.workers} workers share {use.usable:g} cores", CONFIG)
     if not view.gpu and threads + view.workers > cores and threads > 1:
@@ -303,9 +304,11 @@ def _aside(
     if share < FLOOR or expected < FLOOR / 2:
         return None
     cause, verb = ASIDES[section]
-    draft = Draft(cause, f"{cause}s take {percent(share)} of the time", view.part(share), "certain")
+    title = f"{cause}s take {percent(share)} of the time{most_of_aside(view, section)}"
+    draft = Draft(cause, title, view.of_wall(share), "certain")
     draft.saw(f"each takes {span(each_s * 1e9)}, after every {span(period_s * 1e9)} of training", CLOCK)
     draft.saw(f"{done} {cause}s took {percent(measured)} of the time so far", CLOCK)
+    explain_aside(view, section, draft)
     sets, aim_s = [], each_s * (1 - AIM) / AIM
     for key, seconds in periods.items():
         if seconds < aim_s:

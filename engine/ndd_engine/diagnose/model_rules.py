@@ -156,7 +156,7 @@ def recompile(view: View) -> Finding | None:
     reason = printable(last.data.get("reason") or "")
     assumed = reason.partition(" ==")[0] if " ==" in reason else ""
     name = f" because of {assumed}" if assumed.isidentifier() else ""
-    title, part = f"recompilation{name} takes {percent(share)} of the time", view.part(share)
+    title, part = f"recompilation{name} takes {percent(share)} of the time", view.of_wall(share)
     if limit is not None:
         title = (
             f"{counted(totals.recompiles, 'recompilation')}{name}: runs uncompiled since step {limit.step:,}"
@@ -198,7 +198,7 @@ def compile_cost(view: View) -> Finding | None:
     if whole <= 0 or seconds < (COMPILED_GAIN - 1) * whole:
         return None
     title = f"compilation took {duration(seconds)}, training takes only {duration(whole)}"
-    draft = Draft("compile-cost", title, view.part(seconds / (seconds + whole)))
+    draft = Draft("compile-cost", title, view.of_wall(seconds / (seconds + whole)))
     draft.saw(f"it breaks even only if compiled steps are {times(1 + seconds / whole)} as fast", CLOCK)
     sets = () if view.is_script else ("speed.compile=off",)
     if sets:

@@ -16,6 +16,7 @@ from ndd_watch.changes import TABLE
 
 from . import (
     capture_rules,
+    code_rules,
     data_rules,
     gpu_rules,
     host_rules,
@@ -72,7 +73,7 @@ def busy(view: View) -> str:
     Idle time inside of it is named, so that the figure agrees with the idle time shown beside it.
     """
     snapshot = view.snapshot
-    aside = sum(view.cost(name).wall for name in ("evaluate", "checkpoint"))
+    aside = 1 - view.in_steps
     device = on_device(view)
     share = device.share * max(1 - aside, 0.0) if device is not None else view.model.wall
     text = f"the model takes {percent(share)} of the time"
@@ -160,6 +161,8 @@ def restart_s(view: View, item: Finding) -> float | None:
 
 Rule = Callable[[View], Finding | None]
 
+# Causes outside the run: they never take the first place from what can be changed in it.
+NEIGHBOURS = ("neighbour-cores", "neighbour-gpu")
 # Findings with a lower ceiling are dropped.
 LEAST = 1.04
 # Rules that apply to short runs as well.
@@ -172,6 +175,7 @@ RULES: tuple[Rule, ...] = (
     *rank_rules.RULES,
     *model_rules.RULES,
     *run_rules.SCRIPT_RULES,
+    *code_rules.RULES,
     *host_rules.STEP_RULES,
 )
 
@@ -181,8 +185,8 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
     few_steps: judge any number of steps, such as those of a trace.
 
-    Order: hazards, a model that is compiled no more, bottlenecks, bottlenecks whose change was tried and not faster,
-    findings that cost no time. Bottlenecks are sorted by the measured speedup of their change; if there is none, by
+    Order: hazards, a model that is compiled no more, bottlenecks of the run, other processes, bottlenecks whose change
+    was tried and not faster, findings that cost no time. Bottlenecks are sorted by the measured speedup of their change; if there is none, by
     ceiling or share of the time.
     """
     view = View(snapshot)
@@ -208,8 +212,10 @@ def _rank(view: View, item: Finding) -> tuple[int, float]:
         return 1, float("-inf")
     if item.ceiling is not None or item.share is not None:
         bound = proved(view, item) or item.ceiling or ceiling(item.share or 0.0)
-        return (1 if tried(view, item) is None else 2), -bound
-    return (3 if item.cause == "too-short" else 4), 0.0
+        if tried(view, item) is not None:
+            return 3, -bound
+        return (2 if item.cause in NEIGHBOURS else 1), -bound
+    return (4 if item.cause == "too-short" else 5), 0.0
 
 
 # A finding is unchanged while its possible gain (ceiling - 1) stays within this factor.

@@ -1,26 +1,22 @@
-"""Hazards that can end the run, settings that are not in effect, and functions of the user's own code."""
+"""Hazards that can end the run, settings that are not in effect, and modes and waits of observed scripts."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import PurePath
 from statistics import median
 
 from ndd_engine.text import counted, duration, percent, printable, size, span
 
-from . import data_rules
 from .finding import Confidence, Finding
 from .gpu_rules import smaller_batches
 from .view import (
     BETWEEN,
-    CLOCK,
     COMPUTING,
     CONFIG,
     FLOOR,
     MODEL,
     PROFILER,
     Draft,
-    SlowFunction,
     View,
     place,
     taken,
@@ -238,89 +234,11 @@ def _slope(points: list[StepValue]) -> float | None:
     return median(slopes) if len(points) >= 4 else None
 
 
-# Phases of our own runs besides the model and the loader, for which other rules name the function.
-AROUND = ("to_device", "clip", "optimizer", "zero_grad", "log", "other")
 # Reads of a tensor that are no call of a method by name.
 WAITS = {
     "float": "float(tensor)", "int": "int(tensor)", "bool": "bool(tensor), which if and while call,",
     "format": 'f"{tensor}"', "to": '.to("cpu")',
 }  # fmt: skip
-# Minimum part of a wait for data that a function must take to be its cause.
-MOST_OF = 0.5
-
-
-def slow_function(view: View) -> Finding | None:
-    """A function of the user that takes much of a step by itself, outside torch."""
-    found = _function_of_script(view) if view.is_script else _function_around(view)
-    if found is None or found.share < 2 * FLOOR:
-        return None
-    title = f"{found.subject} takes {percent(found.share)} of each step"
-    draft = Draft("slow-function", title, view.part(found.share))
-    draft.saw(f"{counted(found.calls, 'call')} in one step take {span(found.ns)} outside torch", PROFILER)
-    draft.saw(f"a step takes {span(view.step_ns)}", CLOCK)
-    draft.change(
-        "do its work once before training, cache its results, or use tensor operations instead of Python loops",
-        where=found.where,
-    )
-    return draft.done()
-
-
-def _function_of_script(view: View) -> SlowFunction | None:
-    found = view.slowest_function()
-    if found is None or (data_rules.made_by(view, found) and view.wait.share >= 2 * FLOOR):
-        return None  # `data_wait` names it
-    return replace(found, share=min(found.share, view.exposed(found.phase)))
-
-
-def _function_around(view: View) -> SlowFunction | None:
-    """In a run of our own with the user's own code: besides the model and the loader, such as a callback."""
-    found = view.slowest_function(*AROUND)
-    if found is None or ":" not in str(view.get("workload.name")):
-        return None
-    return replace(found, share=min(found.share, view.exposed(found.phase)))
-
-
-def aside(view: View) -> Finding | None:
-    """Checkpoints or evaluations of the script, whose number and interval are its own."""
-    if not view.is_script:
-        return None
-    totals = view.snapshot.totals
-    if not totals.wall_ns:
-        return None
-    name = max(("checkpoint", "evaluate"), key=lambda phase: totals.phases.get(phase, 0))
-    spent = totals.phases.get(name, 0)
-    share = spent / totals.wall_ns
-    if share < 2 * FLOOR:
-        return None
-    what = "saving checkpoints" if name == "checkpoint" else "evaluating"
-    cause = "checkpoint" if name == "checkpoint" else "evaluation"
-    draft = Draft(cause, f"{what} takes {percent(share)} of the time", view.part(share))
-    draft.saw(f"{span(spent)} of {span(totals.wall_ns)}", CLOCK)
-    draft.change("save less often" if name == "checkpoint" else "evaluate less often, or on fewer batches")
-    return draft.done()
-
-
-def outside(view: View) -> Finding | None:
-    """Time outside all phases that no function of the script takes by itself: torch, on small tensors or in a log."""
-    cost = view.cost("other")
-    slow = view.slowest_function()
-    totals = view.snapshot.totals
-    collecting = (totals.gc_ns or 0) / totals.wall_ns if totals.wall_ns else 0.0
-    if not view.is_script or not cost.clear or cost.share - collecting < 2 * FLOOR:
-        return None
-    if slow is not None and slow.share >= 2 * FLOOR and slow.ns >= MOST_OF * cost.ns:
-        return None  # `slow_function` names it
-    if view.gpu and waited_ns(view) >= MOST_OF * view.phases["other"].host_ns:
-        return None  # the host waits there: `waits_for_device` or a capture says what that costs
-    found = view.where("other")
-    line = found.line if found is not None and found.own else None
-    title = f"code outside the model takes {percent(cost.share)} of each step"
-    draft = Draft("user-code", title, cost)
-    draft.add(taken(cost, "what is neither data, model nor optimizer takes"))
-    if found is not None and line is not None:
-        draft.add(found.seen)
-    draft.change("do it every few steps only, or on all tensors at once instead of one by one", where=line)
-    return draft.done()
 
 
 def anomaly(view: View) -> Finding | None:
@@ -402,4 +320,4 @@ def waits_for_device(view: View) -> Finding | None:
     return draft.done()
 
 
-SCRIPT_RULES = (slow_function, outside, anomaly, oversubscribed, waits_for_device, aside)
+SCRIPT_RULES = (anomaly, oversubscribed, waits_for_device)

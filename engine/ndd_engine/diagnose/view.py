@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, hypot, sqrt
@@ -9,10 +10,11 @@ from pathlib import PurePath
 from typing import Any
 
 from ndd_engine.record.event import Wait
-from ndd_engine.record.events import BaselineEvent, KernelsEvent
+from ndd_engine.record.events import BaselineEvent, FunctionsEvent, KernelsEvent
 from ndd_engine.record.ranks import ASIDES
 from ndd_engine.record.snapshot import OTHERS, PhaseShare, Snapshot
 from ndd_engine.text import percent, printable, span
+from ndd_watch.called import logs
 
 from .finding import Change, Confidence, Evidence, Finding
 
@@ -56,7 +58,7 @@ PROFILER = "Python profiler, one step"
 class Cost:
     """Cost of some phases: nanoseconds per optimizer step, share of the step time (0..1) and its standard error.
 
-    wall: share of the wall time including evaluations and checkpoints. source: which clock it is from.
+    wall: share of the wall time of the run, evaluations and checkpoints included. source: which clock it is from.
     """
 
     ns: float
@@ -120,6 +122,40 @@ class SlowFunction:
         return Evidence(f"{self.subject} takes {span(self.ns)} of a step", PROFILER)
 
 
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """A call that is not of the user's own function: time in a step, or in an evaluation, and share of that.
+
+    file, line, name: the user's line that calls, directly or not. phase: "" if it is unknown.
+    """
+
+    file: str
+    line: int
+    name: str
+    function: str
+    library: str
+    calls: int
+    ns: float
+    share: float
+    phase: str
+
+    @property
+    def where(self) -> str:
+        """ "train.py:12 in main"."""
+        return place(self.file, self.line, self.name)
+
+    @property
+    def what(self) -> str:
+        """ "LightningModule.log of lightning", "print"."""
+        known = self.library and not self.function.startswith(("torch.", "Tensor."))
+        return printable(self.function + (f" of {self.library}" if known else ""))
+
+    @property
+    def logs(self) -> bool:
+        """Whether it records values or draws a progress bar."""
+        return logs(self.function, self.library)
+
+
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0)
 
 
@@ -163,15 +199,22 @@ class View:
             return NOTHING
         errors: list[float | None] = []
         sources: dict[str, None] = {}
-        ns = wall = 0.0
+        ns = 0.0
         for phase in found:
             cost, source = self._cost_ns(phase)
             sources[source] = None
             part = cost / phase.host_ns if phase.host_ns else 0.0
-            ns, wall = ns + cost, wall + phase.share * part
+            ns += cost
             errors.append(None if phase.share_error is None else phase.share_error * part)
         error = None if None in errors else hypot(*(value for value in errors if value is not None))
-        return Cost(ns, min(ns / self.step_ns, 1.0), error, wall, " and ".join(sources))
+        share = min(ns / self.step_ns, 1.0)
+        return Cost(ns, share, error, share * self.in_steps, " and ".join(sources))
+
+    @cached_property
+    def in_steps(self) -> float:
+        """Share of the wall time of the run (0..1) that steps take; evaluations and checkpoints take the rest."""
+        totals = self.snapshot.totals
+        return max(1 - sum(totals.share(name) for name in ASIDES), 0.0)
 
     def _cost_ns(self, phase: PhaseShare) -> tuple[float, str]:
         """Nanoseconds of a step, and where they are from."""
@@ -234,6 +277,10 @@ class View:
 
     def part(self, share: float) -> Cost:
         """Cost of a share of the step time; its error is unknown."""
+        return Cost(share * self.step_ns, share, None, share * self.in_steps)
+
+    def of_wall(self, share: float) -> Cost:
+        """The same of a share of the wall time of the run."""
         return Cost(share * self.step_ns, share, None, share)
 
     def device_cost(self, name: str) -> Cost:
@@ -247,7 +294,7 @@ class View:
         if not total or found is None or found.device_ns is None:
             return NOTHING
         share = found.device_ns / total
-        return Cost(found.device_ns, share, found.share_error, share, DEVICE)
+        return Cost(found.device_ns, share, found.share_error, share * self.in_steps, DEVICE)
 
     @property
     def is_script(self) -> bool:
@@ -315,24 +362,69 @@ class View:
 
     @cached_property
     def functions(self) -> tuple[SlowFunction, ...]:
-        """The functions of the profiled step, longest first, scaled to the time of a usual step or phase."""
+        """The functions of the profiled step, longest first, scaled to the time of a usual step or phase.
+
+        Together they take no longer than their phase, and than the step.
+        """
         found = self.snapshot.functions
         if found is None or not found.wall_ns or self.step_ns <= 0:
             return ()
-        items = []
-        for file, line, name, calls, _, own_ns, caller, phase in found.functions:
+        usual = self._usual(found, [(row[7], row[5]) for row in found.functions])
+        items = [
+            SlowFunction(
+                str(file), int(line), str(name), int(calls), ns, ns / self.step_ns, str(caller), str(phase)
+            )
+            for (file, line, name, calls, _, _, caller, phase), ns in zip(found.functions, usual, strict=True)
+        ]
+        return tuple(sorted(items, key=lambda item: -item.ns))
+
+    @cached_property
+    def calls(self) -> tuple[LibraryCall, ...]:
+        """What lines of the user's code call in a step, longest first, scaled in the same way."""
+        found = self.snapshot.functions
+        if found is None or not found.wall_ns or self.step_ns <= 0:
+            return ()
+        usual = self._usual(found, [(row[7], row[6]) for row in found.calls])
+        items = [
+            LibraryCall(*row[:6], ns, ns / self.step_ns, row[7])
+            for row, ns in zip(found.calls, usual, strict=True)
+        ]
+        return tuple(sorted(items, key=lambda item: -item.ns))
+
+    def _usual(self, found: FunctionsEvent, rows: Sequence[tuple[str, int]]) -> list[float]:
+        """Nanoseconds in a usual step of parts of the profiled one. rows: (phase, nanoseconds)."""
+        sums: dict[str, int] = {}
+        for phase, ns in rows:
+            sums[phase] = sums.get(phase, 0) + ns
+        factors = {}
+        for phase, ns in sums.items():
             profiled = found.phases.get(phase, 0)
             if profiled and phase in self.phases:  # which may cost nothing: the GPU is busy meanwhile
-                ns = own_ns * min(self.cost(phase).ns / profiled, 1.0)
+                factors[phase] = min(self.cost(phase).ns / max(profiled, ns), 1.0)
             else:
-                ns = own_ns / (
-                    found.wall_ns / self.step_ns if found.wall_ns > DISTORTED * self.step_ns else 1.0
-                )
-            share = min(ns / self.step_ns, 1.0)
-            items.append(
-                SlowFunction(str(file), int(line), str(name), int(calls), ns, share, str(caller), str(phase))
+                distorted = found.wall_ns > DISTORTED * self.step_ns
+                factors[phase] = self.step_ns / found.wall_ns if distorted else 1.0
+        whole = sum(ns * factors[phase] for phase, ns in sums.items())
+        all_of_it = min(self.step_ns / whole, 1.0) if whole else 1.0
+        return [ns * factors[phase] * all_of_it for phase, ns in rows]
+
+    def called_in(self, phase: str) -> tuple[LibraryCall, ...]:
+        """Where the time of a profiled evaluation or checkpoint goes, longest first: with shares of that.
+
+        Functions of the user's own code are among them, by themselves.
+        """
+        found = self.snapshot.asides.get(phase)
+        if found is None or not found.wall_ns:
+            return ()
+        items = [(*row[:6], row[6], row[7]) for row in found.calls]
+        for file, line, name, calls, _, own_ns, _, inner in found.functions:
+            of_library = sum(
+                row[6] for row in found.calls if row[:1] == (file,) and row[2] == name and row[4] != "torch"
             )
-        return tuple(sorted(items, key=lambda item: -item.ns))
+            items.append((file, line, name, "", "", calls, max(own_ns - of_library, 0), inner))
+        whole = max(found.wall_ns, sum(item[6] for item in items))
+        made = (LibraryCall(*item[:6], float(item[6]), item[6] / whole, item[7]) for item in items)
+        return tuple(sorted(made, key=lambda item: -item.ns))
 
     @cached_property
     def device_waits(self) -> list[Wait]:
@@ -527,7 +619,10 @@ class Draft:
         if self._cost is None or share is None or share < self._cost.share + WIDER:
             return
         share = min(share, 1.0)
-        self._cost = replace(self._cost, share=share, ns=self._cost.ns * share / max(self._cost.share, 1e-9))
+        grown = share / max(self._cost.share, 1e-9)
+        self._cost = replace(
+            self._cost, share=share, ns=self._cost.ns * grown, wall=min(self._cost.wall * grown, 1.0)
+        )
         self._finding = replace(self._finding, title=title.format(share=percent(share)))
         if all(item.text != why for item in self._evidence):
             self.saw(why, source)
@@ -537,9 +632,13 @@ class Draft:
         self._bounded = False
 
     def done(self) -> Finding:
-        """The finding; its ceiling follows from its share."""
+        """The finding; its ceiling follows from its share of the wall time of the run, whatever the title says."""
+        cost = self._cost
+        if cost is not None and cost.wall < cost.share - WIDER:
+            beside = "evaluations and checkpoints take much of the run"
+            self.saw(f"this is {percent(cost.wall)} of the whole time: {beside}", CLOCK)
         found = replace(self._finding, evidence=tuple(self._evidence), changes=tuple(self._changes))
-        if self._cost is None:
+        if cost is None:
             return found
-        share = min(self._cost.share, 1.0)
+        share = min(cost.wall, 1.0)
         return replace(found, share=share, ceiling=ceiling(share) if self._bounded else None)

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 from .event import (
     VERSION,
     AnyTable,
+    Call,
     Configuration,
     Count,
     Figure,
@@ -374,6 +375,8 @@ class FunctionsEvent(Event):
     functions: list[Function]
     waits: list[Wait] = field(default_factory=list)
     phases: dict[str, Count] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    inside: str = ""
 
 
 Confidence = Literal["certain", "likely", "possible"]

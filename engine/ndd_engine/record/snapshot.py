@@ -263,6 +263,8 @@ class Facts:
     kernels: KernelsEvent | None = None
     stacks: StacksEvent | None = None
     functions: FunctionsEvent | None = None
+    # The newest profile of an evaluation and of a checkpoint, by phase.
+    asides: dict[str, FunctionsEvent] = field(default_factory=dict)
     trials: tuple[TrialEvent, ...] = ()
 
 

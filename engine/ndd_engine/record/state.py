@@ -159,6 +159,8 @@ class RunState(Facts):
                 self._mark(t, event)
             case SettingEvent():
                 self._setting(t, event)
+            case FunctionsEvent() if event.inside:
+                self.asides = {**self.asides, event.inside: event}
             case (
                 WorkEvent()
                 | LoaderEvent()
@@ -196,6 +198,7 @@ class RunState(Facts):
             # The new process applies and verifies its settings again.
             self.settings = ()
             self.work = self.loader = self.baseline = self.kernels = self.stacks = self.functions = None
+            self.asides = {}
             self.totals = Totals()
             self.first_clocks.clear()
 

@@ -91,7 +91,7 @@ class ScriptRanks:
             comparison.take(member.rank, checker(RankEvent).validate_python(told))
         elif kind == "stacks":
             comparison.look(member.rank, line["frames"])
-        elif kind == "functions":
+        elif kind == "functions" and not line.get("inside"):
             comparison.take(member.rank, FunctionsEvent(0, int(line["wall_ns"]), line["functions"]))
         elif kind == "memory":
             member.allocated = int(line["allocated_bytes"])

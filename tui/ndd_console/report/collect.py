@@ -156,7 +156,8 @@ def _take(history: History, at: Moment, event: events.Event) -> None:
         case events.StacksEvent():
             history.stacks = event
         case events.FunctionsEvent():
-            history.functions = event
+            if not event.inside:
+                history.functions = event
         case events.KernelsEvent():
             history.captures.append((at, event))
         case events.RunEvent():

@@ -1,0 +1,279 @@
+"""Functions of the user's own code and what they call: in a step, in an evaluation, in a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ndd_engine.text import counted, percent, span
+from ndd_watch.called import logs
+
+from . import data_rules
+from .finding import Finding
+from .run_rules import waited_ns
+from .view import CLOCK, FLOOR, MODEL, PROFILER, Draft, LibraryCall, SlowFunction, View, taken
+
+# Phases of our own runs besides the model and the loader, for which other rules name the function.
+AROUND = ("to_device", "clip", "optimizer", "zero_grad", "log", "other")
+# Minimum part of a phase, or of a function, that something must take to be its cause.
+MOST_OF = 0.5
+# Parts of an evaluation below this are not named, and how many are.
+LEAST_INSIDE, MOST_INSIDE = 0.1, 3
+# Functions that wait for something else: the fault is not in them, but in what they wait for.
+WAITING = frozenset({
+    "get", "recv", "recv_bytes", "acquire", "wait", "select", "poll", "sleep", "join", "result", "accept", "next",
+    "__next__", "synchronize", "urlopen", "request",
+})  # fmt: skip
+# What else a Trainer of transformers does with the outputs of all batches of an evaluation.
+_ACCUMULATES = frozenset({
+    "nested_concat", "torch_pad_and_concatenate", "numpy_pad_and_concatenate", "nested_numpify", "nested_detach",
+    "EvalLoopContainer.add", "EvalLoopContainer.to_cpu_and_numpy",
+})  # fmt: skip
+_JOINS = frozenset({"cat", "concat", "concatenate", "stack", "vstack", "hstack", "append"})
+# Libraries and functions of torch that run beside the model -> what helps; "" where nothing does.
+_BESIDE = {
+    "GradScaler": "use bfloat16, which needs no gradient scaler, or none where the model is not trained in float16",
+    "AveragedModel": "update the average of the parameters every few steps only",
+    "LRScheduler": "step the scheduler once per epoch, if its schedule allows that",
+    "clip_grad": "pass foreach=True to the clipping function",
+}
+_LOG_LESS = {
+    "lightning": "call self.log every few steps only, as with if batch_idx % 50 == 0; "
+    "enable_progress_bar=False or a larger refresh_rate for the progress bar",
+    "transformers": "log every n steps: TrainingArguments(logging_steps=50, disable_tqdm=True)",
+    "tqdm": "update the progress bar every few steps only: mininterval, miniters",
+    "print": "print every few steps only",
+    "": "log every few steps only, as means over these",
+}
+_LOG_LESS["pytorch_lightning"] = _LOG_LESS["lightning"]
+
+
+def slow_function(view: View) -> Finding | None:
+    """A function of the user that takes much of a step by itself, outside torch and what it logs."""
+    found = _function_of_script(view) if view.is_script else _function_around(view)
+    if found is None or found.share < 2 * FLOOR:
+        return None
+    inner = next((call for call in view.calls if _called_by(call, found) and call.library != "torch"), None)
+    if inner is not None and inner.ns < MOST_OF * found.ns:
+        inner = None
+    does, waits = "takes", inner is not None and _last(inner) in WAITING
+    if inner is not None:
+        does = f"{'waits in' if waits else 'calls'} {inner.what}, which takes"
+    draft = Draft(
+        "slow-function", f"{found.subject} {does} {percent(found.share)} of each step", view.part(found.share)
+    )
+    draft.saw(f"{counted(found.calls, 'call')} in one step take {span(found.ns)} outside torch", PROFILER)
+    if inner is not None:
+        draft.saw(
+            f"{counted(inner.calls, 'call')} of {inner.what} take {span(inner.ns)} ({inner.where})", PROFILER
+        )
+    draft.saw(f"a step takes {span(view.step_ns)}", CLOCK)
+    if waits:
+        text = "look at what it waits for: have that done ahead, in another thread or process"
+    elif inner is not None and inner.library:
+        text = (
+            f"call {inner.what} less often: once for all items, or before training, or keep what it returns"
+        )
+    else:
+        text = "do its work once before training, cache its results, or use tensor operations instead of Python loops"
+    draft.change(text, where=inner.where if inner is not None else found.where)
+    return draft.done()
+
+
+def _last(call: LibraryCall) -> str:
+    return call.function.partition(" ")[0].rpartition(".")[2]
+
+
+def _called_by(call: LibraryCall, function: SlowFunction) -> bool:
+    return (call.file, call.name) == (function.file, function.name)
+
+
+def _without_logging(view: View, *phases: str) -> SlowFunction | None:
+    """The slowest function without what it calls to log, and without those that do nothing else."""
+    found = []
+    for item in view.functions:
+        if logs(item.name, "") or (phases and item.phase and item.phase not in phases):
+            continue
+        logged = sum(
+            call.ns for call in view.calls if call.logs and call.library != "torch" and _called_by(call, item)
+        )
+        ns = max(item.ns - logged, 0.0)
+        found.append(replace(item, ns=ns, share=ns / view.step_ns))
+    return max(found, key=lambda item: item.ns, default=None)
+
+
+def _function_of_script(view: View) -> SlowFunction | None:
+    found = _without_logging(view)
+    if found is None or (data_rules.made_by(view, found) and view.wait.share >= 2 * FLOOR):
+        return None  # `data_wait` names it
+    return replace(found, share=min(found.share, view.exposed(found.phase)))
+
+
+def _function_around(view: View) -> SlowFunction | None:
+    """In a run of our own with the user's own code: besides the model and the loader, such as a callback."""
+    found = _without_logging(view, *AROUND)
+    if found is None or ":" not in str(view.get("workload.name")):
+        return None
+    return replace(found, share=min(found.share, view.exposed(found.phase)))
+
+
+def _logged(view: View) -> list[LibraryCall]:
+    """What records values in a step, or draws a progress bar: calls of libraries, and functions of the user."""
+    found = [call for call in view.calls if call.logs]
+    known = {(call.file, call.name) for call in found}
+    own = (item for item in view.functions if logs(item.name, "") and (item.file, item.name) not in known)
+    found += [
+        LibraryCall(one.file, one.line, one.name, one.name, "", one.calls, one.ns, one.share, one.phase)
+        for one in own
+    ]
+    return sorted(found, key=lambda call: -call.ns)
+
+
+def logging_calls(view: View) -> Finding | None:
+    """Values are logged, printed or shown in a progress bar at each step."""
+    found = _logged(view)
+    share = min(sum(min(call.share, view.exposed(call.phase)) for call in found), 1.0)
+    if not found or share < 2 * FLOOR or not (view.is_script or ":" in str(view.get("workload.name"))):
+        return None
+    first = found[0]
+    often = f" is called {counted(first.calls, 'time')} in it" if first.calls > 1 else ""
+    title = f"logging takes {percent(share)} of each step: {first.what}{often} ({first.where})"
+    draft = Draft("logging", title, view.part(share))
+    for call in found[:MOST_INSIDE]:
+        times = counted(call.calls, "time")
+        draft.saw(f"{call.what} is called {times} in a step, from {call.where}: {span(call.ns)}", PROFILER)
+    draft.saw(f"a step takes {span(view.step_ns)}", CLOCK)
+    advice = _LOG_LESS.get(first.library or first.function, _LOG_LESS[""])
+    draft.change(advice, where=first.where)
+    return draft.done()
+
+
+def aside(view: View) -> Finding | None:
+    """Checkpoints or evaluations of the script, whose number and interval are its own."""
+    if not view.is_script:
+        return None
+    totals = view.snapshot.totals
+    if not totals.wall_ns:
+        return None
+    name = max(("checkpoint", "evaluate"), key=lambda phase: totals.phases.get(phase, 0))
+    spent = totals.phases.get(name, 0)
+    share = spent / totals.wall_ns
+    if share < 2 * FLOOR:
+        return None
+    what = "saving checkpoints" if name == "checkpoint" else "evaluating"
+    cause = "checkpoint" if name == "checkpoint" else "evaluation"
+    title = f"{what} takes {percent(share)} of the time{most_of_aside(view, name)}"
+    draft = Draft(cause, title, view.of_wall(share))
+    draft.saw(f"{span(spent)} of {span(totals.wall_ns)}", CLOCK)
+    explain_aside(view, name, draft)
+    draft.change("save less often" if name == "checkpoint" else "evaluate less often, or on fewer batches")
+    return draft.done()
+
+
+def _beside_model(view: View, phase: str) -> LibraryCall | None:
+    """What takes most of a profiled evaluation or checkpoint, if that is neither the model nor the data."""
+    rest = [call for call in view.called_in(phase) if call.phase not in (*MODEL, "data_wait")]
+    return rest[0] if rest and rest[0].share >= 2 * LEAST_INSIDE else None
+
+
+def most_of_aside(view: View, phase: str) -> str:
+    """For a title: ", 79 % of it in torch.cat (train.py:12 in evaluate)"; "" if nothing takes much."""
+    top = _beside_model(view, phase)
+    if top is None:
+        return ""
+    return (
+        f", {percent(top.share)} of it in {top.what} ({top.where})"
+        if top.function
+        else f", {percent(top.share)} of it in {top.where}"
+    )
+
+
+def explain_aside(view: View, phase: str, draft: Draft) -> None:
+    """Add where the time of evaluations or checkpoints goes, by function, and what helps."""
+    found = view.called_in(phase)
+    one = "a profiled checkpoint" if phase == "checkpoint" else "a profiled evaluation"
+    model = sum(call.share for call in found if call.phase in MODEL)
+    data = sum(call.share for call in found if call.phase == "data_wait")
+    rest = [call for call in found if call.phase not in (*MODEL, "data_wait") and call.share >= LEAST_INSIDE]
+    parts = [
+        (call.share, f"{call.what if call.function else call.where} {percent(call.share)}") for call in rest
+    ]
+    parts += [
+        (share, f"{name} {percent(share)}")
+        for name, share in (("the model", model), ("loading data", data))
+        if share >= LEAST_INSIDE
+    ]
+    if not parts:
+        return
+    draft.saw(
+        f"of {one}: {', '.join(text for _, text in sorted(parts, reverse=True)[:MOST_INSIDE])}",
+        PROFILER_ASIDE,
+    )
+    top = _beside_model(view, phase)
+    if top is not None:
+        draft.change(_help_for(top, phase), where=top.where)
+    elif data >= MOST_OF:
+        draft.change("load the data of the evaluation ahead: num_workers of its DataLoader, or cached items")
+    elif model >= MOST_OF:
+        draft.change(
+            "use larger batches in the evaluation, which keeps no gradients, and torch.inference_mode()"
+        )
+
+
+# The source of evidence from a profiled evaluation or checkpoint.
+PROFILER_ASIDE = "Python profiler"
+
+
+def _help_for(call: LibraryCall, phase: str) -> str:
+    if phase == "checkpoint":
+        return "save only what a resumed run needs, or from another thread"
+    name = call.function.partition(" ")[0]
+    if call.library == "transformers" and name in _ACCUMULATES:
+        return (
+            "the Trainer keeps the outputs of all batches: return only what the metric needs, with "
+            "preprocess_logits_for_metrics"
+        )
+    if call.logs:
+        return "log once for the whole evaluation"
+    if _last(call) in _JOINS:
+        return "keep sums, or what the metric needs, instead of all outputs; join them once, after the last batch"
+    if _last(call) in ("item", "tolist", "cpu", "numpy"):
+        return "read values once, after the last batch"
+    return "do this once for the whole evaluation, or with tensor operations"
+
+
+def outside(view: View) -> Finding | None:
+    """Time outside all phases that no function of the script takes by itself: torch on small tensors, a library."""
+    cost = view.cost("other")
+    slow = _without_logging(view)
+    totals = view.snapshot.totals
+    collecting = (totals.gc_ns or 0) / totals.wall_ns if totals.wall_ns else 0.0
+    if not view.is_script or not cost.clear or cost.share - collecting < 2 * FLOOR:
+        return None
+    if slow is not None and slow.share >= 2 * FLOOR and slow.ns >= MOST_OF * cost.ns:
+        return None  # `slow_function` names it
+    if sum(call.ns for call in _logged(view)) >= MOST_OF * cost.ns:
+        return None  # `logging_calls` does
+    if view.gpu and waited_ns(view) >= MOST_OF * view.phases["other"].host_ns:
+        return None  # the host waits there: `waits_for_device` or a capture says what that costs
+    called = [call for call in view.calls if call.phase == "other" and not call.logs]
+    found = view.where("other")
+    line = found.line if found is not None and found.own else None
+    title = f"code outside the model takes {percent(cost.share)} of each step"
+    if called and called[0].share >= FLOOR:
+        title += f", most of it {called[0].what} ({called[0].where})"
+    draft = Draft("user-code", title, cost)
+    draft.add(taken(cost, "what is neither data, model nor optimizer takes"))
+    for call in called[:MOST_INSIDE]:
+        draft.saw(f"{call.what} takes {span(call.ns)} of a step, called at {call.where}", PROFILER)
+    if found is not None and line is not None:
+        draft.add(found.seen)
+    known = next((text for name, text in _BESIDE.items() if called and name in called[0].function), None)
+    if known is not None:
+        draft.change(known, where=called[0].where)
+    elif not called or called[0].library in ("", "torch"):
+        text = "do it every few steps only, or on all tensors at once instead of one by one"
+        draft.change(text, where=called[0].where if called else line)
+    return draft.done()
+
+
+RULES = (slow_function, logging_calls, outside, aside)

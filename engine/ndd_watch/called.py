@@ -1,0 +1,248 @@
+"""What the user's lines call that is not their own: which function of a library takes the time under a profiler.
+
+A profiler knows how long each function took, and how much of that for each function that calls it. What a function does
+for one of its callers is assumed to be that caller's part of everything that it does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dis import get_instructions
+from typing import Any
+
+# Functions with these names record what they are given: `self.log`, `writer.add_scalar`, `wandb.log`, `print`.
+LOGS = frozenset({
+    "log", "log_dict", "log_metrics", "log_metric", "log_scalar", "log_scalars", "on_log", "add_scalar", "add_scalars",
+    "add_histogram", "add_image", "track", "print", "info", "debug", "warning", "write_metrics", "report_scalar",
+    "set_postfix", "set_postfix_str", "set_description",
+})  # fmt: skip
+# Libraries that do nothing else, and ends of the names of classes that do.
+_LOGGERS = frozenset(
+    {
+        "wandb",
+        "tensorboard",
+        "tensorboardX",
+        "mlflow",
+        "comet_ml",
+        "neptune",
+        "aim",
+        "clearml",
+        "rich",
+        "tqdm",
+    }
+)
+_RECORDERS = ("Logger", "LoggerConnector", "Writer", "ProgressBar", "ProgressCallback", "Progress")
+# A function is named instead of the one that calls it if it takes this part of the whole.
+_BIG = 0.05
+# Calls that take less of the whole are left out; a built-in function is named with the one that it takes most of.
+_LEAST, _MOSTLY = 0.01, 0.5
+_MOST_CALLS = 16
+# Calls within calls that are looked at.
+_DEEP = 60
+_WRAPPER = "decorate_context"  # torch's, around each function with @torch.no_grad()
+_OPTIMIZERS = os.path.join("torch", "optim", "optimizer.py")
+
+# Phases whose calls of torch are the model's.
+_OF_MODEL = ("forward", "loss", "backward")
+
+# Code and line of the user's function that calls.
+Place = tuple[Any, int]
+
+
+def logs(name: str, package: str) -> bool:
+    """Whether a function records values or draws a progress bar. name: "Writer.add_scalar"."""
+    owner, _, last = name.partition(" ")[0].rpartition(".")
+    return last in LOGS or package in _LOGGERS or owner.endswith(_RECORDERS)
+
+
+def key(code: Any) -> Any:
+    """What a function has in common with itself with probes."""
+    return code if isinstance(code, str) else (code.co_filename, code.co_name, code.co_firstlineno)
+
+
+def library(code: Any) -> str:
+    """The package of a function: "transformers"; "" for one of Python, or a built-in one of it."""
+    if isinstance(code, str):
+        return "torch" if "torch" in code else ""
+    _, found, inside = code.co_filename.replace(os.sep, "/").rpartition("-packages/")
+    return inside.partition("/")[0].removesuffix(".py") if found else ""
+
+
+class Called:
+    """The calls of a profile.
+
+    own: whether a code object is the user's own. hidden: whether it is the program's, whose calls are nobody's.
+    roots: keys of code objects and the phase of what they call. phase_of: that of a function of the user. whole:
+    functions inside libraries are of interest as well, as in an evaluation; otherwise what the user's functions call.
+    """
+
+    def __init__(
+        self,
+        stats: Any,
+        own: Callable[[Any], bool],
+        hidden: Callable[[Any], bool],
+        roots: dict[Any, str],
+        phase_of: Callable[[Any], str],
+        whole: bool,
+    ) -> None:
+        self._entries = {entry.code: entry for entry in stats}
+        self._own, self._hidden, self._roots, self._whole = own, hidden, roots, whole
+        self._phase_of = phase_of
+        self._owned: dict[Any, float] = {}
+        self._least = 0.0
+
+    def rows(
+        self, seconds: float, places: list[Place], is_loop: bool, name: Callable[[Any], str]
+    ) -> list[list[Any]]:
+        """[file, line, name, function, library, calls, ns, phase] of each, the longest first.
+
+        file, line, name: the user's own. seconds: of the whole profile. places: the user's functions that were called
+        before it began, the innermost one first; is_loop: it calls what nothing else has called, and not a library.
+        """
+        self._least = _BIG * seconds
+        found: dict[tuple[Any, ...], list[float]] = {}
+        for user, code, calls, taken in self._outermost():
+            around = self._phase_of(user) if user is not None else "other"
+            if user is None and not places:
+                continue
+            descends = self._whole or (user is None and not is_loop)
+            if user is not None:
+                at, line = user, _line(user, code) or user.co_firstlineno
+            elif is_loop:
+                at, line = next(
+                    ((one, line) for one, _ in places if (line := _line(one, code))),
+                    (places[0][0], places[0][0].co_firstlineno),
+                )
+            else:
+                at, line = places[0]
+            for inner, text, count, ns in self._inside(code, calls, taken, descends, name, set()):
+                if self._usual(inner, around, user is None and not is_loop):
+                    continue
+                row = at.co_filename, line, name(at), text, library(inner), self._phase(inner) or around
+                one = found.setdefault(row, [0, 0.0])
+                one[0] += count
+                one[1] += ns
+        rows = [
+            [file, line, user_name, text, package, int(count), round(taken * 1e9), phase]
+            for (file, line, user_name, text, package, phase), (count, taken) in found.items()
+            if taken >= _LEAST * seconds
+        ]
+        return sorted(rows, key=lambda row: -row[6])[:_MOST_CALLS]
+
+    def _usual(self, code: Any, around: str, in_library: bool) -> bool:
+        """Whether a call belongs to the model or the loop of a step: torch, which phases tell of. around: its phase."""
+        if self._whole or library(code) != "torch":
+            return False
+        return in_library or around in _OF_MODEL or bool(self._phase(code))
+
+    def owned(self, code: Any) -> float:
+        """Seconds of a function that are in the user's own functions."""
+        if code not in self._owned:
+            self._owned[code] = 0.0  # of a recursion
+            entry = self._entries.get(code)
+            self._owned[code] = sum(self.owned_of(call) for call in (entry.calls or () if entry else ()))
+        return self._owned[code]
+
+    def owned_of(self, call: Any) -> float:
+        """Seconds of a call that are in the user's own functions."""
+        if self._own(call.code):
+            return float(call.totaltime)
+        entry = self._entries.get(call.code)
+        if entry is None or not entry.totaltime:
+            return 0.0
+        return self.owned(call.code) * min(call.totaltime / entry.totaltime, 1.0)
+
+    def _outermost(self) -> Iterator[tuple[Any, Any, int, float]]:
+        """(the user's function that calls, or None; what; calls; seconds) of what is not the user's own."""
+        known: dict[Any, list[float]] = {}
+        for entry in self._entries.values():
+            for call in entry.calls or ():
+                one = known.setdefault(call.code, [0, 0.0])
+                one[0] += call.callcount
+                one[1] += call.totaltime
+                if self._own(entry.code) and not self._own(call.code) and not self._hidden(call.code):
+                    yield entry.code, call.code, call.callcount, call.totaltime
+        for code, entry in self._entries.items():
+            count, taken = known.get(code, (0, 0.0))
+            if entry.callcount > count and not self._own(code) and not self._hidden(code):
+                yield None, code, int(entry.callcount - count), entry.totaltime - taken
+
+    def _inside(
+        self, code: Any, calls: int, taken: float, descends: bool, name: Callable[[Any], str], seen: set[Any]
+    ) -> Iterator[tuple[Any, str, int, float]]:
+        """(function, its name, calls, seconds) of a call, without the user's own functions inside."""
+        entry, text = self._entries.get(code), _text(code, name)
+        if entry is None or isinstance(code, str) or not entry.totaltime:
+            yield code, text, calls, taken
+            return
+        part = min(taken / entry.totaltime, 1.0)
+        rest = taken - self.owned(code) * part
+        inner = in_torch(code) and code.co_name != _WRAPPER
+        if descends and len(seen) < _DEEP and not inner and not logs(text, library(code)):
+            for call in entry.calls or ():
+                spent = (call.totaltime - self.owned_of(call)) * part
+                if (
+                    spent < self._least
+                    or self._own(call.code)
+                    or call.code in seen
+                    or self._hidden(call.code)
+                ):
+                    continue
+                if isinstance(call.code, str) or (in_torch(call.code) and not self._special(call.code)):
+                    continue
+                rest -= spent
+                yield from self._inside(
+                    call.code, call.callcount, call.totaltime * part, True, name, seen | {code}
+                )
+        if rest > 0:
+            mostly = max(
+                (one for one in entry.calls or () if isinstance(one.code, str) and library(one.code) == "torch"),
+                key=lambda one: one.totaltime, default=None,
+            )  # fmt: skip
+            if mostly is not None and not inner and mostly.totaltime * part >= _MOSTLY * rest:
+                text += f" ({_text(mostly.code, name)})"
+            yield code, text, calls, rest
+
+    def _special(self, code: Any) -> bool:
+        """Whether a function of torch is more than a part of the one that calls it."""
+        return bool(self._phase(code)) or getattr(code, "co_name", "") == _WRAPPER
+
+    def _phase(self, code: Any) -> str:
+        """The phase of a function that is known, or that does little else than call one; "" for others."""
+        if (found := self._roots.get(key(code))) is not None:
+            return found
+        entry = self._entries.get(code)
+        if entry is None or isinstance(code, str):
+            return ""
+        if code.co_name == "wrapper" and code.co_filename.endswith(_OPTIMIZERS):
+            return "optimizer"  # around each step; a closure inside is no part of that phase
+        for call in entry.calls or ():
+            found = self._roots.get(key(call.code))
+            if found is not None and call.totaltime >= _MOSTLY * entry.totaltime:
+                return found
+        return ""
+
+
+def in_torch(code: Any) -> bool:
+    """Whether a function of Python is torch's."""
+    return os.sep + "torch" + os.sep in code.co_filename
+
+
+def _text(code: Any, name: Callable[[Any], str]) -> str:
+    """ "torch.cat", "Tensor.cpu", "DataFrame.iloc"."""
+    if not isinstance(code, str):
+        return name(code)
+    words = code.strip("<>").removeprefix("built-in method ").removeprefix("method ")
+    method, _, kind = words.partition(" of ")
+    owner = kind.strip("'").partition("'")[0].rpartition(".")[2].replace("TensorBase", "Tensor")
+    return f"{owner}.{method.strip(chr(39))}" if kind else method.removeprefix("builtins.").removeprefix("_")
+
+
+def _line(code: Any, callee: Any) -> int | None:
+    """The line in which a function names another one first; None if it names it nowhere."""
+    wanted = _text(callee, lambda one: str(one.co_name)).rpartition(".")[2]
+    for one in get_instructions(code):
+        if one.argval == wanted and one.opname.startswith("LOAD_") and one.positions is not None:
+            return one.positions.lineno
+    return None
