@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Event,
         FindingEvent,
         FunctionsEvent,
+        NotFiniteEvent,
         KernelsEvent,
         LoaderEvent,
         MarkEvent,

@@ -6,7 +6,6 @@ compiled step. Whatever fails in a hook ends the observation, never the script; 
 
 from __future__ import annotations
 
-import math
 import sys
 from threading import get_ident
 from typing import Any, Callable
@@ -38,8 +37,9 @@ from .clock import (
 )
 from .listening import watch
 from .looks import Looks, key_of
-from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN, SKIPPED
+from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN
 from .modules import Modules
+from .origin import Origin
 from .own import Places, own_frame
 from .probes import Look, Probes, Rests
 from .steps import LOSS_NS, Steps
@@ -54,7 +54,7 @@ class Hooks:
 
     arm: called before the first backward pass or optimizer step; whether it is observed. own: whether a code object is
     the script's own. writes: called with a path that the script is about to write. elsewhere: called with an optimizer
-    that another thread steps.
+    that another thread steps. origin: told of each loss and the end of its backward pass while it looks at steps.
     """
 
     def __init__(
@@ -66,7 +66,9 @@ class Hooks:
         own: Callable[[Any], bool],
         writes: Callable[[Any], None],
         elsewhere: Callable[[Any], None],
+        origin: Origin,
     ) -> None:
+        self._origin = origin
         self.steps, self.modules, self._looks = steps, modules, looks
         self._arm, self._own, self._writes, self._elsewhere = arm, own, writes, elsewhere
         self.probes = Probes()
@@ -212,7 +214,13 @@ class Hooks:
     # The hooks.
 
     def _backward_hooks(self) -> tuple[Look, Any]:
-        steps, waits, outer, looks = self.steps, self.waits, self._outer, self._looks
+        steps, waits, outer, looks, origin = (
+            self.steps,
+            self.waits,
+            self._outer,
+            self._looks,
+            self._origin,
+        )
         traced = looks.traced
 
         def begins(_probe: Any, zero: int) -> int:
@@ -246,7 +254,7 @@ class Hooks:
                     # The innermost function of the script: it contains the loop.
                     found = own_frame(sys._getframe(2), self._own)
                     steps.caller = found.f_code if found is not None else None
-                if steps.ranks or steps.gate is not None or S[LAST] >= steps.loss_due:
+                if steps.ranks or steps.gate is not None or S[LAST] >= steps.loss_due or origin.active:
                     return 1
                 t = now()
                 outer.append(current)
@@ -286,6 +294,8 @@ class Hooks:
             try:
                 if steps.ranks:
                     waits.after_backward()
+                if origin.active and looks.allowed():
+                    origin.gradients()
                 if not steps.ends_known and not looks.faking():
                     steps.ended_backward()
             except Exception as error:  # noqa: BLE001
@@ -308,6 +318,8 @@ class Hooks:
             self.device_found(looks.device(loss))
         with looks.silent():
             steps.graphs.mark(loss, S[DONE])
+        if self._origin.active:
+            self._origin.loss(loss, sys._getframe(1))
         if not steps.scaled:
             self._read(loss)
         if steps.ranks:
@@ -317,12 +329,13 @@ class Hooks:
         """Read a loss: at once on the CPU, and some steps later on a GPU."""
         steps = self.steps
         if (value := self._looks.on_host(loss)) is not None:
-            steps.loss = S[DONE], value
+            if steps.finite.read(S[DONE], value):
+                steps.loss = S[DONE], value
         elif steps.values is not None and self._looks.number_on_gpu(loss):
             done = S[DONE]
 
             def arrived(values: list[float]) -> None:
-                if math.isfinite(values[0]):
+                if steps.finite.read(done, values[0]):
                     steps.late.append((done, values[0]))
 
             steps.values.send([loss], arrived)
@@ -340,6 +353,7 @@ class Hooks:
             try:
                 if scaler.__dict__.get("_enabled") is True and looks.allowed():
                     steps.scaled = True
+                    steps.finite.remember(scaler)
                     loss = looks.first_tensor(losses, 2)
                     if loss is not None and (steps.gate is not None or S[LAST] >= steps.loss_due):
                         self._read(loss)
@@ -578,19 +592,31 @@ class Hooks:
         return False
 
     def _scaler_hooks(self) -> tuple[Any, Any]:
-        """Of a scaler's `step`, which leaves the optimizer's out where gradients are infinite."""
-        steps, before = self.steps, [0]
+        """Of a scaler's `step`, which leaves the optimizer's out where gradients are not finite.
+
+        A fused optimizer is called, and leaves the update out by itself.
+        """
+        steps, looks, before = self.steps, self._looks, [0]
 
         def begins(_probe: Any, zero: int) -> int:
             before[0] = steps.heard + S[DONE]
             return zero
 
         def ended(frame: Any) -> None:
-            if S[TRAINER] == get_ident() and steps.heard + S[DONE] == before[0]:
-                S[SKIPPED] += 1
-                optimizer = frame.f_locals["optimizer"]
+            given = frame.f_locals
+            if S[TRAINER] != get_ident() or given["self"].__dict__.get("_enabled") is not True:
+                return
+            if steps.heard + S[DONE] == before[0]:
+                steps.finite.updated(True, S[DONE])
+                optimizer = given["optimizer"]
                 steps.remember(optimizer)
                 steps.stepped(key_of(optimizer), now())
+                return
+            done, found = S[DONE] - 1, given.get("found_inf")
+            if not looks.number_on_gpu(found):
+                steps.finite.updated(bool(looks.number(found)), done)
+            elif steps.values is not None and S[LAST] >= steps.loss_due:
+                steps.values.send([found], lambda values: steps.finite.updated(values[0] > 0, done))
 
         return begins, self._seen(ended)
 

@@ -22,6 +22,7 @@ from .listening import Learning, make_way
 from .looks import Looks, key_of
 from .mapped import ELSEWHERE, NATIVE
 from .modules import Modules
+from .origin import Origin
 from .outside import Outside
 from .own import own
 from .profiler import StepProfiler
@@ -49,8 +50,9 @@ class Observer:
         self.looks = Looks(torch)
         self.modules = Modules(self.steps, self.looks, torch.is_grad_enabled)
         self.outside = trying.outside() or Outside()
+        self.origin = Origin(torch, self.looks, self.steps)
         self.hooks = Hooks(
-            self.steps, self.modules, self.looks, self._arm, own, self.outside.writes, self._elsewhere
+            self.steps, self.modules, self.looks, self._arm, own, self.outside.writes, self._elsewhere, self.origin
         )
         self.allocations = Allocations(torch)
         self.copies = Copies(torch, self.looks, self.steps.failed, self._unseen)
@@ -73,7 +75,7 @@ class Observer:
         self._moved = 0
         # The steps before what is recorded now, where that is not the present one.
         self._done: int | None = None
-        # What the current step is observed for: "", "learn", "profile" or "capture"; the steps before one of "learn";
+        # What the current step is observed for: "", "learn", "profile", "capture" or "origin"; the steps before one of "learn";
         # when the next one of "profile" is.
         self._study, self._heard_at, self._profile_due = "", 0, 0
         self._armed = self._stopped = False
@@ -88,6 +90,7 @@ class Observer:
     def _wire(self) -> None:
         steps = self.steps
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
+        steps.finite.suspicious = self._suspicious
         self.requests = Requests(steps, self._capture, self.wishes)
         self.hooks.loader_read = self._loader_read
         self.hooks.device_found = self._device_found
@@ -129,6 +132,7 @@ class Observer:
         self.copies.remove()
         with Dropped():
             self.captures.close()
+        self.origin.end()
         if study == "learn":
             self.learning.deaf()
         elif study == "profile":
@@ -316,6 +320,11 @@ class Observer:
         if not self._study:
             self.steps.next_study = 0
 
+    def _suspicious(self) -> None:
+        """A loss or gradients are not finite."""
+        if self.steps.gate is None and self.origin.ask(S[clock.LAST]) and not self._study:
+            self.steps.next_study = 0
+
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""
         if (found := {**settings, "place": place}) != self.loader:
@@ -328,6 +337,15 @@ class Observer:
         if self._study == "capture" or (captures.wanted and not self._study):
             goes_on = captures.step(t) if self._study else captures.begin(t)
             self._study = "capture" if goes_on else ""
+            steps.studying = goes_on
+            if not goes_on:
+                steps.next_study = self._profile_due
+            return
+        if self._study == "origin" or (self.origin.wanted and not self._study):
+            goes_on = self.origin.step(t) if self._study else self.origin.begin(t)
+            if self._study and not goes_on:
+                self.emitter.put("not_finite", step=max(self.emitter.step - 1, 0), **self.origin.found)
+            self._study = "origin" if goes_on else ""
             steps.studying = goes_on
             if not goes_on:
                 steps.next_study = self._profile_due
@@ -390,6 +408,7 @@ class Observer:
         del steps.phases[:]
         self.modules.reset()
         self.captures.forked()
+        self.origin.end()
         # The hooks hold these two.
         kept = {"phases": steps.phases, "_made": steps._made, "compiled": steps.compiled}
         kept |= {"rest": steps.rest, "faking": steps.faking}

@@ -46,6 +46,7 @@ from .clock import (
 from .compilers import WithoutCompiler
 from .device import SAMPLE_NS, DeviceValues
 from .exceptions import ours
+from .finite import Finite
 from .garbage import Garbage
 from .graphs import KeptGraphs
 from .looks import key_of
@@ -262,6 +263,7 @@ class Steps:
         self.shape: tuple[int, ...] | None = None
         self.caller: Any = None
         self.graphs = KeptGraphs()
+        self.finite = Finite()
         self.ends = Ends()
         # The key of the optimizer that steps at present, the phase around it, whether it got a closure, and the
         # backward passes before that.

@@ -281,6 +281,10 @@ ModuleTime = tuple[str, str, Figure, Figure, Count]
 LineTime = tuple[str, Count, str, Figure, Figure, Count]
 ThreadTime = tuple[Figure, Figure]
 Summary = tuple[Figure, Figure, Figure, Figure, Count]
+# What the losses are, "NaN" or "infinite", the first step with such a loss, and the last one with a finite loss before.
+BadLoss = tuple[str, Count, Count | None]
+# File, line and function.
+Place = tuple[str, Count, str]
 # Losses and the user's own values are null if they are not finite; readers skip these.
 LastLoss = Annotated[tuple[int, float], _As(tuple[Count, Figure | None])]
 OwnValues = Annotated[dict[str, float], _As(dict[str, Figure | None])]
