@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         Event,
         FindingEvent,
         FunctionsEvent,
-        NotFiniteEvent,
         KernelsEvent,
         LoaderEvent,
         MarkEvent,

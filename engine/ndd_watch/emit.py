@@ -271,8 +271,8 @@ class Emitter:
         """Since when the losses are not finite, see WindowEvent of the record; null while they are."""
         if (found := self._steps.finite.loss) is None:
             return None
-        words, first, before = found
-        return [words, first + self._earlier, before + self._earlier if before >= 0 else None]
+        words, first, before, *values = found
+        return [words, first + self._earlier, None if before is None else before + self._earlier, *values]
 
     def _describe(self) -> None:
         """Record what is trained, and where; on the training thread."""

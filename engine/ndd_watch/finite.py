@@ -21,16 +21,18 @@ IN_A_ROW, MANY, WITHIN = 3, 5, 1000
 
 
 class Finite:
-    """Of the thread that trains; steps are numbers of steps done before. suspicious: called where more is skipped than
-    usual, and for each loss that is not finite. loss: (value in words, the first step with it, the step of the last
-    finite loss or -1) while losses are not finite; since: the first of the skipped updates in a row, None without one.
+    """Of the thread that trains; steps are numbers of steps done before.
+
+    suspicious: called where more is skipped than usual, and for each loss that is not finite. loss: while losses are
+    not finite, (value in words, the first step with it, and of the finite ones before: the step of the last one, its
+    value, and the lowest value; or None). since: the first of the skipped updates in a row, None without one.
     """
 
     def __init__(self) -> None:
         self.suspicious: Callable[[], None] = lambda: None
-        self.loss: tuple[str, int, int] | None = None
+        self.loss: tuple[str, int, int | None, float | None, float | None] | None = None
         self.since: int | None = None
-        self._finite_at = -1
+        self._last: tuple[int | None, float | None, float | None] = (None, None, None)
         self._settled, self._row = False, 0
         # Skipped updates and steps where they began to be counted as many.
         self._many = (0, 0)
@@ -60,10 +62,12 @@ class Finite:
     def read(self, done: int, value: float) -> bool:
         """Whether the loss of a step is finite."""
         if math.isfinite(value):
-            self._finite_at, self.loss = done, None
+            lowest = self._last[2]
+            self._last = done, value, value if lowest is None else min(lowest, value)
+            self.loss = None
             return True
         first = done if self.loss is None else self.loss[1]
-        self.loss = "NaN" if math.isnan(value) else "infinite", first, self._finite_at
+        self.loss = "NaN" if math.isnan(value) else "infinite", first, *self._last
         self.suspicious()
         return False
 

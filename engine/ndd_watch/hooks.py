@@ -230,7 +230,7 @@ class Hooks:
                     S[OPEN] = steps.backwards
                     if not steps.nested:
                         steps.look_again()
-                return zero
+                return 1 if steps.long and not steps.scaled and not traced() else zero
             if traced():
                 return zero
             try:
@@ -269,6 +269,9 @@ class Hooks:
 
         def begun(_probe: Any, given: Any) -> int:
             try:
+                if not S[TIMED]:
+                    self._glance(given)
+                    return 0
                 self._look(given)
                 self._enter(BACKWARD)
             except Exception as error:  # noqa: BLE001
@@ -304,6 +307,11 @@ class Hooks:
 
         return Look(begins, begun, ("tensors",)), ends
 
+    def _glance(self, tensors: Any) -> None:
+        """Read the loss in a step that is timed as a whole."""
+        if self._looks.allowed() and (loss := self._looks.first_tensor(tensors, 2)) is not None:
+            self._read(loss, due=False)
+
     def _look(self, tensors: Any) -> None:
         """Look at the loss."""
         steps, looks = self.steps, self._looks
@@ -325,13 +333,15 @@ class Hooks:
         if steps.ranks:
             self.waits.before_backward(loss)
 
-    def _read(self, loss: Any) -> None:
-        """Read a loss: at once on the CPU, and some steps later on a GPU."""
+    def _read(self, loss: Any, due: bool = True) -> None:
+        """Read a loss: at once on the CPU, and some steps later on a GPU, where it is due."""
         steps = self.steps
         if (value := self._looks.on_host(loss)) is not None:
             if steps.finite.read(S[DONE], value):
                 steps.loss = S[DONE], value
-        elif steps.values is not None and self._looks.number_on_gpu(loss):
+            else:
+                self._origin.at_once(loss, sys._getframe(2))
+        elif due and steps.values is not None and self._looks.number_on_gpu(loss):
             done = S[DONE]
 
             def arrived(values: list[float]) -> None:
@@ -355,8 +365,9 @@ class Hooks:
                     steps.scaled = True
                     steps.finite.remember(scaler)
                     loss = looks.first_tensor(losses, 2)
-                    if loss is not None and (steps.gate is not None or S[LAST] >= steps.loss_due):
-                        self._read(loss)
+                    due = steps.gate is not None or S[LAST] >= steps.loss_due
+                    if loss is not None and (due or steps.long):
+                        self._read(loss, due)
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
             return 0

@@ -50,9 +50,16 @@ class Observer:
         self.looks = Looks(torch)
         self.modules = Modules(self.steps, self.looks, torch.is_grad_enabled)
         self.outside = trying.outside() or Outside()
-        self.origin = Origin(torch, self.looks, self.steps)
+        self.origin = Origin(torch, self.looks)
         self.hooks = Hooks(
-            self.steps, self.modules, self.looks, self._arm, own, self.outside.writes, self._elsewhere, self.origin
+            self.steps,
+            self.modules,
+            self.looks,
+            self._arm,
+            own,
+            self.outside.writes,
+            self._elsewhere,
+            self.origin,
         )
         self.allocations = Allocations(torch)
         self.copies = Copies(torch, self.looks, self.steps.failed, self._unseen)
@@ -75,8 +82,8 @@ class Observer:
         self._moved = 0
         # The steps before what is recorded now, where that is not the present one.
         self._done: int | None = None
-        # What the current step is observed for: "", "learn", "profile", "capture" or "origin"; the steps before one of "learn";
-        # when the next one of "profile" is.
+        # What the current step is observed for: "", "learn", "profile", "capture" or "origin"; the steps before one of
+        # "learn"; when the next one of "profile" is.
         self._study, self._heard_at, self._profile_due = "", 0, 0
         self._armed = self._stopped = False
         self._wire()
@@ -342,7 +349,7 @@ class Observer:
                 steps.next_study = self._profile_due
             return
         if self._study == "origin" or (self.origin.wanted and not self._study):
-            goes_on = self.origin.step(t) if self._study else self.origin.begin(t)
+            goes_on = self.origin.step(t) if self._study else self.origin.begin(t, sum(steps.last_row))
             if self._study and not goes_on:
                 self.emitter.put("not_finite", step=max(self.emitter.step - 1, 0), **self.origin.found)
             self._study = "origin" if goes_on else ""

@@ -6,8 +6,8 @@ All modules share `nn.Module.__call__`, so one probe sees them all. Calls within
 from __future__ import annotations
 
 import weakref
-from threading import get_ident
 from collections.abc import Iterator
+from threading import get_ident
 from typing import Any, Callable
 
 from .clock import (

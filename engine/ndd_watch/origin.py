@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Iterator
 from typing import Any, Callable
 
 from .clock import now
@@ -20,12 +21,13 @@ from .listening import Listening
 from .looks import Looks
 from .modules import modules_within
 from .own import own, own_frame
-from .steps import Steps
 
 # Steps in a row that are looked at until one is not finite, looks at most, and nanoseconds between two.
 MOST_STEPS, MOST_LOOKS, AGAIN_NS = 40, 5, 30 * 10**9
 # Listening ends where the steps take much longer than usual: so many times, and so many nanoseconds more.
 LONGER, SPARE_NS = 20, 10**9
+# Values of a container up to which it is looked into.
+MOST_INSIDE = 64
 # Positions of a dimension that are named, and the sizes from which on that is of use.
 MOST_NAMED, LEAST_SIZE = 3, 4
 
@@ -35,11 +37,13 @@ Found = dict[str, Any]
 class Origin:
     """wanted: the next step is to be looked at. active: the present one is. found: see NotFiniteEvent of the record."""
 
-    def __init__(self, torch: Any, looks: Looks, steps: Steps) -> None:
-        self._torch, self._looks, self._steps = torch, looks, steps
+    def __init__(self, torch: Any, looks: Looks) -> None:
+        self._torch, self._looks = torch, looks
         self.wanted = self.active = False
         self._looked, self._again, self._until = 0, 0, 0
         self._count = 0
+        # What a step has shown that was not looked at closely.
+        self._seen: Found = {}
         self._call = torch.nn.Module._call_impl.__code__
         self._functional = torch.nn.functional.__file__
         self._listening = Listening(self._returns)
@@ -47,11 +51,10 @@ class Origin:
 
     def _forget(self) -> None:
         self.found: Found = {}
-        # The first value of the data that was not finite; parameters that are not; the model; whether it was called.
+        # The function that made data that is not finite; parameters that are not; the model.
         self._made: Found = {}
         self._damaged: Found = {}
         self._root: weakref.ref[Any] | None = None
-        self._checked = False
 
     def ask(self, t: int) -> bool:
         """Something is not finite, at t on our clock; whether a closer look is due."""
@@ -59,11 +62,11 @@ class Origin:
             self.wanted = True
         return self.wanted
 
-    def begin(self, t: int) -> bool:
-        """Look at the step that begins; whether that is possible."""
+    def begin(self, t: int, usual_ns: int) -> bool:
+        """Look at the step that begins; whether that is possible. usual_ns: how long a step usually takes."""
         self.wanted = False
         self._looked, self._again, self._count = self._looked + 1, t + AGAIN_NS, 0
-        self._until = t + MOST_STEPS * LONGER * sum(self._steps.last_row) + SPARE_NS
+        self._until = t + MOST_STEPS * LONGER * usual_ns + SPARE_NS
         self._forget()
         self.active = self._looks.allowed() and self._listening.begin()
         return self.active
@@ -71,8 +74,7 @@ class Origin:
     def step(self, t: int) -> bool:
         """A step has ended; whether the next one is looked at, too."""
         self._count += 1
-        if not self.found and self._damaged:
-            self.found = self._damaged
+        self.found = self.found or self._damaged
         goes_on = not (self.found or self._listening.ended) and self._count < MOST_STEPS
         if goes_on:
             self._forget()
@@ -83,9 +85,36 @@ class Origin:
     def end(self) -> None:
         """End the look. Safe to call twice."""
         self._listening.end()
+        if self._seen and self.found.get("what", "parameter") == "parameter":
+            self.found = self._seen
         self.active = False
         if self.found:
             self._looked = MOST_LOOKS  # it is known
+
+    def of(self, model: Any, batch: Any, compute: Callable[[], Any] | None) -> Found:
+        """What is not finite first where the loss of a batch is computed once more; else in the batch or the model.
+
+        compute: returns the loss; None where it cannot be called again.
+        """
+        self._forget()
+        if compute is not None and self.begin(now(), SPARE_NS):
+            try:
+                self.loss(compute(), None)
+            finally:
+                self.end()
+        if self.found.get("what", "loss") in ("loss", "parameter"):
+            for place, one in enumerate(self._looks.tensors(batch)):
+                if self._is_bad(one):
+                    return {
+                        "what": "input",
+                        "name": f"batch[{place}]",
+                        **self._part(one),
+                        **_place(None),
+                        **self._made_by(),
+                    }
+            if not self.found:
+                self._parameters(model)
+        return self.found or self._damaged
 
     # What is heard.
 
@@ -103,99 +132,88 @@ class Origin:
                 return
             if not self._looks.allowed():
                 return
-            if is_module:
-                self._module(frame, value)
-            elif self._first_bad(value) is not None:
-                self._function(frame, value)
+            outer = self._outermost(frame)
+            if outer is not None and self._root is None:
+                root = outer.f_locals["self"]
+                self._root = weakref.ref(root)
+                self._parameters(root)
+            if (bad := self._first_bad(value)) is None:
+                return
+            if outer is not None and (wrong := self._first_bad(_given(outer))) is not None:
+                if not self._computed(wrong):
+                    self.found = self._input(wrong, outer)
+            elif self._damaged:
+                pass
+            elif is_module:
+                self._module(frame, outer, bad)
+            else:
+                self._function(frame, outer, bad)
         except Exception as error:
             with Dropped():
                 self.end()
             if not ours(error):
                 raise
 
-    def _module(self, frame: Any, value: Any) -> None:
-        """A module returns."""
-        outer = self._outermost(frame)
-        root = outer.f_locals["self"]
-        if self._root is None:
-            self._root = weakref.ref(root)
-        if outer is frame and not self._damaged and not self._checked:
-            self._checked = True
-            self._parameters(root)
-        bad = self._first_bad(value)
-        if bad is None:
-            return
-        given = (outer.f_locals["args"], outer.f_locals["kwargs"])
-        if (wrong := self._first_bad(given)) is not None:
-            self.found = {**self._input(wrong, outer, given), **self._made_by()}
-            return
-        if not self._damaged:
-            self._parameters(root)
-        if self._damaged:
-            self.found = self._damaged
-            return
-        module, args = frame.f_locals["self"], (frame.f_locals["args"], frame.f_locals["kwargs"])
+    def _module(self, frame: Any, outer: Any, bad: Any) -> None:
+        """A module returns what is not finite, in the call of the outermost one."""
+        module, root = frame.f_locals["self"], outer.f_locals["self"]
         name = next((path for path, one in modules_within(root) if one is module), "")
-        kind = type(module).__name__
-        between = self._first_bad(args)
+        between = self._first_bad(_given(frame))
+        code: Any = getattr(getattr(type(module), "forward", None), "__code__", None)
         place = _place(own_frame(frame.f_back, own))
-        if between is not None:  # computed between two modules
-            self.found = {"what": "before", "name": name, "kind": kind, **self._part(between), **place}
-        else:
-            self.found = {"what": "output", "name": name, "kind": kind, **self._part(bad), **place}
+        if between is None and own(code):
+            place = {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
+        self.found = {
+            "what": "output" if between is None else "before", "name": name, "kind": type(module).__name__,
+            **self._part(bad if between is None else between), **place,
+        }  # fmt: skip
 
-    def _function(self, frame: Any, value: Any) -> None:
+    def _function(self, frame: Any, outer: Any, bad: Any) -> None:
         """A function of torch or of the user returns what is not finite."""
         code = frame.f_code
-        count = code.co_argcount + code.co_kwonlyargcount
-        given = {name: frame.f_locals.get(name) for name in code.co_varnames[:count]}
-        bad, outer = self._first_bad(value), self._outermost(frame)
-        place = _place(frame if own(code) else own_frame(frame.f_back, own))
-        name = str(getattr(code, "co_qualname", code.co_name)).rpartition("<locals>.")[2]
-        here = {"what": "function", "name": name, "kind": "", **self._part(bad), **place}
-        wrong = self._first_bad(list(given.values()))
-        if outer is not None:
-            args = (outer.f_locals["args"], outer.f_locals["kwargs"])
-            if (first := self._first_bad(args)) is not None:
-                self.found = {**self._input(first, outer, args), **self._made_by()}
-                return
-            if self._root is None:
-                self._root = weakref.ref(outer.f_locals["self"])
-            self._parameters(outer.f_locals["self"])
-            if self._damaged:
-                self.found = self._damaged
-            elif wrong is None:
-                self.found = here
-        elif self._root is None:  # the data
-            if wrong is None and not self._made:
-                self._made = here
-        elif wrong is None:
+        if frame.f_back is not None and frame.f_back.f_code is self._call:
+            return  # `forward`: its module is heard next
+        if self._first_bad(_given(frame)) is not None:
+            if outer is None and self._root is not None and not self._computed(wrong := _given(frame)):
+                self.found = self._input(self._first_bad(wrong), frame)
+            return
+        here = {
+            "what": "function", "name": str(getattr(code, "co_qualname", code.co_name)).rpartition("<locals>.")[2],
+            "kind": "", **self._part(bad), **_place(frame if own(code) else own_frame(frame.f_back, own)),
+        }  # fmt: skip
+        if outer is None and self._root is None:  # the data, before the model is called
+            self._made = self._made or here
+        else:
             self.found = here
-        elif not self._torch.is_grad_enabled() or not _needs_gradient(self._looks, wrong):
-            self.found = {**self._input(wrong, frame, given), **self._made_by()}
 
     def loss(self, loss: Any, frame: Any) -> None:
         """A backward pass begins. frame: of torch's function."""
-        if self.found or not self._is_bad(loss):
-            return
+        if not self.found and self._is_bad(loss):
+            here = {
+                "what": "loss",
+                "name": "",
+                "kind": "",
+                **self._part(loss),
+                **_place(own_frame(frame, own)),
+            }
+            self.found = (
+                self.known(loss, frame) or self._damaged or (self._root is None and self._made) or here
+            )
+
+    def known(self, loss: Any, frame: Any) -> Found:
+        """Data that is not finite among the variables of the function that computes a loss; {} without any."""
         caller = own_frame(frame, own)
-        if caller is not None:
-            # What else the function knows: targets, weights of classes.
-            known = [
-                one
-                for one in self._looks.tensors(dict(caller.f_locals), 2)
-                if one is not loss and not _needs_gradient(self._looks, one) and self._is_bad(one)
-            ]
-            if known:
-                self.found = {
-                    "what": "input", "name": _name_in(caller, known[0]), "kind": "", **self._part(known[0]),
-                    **_place(caller), **self._made_by(),
+        for name, one in _variables(caller, self._looks) if caller is not None else ():
+            if one is not loss and not self._computed(one) and self._is_bad(one):
+                return {
+                    "what": "input", "name": name, "kind": "", **self._part(one), **_place(caller), **self._made_by(),
                 }  # fmt: skip
-                return
-        if self._damaged or (self._root is None and self._made):
-            self.found = self._damaged or self._made
-            return
-        self.found = {"what": "loss", "name": "", "kind": "", **self._part(loss), **_place(caller)}
+        return {}
+
+    def at_once(self, loss: Any, frame: Any) -> None:
+        """A loss is not finite, in a step that is not looked at closely: see at least the data of this one."""
+        if not self.active and self._looked < MOST_LOOKS and not self._seen:
+            self._seen = self.known(loss, frame)
 
     def gradients(self) -> None:
         """A backward pass has ended: everything before it was finite."""
@@ -234,19 +252,24 @@ class Origin:
             frame = frame.f_back
         return found
 
-    def _input(self, tensor: Any, frame: Any, given: Any) -> Found:
-        """What a model or a function has received. frame: of its call; given: its arguments."""
+    def _computed(self, value: Any) -> bool:
+        """Whether what is not finite of a value depends on parameters."""
+        bad = self._first_bad(value)
+        with self._looks.silent():
+            return bad is not None and bool(bad.requires_grad)
+
+    def _input(self, tensor: Any, frame: Any) -> Found:
+        """What a model or a function has received. frame: of its call."""
         caller = frame.f_back
-        while caller is not None and caller.f_code.co_name in ("_wrapped_call_impl", "__call__", "call_module"):
+        while caller is not None and caller.f_code.co_name in ("_wrapped_call_impl", "__call__"):
             caller = caller.f_back
-        name = _name_in(caller, tensor) if caller is not None and own(caller.f_code) else ""
+        name = ""
+        if caller is not None and own(caller.f_code):
+            name = next((name for name, one in _variables(caller, self._looks) if one is tensor), "")
         if not name:
-            named = given if type(given) is dict else _arguments(frame, given)
-            name = next((str(key) for key, one in named.items() if one is tensor), "")
-        return {
-            "what": "input", "name": name, "kind": "", **self._part(tensor),
-            **_place(own_frame(frame.f_back, own)),
-        }  # fmt: skip
+            name = next((key for key, one in _given(frame).items() if one is tensor), "")
+        place = _place(own_frame(frame.f_back, own))
+        return {"what": "input", "name": name, "kind": "", **self._part(tensor), **place, **self._made_by()}
 
     def _made_by(self) -> Found:
         """The function of the user that has made data that is not finite."""
@@ -294,11 +317,6 @@ class Origin:
         return found
 
 
-def _needs_gradient(looks: Looks, tensor: Any) -> bool:
-    with looks.silent():
-        return bool(tensor.requires_grad)
-
-
 def _place(frame: Any) -> Found:
     """The line that a frame is at; the first one of its function where that is known better."""
     if frame is None:
@@ -307,33 +325,30 @@ def _place(frame: Any) -> Found:
     return {"file": code.co_filename, "line": frame.f_lineno or code.co_firstlineno, "function": code.co_name}
 
 
-def _name_in(frame: Any, tensor: Any) -> str:
-    """The variable of a frame that is this tensor, or has it: "x", "batch['x']", "batch[0]"; "" without one."""
-    for name, value in list(frame.f_locals.items()):
-        if value is tensor:
-            return str(name)
-    for name, value in list(frame.f_locals.items()):
+def _variables(frame: Any, looks: Looks) -> Iterator[tuple[str, Any]]:
+    """Tensors that variables of a frame are or have, the newest first: "x", "batch['x']", "batch[0]"."""
+    for name, value in reversed(list(frame.f_locals.items())):
         kind = type(value)
-        if kind is dict:
-            for key, inner in value.items():
-                if inner is tensor and type(key) is str:
-                    return f"{name}[{key!r}]"
-        elif kind is list or kind is tuple:
-            for place, inner in enumerate(value):
-                if inner is tensor:
-                    return f"{name}[{place}]"
-    return ""
+        if looks.is_tensor(value):
+            yield name, value
+        elif (kind is dict or kind is list or kind is tuple) and len(value) <= MOST_INSIDE:
+            for key, one in value.items() if kind is dict else enumerate(value):
+                if looks.is_tensor(one) and type(key) in (str, int):
+                    yield f"{name}[{key!r}]", one
 
 
-def _arguments(frame: Any, given: Any) -> dict[str, Any]:
-    """The arguments of a module's `forward` by their names."""
-    args, kwargs = given
-    forward: Any = next(
-        (one.__dict__["forward"] for one in type(frame.f_locals["self"]).__mro__ if "forward" in one.__dict__),
-        None,
-    )
+def _given(frame: Any) -> dict[str, Any]:
+    """The arguments of a function by their names; those of `forward` for the call of a module."""
+    known, code = frame.f_locals, frame.f_code
+    if code.co_name != "_call_impl":
+        return {
+            name: known.get(name) for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        }
+    kinds = type(known["self"]).__mro__
+    forward: Any = next((one.__dict__["forward"] for one in kinds if "forward" in one.__dict__), None)
     names = getattr(getattr(forward, "__code__", None), "co_varnames", ())[1:]
-    return {**dict(zip(names, args)), **kwargs}
+    places = [names[place] if place < len(names) else str(place) for place in range(len(known["args"]))]
+    return {**dict(zip(places, known["args"])), **known["kwargs"]}
 
 
 def _parameters_of(root: Any, looks: Looks) -> list[tuple[str, Any]]:

@@ -30,27 +30,31 @@ def not_finite(view: View) -> Finding | None:
         return None
     title = skipped_text(known) if skips else f"the loss is {bad_loss_text(known)}"
     origin = known.origin
-    cause = "" if origin is None else _cause(origin)
-    grown = _grown(view) if origin is None or origin.what in ("", "parameter") else None
-    if not cause and grown is not None:
-        cause = f"it had grown from {number(grown[0], 4)} to {number(grown[1], 4)}"
+    cause = "" if origin is None else cause_text(origin)
+    grown = _grown(known) if origin is None or origin.what in ("", "parameter") else None
+    if grown is not None:
+        cause = f"it had grown from {small(grown[0])} to {small(grown[1])} before"
     draft = Draft("not-finite", f"{title}: {cause}" if cause else title, None, "certain")
     if known.loss is not None:
-        value, first, before = known.loss
-        finite = "no finite loss was seen before" if before is None else f"it was finite at step {before:,}"
-        draft.saw(f"the loss was {value} at step {first:,}; {finite}", "losses that are read ten times a second")
+        value, first, before, last, _ = known.loss
+        finite = (
+            "no finite loss was seen before"
+            if before is None
+            else f"it was {small(last or 0.0)} at step {before:,}"
+        )
+        draft.saw(
+            f"the loss was {value} at step {first:,}; {finite}", "losses that are read ten times a second"
+        )
     if known.skipped:
         scale = view.snapshot.loss_scale
         draft.saw(f"{counted(known.skipped, 'update')} skipped by the gradient scaler", "gradient scaler")
         if known.scales is not None and scale is not None:
-            first_scale, lowest = (_scale(one) for one in known.scales)
-            text = f"its scale was {first_scale} at first, {lowest} at the lowest, and is {_scale(scale)}"
+            first_scale, lowest = (small(one) for one in known.scales)
+            text = f"its scale was {first_scale} at first, {lowest} at the lowest, and is {small(scale)}"
             draft.saw(text, "gradient scaler")
-    if grown is not None:
-        draft.saw(f"the loss had grown from {number(grown[0], 4)} to {number(grown[1], 4)}", "losses")
     if origin is not None:
         draft.saw(_seen(origin), LOOK)
-    text, where = _advice(origin, known.skipped > 0, grown is not None)
+    text, where = advice_text(origin, known.skipped > 0, grown is not None)
     draft.change(text, where=where)
     return draft.done()
 
@@ -62,7 +66,7 @@ def skipped_text(known: NotFinite) -> str:
     return text if known.begun is None else f"{text} since step {known.begun:,}"
 
 
-def _cause(origin: NotFiniteEvent) -> str:
+def cause_text(origin: NotFiniteEvent) -> str:
     """ "the input x is not finite (NaN in column 3 of 128)"."""
     name, part = _named(origin.name), _part(origin)
     module = f"{name or 'the model'}" + (f" ({_named(origin.kind)})" if origin.kind else "")
@@ -90,11 +94,19 @@ def _cause(origin: NotFiniteEvent) -> str:
 
 def _part(origin: NotFiniteEvent) -> str:
     """ "NaN in column 3 of 128", "infinite in 12 of 64 items"."""
-    what = "NaN" if origin.nan and not origin.infinite else "infinite" if not origin.nan else "NaN or infinite"
+    what = (
+        "NaN" if origin.nan and not origin.infinite else "infinite" if not origin.nan else "NaN or infinite"
+    )
     if origin.axis and origin.places <= len(origin.at):
         words = [f"{one:,}" for one in origin.at]
         joined = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-        return f"{what} in {origin.axis}{'s' * (len(words) > 1)} {joined} of {origin.size:,}"
+        text = f"{what} in {origin.axis}{'s' * (len(words) > 1)} {joined} of {origin.size:,}"
+        inside = origin.share * origin.size / max(origin.places, 1)
+        return (
+            text
+            if inside >= 1 or origin.axis == "item"
+            else f"{text}, in {percent(inside)} of the values there"
+        )
     if origin.axis:
         return f"{what} in {origin.places:,} of {counted(origin.size, origin.axis)}"
     return f"{what} in {'all' if origin.share >= 1 else percent(origin.share) + ' of its'} values"
@@ -105,7 +117,7 @@ def _seen(origin: NotFiniteEvent) -> str:
     step = f"step {origin.step:,}"
     if not origin.what:
         return f"up to {step}, everything was finite in the steps that were looked at"
-    text = f"{step}: {_cause(origin)}"
+    text = f"{step}: {cause_text(origin)}"
     if origin.made is not None:
         file, line, function = origin.made
         text += f"; {_named(function)} returns it ({printable(PurePath(file).name)}:{line})"
@@ -114,7 +126,9 @@ def _seen(origin: NotFiniteEvent) -> str:
     return text
 
 
-def _advice(origin: NotFiniteEvent | None, scaled: bool, diverged: bool) -> tuple[str, str | None]:
+def advice_text(
+    origin: NotFiniteEvent | None, scaled: bool = False, diverged: bool = False
+) -> tuple[str, str | None]:
     """(what to do, where)."""
     what = "" if origin is None else origin.what
     where = _place(origin) if origin is not None and origin.file else None
@@ -125,9 +139,15 @@ def _advice(origin: NotFiniteEvent | None, scaled: bool, diverged: bool) -> tupl
         return "repair such values where the batch is made, or leave these items out", where
     if what in ("output", "before", "function", "loss"):
         half = ", or of values beyond 65,504 in float16" if scaled else ""
-        return f"look there for a division by zero, the logarithm of zero, or an overflow of exp(){half}", where
-    if what == "gradient" and scaled:
-        return "use bfloat16, which needs no scaler, a lower learning rate, or clip gradients after scaler.unscale_()", where
+        return (
+            f"look there for a division by zero, the logarithm of zero, or an overflow of exp(){half}",
+            where,
+        )
+    if scaled and what in ("", "gradient"):
+        return (
+            "use bfloat16, which needs no scaler, a lower learning rate, or clip gradients after scaler.unscale_()",
+            where,
+        )
     if what == "parameter" or diverged:
         return (
             "continue from a checkpoint before that step, with a lower learning rate or clipped gradients "
@@ -135,22 +155,22 @@ def _advice(origin: NotFiniteEvent | None, scaled: bool, diverged: bool) -> tupl
             where,
         )
     return (
-        "train a few steps with torch.autograd.set_detect_anomaly(True), which names the operation whose gradient is NaN",
+        "train a few steps with torch.autograd.set_detect_anomaly(True), which names the operation",
         where,
     )
 
 
-def _grown(view: View) -> tuple[float, float] | None:
+def _grown(known: NotFinite) -> tuple[float, float] | None:
     """(lowest, last finite loss), if the loss had diverged before it was not finite."""
-    values = [value for _, value in view.snapshot.loss_trend]
-    if len(values) < 2:
+    last, lowest = known.loss[3:] if known.loss is not None else (None, None)
+    if last is None or lowest is None or last <= DIVERGED * max(abs(lowest), 1e-6):
         return None
-    lowest, last = min(values), values[-1]
-    return (lowest, last) if last > 0 and last > DIVERGED * max(abs(lowest), 1e-6) else None
+    return lowest, last
 
 
-def _scale(value: float) -> str:
-    return number(value) if value >= 1 else f"{value:.2g}"
+def small(value: float) -> str:
+    """A number of any size, in a few digits: "65,536", "2.31", "6e-05", "1.2e+09"."""
+    return number(value, 3) if value == 0 or 1e-2 <= abs(value) < 1e6 else f"{value:.2g}"
 
 
 def _place(origin: NotFiniteEvent) -> str:

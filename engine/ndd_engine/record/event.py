@@ -281,8 +281,9 @@ ModuleTime = tuple[str, str, Figure, Figure, Count]
 LineTime = tuple[str, Count, str, Figure, Figure, Count]
 ThreadTime = tuple[Figure, Figure]
 Summary = tuple[Figure, Figure, Figure, Figure, Count]
-# What the losses are, "NaN" or "infinite", the first step with such a loss, and the last one with a finite loss before.
-BadLoss = tuple[str, Count, Count | None]
+# What the losses are, "NaN" or "infinite", and the first step with such a loss. Of the finite ones before: the step of
+# the last one, its value, and the lowest value.
+BadLoss = tuple[str, Count, Count | None, Figure | None, Figure | None]
 # File, line and function.
 Place = tuple[str, Count, str]
 # Losses and the user's own values are null if they are not finite; readers skip these.

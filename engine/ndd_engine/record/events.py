@@ -135,7 +135,8 @@ class WindowEvent(Event):
     still exist then. skipped: updates that a gradient scaler left out in this window, since gradients were not finite;
     not those of the first steps, in which its scale settles. skipping_since: if the last updates of the window were
     skipped, the steps before the first of them. bad_loss: if its last losses are not finite, ["NaN" or "infinite",
-    steps before the first loss that was seen so, steps before the last finite one or null].
+    steps before the first loss that was seen so; of the finite ones before: steps before the last one, its value, and
+    the lowest value; or null].
     """
 
     type: ClassVar[str] = "window"
@@ -379,14 +380,14 @@ class FunctionsEvent(Event):
 class NotFiniteEvent(Event):
     """What was not finite first in a step that was looked at closely, since its loss or gradients were not finite.
 
-    step: optimizer steps before it. what: "input" (of the model, or of the loss), "output" (of a module whose inputs are
-    finite), "before" (computed between modules, and given to this one), "function" (what it returns, from finite
+    step: optimizer steps before it. what: "input" (of the model, or of the loss), "output" (of a module whose inputs
+    are finite), "before" (computed between modules, and given to this one), "function" (what it returns, from finite
     arguments), "loss", "gradient", "parameter" (the weights were damaged earlier), or "" where everything was finite.
     name: of the argument or variable, the module, the function or the parameter. kind: class of the module. nan,
     infinite: which of them it has. share: of its values. axis, at, places, size: the positions of the axis "column",
     "channel" or "item" that are affected, the first few of them, their number, and that of all positions; "" without
-    such an axis. count, of: parameters or gradients that are not finite, and all of them. file, line, function: the line
-    of the user's code. made: [file, line, function] of the user's function that returned such data first.
+    such an axis. count, of: parameters or gradients that are not finite, and all of them. file, line, function: the
+    line of the user's code. made: [file, line, function] of the user's function that returned such data first.
     """
 
     type: ClassVar[str] = "not_finite"

@@ -256,10 +256,10 @@ def idle(
 def bad_loss_text(known: NotFinite) -> str:
     """ "NaN since step 500"; "since about step 500" where not each loss was seen. Of losses that are not finite."""
     assert known.loss is not None
-    value, first, before = known.loss
+    value, first, before, *_ = known.loss
     if known.since is not None and (before or 0) <= known.since <= first:
         return f"{value} since step {known.since:,}"
-    exact = before is not None and before == first - 1
+    exact = first <= (1 if before is None else before + 1)
     return f"{value} since {'' if exact else 'about '}step {first:,}"
 
 

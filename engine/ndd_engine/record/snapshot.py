@@ -84,9 +84,9 @@ class Totals:
 class NotFinite:
     """Of updates and losses since the start or resume of the run.
 
-    skipped: updates that a gradient scaler left out, of so many updates; begun: the first step with one. since: the first
-    step of those that were skipped last, if the newest update was. loss: see WindowEvent.bad_loss, now. origin: the first
-    thing that was not finite, as far as it is known. scales: of the gradients, the first and the lowest one.
+    skipped: updates that a gradient scaler left out, of so many updates; begun: the first step with one. since: the
+    first step of those that were skipped last, if the newest update was. loss: see WindowEvent.bad_loss, now. origin:
+    the first thing that was not finite, as far as it is known. scales: of the gradients, the first and the lowest one.
     """
 
     skipped: Count = 0

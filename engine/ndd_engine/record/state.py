@@ -171,9 +171,9 @@ class RunState(Facts):
             ):
                 setattr(self, event.type, event)
             case NotFiniteEvent():
-                known = self.not_finite.origin
+                before = self.not_finite.origin
                 # Of several ranks, the others see only what the gradients of one of them have become.
-                if known is None or known.what in ("", "gradient", "parameter") or event.what == "input":
+                if before is None or before.what in ("", "gradient", "parameter") or event.what == "input":
                     self.not_finite.origin = event
             case TrialEvent():
                 self.trials = (*self.trials, event)[-KEPT_TRIALS:]

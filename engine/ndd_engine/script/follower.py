@@ -14,7 +14,16 @@ from ndd_engine.diagnose.view import COLLECT
 from ndd_engine.hardware.detect import trained_on
 from ndd_engine.hardware.gpus import Gpu, Machine
 from ndd_engine.record.event import Wait
-from ndd_engine.record.events import EndEvent, Event, FunctionsEvent, MarkEvent, NotFiniteEvent, RunEvent, WindowEvent, parse
+from ndd_engine.record.events import (
+    EndEvent,
+    Event,
+    FunctionsEvent,
+    MarkEvent,
+    NotFiniteEvent,
+    RunEvent,
+    WindowEvent,
+    parse,
+)
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import counted, number, printable
 
