@@ -20,7 +20,7 @@ from .exceptions import Dropped, ours
 from .library import dumps, gc, os, time
 from .listening import profiled
 from .looks import Looks, key_of
-from .modules import Modules
+from .modules import Modules, modules_within
 from .own import own, own_frame
 from .phases import ANCHOR, NOTED
 from .probes import Probes
@@ -403,19 +403,11 @@ class Captures:
         roots = [module for one in self._roots.values() if (module := one()) is not None]
         several = sum(bool(module.__dict__.get("_modules")) for module in roots) > 1
         for root in roots:
-            todo = [(type(root).__name__ if several else "", root)]
-            while todo:
-                name, module = todo.pop()
-                if module is None or key_of(module) in found:
-                    continue
-                fields = module.__dict__
-                found[key_of(module)] = name, type(module).__name__
-                compiled |= fields.get("_compiled_call_impl") is not None
-                inner = fields.get("_modules")
-                if type(inner) is dict:
-                    todo += [
-                        (f"{name}.{key}" if name else key, each) for key, each in reversed(inner.items())
-                    ]
+            above = type(root).__name__ if several else ""
+            for name, module in modules_within(root):
+                whole = ".".join(part for part in (above, name) if part)
+                found.setdefault(key_of(module), (whole, type(module).__name__))
+                compiled |= module.__dict__.get("_compiled_call_impl") is not None
         return found, compiled
 
     def _failed(self, error: Exception) -> None:

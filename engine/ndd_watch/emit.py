@@ -62,8 +62,8 @@ class Emitter:
         self._described: Any = None
         # Failures that were recorded.
         self._told: set[str] = set()
-        # A learning rate on a GPU, as it was a window ago.
-        self._late_rate: float | None = None
+        # Values on a GPU, as they were a window ago.
+        self._late: dict[str, float | None] = {}
 
     def open(self, place: dict[str, Any]) -> None:
         """Begin, with the lines that were kept. place: see `waits.place`. Raises OSError."""
@@ -211,6 +211,7 @@ class Emitter:
         micro, self._micro = S[MICRO] - self._micro, S[MICRO]
         first, self._first_ns = S[FIRST_NS] - self._first_ns, S[FIRST_NS]
         passes, self._starts = S[STARTS] - self._starts, S[STARTS]
+        skipped, self._skipped = S[SKIPPED] - self._skipped, S[SKIPPED]
         step = self.step - self._earlier
         count, self._shown = max(step - self._shown, 0), step
         self._items = shape[0] if shape else self._items or self._batch
@@ -239,12 +240,10 @@ class Emitter:
             step_max_ns=None, phases={}, loss=None if newest is None else newest[1],
             last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=self._rate(),
             gc_ns=garbage.ns, gc_count=garbage.number, gc_max_ns=garbage.longest_ns, profiled=profiled,
-            heap_bytes=self._heap.read(), kept_steps=kept, passes=passes, timed=timed,
+            heap_bytes=self._heap.read(), kept_steps=kept, passes=passes, loss_scale=self._scale(), skipped=skipped,
+            skipping_since=self._earlier + since if (since := steps.finite.since) is not None else None,
+            bad_loss=self._bad_loss(), timed=timed,
         )  # fmt: skip
-        if S[SKIPPED] > self._skipped:
-            self._skipped = S[SKIPPED]
-            times = f"{self._skipped:,} update{'s' * (self._skipped > 1)}"
-            self.mark("note", f"the gradient scaler has skipped {times} because of infinite gradients")
 
     def _rate(self) -> float | None:
         for optimizer in self._steps.optimizers()[-1:]:
@@ -253,12 +252,31 @@ class Emitter:
                 given, values = groups[0].get("lr"), self._steps.values
                 if values is None or not self._looks.number_on_gpu(given):
                     return self._looks.number(given)
-                values.send([given], self._rate_arrived)
-                return self._late_rate
+                self._send(given, "lr")
+                return self._late.get("lr")
         return None
 
-    def _rate_arrived(self, values: list[float]) -> None:
-        self._late_rate = values[0] if math.isfinite(values[0]) else None
+    def _scale(self) -> float | None:
+        scale = self._steps.finite.scale
+        if self._steps.values is None or not self._looks.number_on_gpu(scale):
+            return self._looks.number(scale)
+        self._send(scale, "scale")
+        return self._late.get("scale")
+
+    def _send(self, tensor: Any, name: str) -> None:
+        """Have the value of a tensor on a GPU arrive until the next window."""
+
+        def arrived(values: list[float]) -> None:
+            self._late[name] = values[0] if math.isfinite(values[0]) else None
+
+        self._steps.values.send([tensor], arrived)  # type: ignore[union-attr]
+
+    def _bad_loss(self) -> list[Any] | None:
+        """Since when the losses are not finite, see WindowEvent of the record; null while they are."""
+        if (found := self._steps.finite.loss) is None:
+            return None
+        words, first, before, *values = found
+        return [words, first + self._earlier, None if before is None else before + self._earlier, *values]
 
     def _describe(self) -> None:
         """Record what is trained, and where; on the training thread."""

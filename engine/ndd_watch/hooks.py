@@ -6,7 +6,6 @@ compiled step. Whatever fails in a hook ends the observation, never the script; 
 
 from __future__ import annotations
 
-import math
 import sys
 from threading import get_ident
 from typing import Any, Callable
@@ -38,8 +37,9 @@ from .clock import (
 )
 from .listening import watch
 from .looks import Looks, key_of
-from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN, SKIPPED
+from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN
 from .modules import Modules
+from .origin import Origin
 from .own import Places, own_frame
 from .passes import Passes
 from .probes import Look, Probes, Rests
@@ -55,7 +55,7 @@ class Hooks:
 
     arm: called before the first backward pass or optimizer step; whether it is observed. own: whether a code object is
     the script's own. writes: called with a path that the script is about to write. elsewhere: called with an optimizer
-    that another thread steps.
+    that another thread steps. origin: told of each loss and the end of its backward pass while it looks at steps.
     """
 
     def __init__(
@@ -67,7 +67,9 @@ class Hooks:
         own: Callable[[Any], bool],
         writes: Callable[[Any], None],
         elsewhere: Callable[[Any], None],
+        origin: Origin,
     ) -> None:
+        self._origin = origin
         self.steps, self.modules, self._looks = steps, modules, looks
         self._arm, self._own, self._writes, self._elsewhere = arm, own, writes, elsewhere
         self.probes = Probes()
@@ -217,7 +219,13 @@ class Hooks:
     # The hooks.
 
     def _backward_hooks(self) -> tuple[Look, Any]:
-        steps, waits, outer, looks = self.steps, self.waits, self._outer, self._looks
+        steps, waits, outer, looks, origin = (
+            self.steps,
+            self.waits,
+            self._outer,
+            self._looks,
+            self._origin,
+        )
         traced = looks.traced
 
         def begins(_probe: Any, zero: int) -> int:
@@ -227,7 +235,7 @@ class Hooks:
                     S[OPEN] = steps.backwards
                     if not steps.nested:
                         steps.look_again()
-                return zero
+                return 1 if steps.long and not steps.scaled and not traced() else zero
             if traced():
                 return zero
             try:
@@ -251,7 +259,7 @@ class Hooks:
                     # The innermost function of the script: it contains the loop.
                     found = own_frame(sys._getframe(2), self._own)
                     steps.caller = found.f_code if found is not None else None
-                if steps.ranks or steps.gate is not None or S[LAST] >= steps.loss_due:
+                if steps.ranks or steps.gate is not None or S[LAST] >= steps.loss_due or origin.active:
                     return 1
                 t = now()
                 outer.append(current)
@@ -266,6 +274,9 @@ class Hooks:
 
         def begun(_probe: Any, given: Any) -> int:
             try:
+                if not S[TIMED]:
+                    self._glance(given)
+                    return 0
                 self._look(given)
                 self._enter(BACKWARD)
             except Exception as error:  # noqa: BLE001
@@ -291,6 +302,8 @@ class Hooks:
             try:
                 if steps.ranks:
                     waits.after_backward()
+                if origin.active and looks.allowed():
+                    origin.gradients()
                 if not steps.ends_known and not looks.faking():
                     steps.ended_backward()
             except Exception as error:  # noqa: BLE001
@@ -298,6 +311,11 @@ class Hooks:
             return zero
 
         return Look(begins, begun, ("tensors",)), ends
+
+    def _glance(self, tensors: Any) -> None:
+        """Read the loss in a step that is timed as a whole."""
+        if self._looks.allowed() and (loss := self._looks.first_tensor(tensors, 2)) is not None:
+            self._read(loss, due=False)
 
     def _look(self, tensors: Any) -> None:
         """Look at the loss."""
@@ -313,21 +331,26 @@ class Hooks:
             self.device_found(looks.device(loss))
         with looks.silent():
             steps.graphs.mark(loss, S[DONE])
+        if self._origin.active:
+            self._origin.loss(loss, sys._getframe(1))
         if not steps.scaled:
             self._read(loss)
         if steps.ranks:
             self.waits.before_backward(loss)
 
-    def _read(self, loss: Any) -> None:
-        """Read a loss: at once on the CPU, and some steps later on a GPU."""
+    def _read(self, loss: Any, due: bool = True) -> None:
+        """Read a loss: at once on the CPU, and some steps later on a GPU, where it is due."""
         steps = self.steps
         if (value := self._looks.on_host(loss)) is not None:
-            steps.loss = S[DONE], value
-        elif steps.values is not None and self._looks.number_on_gpu(loss):
+            if steps.finite.read(S[DONE], value):
+                steps.loss = S[DONE], value
+            else:
+                self._origin.at_once(loss, sys._getframe(2))
+        elif due and steps.values is not None and self._looks.number_on_gpu(loss):
             done = S[DONE]
 
             def arrived(values: list[float]) -> None:
-                if math.isfinite(values[0]):
+                if steps.finite.read(done, values[0]):
                     steps.late.append((done, values[0]))
 
             steps.values.send([loss], arrived)
@@ -345,9 +368,11 @@ class Hooks:
             try:
                 if scaler.__dict__.get("_enabled") is True and looks.allowed():
                     steps.scaled = True
+                    steps.finite.remember(scaler)
                     loss = looks.first_tensor(losses, 2)
-                    if loss is not None and (steps.gate is not None or S[LAST] >= steps.loss_due):
-                        self._read(loss)
+                    due = steps.gate is not None or S[LAST] >= steps.loss_due
+                    if loss is not None and (due or steps.long):
+                        self._read(loss, due)
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
             return 0
@@ -592,19 +617,31 @@ class Hooks:
         return False
 
     def _scaler_hooks(self) -> tuple[Any, Any]:
-        """Of a scaler's `step`, which leaves the optimizer's out where gradients are infinite."""
-        steps, before = self.steps, [0]
+        """Of a scaler's `step`, which leaves the optimizer's out where gradients are not finite.
+
+        A fused optimizer is called, and leaves the update out by itself.
+        """
+        steps, looks, before = self.steps, self._looks, [0]
 
         def begins(_probe: Any, zero: int) -> int:
             before[0] = steps.heard + S[DONE]
             return zero
 
         def ended(frame: Any) -> None:
-            if S[TRAINER] == get_ident() and steps.heard + S[DONE] == before[0]:
-                S[SKIPPED] += 1
-                optimizer = frame.f_locals["optimizer"]
+            given = frame.f_locals
+            if S[TRAINER] != get_ident() or given["self"].__dict__.get("_enabled") is not True:
+                return
+            if steps.heard + S[DONE] == before[0]:
+                steps.finite.updated(True, S[DONE])
+                optimizer = given["optimizer"]
                 steps.remember(optimizer)
                 steps.stepped(key_of(optimizer), now())
+                return
+            done, found = S[DONE] - 1, given.get("found_inf")
+            if not looks.number_on_gpu(found):
+                steps.finite.updated(bool(looks.number(found)), done)
+            elif steps.values is not None and S[LAST] >= steps.loss_due:
+                steps.values.send([found], lambda values: steps.finite.updated(values[0] > 0, done))
 
         return begins, self._seen(ended)
 

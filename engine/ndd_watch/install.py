@@ -23,6 +23,7 @@ from .listening import Learning, make_way
 from .looks import Looks, key_of
 from .mapped import ELSEWHERE, NATIVE
 from .modules import Modules
+from .origin import Origin
 from .outside import Outside
 from .own import own
 from .profiler import StepProfiler
@@ -50,8 +51,16 @@ class Observer:
         self.looks = Looks(torch)
         self.modules = Modules(self.steps, self.looks, torch.is_grad_enabled)
         self.outside = trying.outside() or Outside()
+        self.origin = Origin(torch, self.looks)
         self.hooks = Hooks(
-            self.steps, self.modules, self.looks, self._arm, own, self.outside.writes, self._elsewhere
+            self.steps,
+            self.modules,
+            self.looks,
+            self._arm,
+            own,
+            self.outside.writes,
+            self._elsewhere,
+            self.origin,
         )
         self.allocations = Allocations(torch)
         self.copies = Copies(torch, self.looks, self.steps.failed, self._unseen)
@@ -74,8 +83,8 @@ class Observer:
         self._moved = 0
         # The steps before what is recorded now, where that is not the present one.
         self._done: int | None = None
-        # What the current step is observed for: "", "learn", "profile" or "capture"; the steps before one of "learn";
-        # when the next one of "profile" is.
+        # What the current step is observed for: "", "learn", "profile", "capture" or "origin"; the steps before one of
+        # "learn"; when the next one of "profile" is.
         self._study, self._heard_at, self._profile_due = "", 0, 0
         self._armed = self._stopped = False
         self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)
@@ -91,6 +100,7 @@ class Observer:
         steps = self.steps
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
         steps.asides = self._asides if PROFILE_NS else None
+        steps.finite.suspicious = self._suspicious
         self.requests = Requests(steps, self._capture, self.wishes)
         self.hooks.loader_read = self._loader_read
         self.hooks.device_found = self._device_found
@@ -132,6 +142,7 @@ class Observer:
         self.copies.remove()
         with Dropped():
             self.captures.close()
+        self.origin.end()
         if study == "learn":
             self.learning.deaf()
         elif study == "profile":
@@ -325,6 +336,11 @@ class Observer:
         if not self._study:
             self.steps.next_study = 0
 
+    def _suspicious(self) -> None:
+        """A loss or gradients are not finite."""
+        if self.steps.gate is None and self.origin.ask(S[clock.LAST]) and not self._study:
+            self.steps.next_study = 0
+
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""
         found = {**settings, "place": place}
@@ -340,6 +356,15 @@ class Observer:
         if self._study == "capture" or (captures.wanted and not self._study):
             goes_on = captures.step(t) if self._study else captures.begin(t)
             self._study = "capture" if goes_on else ""
+            steps.studying = goes_on
+            if not goes_on:
+                steps.next_study = self._profile_due
+            return
+        if self._study == "origin" or (self.origin.wanted and not self._study):
+            goes_on = self.origin.step(t) if self._study else self.origin.begin(t, sum(steps.last_row))
+            if self._study and not goes_on:
+                self.emitter.put("not_finite", step=max(self.emitter.step - 1, 0), **self.origin.found)
+            self._study = "origin" if goes_on else ""
             steps.studying = goes_on
             if not goes_on:
                 steps.next_study = self._profile_due
@@ -415,6 +440,7 @@ class Observer:
         del steps.phases[:]
         self.modules.reset()
         self.captures.forked()
+        self.origin.end()
         # The hooks hold these two.
         kept = {"phases": steps.phases, "_made": steps._made, "compiled": steps.compiled}
         kept |= {"rest": steps.rest, "faking": steps.faking}

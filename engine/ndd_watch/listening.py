@@ -62,9 +62,14 @@ class Listening:
         self._heard_by = heard  # from now on it makes way
         return True
 
+    @property
+    def ended(self) -> bool:
+        """Whether it does not listen, perhaps since a profiler of the script has begun."""
+        return self not in _active
+
     def end(self) -> None:
         """End; safe to call twice."""
-        if self not in _active:
+        if self.ended:
             return
         _active.remove(self)
         if self._tool is not None:

@@ -6,6 +6,7 @@ script is active, or torch traces, even an ordinary tensor does not stay unnotic
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -104,8 +105,7 @@ class Looks:
         with self.silent():
             if tensor.device.type != "cpu" or tensor.is_nested or tensor.numel() != 1 or tensor.is_complex():
                 return None
-            value = float(tensor.item())
-        return value if value == value and abs(value) != float("inf") else None
+            return float(tensor.item())
 
     def number_on_gpu(self, value: Any) -> bool:
         """Whether this is a plain tensor on a GPU with a single real value."""
@@ -123,7 +123,11 @@ class Looks:
             return bool(tensor.device.type == "cpu" and found.device.type != "cpu")
 
     def number(self, value: Any) -> float | None:
-        """A number, or the value of such a tensor; None for anything else."""
+        """A finite number, or the value of such a tensor; None for anything else."""
+        found = self._number(value)
+        return found if found is not None and math.isfinite(found) else None
+
+    def _number(self, value: Any) -> float | None:
         if type(value) in (int, float, bool):
             return float(value)
         numpy = sys.modules.get("numpy")

@@ -6,6 +6,7 @@ All modules share `nn.Module.__call__`, so one probe sees them all. Calls within
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from threading import get_ident
 from typing import Any, Callable
 
@@ -289,3 +290,18 @@ class Modules:
                 del kind.__call__
             else:
                 kind.__call__ = before  # type: ignore[method-assign]
+
+
+def modules_within(root: Any) -> Iterator[tuple[str, Any]]:
+    """(name, module) of a module and those in it, each once, in their order. The name of the first one is ""."""
+    seen: set[int] = set()
+    todo = [("", root)]
+    while todo:
+        name, module = todo.pop()
+        if module is None or key_of(module) in seen:
+            continue
+        seen.add(key_of(module))
+        yield name, module
+        inner = module.__dict__.get("_modules")
+        if type(inner) is dict:
+            todo += [(f"{name}.{key}" if name else str(key), one) for key, one in reversed(inner.items())]

@@ -47,6 +47,7 @@ from .clock import (
 from .compilers import WithoutCompiler
 from .device import SAMPLE_NS, DeviceValues
 from .exceptions import ours
+from .finite import Finite
 from .garbage import Garbage
 from .graphs import KeptGraphs
 from .looks import key_of
@@ -216,6 +217,8 @@ class Ends:
 WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
 # From one loss that is read to the next: reading one costs several microseconds.
 LOSS_NS = WINDOW_NS // 10
+# For each backward pass of so long a step, the loss is read where that does not wait for a GPU.
+LONG_NS = 4_000_000
 # From one profiled step to the next; 0: none.
 PROFILE_NS = int(float(os.environ.get("NDD_WATCH_PROFILE_S", "30")) * 1e9)
 # What timing the phases of a step costs, and the share of a step that it may cost.
@@ -264,6 +267,7 @@ class Steps:
         self.shape: tuple[int, ...] | None = None
         self.caller: Any = None
         self.graphs = KeptGraphs()
+        self.finite = Finite()
         self.ends = Ends()
         # The key of the optimizer that steps at present, the phase around it, whether it got a closure, and the
         # backward passes before that.
@@ -281,6 +285,8 @@ class Steps:
         self._assumed = self._alone = 0
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.every, self.skip, self.usual_backwards = 1, 0, 1
+        # Whether steps are so long that each loss on the CPU can be read.
+        self.long = False
         # The key of the only optimizer, where steps are timed as a whole.
         self.only = 0
         # Backward passes happen within others, as of checkpointed activations. Only steps that are timed by phase tell
@@ -546,6 +552,7 @@ class Steps:
         if ends:
             lengths = sorted(clock.lengths(self._window_begin))
             step_ns = lengths[len(lengths) // 2] if lengths else 0
+            self.long = step_ns > LONG_NS * self.usual_backwards
             self.every = min(int(COST_NS / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
             self.end_window()
         self.garbage.after_step(S[DONE])

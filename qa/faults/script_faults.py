@@ -32,10 +32,20 @@ ACCUSED = 1.10
 CLOSE = 0.10
 # Without a setting that could remove them; their advice is in words.
 WORDS = frozenset(
-    {"slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile"}
+    {
+        "slow-function",
+        "user-code",
+        "checkpoint",
+        "evaluation",
+        "anomaly",
+        "straggler",
+        "leak",
+        "recompile",
+        "not-finite",
+    }
 )
 INNOCENTS = (
-    "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates",
+    "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates", "scales",
 )  # fmt: skip
 
 
@@ -64,6 +74,7 @@ FAULTS = (
     Fault("many-workers", ("many-workers", "data-wait"), (1, 1)),
     Fault("worker-restart", ("worker-restart",), (2, 10)),
     Fault("leak", ("leak",), (0.5, 1)),
+    Fault("not-finite", ("not-finite",), (1, 4), "input x"),
     Fault("recompile", ("recompile",), (1, 1), "weighed"),
     Fault("optimizer-loop", ("optimizer",), (2, 8)),
     Fault("checkpoint", ("checkpoint",), (2, 10)),

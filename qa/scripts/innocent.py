@@ -56,6 +56,7 @@ KINDS = {
     "worker": (convolutions, (3, 32, 32), 16),
     "generator": (convolutions, (3, 32, 32), 16),
     "evaluates": (convolutions, (3, 32, 32), 16),
+    "scales": (dense, (64,), 64),
 }
 
 
@@ -72,6 +73,8 @@ def main() -> None:
     make, shape, batch = KINDS[KIND]
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
+    # It begins with a scale that is too large, and finds a smaller one.
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, enabled=KIND == "scales")
     x = torch.randn(2048, *shape)
     data = TensorDataset(x, torch.zeros(len(x), 1))
     begin, step, micro = time.perf_counter(), 0, 4 if KIND == "accumulates" else 1
@@ -82,10 +85,11 @@ def main() -> None:
         )  # fmt: skip
         for items, target in batches:
             loss = nn.functional.mse_loss(model(items), target)
-            (loss / micro).backward()
+            scaler.scale(loss / micro).backward()
             step += 1
             if step % micro == 0:
-                optimizer.step()
+                scaler.step(optimizer)
+                scaler.update()
                 optimizer.zero_grad()
             if time.perf_counter() - begin > SECONDS:
                 return

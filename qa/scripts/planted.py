@@ -28,6 +28,13 @@ def planted(name: str) -> bool:
     return name == FAULT and MS > 0
 
 
+def damaged(x: Tensor, step: int) -> Tensor:
+    """From a step on, one of so many batches lacks the values of a column."""
+    if planted("not-finite") and step >= 200 and step % int(MS) == 0:
+        return x.index_fill(1, torch.tensor([3]), float("nan"))
+    return x
+
+
 def work(milliseconds: float) -> float:
     """Pure Python that never releases the interpreter lock for long."""
     end, total = time.perf_counter() + milliseconds / 1e3, 0.0
@@ -155,6 +162,7 @@ def main() -> None:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-3, foreach=False)
     else:
         optimizer = torch.optim.SGD(parameters, lr=1e-2, fused=True)
+    scaler = torch.amp.GradScaler("cpu", enabled=planted("not-finite"))
     batches = generate(data) if FAULT == "slow-generator" else loader(data)
     # Containers that live for a while: Python collects all of them whenever they have grown by a quarter.
     each = int(MS * 2000) if planted("garbage") else 0
@@ -167,11 +175,13 @@ def main() -> None:
     while not over(step, begin):
         x, y = get_batch(data) if FAULT == "slow-batch" else next(batches)
         optimizer.zero_grad()
+        x = damaged(x, step)
         loss = nn.functional.mse_loss(model(augment(x)), y)
         if extra:
             loss = loss + sum(p.sum() for p in extra) * 0.0
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         schedule(step)
         if planted("log-norms"):
             log_norms(model)

@@ -20,6 +20,7 @@ from planted_runs import (
 )
 
 from ndd_engine.record.events import Event, MarkEvent, TrialEvent
+from tests import records
 
 
 def recompiled(step: int) -> tuple[Event, ...]:
@@ -315,6 +316,20 @@ MODEL = [
 ]  # fmt: skip
 
 HAZARDS = [
+    Pair(
+        "not-finite",
+        Planted(window={"skipped": 18, "loss_scale": 0.0}),
+        # As many as a scaler skips to find the largest scale.
+        Planted(after={2: [records.window(70, 10, 10**9, skipped=4)]}, window={"loss_scale": 4096.0}),
+        name="skipped",
+    ),
+    Pair(
+        "not-finite",
+        Planted(window={"bad_loss": ("NaN", 40, 39, 0.7, 0.6)}),
+        # It was not finite for a moment.
+        Planted(after={2: [records.window(70, 10, 10**9, bad_loss=("infinite", 65, 64, 0.7, 0.6))]}),
+        name="loss",
+    ),
     Pair(
         "leak",
         Planted(host=cores(1.9, 1.9), used=[(400 + 20 * n) * MB for n in range(12)]),

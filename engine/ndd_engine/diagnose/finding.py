@@ -62,6 +62,7 @@ CAUSES: dict[str, str] = {
     "cudnn-shapes": "cuDNN benchmarks every new shape",
     "no-effect": "setting not in effect",
     # Hazards: no cost in time until they end the run.
+    "not-finite": "losses or gradients not finite",
     "leak": "memory grows steadily",
     "near-limit": "memory almost full",
     "repeated-items": "items repeated within an epoch",

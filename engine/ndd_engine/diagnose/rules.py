@@ -18,6 +18,7 @@ from . import (
     capture_rules,
     code_rules,
     data_rules,
+    finite_rules,
     gpu_rules,
     host_rules,
     model_rules,
@@ -166,7 +167,12 @@ NEIGHBOURS = ("neighbour-cores", "neighbour-gpu")
 # Findings with a lower ceiling are dropped.
 LEAST = 1.04
 # Rules that apply to short runs as well.
-ALWAYS: tuple[Rule, ...] = (*run_rules.RULES, *pass_rules.RULES, model_rules.compile_cost)
+ALWAYS: tuple[Rule, ...] = (
+    *finite_rules.RULES,
+    *run_rules.RULES,
+    *pass_rules.RULES,
+    model_rules.compile_cost,
+)
 RULES: tuple[Rule, ...] = (
     *data_rules.RULES,
     *host_rules.RULES,
@@ -185,9 +191,9 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
     few_steps: judge any number of steps, such as those of a trace.
 
-    Order: hazards, a model that is compiled no more, bottlenecks of the run, other processes, bottlenecks whose change
-    was tried and not faster, findings that cost no time. Bottlenecks are sorted by the measured speedup of their change; if there is none, by
-    ceiling or share of the time.
+    Order: what is not finite, hazards, a model that is compiled no more, bottlenecks of the run, other processes,
+    bottlenecks whose change was tried and not faster, findings that cost no time. Bottlenecks are sorted by the
+    measured speedup of their change; if there is none, by ceiling or share of the time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]
@@ -206,6 +212,8 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
 
 def _rank(view: View, item: Finding) -> tuple[int, float]:
+    if item.cause == "not-finite":
+        return -1, 0.0
     if item.cause in ("leak", "near-limit", "repeated-items"):
         return 0, 0.0
     if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without

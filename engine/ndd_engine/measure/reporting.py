@@ -12,6 +12,7 @@ from ndd_engine.record.events import Event, MarkEvent, MemoryEvent, ScalarsEvent
 from ndd_engine.record.figures import stalled_text
 from ndd_engine.text import printable
 from ndd_watch.compilers import Compilations
+from ndd_watch.finite import Finite
 from ndd_watch.garbage import Garbage
 from ndd_watch.own import innermost, own, short
 from ndd_watch.process import Heap, allocator
@@ -81,6 +82,7 @@ class Reporter:
         self._work, self._stepping = work, stepping
         self._stalls: StallWatch | None = None
         self._compilations, self._heap = Compilations(), Heap()
+        self._finite, self._skipped = Finite(), 0
         self._made = 0  # items at the end of the last window
         self._has_gpu = losses.device.type == "cuda"
         self._told_failure = False
@@ -129,6 +131,9 @@ class Reporter:
             items, self._made = made - self._made, made
         epoch, epoch_step = divmod(step, work.steps_per_epoch) if work.place is None else work.place()
         extras = self.losses.extras
+        for place, loss in arrived:
+            self._finite.read(place, loss)
+        skipped, self._skipped = int(extras.get("skipped", 0)) - self._skipped, int(extras.get("skipped", 0))
         event = WindowEvent(
             step=step,
             epoch=epoch,
@@ -143,6 +148,8 @@ class Reporter:
             lr=self._stepping.lr,
             grad_norm=extras.get("grad_norm"),
             loss_scale=extras.get("loss_scale"),
+            skipped=skipped,
+            bad_loss=self._finite.loss,
             gc_ns=pauses.ns,
             gc_count=pauses.number,
             gc_max_ns=pauses.longest_ns,

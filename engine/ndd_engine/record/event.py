@@ -282,6 +282,11 @@ ModuleTime = tuple[str, str, Figure, Figure, Count]
 LineTime = tuple[str, Count, str, Figure, Figure, Count]
 ThreadTime = tuple[Figure, Figure]
 Summary = tuple[Figure, Figure, Figure, Figure, Count]
+# What the losses are, "NaN" or "infinite", and the first step with such a loss. Of the finite ones before: the step of
+# the last one, its value, and the lowest value.
+BadLoss = tuple[str, Count, Count | None, Figure | None, Figure | None]
+# File, line and function.
+Place = tuple[str, Count, str]
 # Losses and the user's own values are null if they are not finite; readers skip these.
 LastLoss = Annotated[tuple[int, float], _As(tuple[Count, Figure | None])]
 OwnValues = Annotated[dict[str, float], _As(dict[str, Figure | None])]

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 from .event import (
     VERSION,
     AnyTable,
+    BadLoss,
     Call,
     Configuration,
     Count,
@@ -34,6 +35,7 @@ from .event import (
     ModuleTime,
     OwnValues,
     PhaseTimes,
+    Place,
     Side,
     ThreadTime,
     Time,
@@ -132,6 +134,11 @@ class WindowEvent(Event):
     profiler capture ran or a step was profiled; such windows are not used for rates. heap_bytes: in use by the heap of
     the process, with the tensors of the CPU, at the end of the window. kept_steps: earlier steps whose autograd graphs
     still exist then. passes: over the training data, that began in it; the first pass of the run is not counted.
+    skipped: updates that a gradient scaler left out in this window, since gradients were not finite;
+    not those of the first steps, in which its scale settles. skipping_since: if the last updates of the window were
+    skipped, the steps before the first of them. bad_loss: if its last losses are not finite, ["NaN" or "infinite",
+    steps before the first loss that was seen so; of the finite ones before: steps before the last one, its value, and
+    the lowest value; or null].
     """
 
     type: ClassVar[str] = "window"
@@ -160,6 +167,9 @@ class WindowEvent(Event):
     heap_bytes: Count | None = None
     kept_steps: Count = 0
     passes: Count = 0
+    skipped: Count = 0
+    skipping_since: Count | None = None
+    bad_loss: BadLoss | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +389,40 @@ class FunctionsEvent(Event):
     inside: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class NotFiniteEvent(Event):
+    """What was not finite first in a step that was looked at closely, since its loss or gradients were not finite.
+
+    step: optimizer steps before it. what: "input" (of the model, or of the loss), "output" (of a module whose inputs
+    are finite), "before" (computed between modules, and given to this one), "function" (what it returns, from finite
+    arguments), "loss", "gradient", "parameter" (the weights were damaged earlier), or "" where everything was finite.
+    name: of the argument or variable, the module, the function or the parameter. kind: class of the module. nan,
+    infinite: which of them it has. share: of its values. axis, at, places, size: the positions of the axis "column",
+    "channel" or "item" that are affected, the first few of them, their number, and that of all positions; "" without
+    such an axis. count, of: parameters or gradients that are not finite, and all of them. file, line, function: the
+    line of the user's code. made: [file, line, function] of the user's function that returned such data first.
+    """
+
+    type: ClassVar[str] = "not_finite"
+    step: Count
+    what: str = ""
+    name: str = ""
+    kind: str = ""
+    nan: Flag = False
+    infinite: Flag = False
+    share: Figure = 0.0
+    axis: str = ""
+    at: list[Count] = field(default_factory=list)
+    places: Count = 0
+    size: Count = 0
+    count: Count = 0
+    of: Count = 0
+    file: str = ""
+    line: Count = 0
+    function: str = ""
+    made: Place | None = None
+
+
 Confidence = Literal["certain", "likely", "possible"]
 
 
@@ -567,8 +611,8 @@ EVENT_TYPES: dict[str, type[Event]] = {
     kind.type: kind
     for kind in (
         RunEvent, StageEvent, WindowEvent, RankEvent, RanksEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent,
-        LoaderEvent, BaselineEvent, KernelsEvent, StacksEvent, FunctionsEvent, FindingEvent, TrialEvent, ScalarsEvent,
-        TextsEvent, MarkEvent, EndEvent,
+        LoaderEvent, BaselineEvent, KernelsEvent, StacksEvent, FunctionsEvent, NotFiniteEvent, FindingEvent, TrialEvent,
+        ScalarsEvent, TextsEvent, MarkEvent, EndEvent,
     )
 }  # fmt: skip
 

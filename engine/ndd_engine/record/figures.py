@@ -22,7 +22,7 @@ from .events import (
     WorkEvent,
 )
 from .ranks import ASIDES, EXCHANGE, SHARED, SKEW, Ranks
-from .snapshot import CoreUse, Headroom, Idle, PhaseShare, Snapshot, Throughput, TimeLeft
+from .snapshot import CoreUse, Headroom, Idle, NotFinite, PhaseShare, Snapshot, Throughput, TimeLeft
 
 # Causes of idle time, in display order.
 IDLE_CAUSES = (
@@ -267,6 +267,16 @@ def idle(
     if util is not None:
         return Idle(1 - util / 100, "nvml", ())
     return Idle(None, "events", (), GRAPH_REASON if graphed else "no device clock and no NVML")
+
+
+def bad_loss_text(known: NotFinite) -> str:
+    """ "NaN since step 500"; "since about step 500" where not each loss was seen. Of losses that are not finite."""
+    assert known.loss is not None
+    value, first, before, *_ = known.loss
+    if known.since is not None and (before or 0) <= known.since <= first:
+        return f"{value} since step {known.since:,}"
+    exact = first <= (1 if before is None else before + 1)
+    return f"{value} since {'' if exact else 'about '}step {first:,}"
 
 
 def stalled_text(seconds: float, phase: str, place: tuple[str, int, str] | None) -> str:

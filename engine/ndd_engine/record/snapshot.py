@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .event import Count, Figure, OwnValues, Status, Time
+from .event import BadLoss, Count, Figure, OwnValues, Status, Time
 from .events import (
     BaselineEvent,
     EndEvent,
@@ -14,6 +14,7 @@ from .events import (
     LoaderEvent,
     MarkEvent,
     MemoryEvent,
+    NotFiniteEvent,
     RunEvent,
     SampleEvent,
     SettingEvent,
@@ -78,6 +79,24 @@ class Totals:
     def share(self, phase: str) -> float:
         """Share of a phase in wall time, 0..1."""
         return self.phases.get(phase, 0) / self.wall_ns if self.wall_ns else 0.0
+
+
+@dataclass(slots=True)
+class NotFinite:
+    """Of updates and losses since the start or resume of the run.
+
+    skipped: updates that a gradient scaler left out, of so many updates; begun: the first step with one. since: the
+    first step of those that were skipped last, if the newest update was. loss: see WindowEvent.bad_loss, now. origin:
+    the first thing that was not finite, as far as it is known. scales: of the gradients, the first and the lowest one.
+    """
+
+    skipped: Count = 0
+    updates: Count = 0
+    begun: Count | None = None
+    since: Count | None = None
+    loss: BadLoss | None = None
+    origin: NotFiniteEvent | None = None
+    scales: tuple[Figure, Figure] | None = None
 
 
 # From this utilization on all cores count as in use.
@@ -258,6 +277,7 @@ class Facts:
     texts: TextsEvent | None = None
     work: WorkEvent | None = None
     totals: Totals = field(default_factory=Totals)
+    not_finite: NotFinite = field(default_factory=NotFinite)
     loader: LoaderEvent | None = None
     baseline: BaselineEvent | None = None
     kernels: KernelsEvent | None = None

@@ -20,6 +20,7 @@ from .events import (
     LoaderEvent,
     MarkEvent,
     MemoryEvent,
+    NotFiniteEvent,
     RanksEvent,
     RunEvent,
     SampleEvent,
@@ -46,7 +47,7 @@ from .figures import (
     time_left,
 )
 from .ranks import across, brief
-from .snapshot import Curve, Evaluation, Facts, Snapshot, TimedMark, TimeLeft, Totals
+from .snapshot import Curve, Evaluation, Facts, NotFinite, Snapshot, TimedMark, TimeLeft, Totals
 
 # Windows that the current rates and shares are computed from.
 RECENT_WINDOWS = 12
@@ -171,6 +172,12 @@ class RunState(Facts):
                 | TextsEvent()
             ):
                 setattr(self, event.type, event)
+            case NotFiniteEvent():
+                known_origin = self.not_finite.origin
+                # Of several ranks, the others see only what the gradients of one of them have become.
+                vague = known_origin is None or known_origin.what in ("", "gradient", "parameter")
+                if vague or event.what == "input":
+                    self.not_finite.origin = event
             case TrialEvent():
                 self.trials = (*self.trials, event)[-KEPT_TRIALS:]
             case ScalarsEvent():
@@ -199,7 +206,7 @@ class RunState(Facts):
             self.settings = ()
             self.work = self.loader = self.baseline = self.kernels = self.stacks = self.functions = None
             self.asides = {}
-            self.totals = Totals()
+            self.totals, self.not_finite = Totals(), NotFinite()
             self.first_clocks.clear()
 
     def _cut(self, step: int) -> None:
@@ -249,6 +256,7 @@ class RunState(Facts):
         self.saving.window(checkpoint)
         overhead = evaluate + checkpoint
         self._total(event)
+        self._finite(event)
         if event.heap_bytes is not None:
             self.heaps.add(event.step, float(event.heap_bytes))
         if event.profiled:
@@ -286,6 +294,18 @@ class RunState(Facts):
             totals.gc_ns = (totals.gc_ns or 0) + event.gc_ns
             totals.gc_count += event.gc_count or 0
             totals.gc_max_ns = max(totals.gc_max_ns, event.gc_max_ns or 0)
+
+    def _finite(self, event: WindowEvent) -> None:
+        known = self.not_finite
+        known.updates += event.steps
+        if event.skipped and known.begun is None:
+            known.begun = event.step - event.steps if event.skipping_since is None else event.skipping_since
+        known.skipped += event.skipped
+        known.since = event.skipping_since if event.steps else known.since
+        known.loss = event.bad_loss
+        if (scale := event.loss_scale) is not None:
+            first, lowest = known.scales or (scale, scale)
+            known.scales = first, min(lowest, scale)
 
     def _clock(self, event: SampleEvent) -> None:
         gpu = event.gpu or {}
@@ -369,6 +389,7 @@ class RunState(Facts):
             step_ns = ranks.step_ns
         facts = {item.name: getattr(self, item.name) for item in fields(Facts)}
         facts["totals"] = replace(self.totals, phases=dict(self.totals.phases))
+        facts["not_finite"] = replace(self.not_finite)
         return Snapshot(
             **facts,
             reason=self.end.reason if self.end else "",

@@ -14,7 +14,16 @@ from ndd_engine.diagnose.view import COLLECT
 from ndd_engine.hardware.detect import trained_on
 from ndd_engine.hardware.gpus import Gpu, Machine
 from ndd_engine.record.event import Wait
-from ndd_engine.record.events import EndEvent, Event, FunctionsEvent, MarkEvent, RunEvent, WindowEvent, parse
+from ndd_engine.record.events import (
+    EndEvent,
+    Event,
+    FunctionsEvent,
+    MarkEvent,
+    NotFiniteEvent,
+    RunEvent,
+    WindowEvent,
+    parse,
+)
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import counted, number, printable
 
@@ -290,7 +299,8 @@ class Follower:
     def _tell(self, name: str, event: Event, leads: bool) -> None:
         """Put an event of a process into the record. leads: it is the leading one."""
         if not isinstance(event, MarkEvent):
-            if leads:
+            # The batches of one rank can make the gradients of all of them infinite.
+            if leads or (isinstance(event, NotFiniteEvent) and self._ranks.rank_of(name) is not None):
                 self._put(event)
             return
         data = event.data

@@ -108,7 +108,7 @@ class Process:
         self.name, self.path, self._reader = name, path, reader
         self.pid = reader.value(mapped.PID)
         # At the end of the last window: steps in the memory, steps that were shown, and micro-steps; and the window.
-        self._end = self._shown = self._micro = self._first_ns = self._starts = 0
+        self._end = self._shown = self._micro = self._first_ns = self._starts = self._skipped = 0
         self._last: Line = {
             "step": 0, "epoch": 0, "epoch_step": 0, "micro_steps": 0, "items": 0, "tokens": 0,
         }  # fmt: skip
@@ -218,13 +218,14 @@ class Process:
             "epoch_step": max(last["epoch_step"] + shown - self._shown, 0), "micro_steps": micro,
             "items": round(each * micro), "profiled": False, "timed": timed,
             "passes": max(value(mapped.STARTS) - self._starts, 0),
+            "skipped": max(value(mapped.SKIPPED) - self._skipped, 0),
             "wall_ns": sum(length >> 1 for length in self._reader.lengths(self._end, done)),
         }  # fmt: skip
 
     def _window(self, line: Line) -> Line:
         """The line of a window with the figures of its steps. Raises an error if it does not fit."""
         timed, begin = line.pop("timed"), self._end
-        for name in ("step", "epoch_step", "steps", "micro_steps", "items", "wall_ns"):
+        for name in ("step", "epoch_step", "steps", "micro_steps", "items", "wall_ns", "skipped"):
             line[name] = int(line[name])
         end, wall_ns, first_ns = int(timed["end"]), line["wall_ns"], int(timed["first_ns"])
         rest = [int(value) for value in timed["rest"]]
@@ -251,6 +252,7 @@ class Process:
         self._end, self._shown, self._first_ns = end, int(timed["shown"]), self._first_ns + first_ns
         self._micro += line["micro_steps"]
         self._starts += line["passes"]
+        self._skipped += line["skipped"]
         self._last = {name: value for name, value in line.items() if name != "ranks"}
         return line
 

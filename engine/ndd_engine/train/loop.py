@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ndd_engine.config.schema import Config
+from ndd_engine.diagnose.finite_rules import advice_text, cause_text
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure import memory_history
 from ndd_engine.measure import phase_clock as phase
@@ -20,7 +21,7 @@ from ndd_engine.measure.functions import FunctionProfiles
 from ndd_engine.measure.losses import LossReader, first_bad
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.measure.reporting import Reporter, StepWork
-from ndd_engine.record.events import MarkEvent
+from ndd_engine.record.events import Json, MarkEvent, NotFiniteEvent
 from ndd_engine.run.control import pause_mark, resume_mark
 from ndd_engine.text import size
 from ndd_engine.workloads.base import Batch
@@ -466,14 +467,28 @@ class Loop:
         self.reporter.arrived += arrived
         if (bad := first_bad(arrived)) is not None:
             self.boundary = False  # the state in memory is not worth saving
-            raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
+            origin = NotFiniteEvent(step=bad[0], **(self.stepper.origin or self._looked_at(bad[0])))
+            self.put(origin)
+            cause = cause_text(origin)
+            what = f"the loss is {bad[1]} at step {bad[0]}{f': {cause}' if cause else ''}"
+            raise TrainingError(self._not_finite(what, origin))
         if saving and (name := not_finite(self.stepper.model, self._finite_buffers)) is not None:
-            raise TrainingError(self._not_finite(self.step, f"{name} is not finite"))
+            raise TrainingError(self._not_finite(f"{name} is not finite at step {self.step}"))
 
-    def _not_finite(self, step: int, what: str) -> str:
-        return (
-            f"{what} at step {step}, so training stopped; {last_good(self.saved)}; {unstable(self.stepper)}"
-        )
+    def _looked_at(self, step: int) -> Json:
+        """What was not finite first in the batch of a step whose loss has arrived later, as from a GPU."""
+        if self.batches.own is not None:  # its batches cannot be read again
+            return {}
+        epoch, place = self.batches.place(step - 1)
+        with contextlib.suppress(Exception):
+            batch = next(self.batches.epoch(epoch, place * self.config.batch.accumulation))
+            return self.stepper.first_not_finite(self.stepper.moved(batch))
+        return {}
+
+    def _not_finite(self, what: str, origin: NotFiniteEvent | None = None) -> str:
+        known = origin is not None and origin.what not in ("", "gradient", "parameter")
+        advice = advice_text(origin)[0] if known else unstable(self.stepper)
+        return f"{what}, so training stopped; {last_good(self.saved)}; {advice}"
 
     def _window(self) -> None:
         self.reporter.window(self.step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ndd_console.words.figures import small
-from ndd_console.words.run import LOST
+from ndd_console.words.run import LOST, loss_text
 from ndd_console.words.step import PAUSED, is_script, items_rate, micro_steps, rates, work_short, work_texts
 from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
 from ndd_engine.text import MISSING, counted, duration, foreign, number
@@ -16,11 +16,6 @@ _MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recom
 _GAP = 3
 _MESSAGE = 3  # rows of what is said to the user
 _LABEL = 9
-
-
-def loss_text(snapshot: Snapshot) -> str:
-    """ "loss 1.482"."""
-    return f"loss {small(snapshot.loss, 4)}"
 
 
 def figures_row(snapshot: Snapshot, width: int, with_trends: bool, with_work: bool = False) -> Row:

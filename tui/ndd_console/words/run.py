@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ndd_engine.diagnose import diagnose
+from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.events import EndEvent, RunEvent
+from ndd_engine.record.figures import bad_loss_text
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import counted, duration, number, plural, printable
 
 from . import step
-from .figures import percent
+from .figures import percent, small
 from .finding import finding_line, first_command
 from .ranks import late_words
 
 # In the summary of a run.
 MOST_FINDINGS = 3
 LOST = "the process ended unexpectedly (kill -9 or power loss?)"
+
+
+def loss_text(snapshot: Snapshot) -> str:
+    """ "loss 1.482", or "loss NaN since step 500"."""
+    known = snapshot.not_finite
+    return f"loss {small(snapshot.loss, 4) if known.loss is None else bad_loss_text(known)}"
 
 
 def introduction(snapshot: Snapshot) -> list[str]:
@@ -66,7 +73,7 @@ def progress_line(snapshot: Snapshot) -> str:
     parts = [
         f"step {number(snapshot.step)}{total}",
         step.epoch_of(snapshot),
-        f"loss {number(snapshot.loss, 4)}",
+        loss_text(snapshot),
         step.steps_rate(snapshot),
         step.items_rate(snapshot),
         step.tokens_rate(snapshot),
@@ -83,7 +90,9 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     """The result of a run, printed at its end."""
     status = end.status if end else snapshot.status
     reason = printable(end.reason) if end else "the run continues"
-    lines = [reason if reason.startswith(status) else f"{status}: {reason}"]
+    findings = found(snapshot)
+    lines = [printable(finding.title) for finding in findings if finding.cause == "not-finite"]
+    lines.append(reason if reason.startswith(status) else f"{status}: {reason}")
     run = snapshot.run
     lines += [printable(str(text)) for text in (end.data or {}).get("not_shown", ())] if end else []
     # Of a script, also the steps of threads and processes that the figures leave out.
@@ -91,7 +100,7 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     if run is not None and steps:
         items = f", {number(snapshot.items)} {step.item_name(snapshot)}" if snapshot.items else ""
         done = f"{counted(steps, 'optimizer step')}{items}"
-        parts = [f"{done} in {duration(snapshot.elapsed_s)}", f"last loss {number(snapshot.loss, 4)}"]
+        parts = [f"{done} in {duration(snapshot.elapsed_s)}", f"last {loss_text(snapshot)}"]
         if steps == 1:  # its time says little
             parts.reverse()
         lines.append("; ".join(parts))
@@ -112,7 +121,7 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     if lost:
         lines.append(f"requested but not in effect: {printable(', '.join(lost))}")
     script = RunDir(Path(folder)).command.exists()
-    lines += advice(snapshot)
+    lines += advice(snapshot, findings)
     lines.append(f"{'record' if script else 'record and checkpoints'}: {printable(folder)}")
     if end is not None and end.checkpoint and status not in ("done", "failed"):
         name = run.name if run is not None else Path(folder).name
@@ -120,12 +129,16 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     return lines
 
 
-def advice(snapshot: Snapshot) -> list[str]:
-    """The first findings of a run, each with the command that measures its change; [] where nothing is found."""
+def found(snapshot: Snapshot) -> list[Finding]:
+    """The first findings of a run; [] where nothing is found."""
     try:
-        findings = [finding for finding in diagnose(snapshot) if finding.cause != "too-short"][:MOST_FINDINGS]
+        return [finding for finding in diagnose(snapshot) if finding.cause != "too-short"][:MOST_FINDINGS]
     except Exception:  # noqa: BLE001  a defect in a rule must not cost the summary
         return []
+
+
+def advice(snapshot: Snapshot, findings: list[Finding]) -> list[str]:
+    """Findings of a run, and the commands that measure their changes."""
     if snapshot.run is None:
         return []
     lines = []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,15 @@ from ndd_engine.config.schema import Config
 from ndd_engine.errors import UsageError
 from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.phase_clock import PhaseClock
-from ndd_engine.record.events import Event
+from ndd_engine.record.events import Event, Json
 from ndd_engine.train.data.loader import to_device
 from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.workloads.base import Batch, Workload, on_host
 from ndd_engine.workloads.result import Parted
 from ndd_engine.workloads.training_parts import Carry, TrainingParts, detached
 from ndd_watch.graphs import KeptGraphs
+from ndd_watch.looks import Looks
+from ndd_watch.origin import Origin
 
 from .graph import StepGraph, why_not
 from .optimizers import Optimizers, Precision, clip_gradients, make_precision, set_tf32
@@ -157,6 +160,8 @@ class Stepper:
         self.parts = PartTimer({} if whole else workload.parts)
         # Scalars on the device that are read back together with the loss.
         self.extras: dict[str, Tensor] = {}
+        # What was not finite first, once a loss is not; see NotFiniteEvent.
+        self.origin: Json = {}
         # Setting events that wait to be recorded.
         self.reports: list[Event] = []
         # The graphs of losses are looked at now and then. Backward passes so far, and when the next look is due.
@@ -326,6 +331,7 @@ class Stepper:
         elif accumulation > 1:
             loss = loss / accumulation
         self._look(loss)
+        self._look_closely(loss, batch)  # before the update, which makes the weights NaN as well
         enter(phase.BACKWARD)
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         if pooled:
@@ -338,6 +344,24 @@ class Stepper:
         if (now := time.monotonic()) >= self._look_s:
             self._look_s = now + LOOK_S
             self._graphs.mark(loss, self._passes)
+
+    def _look_closely(self, loss: Tensor, batch: Batch) -> None:
+        """If a loss is not finite, and can be read without waiting: find out why. Fake tensors have no values."""
+        if not self._moves and type(loss) is Tensor and not math.isfinite(loss.item()):
+            self.origin = self.origin or self.first_not_finite(batch)
+
+    def first_not_finite(self, batch: Batch) -> Json:
+        """What is not finite first of a batch on the device, see NotFiniteEvent. Only before training ends."""
+
+        def compute() -> Tensor:
+            with self.precision.autocast or nullcontext():
+                return self.workload.loss(self.carry.forward(self.model, batch), batch)
+
+        alone = self.strategy is None or not self.strategy.gathers
+        again = compute if alone and self.workload_parts.step is None else None
+        with suppress(Exception):  # the user's code, once more
+            return Origin(torch, Looks(torch)).of(self.model, batch, again)
+        return {}
 
     @property
     def kept_steps(self) -> int:
@@ -356,6 +380,7 @@ class Stepper:
         if isinstance(found, Tensor):
             self._look(found)
         loss = training.checked(found, parts.where)
+        self._look_closely(loss, batch)
         training.end_step()
         return loss
 
@@ -394,6 +419,13 @@ class Stepper:
         self.optimizer.step(scaler, optimizers)
         if scaler is None:
             return
+        self.updated(scaler)
+
+    def updated(self, scaler: torch.amp.GradScaler) -> None:
+        """All optimizers have stepped with this scaler."""
+        states = scaler._per_optimizer_states.values()
+        for found in (one for state in states for one in state["found_inf_per_device"].values()):
+            self.extras["skipped"] = self.extras.get("skipped", 0) + found.reshape(())
         scaler.update()
         # get_scale() would synchronise.
         if (scale := scaler._scale) is not None:

@@ -173,10 +173,7 @@ class Training:
     def end_step(self) -> None:
         scaler = self._stepper.precision.scaler
         if self._updated and scaler is not None:
-            scaler.update()
-            # get_scale() would synchronise.
-            if (scale := scaler._scale) is not None:
-                self._stepper.extras["loss_scale"] = scale
+            self._stepper.updated(scaler)
         self._enter, self._phase = no_phase, phase.OTHER
 
     def checked(self, found: Any, where: str) -> Tensor:
