@@ -125,6 +125,11 @@ class Emitter:
         if "keeps" not in self._config["script"]:
             self.script(keeps=[file, 0])
 
+    def carried_in(self, file: str) -> None:
+        """A graph of earlier steps is carried to the next one, where the file has the training loop."""
+        if "carries" not in self._config["script"]:
+            self.script(carries=[file, 0])
+
     def loader(self, settings: dict[str, Any]) -> None:
         """The training reads a loader with these settings and its place, see `Places`."""
         self._config["loader"] = {name: settings[name] for name in _LOADER}

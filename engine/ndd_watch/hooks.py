@@ -306,8 +306,11 @@ class Hooks:
         if steps.device_due:
             steps.device_due = False
             self.device_found(looks.device(loss))
+        begin, wanted = now(), steps.graphs.wanted
         with looks.silent():
             steps.graphs.mark(loss, S[DONE])
+        if wanted:
+            steps.aside(now() - begin)
         if not steps.scaled:
             self._read(loss)
         if steps.ranks:

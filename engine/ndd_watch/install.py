@@ -26,6 +26,7 @@ from .outside import Outside
 from .own import own
 from .profiler import StepProfiler
 from .requests import Requests
+from .sizes import Sizes
 from .steps import PROFILE_NS, Ends, Steps
 from .waits import place
 
@@ -47,6 +48,7 @@ class Observer:
         self._torch = torch
         self.steps = Steps()
         self.looks = Looks(torch)
+        self.profiler = StepProfiler(own)
         self.modules = Modules(self.steps, self.looks, torch.is_grad_enabled)
         self.outside = trying.outside() or Outside()
         self.hooks = Hooks(
@@ -57,7 +59,6 @@ class Observer:
         self.emitter = self._emitter()
         self.captures = Captures(torch, self.steps, self.modules, self.looks, self._mark)
         self.learning = Learning(self.looks)
-        self.profiler = StepProfiler(own)
         self.wishes = Wishes()
         self.frameworks = (
             Frameworks(self.told, self.known, self.wishes, self.hooks.probes) if frameworks else None
@@ -88,6 +89,7 @@ class Observer:
     def _wire(self) -> None:
         steps = self.steps
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
+        steps.looked = self.profiler.leave_out
         self.requests = Requests(steps, self._capture, self.wishes)
         self.hooks.loader_read = self._loader_read
         self.hooks.device_found = self._device_found
@@ -132,6 +134,7 @@ class Observer:
         if study == "learn":
             self.learning.deaf()
         elif study == "profile":
+            self.modules.sizes = None
             with Dropped():
                 self.profiler.end()
         self.emitter.pause()
@@ -358,8 +361,9 @@ class Observer:
             took = zip(PHASES, steps.last_row, steps.last_row[WAITING:])
             lengths = {name: own + wait for name, own, wait in took if own + wait}
             found = self.profiler.end(self.hooks.roots, lengths)
-            if found["functions"] or found["waits"]:
-                self.emitter.put("functions", step=self.emitter.step, **found)
+            if found["wall_ns"]:
+                self.emitter.put("functions", step=self.emitter.step, sizes=self._sizes(), **found)
+            self.modules.sizes, self.steps.graphs.wanted = None, False
             self._study = ""
         elif self._learned < MOST_LEARNED and learning.source is None and not reads:
             # It is not known where batches come from.
@@ -378,6 +382,20 @@ class Observer:
     def _profile(self) -> None:
         if not self.profiler.begin(sum(self.steps.last_row)):
             self._study = "profile"
+            self.modules.sizes = Sizes(self.looks)
+            self.steps.graphs.wanted, self.steps.graphs.reached, self.steps.loss_due = True, 0, 0
+
+    def _sizes(self) -> dict[str, int]:
+        """What can grow, in the step that was profiled."""
+        sizes, graphs = self.modules.sizes, self.steps.graphs
+        if sizes is None:
+            return {}
+        sizes.optimizers(self.steps.optimizers())
+        sizes.handlers()
+        sizes.graph(graphs.reached)
+        if graphs.reached and self.steps.caller is not None:
+            self.emitter.carried_in(self.steps.caller.co_filename)
+        return sizes.counts()
 
     def forked(self) -> None:
         """In a child process: most likely a worker of a loader. It is observed anew if it trains."""
@@ -390,6 +408,7 @@ class Observer:
         del steps.phases[:]
         self.modules.reset()
         self.captures.forked()
+        self.modules.sizes = None
         # The hooks hold these two.
         kept = {"phases": steps.phases, "_made": steps._made, "compiled": steps.compiled}
         kept |= {"rest": steps.rest, "faking": steps.faking}

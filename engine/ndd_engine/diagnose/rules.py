@@ -14,7 +14,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import duration, percent, times
 from ndd_watch.changes import TABLE
 
-from . import data_rules, gpu_rules, host_rules, model_rules, rank_rules, run_rules
+from . import data_rules, gpu_rules, host_rules, model_rules, pace_rules, rank_rules, run_rules
 from .finding import Change, Evidence, Finding
 from .view import CLOCK, MODEL, Cost, View, ceiling, rounded_up, taken
 
@@ -145,6 +145,8 @@ def restart_s(view: View, item: Finding) -> float | None:
 
 Rule = Callable[[View], Finding | None]
 
+# From this share on, steps that become slower are named before anything else.
+MUCH_SLOWER = 0.2
 # Findings with a lower ceiling are dropped.
 LEAST = 1.04
 # Rules that apply to short runs as well.
@@ -154,6 +156,7 @@ RULES: tuple[Rule, ...] = (
     *host_rules.RULES,
     *(GPU_RULES := (*gpu_rules.RULES, *gpu_rules.FORMAT_RULES)),
     *rank_rules.RULES,
+    pace_rules.slowing,
     *model_rules.RULES,
     *run_rules.SCRIPT_RULES,
     *host_rules.STEP_RULES,
@@ -165,9 +168,9 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
     few_steps: judge any number of steps, such as those of a trace.
 
-    Order: hazards, a model that is compiled no more, bottlenecks, bottlenecks whose change was tried and not faster,
-    findings that cost no time. Bottlenecks are sorted by the measured speedup of their change; if there is none, by
-    ceiling or share of the time.
+    Order: steps that have become much slower, hazards, a model that is compiled no more, bottlenecks, bottlenecks whose
+    change was tried and not faster, findings that cost no time. Bottlenecks are sorted by the measured speedup of their
+    change; if there is none, by ceiling or share of the time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]
@@ -184,6 +187,8 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
 
 def _rank(view: View, item: Finding) -> tuple[int, float]:
+    if item.cause == "slowing" and (item.share or 0.0) >= MUCH_SLOWER:
+        return 0, -1.0  # it becomes worse, and what grows takes memory as well
     if item.cause in ("leak", "near-limit"):
         return 0, 0.0
     if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without

@@ -23,7 +23,7 @@ from .command import Command
 from .observed_ranks import ScriptRanks
 from .progress import Stalls
 from .records import Line, Process, Records
-from .source import collecting_line, keeping_line
+from .source import carrying_line, collecting_line, keeping_line
 
 # Of so few steps, the first ones are not seen whole.
 FEW_STEPS = 3
@@ -44,7 +44,7 @@ class Trained:
         self.run: RunEvent | None = None
         self._process: Process | None = None
         self._shown = self._counts_items = False
-        self._keeps = 0  # the line that keeps the losses with their graphs
+        self._lines: dict[str, int] = {}  # in the source, by the fact of the script's configuration
         self._phases: set[str] = set()
 
     def take(self, process: Process, line: Line) -> Iterator[Event]:
@@ -84,9 +84,10 @@ class Trained:
         resumed, self._shown = None if self._shown else run.resumed_step, True
         config, host, device = dict(run.config), self._machine.host, run.device or "cpu"
         config["script"] = {**self._command.to_dict(), **config["script"]}
-        if keeps := config["script"].get("keeps"):
-            self._keeps = self._keeps or keeping_line(keeps[0])
-            config["script"]["keeps"] = [keeps[0], self._keeps]
+        for fact, line_of in (("keeps", keeping_line), ("carries", carrying_line)):
+            if known := config["script"].get(fact):
+                self._lines[fact] = self._lines.get(fact) or line_of(known[0])
+                config["script"][fact] = [known[0], self._lines[fact]]
         if "parallel" in config:
             config["parallel"] = {name: config["parallel"][name] for name in ("ranks", "strategy")}
         return replace(
