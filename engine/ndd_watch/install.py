@@ -30,6 +30,8 @@ from .sizes import Sizes
 from .steps import PROFILE_NS, Ends, Steps
 from .waits import place
 
+# Hooks of one module, or whatever else is counted, from which on it is asked where they are added.
+MANY = 8
 # Steps that may be observed to learn where batches come from.
 MOST_LEARNED = 4
 # From one look at the memory of a GPU to the next.
@@ -393,8 +395,13 @@ class Observer:
         sizes.optimizers(self.steps.optimizers())
         sizes.handlers()
         sizes.graph(graphs.reached)
-        if graphs.reached and self.steps.caller is not None:
-            self.emitter.carried_in(self.steps.caller.co_filename)
+        if self.steps.caller is not None:
+            file = self.steps.caller.co_filename
+            if graphs.reached:
+                self.emitter.look_in("carries", file)
+            for kind in ("hooks", "handlers", "parameters"):
+                if sizes.most(kind) > MANY:
+                    self.emitter.look_in(kind, file)
         return sizes.counts()
 
     def forked(self) -> None:

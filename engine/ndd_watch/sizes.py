@@ -76,6 +76,10 @@ class Sizes:
         """The graph of the loss reaches back so many steps."""
         self._count("graph", "", steps)
 
+    def most(self, kind: str) -> int:
+        """The highest count of a kind."""
+        return max((count for key, count in self._counts.items() if key.startswith(f"{kind}:")), default=0)
+
     def counts(self) -> dict[str, int]:
         """The highest counts."""
         most = sorted(self._counts.items(), key=lambda item: -item[1])

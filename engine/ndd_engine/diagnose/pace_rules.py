@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -10,23 +11,18 @@ from ndd_engine.record.pace import Point
 from ndd_engine.text import percent, printable, span
 
 from .finding import Finding
-from .trends import Line, condensed, line_through, stepped
+from .trends import Line, StepValue, condensed, line_through, stepped
 from .view import CLOCK, PROFILER, Draft, View, place
 
 # The first part of a run, which warms up, and the fewest points of the rest.
 WARM_UP, LEAST_POINTS = 0.1, 7
 # Points that are compared, and which part of the windows of each was faster: another program only slows steps down.
 GROUPS, FASTER = 16, 0.25
-# A step has become slower by this part at least, and by so many times the noise.
-GROWN, TIMES_NOISE = 0.05, 4.0
-# Of so many pairs of points the later one is higher; each third of them is higher than the one before by this part of
-# the rise; and a single rise at one moment fits at most so much better than a line.
-RISING, EACH_THIRD, STEPPED = 0.8, 0.1, 1.1
 # Steps of almost as many items are alike.
 ALIKE = 0.05
 # What takes this part of the growth is its cause, and almost all of it from the second part on.
 MOST_OF, ALMOST_ALL = 0.5, 0.9
-# Counts that have grown by so many, and by this factor.
+# Counts that have grown by so many, and by this factor; by that, the share of a function has grown.
 MORE, TIMES_MORE = 8, 1.5
 # Earlier steps in the graph of a loss: fewer may be meant so.
 LEAST_STEPS_BACK = 3
@@ -35,11 +31,44 @@ BUSY, AS_MUCH = 0.1, 0.5
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a rise has to be. grown: part of the step time. times_noise: multiple of the noise.
+
+    rising: part of the pairs of points of which the later one is higher. each_third: part of the rise by which each
+    third of the points is above the one before. stepped: a rise at one moment fits at most so much better than a line.
+    """
+
+    grown: float
+    times_noise: float
+    rising: float
+    each_third: float
+    stepped: float
+
+    def hold(self, line: Line, points: Sequence[StepValue]) -> bool:
+        """Whether a curve rises so."""
+        rise = line.end - line.begin
+        if rise <= 0 or rise < self.times_noise * line.noise or line.rising < self.rising:
+            return False
+        count, values = len(points), [value for _, value in points]
+        first, second, third = (
+            median(values[count * part // 3 : count * (part + 1) // 3]) for part in range(3)
+        )
+        steady = min(second - first, third - second) >= self.each_third * rise
+        return steady and values[-1] >= (1 + self.grown) * values[0] and stepped(points, line) <= self.stepped
+
+
+# Of a rise that speaks for itself; where a function takes it in two profiled steps; and where something piles up.
+CLEAR, LIKELY, SMALL = (
+    Bounds(0.05, 4.0, 0.8, 0.1, 1.1), Bounds(0.2, 2.0, 0.7, 0.1, 1.4), Bounds(0.2, 0.0, 0.55, -1.0, 10.0)
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Slowdown:
     """Nanoseconds of a step at the beginning and now. line: through the times, per step.
 
     first, last: steps at which these were measured. phases: (name, nanoseconds then, now), the one that grew most
-    first.
+    first. bounds: the narrowest ones that hold.
     """
 
     begin_ns: float
@@ -48,6 +77,7 @@ class Slowdown:
     first: int
     last: int
     phases: tuple[tuple[str, float, float], ...]
+    bounds: Bounds
 
     @property
     def grown_ns(self) -> float:
@@ -73,28 +103,20 @@ def slowdown(pace: tuple[Point, ...]) -> Slowdown | None:
     line = line_through(points)
     if line is None:
         return None
-    begin, now = points[0][1], points[-1][1]
-    if now - begin < GROWN * begin or not _steady(points, line):
+    bounds = next((one for one in (CLEAR, LIKELY, SMALL) if one.hold(line, points)), None)
+    if bounds is None:
         return None
+    (first, begin), (last, now) = points[0], points[-1]
     part = -(-len(later) // GROUPS)
     # Warming up only makes steps slower: faster ones count.
     ends = [min(points, key=lambda point: point[1]) for points in (pace[: warm + part], later[-part:])]
     if ends[0] in pace[:warm]:
-        begin = min(begin, float(ends[0][1]))
-    phases = [(name, *(float(end[3][index]) for end in ends)) for index, name in enumerate(PHASES)]
-    phases.sort(key=lambda phase: phase[1] - phase[2])
-    return Slowdown(begin, now, line, int(points[0][0]), int(points[-1][0]), tuple(phases))
-
-
-def _steady(points: list[tuple[float, float]], line: Line) -> bool:
-    """Whether a curve rises steadily, out of the noise, until its end."""
-    rise = line.end - line.begin
-    if line.low <= 0 or rise < TIMES_NOISE * line.noise or line.rising < RISING:
-        return False
-    count, values = len(points), [value for _, value in points]
-    first, second, third = (median(values[count * part // 3 : count * (part + 1) // 3]) for part in range(3))
-    least = EACH_THIRD * rise
-    return second - first >= least and third - second >= least and stepped(points, line) <= STEPPED
+        first, begin = ends[0][:2]
+    phases = sorted(
+        zip(PHASES, map(float, ends[0][3]), map(float, ends[1][3]), strict=True),
+        key=lambda phase: phase[1] - phase[2],
+    )
+    return Slowdown(begin, now, line, int(first), int(last), tuple(phases), bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +151,11 @@ def slowing(view: View) -> Finding | None:
     found = slowdown(view.snapshot.pace)
     if found is None or _clocks(view, found):
         return None
-    grown = _graph(view) or _counted(view) or _function(view, found)
+    grown = _graph(view) or _counted(view)
+    if grown is None and found.bounds is not SMALL:
+        grown = _function(view, found)
+    if grown is None and found.bounds is not CLEAR:
+        return None
     alike = grown is None and _alike(found)
     if alike and view.snapshot.cores is not None and view.snapshot.cores.shared:
         return None  # other programs take the cores
@@ -163,7 +189,7 @@ def _clocks(view: View, found: Slowdown) -> bool:
     """Whether the GPU's clock has fallen by as much, which `throttling` names."""
     usual, now = view.snapshot.usual_clock_mhz, (view.snapshot.gpu or {}).get("sm_clock_mhz")
     slower = found.now_ns / found.begin_ns - 1
-    return bool(usual and now) and usual / now - 1 >= MOST_OF * slower
+    return usual is not None and bool(now) and usual / float(now or usual) - 1 >= MOST_OF * slower
 
 
 def _alike(found: Slowdown) -> bool:
@@ -211,7 +237,7 @@ def _counted(view: View) -> Grown | None:
     text, advice = COUNTS[kind]
     what = text.format(printable(name))
     evidence = f"{what}: {before:,} in step {first.step:,}, {now:,} in step {newest.step:,}"
-    return Grown(f"while {what} grow from {before:,} to {now:,}", evidence, advice)
+    return Grown(f"while {what} grow from {before:,} to {now:,}", evidence, advice, view.script_line(kind))
 
 
 def _function(view: View, found: Slowdown) -> Grown | None:
@@ -223,11 +249,12 @@ def _function(view: View, found: Slowdown) -> Grown | None:
     slower = max(newest.wall_ns / found.now_ns, 1.0)
     earlier = max(first.wall_ns / found.begin_ns, 1.0)
     known = {(row[0], row[2]): row[4] / earlier for row in first.functions}
-    rows = [
-        (row[4] / slower, known.get((row[0], row[2]), 0.0), row[0], row[1], row[2])
-        for row in newest.functions
-    ]
-    grown = [row for row in rows if row[0] - row[1] >= MOST_OF * found.grown_ns]
+    rows = [(row[4] / slower, known.get((row[0], row[2]), 0.0), *row[:3]) for row in newest.functions]
+    grown = [
+        row for row in rows
+        if row[0] - row[1] >= MOST_OF * found.grown_ns
+        and row[0] / found.now_ns >= TIMES_MORE * row[1] / found.begin_ns
+    ]  # fmt: skip
     if not grown:
         return None
     now, before, file, line, name = min(grown)

@@ -59,7 +59,7 @@ class Reporter:
 
     steps: optimizer steps in the current window. arrived: (step, loss) pairs that reached the host in it. profiled: the
     window contains a profiler capture or a profiled step. windowed: called with each window that ends; returns what is
-    recorded of it.
+    recorded of it. paced: called with the usual time of a step, 0 if it is unknown.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Reporter:
     ) -> None:
         self.clock, self.losses, self.put = clock, losses, put
         self.windowed: Callable[[Window, WindowEvent], WindowEvent] = lambda _window, event: event
+        self.paced: Callable[[int], None] = lambda step_ns: None
         self.steps = 0
         self.profiled = False
         self.arrived: list[tuple[int, float]] = []
@@ -150,6 +151,8 @@ class Reporter:
             kept_steps=self._stepping.kept_steps,
         )
         self.put(self.windowed(window, event))
+        if not self.profiled:
+            self.paced(event.step_p50_ns or 0)
         if self.losses.scalars:
             self.put(ScalarsEvent(step, _means(self.losses.scalars)))
             self.losses.scalars = []

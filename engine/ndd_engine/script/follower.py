@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -23,10 +24,18 @@ from .command import Command
 from .observed_ranks import ScriptRanks
 from .progress import Stalls
 from .records import Line, Process, Records
-from .source import carrying_line, collecting_line, keeping_line
+from .source import adding_line, carrying_line, collecting_line, keeping_line
 
 # Of so few steps, the first ones are not seen whole.
 FEW_STEPS = 3
+# What the source of a script tells: the line of a fact.
+_LINES: dict[str, Callable[[str], int]] = {
+    "keeps": keeping_line,
+    "carries": carrying_line,
+    "hooks": partial(adding_line, method="register_.*hook"),
+    "handlers": partial(adding_line, method="addHandler"),
+    "parameters": partial(adding_line, method="add_param_group"),
+}
 
 
 class Trained:
@@ -84,7 +93,7 @@ class Trained:
         resumed, self._shown = None if self._shown else run.resumed_step, True
         config, host, device = dict(run.config), self._machine.host, run.device or "cpu"
         config["script"] = {**self._command.to_dict(), **config["script"]}
-        for fact, line_of in (("keeps", keeping_line), ("carries", carrying_line)):
+        for fact, line_of in _LINES.items():
             if known := config["script"].get(fact):
                 self._lines[fact] = self._lines.get(fact) or line_of(known[0])
                 config["script"][fact] = [known[0], self._lines[fact]]

@@ -1,10 +1,11 @@
 """Reads the source of a script, without running it: lines that keep a loss with its graph, carry a graph from step to
-step, or collect garbage."""
+step, add hooks and the like, or collect garbage."""
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +31,14 @@ def keeping_line(path: str) -> int:
 def carrying_line(path: str) -> int:
     """The first line of a file that carries a graph to the next step; 0 if there is none, or it cannot be read."""
     return next(iter(_found(path, carrying_lines)), 0)
+
+
+def adding_line(path: str, method: str) -> int:
+    """The first line of a file that calls a method in a loop or a function; 0 if there is none, or unreadable.
+
+    method: a regular expression of its name.
+    """
+    return next(iter(_found(path, lambda source: _calling(source, method))), 0)
 
 
 def collecting_line(path: str, function_line: int) -> int:
@@ -77,6 +86,17 @@ def keeping_lines(source: str) -> list[int]:
             node.lineno for node in nodes if isinstance(node, (ast.stmt, ast.Call)) and _keeps(node, losses)
         }
     return sorted(found)
+
+
+def _calling(source: str, method: str) -> list[int]:
+    scopes = (ast.For, ast.While, ast.FunctionDef)
+    return sorted(
+        node.lineno
+        for scope in ast.walk(ast.parse(source)) if isinstance(scope, scopes)
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        and re.fullmatch(method, node.func.attr)
+    )  # fmt: skip
 
 
 def carrying_lines(source: str) -> list[int]:
