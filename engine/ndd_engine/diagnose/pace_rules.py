@@ -172,8 +172,9 @@ def slowing(view: View) -> Finding | None:
     share = view.part(found.grown_ns / found.now_ns)
     draft = Draft("slowing", title, share, "likely" if grown is None else "certain")
     line = found.line
-    each = f"{span(line.slope)} longer than the one before ({span(line.low)} to {span(line.high)})"
-    draft.saw(f"since step {found.first:,}, each step takes {each}", CLOCK)
+    if line.low > 0:
+        each = f"{span(line.slope)} longer than the one before ({span(line.low)} to {span(line.high)})"
+        draft.saw(f"since step {found.first:,}, each step takes {each}", CLOCK)
     draft.saw(f"{name} took {span(before)} of a step, and takes {span(after)} now", CLOCK)
     if grown is not None:
         draft.saw(grown.evidence, PROFILER)
