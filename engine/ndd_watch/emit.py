@@ -120,10 +120,14 @@ class Emitter:
         self._config["script"].update(found)
         self._recorded = False
 
-    def _kept_in(self, file: str) -> None:
-        """Graphs of earlier steps are kept. The console looks for the line in the file with the training loop."""
-        if "keeps" not in self._config["script"]:
-            self.script(keeps=[file, 0])
+    def look_in(self, fact: str, file: str) -> None:
+        """Have the console look for the line of a fact in a file, which has the training loop.
+
+        "keeps": graphs of earlier steps are kept; "carries": one is carried to the next step; "hooks", "handlers",
+        "parameters": many of them are added.
+        """
+        if fact not in self._config["script"]:
+            self.script(**{fact: [file, 0]})
 
     def loader(self, settings: dict[str, Any]) -> None:
         """The training reads a loader with these settings and its place, see `Places`."""
@@ -233,7 +237,7 @@ class Emitter:
         self._once(_UNREAD, "" if steps.values is None else steps.values.failed)
         step += self._earlier
         if (kept := steps.graphs.steps(S[DONE])) and steps.caller is not None:
-            self._kept_in(steps.caller.co_filename)
+            self.look_in("keeps", steps.caller.co_filename)
         self.put(
             "window", step=step, epoch=self._epoch, epoch_step=max(step - self._epoch_begin, 0), steps=count,
             micro_steps=micro, items=items, tokens=0, wall_ns=wall, step_p50_ns=None, step_p95_ns=None,

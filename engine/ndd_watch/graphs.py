@@ -3,10 +3,15 @@
 The graph of a step is freed when nothing of the step refers to it any more. A mark in the metadata of some of its nodes
 is freed with it, so a mark that still exists tells that its graph does. Looking at a loss costs a few microseconds, and
 keeps nothing.
+
+Where a state is carried from step to step, the graph of a loss contains those of earlier steps, and each backward pass
+takes longer. Nodes are numbered in the order in which they were made, so that a node with a number below that of an
+earlier loss is of an earlier step.
 """
 
 from __future__ import annotations
 
+import heapq
 import weakref
 from typing import Any
 
@@ -17,6 +22,8 @@ _DEPTH = 4
 _FEW, _MOST = 8, 512
 # Of the marks since the oldest one that exists, this part must exist.
 _DENSE = 0.5
+# Nodes of a graph that are visited, each for about 2 us; and losses whose numbers are remembered.
+_VISITED, _NUMBERS = 1000, 64
 
 
 class _Mark:
@@ -24,17 +31,28 @@ class _Mark:
 
 
 class KeptGraphs:
-    """Marks the graphs of some steps, and tells from how many steps they still exist."""
+    """Marks the graphs of some steps, and tells from how many steps they still exist.
+
+    wanted: how far back the next graph reaches is to be found out; reached: so many steps at least.
+    """
 
     def __init__(self) -> None:
         # (number of the mark, step, mark), oldest first. Every `_stride`th loss is marked.
         self._marks: list[tuple[int, int, weakref.ref[_Mark]]] = []
         self._looked, self._stride = 0, 1
+        # (step, number of the first node) of some losses, oldest first; and every how many of them are remembered.
+        self._numbers: list[tuple[int, int]] = []
+        self._apart = 1
+        self.wanted, self.reached = False, 0
 
     def mark(self, loss: Any, step: int) -> None:
         """Mark the graph of a loss before its backward pass. loss: a plain tensor. step: its number."""
         self._looked += 1
         node = loss.grad_fn
+        if self.wanted:
+            self.wanted, self.reached = False, 0 if node is None else self._reach(node, step)
+        if node is not None and not self._looked % self._apart:
+            self._remember(step, node._sequence_nr())
         if node is None or self._looked % self._stride:
             return
         mark = _Mark()
@@ -50,6 +68,29 @@ class KeptGraphs:
             if len(self._marks) > _MOST // 2:
                 self._marks = [(number // 2, step, mark) for number, step, mark in self._marks[::2]]
                 self._stride *= 2
+
+    def _remember(self, step: int, number: int) -> None:
+        self._numbers.append((step, number))
+        if len(self._numbers) > _NUMBERS:
+            self._numbers = self._numbers[::2]
+            self._apart *= 2
+
+    def _reach(self, node: Any, step: int) -> int:
+        """How many steps back the graph of a loss reaches at least; 0 if that is usual. node: its first one."""
+        newest = node._sequence_nr()
+        seen, left = {newest}, [(newest, 0, node)]
+        for visited in range(1, _VISITED):
+            # The oldest node first: that leads straight back.
+            oldest, _, node = heapq.heappop(left)
+            for place, (one, _) in enumerate(node.next_functions):
+                # Nodes of parameters have the highest number, and lead nowhere.
+                if one is not None and (number := one._sequence_nr()) < newest and number not in seen:
+                    seen.add(number)
+                    heapq.heappush(left, (number, visited * _VISITED + place, one))
+            if not left:
+                break
+        oldest = min(seen)
+        return next((step - then for then, number in self._numbers if number >= oldest), 0)
 
     def _clear(self) -> None:
         self._marks = [mark for mark in self._marks if mark[2]() is not None]

@@ -329,8 +329,11 @@ class Hooks:
         if steps.device_due:
             steps.device_due = False
             self.device_found(looks.device(loss))
+        begin, wanted = now(), steps.graphs.wanted
         with looks.silent():
             steps.graphs.mark(loss, S[DONE])
+        if wanted:
+            steps.aside(now() - begin)
         if self._origin.active:
             self._origin.loss(loss, sys._getframe(1))
         if not steps.scaled:

@@ -28,9 +28,12 @@ from .outside import Outside
 from .own import own
 from .profiler import StepProfiler
 from .requests import Requests
+from .sizes import Sizes
 from .steps import PROFILE_NS, Ends, Steps
 from .waits import place
 
+# Hooks of one module, or whatever else is counted, from which on it is asked where they are added.
+MANY = 8
 # Steps that may be observed to learn where batches come from.
 MOST_LEARNED = 4
 # From one look at the memory of a GPU to the next.
@@ -49,6 +52,7 @@ class Observer:
         self._torch = torch
         self.steps = Steps()
         self.looks = Looks(torch)
+        self.profiler = StepProfiler(own)
         self.modules = Modules(self.steps, self.looks, torch.is_grad_enabled)
         self.outside = trying.outside() or Outside()
         self.origin = Origin(torch, self.looks)
@@ -67,7 +71,6 @@ class Observer:
         self.emitter = self._emitter()
         self.captures = Captures(torch, self.steps, self.modules, self.looks, self._mark)
         self.learning = Learning(self.looks)
-        self.profiler = StepProfiler(own)
         self.wishes = Wishes()
         self.frameworks = (
             Frameworks(self.told, self.known, self.wishes, self.hooks.probes) if frameworks else None
@@ -101,6 +104,7 @@ class Observer:
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
         steps.asides = self._asides if PROFILE_NS else None
         steps.finite.suspicious = self._suspicious
+        steps.looked = self.profiler.leave_out
         self.requests = Requests(steps, self._capture, self.wishes)
         self.hooks.loader_read = self._loader_read
         self.hooks.device_found = self._device_found
@@ -146,6 +150,7 @@ class Observer:
         if study == "learn":
             self.learning.deaf()
         elif study == "profile":
+            self.modules.sizes = None
             with Dropped():
                 self.profiler.end()
         self.emitter.pause()
@@ -395,8 +400,9 @@ class Observer:
             took = zip(PHASES, steps.last_row, steps.last_row[WAITING:])
             lengths = {name: own + wait for name, own, wait in took if own + wait}
             found = self.profiler.end(self.hooks.roots, lengths)
-            if found["functions"] or found["waits"] or found["calls"]:
-                self.emitter.put("functions", step=self.emitter.step, **found)
+            if found["wall_ns"]:
+                self.emitter.put("functions", step=self.emitter.step, sizes=self._sizes(), **found)
+            self.modules.sizes, self.steps.graphs.wanted = None, False
             self._study = ""
         elif self._learned < MOST_LEARNED and learning.source is None and not reads:
             # It is not known where batches come from.
@@ -415,6 +421,25 @@ class Observer:
     def _profile(self) -> None:
         if not self.profiler.begin(sum(self.steps.last_row)):
             self._study = "profile"
+            self.modules.sizes = Sizes(self.looks)
+            self.steps.graphs.wanted, self.steps.graphs.reached, self.steps.loss_due = True, 0, 0
+
+    def _sizes(self) -> dict[str, int]:
+        """What can grow, in the step that was profiled."""
+        sizes, graphs = self.modules.sizes, self.steps.graphs
+        if sizes is None:
+            return {}
+        sizes.optimizers(self.steps.optimizers())
+        sizes.handlers()
+        sizes.graph(graphs.reached)
+        if self.steps.caller is not None:
+            file = self.steps.caller.co_filename
+            if graphs.reached:
+                self.emitter.look_in("carries", file)
+            for kind in ("hooks", "handlers", "parameters"):
+                if sizes.most(kind) > MANY:
+                    self.emitter.look_in(kind, file)
+        return sizes.counts()
 
     def _begin_aside(self) -> bool:
         """Profile an evaluation or a checkpoint from now on; the step in which it happens is not profiled."""
@@ -441,6 +466,7 @@ class Observer:
         self.modules.reset()
         self.captures.forked()
         self.origin.end()
+        self.modules.sizes = None
         # The hooks hold these two.
         kept = {"phases": steps.phases, "_made": steps._made, "compiled": steps.compiled}
         kept |= {"rest": steps.rest, "faking": steps.faking}

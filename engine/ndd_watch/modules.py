@@ -33,6 +33,7 @@ from .clock import (
 from .looks import Looks, key_of
 from .mapped import INPUT
 from .probes import Look, Probes
+from .sizes import Sizes
 from .steps import Steps
 
 # Calls of modules within another one, up to which hearing them costs less than taking the probes out and putting them
@@ -59,6 +60,8 @@ class Modules:
         self._listen: Callable[[bool], None] = lambda on: None
         # Called with the first tensor that a model receives.
         self.received: Callable[[Any], None] | None = None
+        # In a profiled step: counts the hooks of the models that train.
+        self.sizes: Sizes | None = None
         # Of a capture: `enters` and `leaves` hear every call.
         self.watch: Any = None
         # DistributedDataParallel, if this process exchanges data, and its modules.
@@ -181,6 +184,10 @@ class Modules:
                 self._replicate(module)
             if self.received is not None or self._steps.shape is None:
                 self._look(kind, (args, kwargs))
+            if self.sizes is not None:
+                begin = now()
+                self.sizes.model(module)
+                self._steps.aside(now() - begin)
             if self.around and kind not in self._wrapped:
                 self._wrap(kind)
         if S[TIMED] <= 0:

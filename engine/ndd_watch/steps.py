@@ -62,6 +62,7 @@ from .mapped import (
     PASSES,
     PENDING,
 )
+from .slowing import Slowing
 
 # An optimizer that steps more rarely than this times the most frequent one does not end steps.
 RARE = 8
@@ -310,6 +311,9 @@ class Steps:
         # Profiles evaluations and checkpoints; set by `install`.
         self.asides: Asides | None = None
         self.give_up: Callable[[BaseException], None] = lambda error: None
+        # Set by `install`: called with time that a look within a step took.
+        self.looked: Callable[[int], None] = lambda ns: None
+        self.slowing = Slowing()
         # Set by the hooks: whether tensors have no values at present.
         self.faking: Callable[[], bool] = lambda: False
         # Whether the current step is observed more closely, and when the next one is; whether the window has a step
@@ -367,7 +371,7 @@ class Steps:
         """A backward pass has ended, and nothing else is known to end the steps."""
         self._passes += 1
         likely = self._has_optimizer() and not self.compiled
-        few = SILENT_BACKWARDS if likely else FEW_BACKWARDS
+        few = SILENT_BACKWARDS if likely and self._zeroed < FEW_BACKWARDS else FEW_BACKWARDS
         if self._passes <= few:
             S[PENDING] = 0 if likely else self._passes
             return
@@ -521,6 +525,11 @@ class Steps:
                 self.aside_ns += spent
         self.first_ns = 0
 
+    def aside(self, ns: int) -> None:
+        """A look within the step took this time, which is no part of it."""
+        S[LAST] += ns
+        self.looked(ns)
+
     def time_this(self) -> None:
         """Time the step that has begun by phase, from now on."""
         self.skip = 0
@@ -553,6 +562,8 @@ class Steps:
             lengths = sorted(clock.lengths(self._window_begin))
             step_ns = lengths[len(lengths) // 2] if lengths else 0
             self.long = step_ns > LONG_NS * self.usual_backwards
+            if PROFILE_NS and self.gate is None and self.slowing.worth_a_look(step_ns):
+                self.next_study = 0
             self.every = min(int(COST_NS / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
             self.end_window()
         self.garbage.after_step(S[DONE])

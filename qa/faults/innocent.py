@@ -62,6 +62,11 @@ INNOCENTS: list[Case] = [
         factory="keeping",
     ),
     _innocent(
+        "bounded-window", OWN, "each step sorts the newest 20,000 values, which it has after 50 steps",
+        ("batch.micro=256", "workload.options.more=400", "workload.options.most=20000"), ("slowing",),
+        factory="growing", seconds=14.0,
+    ),
+    _innocent(
         "cheap-encoding", "finetune", "items are encoded again for every batch, which takes almost no time",
         (*FINETUNE, "workload.size=medium", "loader.cache=false", "workload.document_chars=128"),
         ("on-the-fly", "few-workers", "data-wait"),

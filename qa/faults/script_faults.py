@@ -34,6 +34,7 @@ CLOSE = 0.10
 WORDS = frozenset(
     {
         "slow-function",
+        "slowing",
         "user-code",
         "checkpoint",
         "evaluation",
@@ -47,13 +48,15 @@ WORDS = frozenset(
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates", "scales",
 )  # fmt: skip
+# Innocent kinds of the script that becomes slower.
+NOT_SLOWING = ("bounded", "larger-batches", "evaluates", "detached")
 
 
 @dataclass(frozen=True)
 class Fault:
     """causes: the right ones. function: that a finding must name, "" if there is none. levels: low and high.
 
-    ranks: of the script, under torchrun if there are several.
+    ranks: of the script, under torchrun if there are several. script: that has the fault.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Fault:
     levels: tuple[float, float]
     function: str = ""
     ranks: int = 1
+    script: str = "planted.py"
 
 
 FAULTS = (
@@ -83,6 +87,18 @@ FAULTS = (
     Fault("garbage", ("gc",), (2, 10)),
     Fault("anomaly", ("anomaly",), (1, 1)),
     Fault("straggler", ("straggler",), (5, 20), "augment", ranks=2),
+    *(
+        Fault(name, ("slowing",), levels, function, script="slowing.py")
+        for name, levels, function in (
+            ("graph", (1, 1), "graphs of at least"),
+            ("hooks", (10, 40), "hooks of block.2"),
+            ("sorts", (10, 40), "median_loss"),
+            ("concatenates", (20, 60), "Net.recall"),
+            ("rewrites", (10, 40), "save_history"),
+            ("handlers", (10, 40), "handlers of the logger train"),
+            ("parameters", (20, 60), "parameters in SGD"),
+        )
+    ),
 )
 
 
@@ -108,7 +124,17 @@ def measure(options: Options) -> list[Table]:
         wrong = (found["ceiling"] or 1.0) >= ACCUSED
         accused += wrong
         innocent.add(kind, found["cause"], _times(found["ceiling"]), "", "", "ACCUSED" if wrong else "")
-    innocent.note(f"accused: {accused} of {len(kinds)}")
+    for kind in (others := options.cases(NOT_SLOWING)):
+        say(f"script_faults: innocent {kind}")
+        with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
+            causes = [
+                item["cause"]
+                for item in observe(Path(folder), "slowing.py", kind, "0", seconds=_seconds(options))
+            ]
+        wrong = "slowing" in causes
+        accused += wrong
+        innocent.add(f"slowing.py {kind}", causes[0], "", "", "", "ACCUSED" if wrong else "")
+    innocent.note(f"accused: {accused} of {len(kinds) + len(others)}")
     return [planted, innocent, _durations(options)]
 
 
@@ -119,7 +145,7 @@ def _planted(fault: Fault, level: float, options: Options) -> tuple[tuple[str, .
     with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as text:
         folder = Path(text)
         found = observe(
-            folder, "planted.py", fault.name, f"{level:g}", ranks=fault.ranks, seconds=_seconds(options)
+            folder, fault.script, fault.name, f"{level:g}", ranks=fault.ranks, seconds=_seconds(options)
         )[0]
         where = found["title"] + "".join(change["where"] or "" for change in found["changes"])
         placed = not fault.function or fault.function in where

@@ -198,6 +198,40 @@ def keeping(settings: Any) -> dict[str, Any]:
     return {"model": Net(1024), "train_data": in_memory(), "loss": loss, "forward": forward}
 
 
+# Work that grows with each step.
+
+
+def growing(settings: Any) -> dict[str, Any]:
+    """Options: more: values that are kept per step, all of which each step sorts; most: at a time, 0 for no limit.
+
+    hooks: number of hooks that each step registers.
+    """
+    more, most = settings.option("more", 0), settings.option("most", 0)
+    hooks = settings.option("hooks", 0)
+    kept: deque[float] = deque(maxlen=most or None)
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        output = model(batch[0])
+        if model.training:
+            kept.extend([0.5] * more)
+            middle(kept)
+            for _ in range(hooks):
+                model.head.register_forward_hook(seen)
+        return output
+
+    return {"model": Net(), "train_data": in_memory(8 * ITEMS), "loss": loss, "forward": forward}
+
+
+def middle(values: deque[float]) -> float:
+    """The median of all values."""
+    return sorted(values, key=abs)[len(values) // 2] if values else 0.0
+
+
+def seen(_module: nn.Module, _given: Any, output: Tensor) -> None:
+    """A hook that looks at activations."""
+    output.detach().mean()
+
+
 # Python code instead of operators.
 
 

@@ -290,6 +290,12 @@ MODEL = [
         ("workload.decoder=hoisted",),
     ),
     Pair(
+        "slowing",
+        Planted(grows={"forward": 1.0}, windows=24),
+        # It varies as much, and becomes no slower.
+        Planted(wobble=0.3, windows=24),
+    ),
+    Pair(
         "recompile",
         Planted("finetune", COMPILED, after={3: recompiled(80)}),
         Planted("finetune", COMPILED, after={3: (MarkEvent("recompile", 80, "", {"graphs": 1, "seconds": 0.01}),)}),

@@ -51,13 +51,15 @@ NVML = {
 class Planted:
     """What a run shows. phases: milliseconds of a step. device: the same by the device clock, on a GPU.
 
-    sets: as on the command line. wobble: relative difference between windows. windows: of `steps` steps each.
+    grows: milliseconds by which a phase grows with each window. sets: as on the command line. wobble: relative
+    difference between windows. windows: of `steps` steps each.
     """
 
     workload: str = "eeg"
     sets: Sequence[str] = ()
     phases: Mapping[str, float] = field(default_factory=lambda: dict(HEALTHY))
     device: Mapping[str, float] | None = None
+    grows: Mapping[str, float] = field(default_factory=dict)
     windows: int = 12
     steps: int = 20
     wobble: float = 0.02
@@ -123,7 +125,7 @@ class Planted:
         phases = {}
         for place, (name, ms) in enumerate(self.phases.items()):
             sign = 1 if (index + place) % 2 else -1
-            host = round(ms * MS * (1 + sign * self.wobble))
+            host = round((ms + self.grows.get(name, 0.0) * index) * MS * (1 + sign * self.wobble))
             device = self.device.get(name) if self.device is not None else None
             there = None if device is None else round(device * MS)
             phases[name] = records.phase(host * self.steps, there, self.steps)

@@ -100,3 +100,37 @@ def test_marks_are_thinned_out_and_freed_with_their_graphs() -> None:
     total.value = 0.0
     del loss
     assert graphs.steps(2000) == 0 and not graphs._marks
+
+
+def reached(carry: Callable[[torch.Tensor], torch.Tensor], steps: int = 40) -> list[int]:
+    """How many steps back the graph reaches, in each step of a model that gets its state from the step before."""
+    model = torch.nn.GRUCell(4, 4)
+    graphs, state, found = KeptGraphs(), torch.zeros(3, 4), []
+    for step in range(steps):
+        state = model(torch.randn(3, 4), carry(state))
+        loss = state.square().mean()
+        graphs.wanted = True
+        graphs.mark(loss, step)
+        found.append(graphs.reached)
+        loss.backward(retain_graph=True)
+    return found
+
+
+def test_a_state_that_is_not_detached_leads_to_all_earlier_steps() -> None:
+    assert reached(lambda state: state) == list(range(40))
+
+
+def test_a_state_that_is_detached_leads_nowhere() -> None:
+    assert not any(reached(lambda state: state.detach()))
+
+
+def test_a_large_graph_is_not_followed_to_its_end() -> None:
+    x = torch.zeros(3, requires_grad=True)
+    graphs = KeptGraphs()
+    for step in range(2):
+        loss = x.sum()
+        for _ in range(5000):
+            loss = loss + x.sum()
+        graphs.wanted = True
+        graphs.mark(loss, step)
+    assert graphs.reached == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.script.source import collecting_line, keeping_lines
+from ndd_engine.script.source import adding_line, carrying_lines, collecting_line, keeping_lines
 
 LOOP = """
 def train(model, data, total, losses, meter, scaler):
@@ -79,3 +79,38 @@ def test_the_line_of_a_collection_is_that_of_the_call(tmp_path: Path, function_l
     path.write_text(COLLECTS)
     assert collecting_line(str(path), function_line) == line
     assert collecting_line(str(tmp_path / "gone.py"), function_line) == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ("out, state = rnn(x, state)", [4]),
+        ("state = rnn(x, state)\n    state = state.detach()\n    other = net(x, other)", [4, 6]),
+        ("x = x.to(device)\n    out = net(x)", []),
+        ("state = zeros()\n    state = rnn(x, state)", []),
+        ("state = [part.detach() for part in state]\n    out, state = rnn(x, state)", []),
+        ("state = zeros()\n    for part in x:\n        state = rnn(part, state)", []),
+        ("count = count + 1\n    loss = loss + net(x)", [5]),
+        ("self.state = rnn(x, self.state)", [4]),
+        ("out = net(x)\n    out.backward(retain_graph=True)", [5]),
+    ],
+)
+def test_the_line_that_carries_a_graph_to_the_next_step(body: str, lines: list[int]) -> None:
+    source = f"state = other = loss = None\ncount = 0\nfor x in data:\n    {body}\n    loss.backward()\n"
+    assert carrying_lines(source) == lines
+
+
+def test_a_model_that_keeps_its_state() -> None:
+    source = (
+        "class Net:\n    def forward(self, x):\n        x, self.state = self.rnn(x, self.state)\n        return x\n"
+    )
+    assert carrying_lines(source) == [3]
+
+
+def test_the_line_that_adds_a_hook(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "model.register_forward_hook(once)\nfor step in range(9):\n    model.register_forward_hook(again)\n"
+    )
+    assert adding_line(str(path), "register_.*hook") == 3
+    assert adding_line(str(path), "addHandler") == 0

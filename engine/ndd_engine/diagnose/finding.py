@@ -52,6 +52,7 @@ CAUSES: dict[str, str] = {
     "logging": "frequent logging",
     "user-code": "host code between operators",
     "slow-function": "a slow function",
+    "slowing": "slower over time",
     "anomaly": "anomaly detection is on",
     "recompile": "repeated recompilation",
     "compile-cost": "compile time exceeds the gain",

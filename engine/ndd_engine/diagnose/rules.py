@@ -22,6 +22,7 @@ from . import (
     gpu_rules,
     host_rules,
     model_rules,
+    pace_rules,
     pass_rules,
     rank_rules,
     run_rules,
@@ -164,6 +165,8 @@ Rule = Callable[[View], Finding | None]
 
 # Causes outside the run: they never take the first place from what can be changed in it.
 NEIGHBOURS = ("neighbour-cores", "neighbour-gpu")
+# From this share on, steps that become slower are named before anything else.
+MUCH_SLOWER = 0.2
 # Findings with a lower ceiling are dropped.
 LEAST = 1.04
 # Rules that apply to short runs as well.
@@ -179,6 +182,7 @@ RULES: tuple[Rule, ...] = (
     *(GPU_RULES := (*gpu_rules.RULES, *gpu_rules.FORMAT_RULES, capture_rules.queue_gaps)),
     capture_rules.gpu_unseen,
     *rank_rules.RULES,
+    pace_rules.slowing,
     *model_rules.RULES,
     *run_rules.SCRIPT_RULES,
     *code_rules.RULES,
@@ -191,9 +195,10 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
     few_steps: judge any number of steps, such as those of a trace.
 
-    Order: what is not finite, hazards, a model that is compiled no more, bottlenecks of the run, other processes,
-    bottlenecks whose change was tried and not faster, findings that cost no time. Bottlenecks are sorted by the
-    measured speedup of their change; if there is none, by ceiling or share of the time.
+    Order: what is not finite, steps that have become much slower, hazards, a model that is compiled no more,
+    bottlenecks of the run, other processes, bottlenecks whose change was tried and not faster, findings that cost no
+    time. Bottlenecks are sorted by the measured speedup of their change; if there is none, by ceiling or share of the
+    time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]
@@ -214,6 +219,8 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 def _rank(view: View, item: Finding) -> tuple[int, float]:
     if item.cause == "not-finite":
         return -1, 0.0
+    if item.cause == "slowing" and (item.share or 0.0) >= MUCH_SLOWER:
+        return 0, -1.0  # it becomes worse, and what grows takes memory as well
     if item.cause in ("leak", "near-limit", "repeated-items"):
         return 0, 0.0
     if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from statistics import median
 
 from ndd_engine.text import counted, duration, percent, printable, size, span
 
 from .finding import Confidence, Finding
 from .gpu_rules import smaller_batches
+from .trends import condensed, line_through
 from .view import (
     BETWEEN,
     COMPUTING,
@@ -22,7 +22,6 @@ from .view import (
     taken,
 )
 
-StepValue = tuple[float, float]
 Trend = tuple[tuple[int, float], ...]
 
 # Minimum points of the memory curve, and the number of points it is reduced to.
@@ -84,16 +83,9 @@ def leak(view: View) -> Finding | None:
         draft.saw(f"{when} ({size(free)} free)", "extrapolated")
     draft.change(
         "detach tensors that are kept between steps (loss.item() instead of loss, output.detach())",
-        where=_keeps(view) or view.line(*MODEL, "other", "log"),
+        where=view.script_line("keeps") or view.line(*MODEL, "other", "log"),
     )
     return draft.done()
-
-
-def _keeps(view: View) -> str | None:
-    """The line of a script that keeps a loss with its graph, if it was found."""
-    script = view.config.get("script")
-    file, line = script.get("keeps") or ("", 0) if isinstance(script, dict) else ("", 0)
-    return printable(f"{PurePath(str(file)).name}:{line}") if line else None
 
 
 def growth_of_graphs(trend: Trend, kept: int) -> tuple[float, float, float] | None:
@@ -164,17 +156,15 @@ def steady_growth(trend: Trend, least_bytes: float = 0) -> tuple[float, float, f
     later = trend[len(trend) // 3 :]
     if len(trend) < LEAST_POINTS or later[-1][0] <= later[0][0]:
         return None
-    points = _condensed(later)
-    slope = _slope(points)
-    if slope is None or slope <= 0:
+    points = condensed(later, GROUPS)
+    line = line_through(points)
+    if line is None or line.slope <= 0:
         return None
-    at = median(y - slope * x for x, y in points)
-    noise = 1.5 * median(abs(y - slope * x - at) for x, y in points)
+    slope, noise = line.slope, line.noise
     used, growth = points[-1][1], slope * (points[-1][0] - points[0][0])
     if growth < max(min(GROWN * used, GROWN_BYTES), least_bytes) or growth < TIMES_NOISE * noise:
         return None
-    pairs = [(b[1] - a[1]) > 0 for index, a in enumerate(points) for b in points[index + 1 :]]
-    if sum(pairs) < RISING * len(pairs):
+    if line.rising < RISING:
         return None
     end = points[-max(len(points) // 3, 2) :]
     end_slope = (end[-1][1] - end[0][1]) / (end[-1][0] - end[0][0])
@@ -209,29 +199,6 @@ def growth_between_releases(
     lengths = [rise[-1][0] - rise[0][0] for rise, _ in found]
     last = found[-1][1]
     return (median(slopes), last[1], last[2]), round(max(lengths))
-
-
-def _condensed(points: tuple[tuple[int, float], ...]) -> list[StepValue]:
-    """The curve reduced to at most GROUPS points by medians, at most one per step."""
-    size_of = -(-len(points) // GROUPS)
-    groups = [points[start : start + size_of] for start in range(0, len(points), size_of)]
-    out: list[StepValue] = []
-    for group in groups:
-        x, y = group[len(group) // 2][0], median(point[1] for point in group)
-        if not out or x > out[-1][0]:
-            out.append((x, y))
-    return out
-
-
-def _slope(points: list[StepValue]) -> float | None:
-    """Median slope of all pairs of points (robust to outliers)."""
-    slopes = [
-        (b[1] - a[1]) / (b[0] - a[0])
-        for index, a in enumerate(points)
-        for b in points[index + 1 :]
-        if b[0] > a[0]
-    ]
-    return median(slopes) if len(points) >= 4 else None
 
 
 # Reads of a tensor that are no call of a method by name.

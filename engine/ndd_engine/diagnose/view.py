@@ -331,6 +331,12 @@ class View:
             return None
         return printable(f"{PurePath(str(found[0])).name}:{found[1]}")
 
+    def script_line(self, fact: str) -> str | None:
+        """The line of a script that was found in its source for a fact of its configuration; None without one."""
+        script = self.config.get("script")
+        file, line = script.get(fact) or ("", 0) if isinstance(script, dict) else ("", 0)
+        return printable(f"{PurePath(str(file)).name}:{line}") if line else None
+
     @property
     def dataset(self) -> str:
         """Class of the dataset that the script's loader reads; "" if that is unknown."""

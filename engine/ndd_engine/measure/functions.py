@@ -9,11 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+import torch
+
 from ndd_engine.errors import said
 from ndd_engine.record.events import PHASES, FunctionsEvent, MarkEvent
 from ndd_engine.text import printable
+from ndd_watch.looks import Looks
 from ndd_watch.own import own, product, short
 from ndd_watch.profiler import StepProfiler
+from ndd_watch.sizes import Sizes
+from ndd_watch.slowing import Slowing
 
 from .reporting import Reporter
 
@@ -25,16 +30,23 @@ BETWEEN_STEPS = 10
 
 
 class FunctionProfiles:
-    """Profiles a step every `every_s` seconds and records it through the reporter; 0: none.
+    """Profiles a step every `every_s` seconds, and when steps have become slower; 0: none.
 
-    due_ns: call `begin` before a step that starts at or after this time of the reporter's clock. settled: returns False
-    while the way the steps run may still change (a CUDA graph is not captured yet).
+    It is recorded through the reporter. due_ns: call `begin` before a step that starts at or after this time of the
+    reporter's clock. settled: returns False while the way the steps run may still change (a CUDA graph is not captured
+    yet). counted: counts what may grow in the model and its optimizers.
     """
 
     def __init__(
-        self, reporter: Reporter, every_s: float, settled: Callable[[], bool] = lambda: True
+        self,
+        reporter: Reporter,
+        every_s: float,
+        settled: Callable[[], bool] = lambda: True,
+        counted: Callable[[Sizes], None] = lambda sizes: None,
     ) -> None:
         self.due_ns = NEVER
+        self._counted, self._slowing = counted, Slowing()
+        reporter.paced = self._paced
         self._reporter, self._clock, self._settled = reporter, reporter.clock, settled
         self._every_ns = round(every_s * 1e9)
         self._profiler = StepProfiler(own, product())
@@ -79,9 +91,16 @@ class FunctionProfiles:
         if not found["wall_ns"]:
             self._tell(step, "another profiler began within the profiled step")
             return
-        functions = [(short(row[0]), *row[1:]) for row in found["functions"]]
-        waits = [(short(row[0]), *row[1:]) for row in found["waits"]]
-        self._reporter.put(FunctionsEvent(step, found["wall_ns"], functions, waits, found["phases"]))
+        rows = {
+            name: [(short(row[0]), *row[1:]) for row in found[name]]
+            for name in ("functions", "waits", "calls")
+        }
+        sizes = Sizes(Looks(torch))
+        self._counted(sizes)
+        sizes.handlers()
+        self._reporter.put(
+            FunctionsEvent(step, found["wall_ns"], phases=found["phases"], sizes=sizes.counts(), **rows)
+        )
 
     def drop(self, step: int) -> None:
         """End the profile, if any, of a step that did not take place."""
@@ -104,6 +123,11 @@ class FunctionProfiles:
         self._reporter.profiled = self.active = False
         self._next_step = step + BETWEEN_STEPS
         self._wait()
+
+    def _paced(self, step_ns: int) -> None:
+        """A window has ended, with this usual time of a step."""
+        if self._every_ns and self._slowing.worth_a_look(step_ns):
+            self.due_ns = self._clock.now()
 
     def _wait(self) -> None:
         self.due_ns = self._clock.now() + self._every_ns

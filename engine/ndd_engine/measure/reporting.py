@@ -60,7 +60,7 @@ class Reporter:
 
     steps, passes: in the current window, see WindowEvent. arrived: (step, loss) pairs that reached the host in it.
     profiled: the window contains a profiler capture or a profiled step. windowed: called with each window that ends;
-    returns what is recorded of it.
+    returns what is recorded of it. paced: called with the usual time of a step, 0 if it is unknown.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Reporter:
         self.clock, self.losses, self.put = clock, losses, put
         self.windowed: Callable[[Window, WindowEvent], WindowEvent] = lambda _window, event: event
         self.steps = self.passes = 0
+        self.paced: Callable[[int], None] = lambda step_ns: None
         self.profiled = False
         self.arrived: list[tuple[int, float]] = []
         self.garbage = Garbage()
@@ -159,6 +160,8 @@ class Reporter:
             passes=passes,
         )
         self.put(self.windowed(window, event))
+        if not self.profiled:
+            self.paced(event.step_p50_ns or 0)
         if self.losses.scalars:
             self.put(ScalarsEvent(step, _means(self.losses.scalars)))
             self.losses.scalars = []

@@ -376,7 +376,9 @@ class FunctionsEvent(Event):
     The caller is the one of these that calls it, or "". The phase is that of most of its time, or "" if it is unknown.
     waits: [file, line, name, method, calls, ns] of what waits for the device, such as item and float, by the
     function that calls them. phases: nanoseconds of this step by phase. Up to Python 3.11, pure Python takes longer
-    under the profiler: compare a function with its phase in this event, not with usual steps.
+    under the profiler: compare a function with its phase in this event, not with usual steps. sizes: the highest
+    numbers of what may grow, by kind and name, such as "hooks:block.3", "parameters:SGD" (of an optimizer) and
+    "handlers:root" (of a logger). "graph:" is how many steps back the graph of the loss reaches, at least.
     """
 
     type: ClassVar[str] = "functions"
@@ -387,6 +389,7 @@ class FunctionsEvent(Event):
     phases: dict[str, Count] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     inside: str = ""
+    sizes: dict[str, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from .events import (
     TrialEvent,
     WorkEvent,
 )
+from .pace import Point
 from .ranks import Ranks
 
 # "lost": the process is gone without an end event (kill -9, power failure).
@@ -248,6 +249,7 @@ class Facts:
     """What a state of a run and a Snapshot share. None is unknown; the newest event of a type has its name.
 
     step: optimizer step; warnings: number of all so far. best: the best evaluation by its first metric.
+    first_functions: of the first profiled step since the start or resume.
     """
 
     run: RunEvent | None = None
@@ -285,6 +287,7 @@ class Facts:
     functions: FunctionsEvent | None = None
     # The newest profile of an evaluation and of a checkpoint, by phase.
     asides: dict[str, FunctionsEvent] = field(default_factory=dict)
+    first_functions: FunctionsEvent | None = None
     trials: tuple[TrialEvent, ...] = ()
 
 
@@ -293,10 +296,10 @@ class Snapshot(Facts):
     """A run at one moment; nothing changes it. Rates are per second of training time without pauses; None is unknown.
 
     micro_steps: forward and backward passes per step; step_ns: nanoseconds per step. memory_trend: bytes of allocated
-    GPU memory, or of resident memory on the CPU; heap_trend: of the heap, which falls when something is freed.
-    scalars: (name, trend) of what the user's own training code logged; texts: its newest samples. ranks: of a run with
-    several, whose phases are then means over the ranks without their waiting, with "exchange" and "skew" as phases of
-    their own. usual_clock_mhz: of the busy GPU in the first minutes.
+    GPU memory, or of resident memory on the CPU; heap_trend: of the heap, which falls when something is freed. pace: of
+    the steps since the start or resume. scalars: (name, trend) of what the user's own training code logged; texts: its
+    newest samples. ranks: of a run with several, whose phases are then means over the ranks without their waiting, with
+    "exchange" and "skew" as phases of their own. usual_clock_mhz: of the busy GPU in the first minutes.
     """
 
     reason: str
@@ -314,6 +317,7 @@ class Snapshot(Facts):
     rate_trend: Curve
     memory_trend: Curve = ()
     heap_trend: Curve = ()
+    pace: tuple[Point, ...] = ()
     scalars: tuple[tuple[str, Curve], ...] = ()
     throughput: Throughput = Throughput()
     cores: CoreUse | None = None

@@ -46,6 +46,7 @@ from .figures import (
     throughput,
     time_left,
 )
+from .pace import Pace
 from .ranks import across, brief
 from .snapshot import Curve, Evaluation, Facts, NotFinite, Snapshot, TimedMark, TimeLeft, Totals
 
@@ -123,6 +124,7 @@ class RunState(Facts):
     memories: Trend = field(default_factory=Trend)
     heaps: Trend = field(default_factory=Trend)
     own_trends: dict[str, Trend] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
 
     def to_line(self, t: float) -> str:
         """The state as a line of the record without newline; `from_line` restores an equal state."""
@@ -172,6 +174,8 @@ class RunState(Facts):
                 | TextsEvent()
             ):
                 setattr(self, event.type, event)
+                if isinstance(event, FunctionsEvent) and self.first_functions is None:
+                    self.first_functions = event
             case NotFiniteEvent():
                 known_origin = self.not_finite.origin
                 # Of several ranks, the others see only what the gradients of one of them have become.
@@ -205,14 +209,15 @@ class RunState(Facts):
             # The new process applies and verifies its settings again.
             self.settings = ()
             self.work = self.loader = self.baseline = self.kernels = self.stacks = self.functions = None
-            self.asides = {}
-            self.totals, self.not_finite = Totals(), NotFinite()
+            self.asides, self.first_functions = {}, None
+            self.totals, self.pace, self.not_finite = Totals(), Pace(), NotFinite()
             self.first_clocks.clear()
 
     def _cut(self, step: int) -> None:
         """Forget what the curves have after a step."""
         for trend in (self.losses, self.rates, self.memories, self.heaps, *self.own_trends.values()):
             trend.cut(step)
+        self.pace.cut(step)
 
     def _run(self, t: float, event: RunEvent) -> None:
         self.started_t = self.started_t if self.started_t is not None else t
@@ -257,6 +262,7 @@ class RunState(Facts):
         overhead = evaluate + checkpoint
         self._total(event)
         self._finite(event)
+        self.pace.add(event)
         if event.heap_bytes is not None:
             self.heaps.add(event.step, float(event.heap_bytes))
         if event.profiled:
@@ -407,6 +413,7 @@ class RunState(Facts):
             rate_trend=self.rates.view(),
             memory_trend=self.memories.view(),
             heap_trend=self.heaps.view(),
+            pace=self.pace.view(),
             scalars=tuple((name, trend.view()) for name, trend in self.own_trends.items()),
             throughput=throughput(self.work, step_ns),
             cores=core_use(run, self.samples),

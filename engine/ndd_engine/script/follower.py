@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -32,10 +33,18 @@ from .command import Command
 from .observed_ranks import ScriptRanks
 from .progress import Stalls
 from .records import Line, Process, Records
-from .source import collecting_line, drawing_line, keeping_line
+from .source import adding_line, carrying_line, collecting_line, drawing_line, keeping_line
 
 # Of so few steps, the first ones are not seen whole.
 FEW_STEPS = 3
+# What the source of a script tells: the line of a fact.
+_LINES: dict[str, Callable[[str], int]] = {
+    "keeps": keeping_line,
+    "carries": carrying_line,
+    "hooks": partial(adding_line, method="register_.*hook"),
+    "handlers": partial(adding_line, method="addHandler"),
+    "parameters": partial(adding_line, method="add_param_group"),
+}
 
 
 class Trained:
@@ -53,7 +62,7 @@ class Trained:
         self.run: RunEvent | None = None
         self._process: Process | None = None
         self._shown = self._counts_items = False
-        self._keeps = 0  # the line that keeps the losses with their graphs
+        self._lines: dict[str, int] = {}  # in the source, by the fact of the script's configuration
         self._same_ranks: list[int] = []
         # The method that makes an item, and its line that draws random numbers, 0 for none.
         self._reads, self._draws = ("", 0), 0
@@ -101,9 +110,10 @@ class Trained:
         resumed, self._shown = None if self._shown else run.resumed_step, True
         config, host, device = dict(run.config), self._machine.host, run.device or "cpu"
         config["script"] = {**self._command.to_dict(), **config["script"]}
-        if keeps := config["script"].get("keeps"):
-            self._keeps = self._keeps or keeping_line(keeps[0])
-            config["script"]["keeps"] = [keeps[0], self._keeps]
+        for fact, line_of in _LINES.items():
+            if known := config["script"].get(fact):
+                self._lines[fact] = self._lines.get(fact) or line_of(known[0])
+                config["script"][fact] = [known[0], self._lines[fact]]
         if config["script"].get("by_item") and (reads := config["script"].get("reads")):
             file, line = str(reads[0]), int(reads[1])
             if (file, line) != self._reads:

@@ -1,10 +1,11 @@
-"""Reads the source of a script, without running it: lines that keep a loss with its graph, collect garbage, or draw
-random numbers."""
+"""Reads the source of a script, without running it: lines that keep a loss with its graph, carry a graph from step to
+step, add hooks and the like, collect garbage, or draw random numbers."""
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +34,19 @@ _FREES_METHODS = frozenset(
 def keeping_line(path: str) -> int:
     """The first line of a file that keeps a loss, see `keeping_lines`; 0 if there is none, or it cannot be read."""
     return next(iter(_found(path, keeping_lines)), 0)
+
+
+def carrying_line(path: str) -> int:
+    """The first line of a file that carries a graph to the next step; 0 if there is none, or it cannot be read."""
+    return next(iter(_found(path, carrying_lines)), 0)
+
+
+def adding_line(path: str, method: str) -> int:
+    """The first line of a file that calls a method in a loop or a function; 0 if there is none, or unreadable.
+
+    method: a regular expression of its name.
+    """
+    return next(iter(_found(path, lambda source: _calling(source, method))), 0)
 
 
 def collecting_line(path: str, function_line: int) -> int:
@@ -129,6 +143,102 @@ def keeping_lines(source: str) -> list[int]:
             node.lineno for node in nodes if isinstance(node, (ast.stmt, ast.Call)) and _keeps(node, losses)
         }
     return sorted(found)
+
+
+def _calling(source: str, method: str) -> list[int]:
+    scopes = (ast.For, ast.While, ast.FunctionDef)
+    return sorted(
+        node.lineno
+        for scope in ast.walk(ast.parse(source)) if isinstance(scope, scopes)
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        and re.fullmatch(method, node.func.attr)
+    )  # fmt: skip
+
+
+def carrying_lines(source: str) -> list[int]:
+    """The lines that compute a value from that of the step before. Raises SyntaxError, ValueError.
+
+    source: the text of a module. Lines that pass a value to a function which returns its next one, or that add up
+    losses, come first, then backward passes that retain the graph.
+    """
+    tree = ast.parse(source)
+    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While)) and _goes_back(node)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    carried = {line for loop in loops for line in _carried(loop)}
+    # A function may keep a value for its next call in an attribute.
+    carried |= {line for function in functions for line in _carried(function, ".")}
+    retained = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and _retains(node)}
+    return [*sorted(carried), *sorted(retained)]
+
+
+def _goes_back(loop: ast.AST) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(loop))
+
+
+def _carried(scope: ast.For | ast.While | ast.FunctionDef, only: str = "") -> Iterator[int]:
+    """The lines of a scope which compute a value from the one that it had before. only: a part of its name."""
+    nodes = [node for statement in scope.body for node in (statement, *_inside(statement))]
+    losses = {name for node in nodes for name in _backward_of(node)}
+    # What is computed anew in each step, from a batch or from nothing of the step before, is not carried.
+    anew = _places(scope.target) if isinstance(scope, ast.For) else set[str]()
+    for node in nodes:
+        if not isinstance(node, (ast.Assign, ast.AugAssign)):
+            continue
+        targets = set[str]().union(
+            *map(_places, node.targets if isinstance(node, ast.Assign) else [node.target])
+        )
+        from_itself = targets & _places_with_graph(node.value)
+        if isinstance(node, ast.AugAssign):
+            from_itself = targets if not losses.isdisjoint({*_with_graph(node.value), *targets}) else set()
+        elif not any(isinstance(one, ast.Call) for one in ast.walk(node.value)) and losses.isdisjoint(
+            targets
+        ):
+            from_itself = set()
+        if any(only in name for name in from_itself - anew):
+            yield node.lineno
+        elif node in scope.body and not from_itself:
+            anew |= targets
+
+
+def _places(node: ast.AST) -> set[str]:
+    """Names and attributes, such as `state` and `self.state`, of a target."""
+    match node:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return set[str]().union(*map(_places, parts))
+        case ast.Starred(value=value):
+            return _places(value)
+        case ast.Name() | ast.Attribute():
+            return {ast.unparse(node)}
+    return set()
+
+
+def _places_with_graph(node: ast.AST) -> set[str]:
+    """The same of those in an expression whose graph is part of its value."""
+    match node:
+        case ast.Attribute(attr=attr) if attr in _FREES_METHODS:
+            return set()
+        case ast.Name() | ast.Attribute():
+            return {ast.unparse(node)}
+        case ast.Call(func=ast.Attribute(attr=attr)) if attr in _FREES_METHODS | _FREES:
+            return set()
+        case ast.Call(func=ast.Name(id=name)) if name in _FREES:
+            return set()
+        case ast.GeneratorExp(elt=item, generators=[loop]) | ast.ListComp(elt=item, generators=[loop]):
+            return _places_with_graph(loop.iter) if _places(loop.target) & _places_with_graph(item) else set()
+        case ast.Call(args=arguments, keywords=keywords):
+            parts: list[ast.AST] = [*arguments, *keywords]
+        case _:
+            parts = list(ast.iter_child_nodes(node))
+    return set[str]().union(*map(_places_with_graph, parts))
+
+
+def _retains(call: ast.Call) -> bool:
+    """Whether this is a backward pass that retains the graph."""
+    retains = (
+        one.arg == "retain_graph" and getattr(one.value, "value", True) is not False for one in call.keywords
+    )
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and any(retains)
 
 
 def _inside(scope: ast.AST) -> Iterator[ast.AST]:

@@ -108,7 +108,7 @@ class Loop:
         plan = CapturePlan(log.kernels_every, log.kernels_steps, trace, graphs)
         module = None if graphs or compiles else stepper.model
         self.captures = CaptureSchedule(self.reporter, plan, stepper.settled, module)
-        self.functions = FunctionProfiles(self.reporter, log.profile_every_s, stepper.settled)
+        self.functions = FunctionProfiles(self.reporter, log.profile_every_s, stepper.settled, stepper.count)
         self._resting = "training"  # the status to restore after an evaluation or a checkpoint
 
     @property

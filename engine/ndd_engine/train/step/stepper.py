@@ -29,6 +29,7 @@ from ndd_engine.workloads.training_parts import Carry, TrainingParts, detached
 from ndd_watch.graphs import KeptGraphs
 from ndd_watch.looks import Looks
 from ndd_watch.origin import Origin
+from ndd_watch.sizes import Sizes
 
 from .graph import StepGraph, why_not
 from .optimizers import Optimizers, Precision, clip_gradients, make_precision, set_tf32
@@ -185,6 +186,11 @@ class Stepper:
     def settled(self) -> bool:
         """Whether the way the steps run changes no more: a CUDA graph is captured, or there is none."""
         return self.graph is None or self.graph.settled
+
+    def count(self, sizes: Sizes) -> None:
+        """Count what may grow in the model and its optimizers."""
+        sizes.model(self.model)
+        sizes.optimizers(self.optimizer.by_name.values())
 
     def begin_epoch(self) -> None:
         """Before the first step of an epoch: drop the state that the model carries."""

@@ -1,0 +1,138 @@
+"""How small a slowdown is named: trends laid over the step times of real runs, with what else makes steps slower.
+
+The step times are recorded at the beginning, from loops of about 1 to 100 ms that take turns. A series is made of
+pieces of one recording, and has a part that warms up, evaluations, and another program that comes and goes.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from ndd_engine.diagnose.pace_rules import CLEAR, slowdown
+from ndd_engine.record.events import WindowEvent
+from ndd_engine.record.pace import Pace
+
+from .common import Options, Table, say
+
+TITLE = "trend: the smallest slowdown that is named"
+# Width, layers and batch of the models: steps of about 1, 5, 20 and 100 ms on one core of a server.
+LOOPS = {"1 ms": (128, 2, 64), "5 ms": (256, 4, 128), "20 ms": (512, 6, 192), "100 ms": (1024, 6, 384)}
+RATES = (0.0, 0.5, 2.0, 5.0, 10.0)  # percent a minute
+MINUTES = (3, 15)
+SERIES = 200
+# Seconds of a loop before the next one takes its turn, and windows that stay together in a series.
+TURN_S, PIECE = 0.25, (8, 30)
+# Windows, on average, from one visit of another program to the next, and of a visit; by how much it slows steps down.
+AWAY, VISIT, SLOWER = 60.0, 25.0, 0.5
+NAMED, FALSE = 0.95, 0.01
+STEPS = 50  # of a window
+
+
+def measure(options: Options) -> list[Table]:
+    """Named slowdowns by rate and minutes, for each recording."""
+    loops = {name: LOOPS[name] for name in options.cases(LOOPS)}
+    recorded = record(loops, options.seconds(360.0, 40.0, least=1.0))
+    table = Table(TITLE, ("step", "minutes", *(f"{rate:g} % a minute" for rate in RATES), "smallest"))
+    count = options.repeats(SERIES, 40, 4)
+    accused = flat = 0
+    for name, times in recorded.items():
+        for minutes in options.cases(MINUTES):
+            say(f"trend: {name}, {minutes} minutes")
+            chance = random.Random(f"{name} {minutes}")
+            named = {rate: _named(chance, times, minutes * 60, rate, count) for rate in RATES}
+            missed = [rate for rate in RATES if named[rate] < NAMED * count]
+            smallest = next((rate for rate in RATES if rate > missed[-1]), None)
+            table.add(
+                f"{name} ({_median(times) / 1e6:.2g} ms)", str(minutes),
+                *(f"{named[rate] / count:.1%}" for rate in RATES), "" if smallest is None else f"{smallest:g} %",
+            )  # fmt: skip
+            accused, flat = accused + named[0.0], flat + count
+    verdict = "" if accused <= FALSE * flat else " TOO MANY"
+    table.note(f"{count} series a cell; flat ones that were named: {accused} of {flat}{verdict}")
+    spread = ", ".join(f"{name} {_spread(times):.0%}" for name, times in recorded.items())
+    table.note(f"recorded steps vary (95th over 5th percentile of the windows, less 1) by {spread}")
+    return [table]
+
+
+def record(loops: Mapping[str, tuple[int, int, int]], seconds: float) -> dict[str, list[float]]:
+    """Median step times in nanoseconds of windows of TURN_S, of all loops in turn."""
+    torch.set_num_threads(1)
+    steps = {name: _loop(*shape) for name, shape in loops.items()}
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        step()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or min(map(len, found.values())) < PIECE[1] // 4:
+        for name, step in steps.items():
+            begin, times = time.perf_counter(), list[float]()
+            while time.perf_counter() - begin < TURN_S or len(times) < 3:
+                t = time.perf_counter_ns()
+                step()
+                times.append(time.perf_counter_ns() - t)
+            found[name].append(_median(times))
+    return found
+
+
+def _loop(width: int, layers: int, batch: int) -> Callable[[], None]:
+    model = nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(batch, width)).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def _named(chance: random.Random, times: list[float], windows: int, rate: float, count: int) -> int:
+    """In how many of so many series the slowdown is named by its times alone."""
+    named = 0
+    for _ in range(count):
+        pace = Pace()
+        for index, ns in enumerate(series(chance, times, windows, rate)):
+            pace.add(_window(index, round(ns)))
+        found = slowdown(pace.view())
+        named += found is not None and found.bounds is CLEAR
+    return named
+
+
+def series(chance: random.Random, times: list[float], windows: int, rate: float) -> list[float]:
+    """The step times of a run. rate: by how many percent of the beginning they grow in a minute."""
+    found: list[float] = []
+    while len(found) < windows:
+        length = min(chance.randint(*PIECE), len(times))
+        begin = chance.randrange(len(times) - length + 1)
+        found += times[begin : begin + length]
+    found = found[:windows]
+    at = chance.expovariate(1 / AWAY)
+    while at < windows:
+        until, factor = at + chance.expovariate(1 / VISIT), 1 + SLOWER * chance.random()
+        for index in range(int(at), min(int(until), windows)):
+            found[index] *= factor
+        at = until + chance.expovariate(1 / AWAY)
+    for index in range(4):
+        found[index] *= 1 + 1.5 * 0.4**index
+    every = chance.randint(20, 80)
+    for index in range(every, windows, every):
+        found[index] *= 1 + 0.6 * chance.random()
+    return [ns * (1 + rate / 100 * index / 60) for index, ns in enumerate(found)]
+
+
+def _window(index: int, ns: int) -> WindowEvent:
+    step = STEPS * (index + 1)
+    return WindowEvent(step, 0, step, STEPS, STEPS, 0, 0, ns * STEPS, ns, ns, ns, {})
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _spread(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[int(0.95 * (len(ordered) - 1))] / ordered[int(0.05 * (len(ordered) - 1))] - 1

@@ -1,0 +1,268 @@
+"""Training that becomes slower: how much, in which phase, and what has grown meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ndd_engine.record.events import PHASES, FunctionsEvent
+from ndd_engine.record.pace import Point
+from ndd_engine.text import percent, printable, span
+
+from .finding import Finding
+from .trends import Line, StepValue, condensed, line_through, stepped
+from .view import CLOCK, PROFILER, Draft, View, place
+
+# The first part of a run, which warms up, and the fewest points of the rest.
+WARM_UP, LEAST_POINTS = 0.1, 7
+# Points that are compared, and which part of the windows of each was faster: another program only slows steps down.
+GROUPS, FASTER = 16, 0.25
+# Steps of almost as many items are alike.
+ALIKE = 0.05
+# What takes this part of the growth is its cause, and almost all of it from the second part on.
+MOST_OF, ALMOST_ALL = 0.5, 0.9
+# Counts that have grown by so many, and by this factor; by that, the share of a function has grown.
+MORE, TIMES_MORE = 8, 1.5
+# Earlier steps in the graph of a loss: fewer may be meant so.
+LEAST_STEPS_BACK = 3
+# Phases that take this part of a step are busy. They grow alike if each grows by this part of the one that grows most.
+BUSY, AS_MUCH = 0.1, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a rise has to be. grown: part of the step time. times_noise: multiple of the noise.
+
+    rising: part of the pairs of points of which the later one is higher. each_third: part of the rise by which each
+    third of the points is above the one before. stepped: a rise at one moment fits at most so much better than a line.
+    """
+
+    grown: float
+    times_noise: float
+    rising: float
+    each_third: float
+    stepped: float
+
+    def hold(self, line: Line, points: Sequence[StepValue]) -> bool:
+        """Whether a curve rises so."""
+        rise = line.end - line.begin
+        if rise <= 0 or rise < self.times_noise * line.noise or line.rising < self.rising:
+            return False
+        count, values = len(points), [value for _, value in points]
+        first, second, third = (
+            median(values[count * part // 3 : count * (part + 1) // 3]) for part in range(3)
+        )
+        steady = min(second - first, third - second) >= self.each_third * rise
+        return steady and values[-1] >= (1 + self.grown) * values[0] and stepped(points, line) <= self.stepped
+
+
+# Of a rise that speaks for itself; where a function takes it in two profiled steps; and where something piles up.
+CLEAR, LIKELY, SMALL = (
+    Bounds(0.05, 4.0, 0.8, 0.1, 1.1), Bounds(0.2, 2.0, 0.7, 0.1, 1.4), Bounds(0.2, 0.0, 0.55, -1.0, 10.0)
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """Nanoseconds of a step at the beginning and now. line: through the times, per step.
+
+    first, last: steps at which these were measured. phases: (name, nanoseconds then, now), the one that grew most
+    first. bounds: the narrowest ones that hold.
+    """
+
+    begin_ns: float
+    now_ns: float
+    line: Line
+    first: int
+    last: int
+    phases: tuple[tuple[str, float, float], ...]
+    bounds: Bounds
+
+    @property
+    def grown_ns(self) -> float:
+        """By how much a step takes longer."""
+        return self.now_ns - self.begin_ns
+
+
+def slowdown(pace: tuple[Point, ...]) -> Slowdown | None:
+    """How steps have become slower, of a run that becomes slower steadily until its end; None otherwise.
+
+    Steps with more items than at the beginning are expected to take longer.
+    """
+    warm = max(round(WARM_UP * len(pace)), 1)
+    later = pace[warm:]
+    if len(later) < LEAST_POINTS:
+        return None
+    usual = median(point[2] for point in later[: max(len(later) // 4, 1)])
+    scales = [
+        usual / items if items and abs(items / max(usual, 1) - 1) > ALIKE else 1.0 for _, _, items, _ in later
+    ]
+    times = [(float(point[0]), point[1] * scale) for point, scale in zip(later, scales, strict=True)]
+    points = condensed(times, GROUPS, FASTER)
+    line = line_through(points)
+    if line is None:
+        return None
+    bounds = next((one for one in (CLEAR, LIKELY, SMALL) if one.hold(line, points)), None)
+    if bounds is None:
+        return None
+    (first, begin), (last, now) = points[0], points[-1]
+    part = -(-len(later) // GROUPS)
+    # Warming up only makes steps slower: faster ones count.
+    ends = [min(points, key=lambda point: point[1]) for points in (pace[: warm + part], later[-part:])]
+    if ends[0] in pace[:warm]:
+        first, begin = ends[0][:2]
+    phases = sorted(
+        zip(PHASES, map(float, ends[0][3]), map(float, ends[1][3]), strict=True),
+        key=lambda phase: phase[1] - phase[2],
+    )
+    return Slowdown(begin, now, line, int(first), int(last), tuple(phases), bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What has grown from the first profiled step to the newest one. title: the end of the finding's title."""
+
+    title: str
+    evidence: str
+    advice: str
+    where: str | None = None
+
+
+ADVICE = {
+    "data_wait": "find what the dataset does more of with each item: lists that it searches, files that grow",
+    "forward": "find what the model does more of in each step: hooks, caches, tensors that it concatenates",
+    "backward": "find which graph grows: detach what one step passes to the next",
+    "optimizer": "find what the optimizer does more of in each step: parameters or state that are added",
+}
+ELSEWHERE = "find what the code does more of in each step: lists that it sorts, joins or writes as a whole"
+HARDWARE = (
+    "compare the clocks and the temperature of the processor, and other programs, with those of the beginning"
+)
+COUNTS = {
+    "hooks": ("hooks of {}", "register hooks once, before training, or remove each with handle.remove()"),
+    "parameters": ("parameters in {}", "call add_param_group once for each parameter"),
+    "handlers": ("handlers of the logger {}", "add a handler once: each one writes every message again"),
+}
+
+
+def slowing(view: View) -> Finding | None:
+    """Steps that take longer and longer."""
+    found = slowdown(view.snapshot.pace)
+    if found is None or _clocks(view, found):
+        return None
+    grown = _graph(view) or _counted(view)
+    if grown is None and found.bounds is not SMALL:
+        grown = _function(view, found)
+    if grown is None and found.bounds is not CLEAR:
+        return None
+    alike = grown is None and _alike(found)
+    if alike and view.snapshot.cores is not None and view.snapshot.cores.shared:
+        return None  # other programs take the cores
+    name, before, after = found.phases[0]
+    part = (after - before) / found.grown_ns
+    steps = found.last - found.first
+    title = f"steps become slower: {span(found.begin_ns)} to {span(found.now_ns)} over {steps:,} steps"
+    if alike:
+        title += ", in all phases"
+    elif part >= MOST_OF and not view.gpu:  # a host that waits for a GPU does so in any phase
+        title += f", {'all' if part >= ALMOST_ALL else percent(part)} of it in {name}"
+    if grown is not None:
+        title += f", {grown.title}"
+    share = view.part(found.grown_ns / found.now_ns)
+    draft = Draft("slowing", title, share, "likely" if grown is None else "certain")
+    line = found.line
+    if line.low > 0:
+        each = f"{span(line.slope)} longer than the one before ({span(line.low)} to {span(line.high)})"
+        draft.saw(f"since step {found.first:,}, each step takes {each}", CLOCK)
+    draft.saw(f"{name} took {span(before)} of a step, and takes {span(after)} now", CLOCK)
+    if grown is not None:
+        draft.saw(grown.evidence, PROFILER)
+        draft.change(grown.advice, where=grown.where or view.line(name))
+    elif alike:
+        draft.change(HARDWARE)
+    else:
+        draft.change(ADVICE.get(name, ELSEWHERE), where=view.line(name))
+    return draft.done()
+
+
+def _clocks(view: View, found: Slowdown) -> bool:
+    """Whether the GPU's clock has fallen by as much, which `throttling` names."""
+    usual, now = view.snapshot.usual_clock_mhz, (view.snapshot.gpu or {}).get("sm_clock_mhz")
+    slower = found.now_ns / found.begin_ns - 1
+    return usual is not None and bool(now) and usual / float(now or usual) - 1 >= MOST_OF * slower
+
+
+def _alike(found: Slowdown) -> bool:
+    """Whether all busy phases grow alike."""
+    busy = [after / before - 1 for _, before, after in found.phases if before >= BUSY * found.begin_ns]
+    return bool(busy) and min(busy) >= AS_MUCH * max(busy) and max(busy) > 0
+
+
+def _profiles(view: View) -> tuple[FunctionsEvent, FunctionsEvent] | None:
+    """The first and the newest profiled step; None if there is only one."""
+    first, newest = view.snapshot.first_functions, view.snapshot.functions
+    return None if first is None or newest is None or first.step >= newest.step else (first, newest)
+
+
+def _graph(view: View) -> Grown | None:
+    """A graph of earlier steps that is carried to the next one."""
+    newest = view.snapshot.functions
+    back = newest.sizes.get("graph:", 0) if newest is not None else 0
+    if newest is None or back < LEAST_STEPS_BACK:
+        return None
+    return Grown(
+        f"through the graphs of at least {back:,} earlier steps",
+        f"the graph of the loss of step {newest.step:,} contains nodes of at least {back:,} earlier steps",
+        "detach what one step passes to the next (state = state.detach()), and call backward() without "
+        "retain_graph=True",
+        view.script_line("carries"),
+    )
+
+
+def _counted(view: View) -> Grown | None:
+    """Something that can be counted, such as hooks."""
+    if (pair := _profiles(view)) is None:
+        return None
+    first, newest = pair
+    counts = [
+        (now - before, key, before, now)
+        for key, now in newest.sizes.items()
+        if now - (before := first.sizes.get(key, 0)) >= MORE and now >= TIMES_MORE * before
+        and key.partition(":")[0] in COUNTS
+    ]  # fmt: skip
+    if not counts:
+        return None
+    _, key, before, now = max(counts)
+    kind, _, name = key.partition(":")
+    text, advice = COUNTS[kind]
+    what = text.format(printable(name))
+    evidence = f"{what}: {before:,} in step {first.step:,}, {now:,} in step {newest.step:,}"
+    return Grown(f"while {what} grow from {before:,} to {now:,}", evidence, advice, view.script_line(kind))
+
+
+def _function(view: View, found: Slowdown) -> Grown | None:
+    """The innermost function of the user that takes most of the growth."""
+    if (pair := _profiles(view)) is None:
+        return None
+    first, newest = pair
+    # A profiled step takes longer than others.
+    slower = max(newest.wall_ns / found.now_ns, 1.0)
+    earlier = max(first.wall_ns / found.begin_ns, 1.0)
+    known = {(row[0], row[2]): row[4] / earlier for row in first.functions}
+    rows = [(row[4] / slower, known.get((row[0], row[2]), 0.0), *row[:3]) for row in newest.functions]
+    grown = [
+        row for row in rows
+        if row[0] - row[1] >= MOST_OF * found.grown_ns
+        and row[0] / found.now_ns >= TIMES_MORE * row[1] / found.begin_ns
+    ]  # fmt: skip
+    if not grown:
+        return None
+    now, before, file, line, name = min(grown)
+    where = place(file, line, name)
+    return Grown(
+        f"where {printable(name)} takes longer and longer",
+        f"{where} took {span(before)} of step {first.step:,}, and {span(now)} of step {newest.step:,}",
+        "let it do as much work in each step: keep running sums or a deque with maxlen, and join lists once at the end",
+        where,
+    )

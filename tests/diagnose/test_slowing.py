@@ -1,0 +1,178 @@
+"""Steps that become slower are told from noise, a rise at one moment and larger batches; what has grown is named."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from planted_runs import Planted, cores
+
+from ndd_engine.diagnose import Finding, diagnose
+from ndd_engine.diagnose.trends import line_through
+from ndd_engine.record.events import FunctionsEvent
+from ndd_engine.record.pace import MOST_POINTS
+from ndd_engine.record.state import RunState
+from tests import records
+
+MS = 1_000_000
+WINDOWS = 180
+
+
+def slowing(
+    step_ms: Callable[[int], float],
+    *functions: tuple[int, FunctionsEvent],
+    items: Callable[[int], int] = lambda index: 64,
+    planted: Planted | None = None,
+    phase: str = "forward",
+) -> Finding | None:
+    """The finding of a run with these step times by window. functions: window -> a profiled step after it."""
+    state, profiled = RunState(), dict(functions)
+    for t, event in (planted or Planted(windows=0)).events():
+        state.fold(t, event)
+    chance = random.Random(1)
+    for index in range(WINDOWS):
+        ns = round(step_ms(index) * (1 + chance.random() * 0.03) * MS)
+        phases = {
+            "backward": records.phase(5 * MS * 50, steps=50),
+            phase: records.phase((ns - 5 * MS) * 50, steps=50),
+        }
+        window = records.window(50 * (index + 1), 50, ns * 50, phases=phases, items=50 * items(index))
+        state.fold(float(index), window)
+        if index in profiled:
+            state.fold(float(index), profiled[index])
+    return next((one for one in diagnose(state.snapshot()) if one.cause == "slowing"), None)
+
+
+def profile(step: int, ms: float, sizes: dict[str, int] | None = None) -> FunctionsEvent:
+    """A step in which `remember` takes so many milliseconds of its own, and Net.forward around it 5 more."""
+    rows = [
+        ("/home/me/train.py", 12, "remember", 1, round(ms * MS), round(ms * MS), "Net.forward", "forward"),
+        ("/home/me/train.py", 30, "Net.forward", 1, round((ms + 5) * MS), 5 * MS, "", "forward"),
+    ]
+    return FunctionsEvent(step, round((ms + 9) * MS), rows, [], {}, sizes or {})
+
+
+def steadily(index: int) -> float:
+    """From 10 to 40 ms."""
+    return 10 + index / 6
+
+
+def test_the_finding_says_how_much_since_when_and_in_which_phase() -> None:
+    found = slowing(steadily)
+    assert found is not None and found.confidence == "likely"
+    assert "10 ms to 39 ms over 8,800 steps" in found.title and "all of it in forward" in found.title
+    assert found.share == pytest.approx(0.74, abs=0.02)
+    assert any("each step takes 3." in item.text and "µs longer" in item.text for item in found.evidence)
+
+
+def another_program(index: int) -> float:
+    return 10 * (1.4 if 60 < index < 100 or index > 150 else 1.0)
+
+
+@pytest.mark.parametrize(
+    "step_ms",
+    [
+        lambda index: 10,
+        lambda index: 10 + 20 / (1 + index),  # it warms up
+        lambda index: 10 if index < 90 else 14,  # at one moment
+        lambda index: 10 + min(index, 20) / 5,  # it levels off
+        lambda index: 10 + 6 * (index % 30 == 29),  # an evaluation
+        another_program,
+    ],
+    ids=["flat", "warm-up", "moment", "level", "evaluation", "another program"],
+)
+def test_what_only_looks_like_it_is_not_named(step_ms: Callable[[int], float]) -> None:
+    assert slowing(step_ms) is None
+
+
+def test_larger_batches_take_longer_and_are_no_finding() -> None:
+    assert slowing(steadily, items=lambda index: round(6.4 * steadily(index))) is None
+
+
+def test_other_programs_that_take_the_cores_are_not_the_fault_of_the_script() -> None:
+    busy = cores(2.0, 1.0, neighbours=[{"pid": 7, "name": "stress", "cores": 0.9}])
+    # Both phases grow alike.
+    assert slowing(lambda index: 2 * 5.0, planted=Planted(host=busy)) is None
+    run = Planted(grows={name: ms / 20 for name, ms in Planted().phases.items()}, windows=24, host=busy)
+    assert "slowing" not in run.causes()
+    alone = replace(run, host=None).named("slowing")
+    assert "in all phases" in alone.title and not alone.sets
+
+
+def test_the_innermost_function_that_grew_is_named_with_its_times() -> None:
+    found = slowing(steadily, (3, profile(200, 1.0)), (170, profile(8550, 29.0)))
+    assert found is not None and found.confidence == "certain"
+    assert "where remember takes longer" in found.title
+    assert found.changes[0].where == "train.py:12 in remember"
+    assert any("took 1 ms of step 200" in item.text for item in found.evidence)
+    # One that takes long in both steps did not grow.
+    same = slowing(steadily, (3, profile(200, 29.0)), (170, profile(8550, 29.0)))
+    assert same is not None and "remember" not in same.title
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "advice"),
+    [
+        ("hooks:block.3", "hooks of block.3 grow from 2 to 900", "register hooks once"),
+        ("parameters:SGD", "parameters in SGD grow from 2 to 900", "add_param_group once"),
+        ("handlers:train", "handlers of the logger train grow from 2 to 900", "add a handler once"),
+    ],
+)
+def test_what_piles_up_is_counted(key: str, text: str, advice: str) -> None:
+    steps = (3, profile(200, 1.0, {key: 2})), (170, profile(8550, 1.0, {key: 900}))
+    found = slowing(steadily, *steps)
+    assert found is not None and text in found.title and advice in found.changes[0].text
+    # Many from the beginning on are no cause.
+    steps = (3, profile(200, 1.0, {key: 900})), (170, profile(8550, 1.0, {key: 901}))
+    found = slowing(steadily, *steps)
+    assert found is not None and "grow from" not in found.title
+
+
+def test_a_graph_that_is_carried_comes_before_the_memory_that_it_takes() -> None:
+    script = {"command": ["python", "train.py"], "carries": ["/home/me/train.py", 15]}
+    run = {"config": {"script": script, "batch": {"accumulation": 1, "micro": 8}}}
+    back = profile(8550, 1.0, {"graph:": 400})
+    found = slowing(steadily, (170, back), planted=Planted(windows=0, run=run), phase="backward")
+    assert found is not None and "graphs of at least 400 earlier steps" in found.title
+    assert "detach" in found.changes[0].text and found.changes[0].where == "train.py:15"
+    used = [(400 + 20 * index) * (1 << 20) for index in range(24)]
+    grown = Planted(
+        grows={"backward": 2.0}, windows=24, run=run, used=used, host=cores(1.9, 1.9), functions=back
+    )
+    assert grown.causes()[:2] == ["slowing", "leak"]
+
+
+def test_a_long_run_keeps_few_points_and_forgets_what_is_repeated() -> None:
+    state = RunState()
+    for index in range(5000):
+        state.fold(float(index), records.window(index + 1, 1, (10 + index % 4) * MS))
+    pace = state.snapshot().pace
+    assert len(pace) < MOST_POINTS and [point[0] for point in pace] == sorted({point[0] for point in pace})
+    # Whatever slows down some of the windows is gone.
+    assert {point[1] for point in pace[:-4]} == {10 * MS}
+    state.pace.cut(1000)
+    assert state.snapshot().pace[-1][0] <= 1000
+    before = state.snapshot().pace
+    state.fold(1.0, records.window(1001, 1, MS, profiled=True))
+    assert state.snapshot().pace == before
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.5, -2.0])
+def test_the_interval_of_a_slope_has_its_true_value(slope: float) -> None:
+    """Of 95 % of noisy lines, at least of nine in ten here."""
+    chance, inside = random.Random(0), 0
+    for _ in range(100):
+        line = line_through([(float(x), slope * x + chance.gauss(0, 3)) for x in range(16)])
+        assert line is not None and line.low <= line.slope <= line.high
+        inside += line.low <= slope <= line.high
+    assert inside >= 90
+
+
+def test_an_outlier_changes_a_slope_little() -> None:
+    points: Sequence[tuple[float, float]] = [
+        (float(x), 2.0 * x + (50 if x in (3, 9) else 0)) for x in range(16)
+    ]
+    line = line_through(points)
+    assert line is not None and line.slope == pytest.approx(2.0, abs=0.1)
