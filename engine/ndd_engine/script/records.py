@@ -225,8 +225,8 @@ class Process:
     def _window(self, line: Line) -> Line:
         """The line of a window with the figures of its steps. Raises an error if it does not fit."""
         timed, begin = line.pop("timed"), self._end
-        for name in ("step", "epoch_step", "steps", "micro_steps", "items", "wall_ns", "skipped"):
-            line[name] = int(line[name])
+        for name in ("step", "epoch_step", "steps", "micro_steps", "items", "wall_ns", "passes", "skipped"):
+            line[name] = int(line.get(name, 0))
         end, wall_ns, first_ns = int(timed["end"]), line["wall_ns"], int(timed["first_ns"])
         rest = [int(value) for value in timed["rest"]]
         device = [[row.get(name) for name in NAMES] for row in timed["device"]]
