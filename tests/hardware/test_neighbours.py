@@ -16,6 +16,7 @@ import pytest
 
 from ndd_engine.hardware.counters import MOST, HostCounters, Neighbours, ancestors
 from ndd_engine.hardware.host import detect_host, read_limits
+from ndd_engine.record.rundir import RunDir, RunLock
 
 ALL = frozenset(range(4096))
 # Seconds for a busy process to get a core on a machine that runs other tests.
@@ -123,6 +124,40 @@ def test_the_three_busiest_on_our_cores_with_names_that_cannot_steer_a_terminal(
     found = neighbours.read(2.0)
     assert found is not None
     assert [(item["pid"], item["name"]) for item in found] == [(12, "\\x1b[31mred"), (14, "d"), (11, "a) (b")]
+
+
+def test_own_runs_are_called_by_their_names(tree: Callable[[dict[str, str]], Path], tmp_path: Path) -> None:
+    root, run = tree({"proc/loadavg": "\n"}), RunDir(tmp_path / "runs" / "mine-001")
+    run.path.mkdir(parents=True)
+    run.config.write_text("")
+    lock = RunLock(run)
+    lock.acquire()  # as the process that trains, or that observes one
+
+    def write(ticks: int) -> None:
+        # 21 is a worker of the run; 22 is a script that another console observes; 23 is neither.
+        for pid, name, parent in ((21, "python", os.getpid()), (22, "python", 1), (23, "make", 1)):
+            for path, text in process(pid, ticks * pid, name, parent=parent).items():
+                (root / path).parent.mkdir(exist_ok=True)
+                (root / path).write_text(text)
+        (root / "proc" / "22" / "environ").write_bytes(b"A=b\0NDD_WATCH_CAPTURES=/elsewhere/runs/train-7\0")
+
+    class Others(Neighbours):
+        def _finish(self, now: float) -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "getpid", lambda: 4_194_999)  # this process is that of the other run
+                super()._finish(now)
+
+    try:
+        neighbours = Others(root, frozenset({0}), runs=tmp_path / "runs")
+        write(0)
+        neighbours.read(2.0)
+        time.sleep(0.25)
+        write(1)
+        found = {item["pid"]: (item["name"], item["stoppable"]) for item in neighbours.read(2.0) or ()}
+    finally:
+        lock.release()
+    assert found[21] == ("your run mine-001", True) and found[22] == ("your run train-7", True)
+    assert found[23][0] == "make"
 
 
 def counters(root: Path) -> HostCounters:

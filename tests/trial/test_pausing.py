@@ -239,8 +239,11 @@ def test_waiting_for_another_trial_ends_with_a_stop(tmp_path: Path) -> None:
         waited.append(text)
         stop.set()
 
-    with alone("cpu", lambda _: None, folder=tmp_path), alone("cpu", tell, stop, tmp_path):
-        assert [str(os.getpid()) in text for text in waited] == [True]
+    trial = "the trial of loader.workers=4 against run a\x1b[2J"
+    with alone("cpu", lambda _: None, folder=tmp_path, what=trial), alone("cpu", tell, stop, tmp_path):
+        (text,) = waited
+    assert "the trial of loader.workers=4 against run a\\x1b[2J" in text
+    assert f"process {os.getpid()}, for " in text
 
 
 def test_without_a_place_for_the_lock_a_trial_still_measures(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def neighbour_cores(view: View) -> Finding | None:
     own_names = [text for pid, text in names.items() if pid in use.stoppable]
     rest = [text for pid, text in names.items() if pid not in use.stoppable]
     if own_names:
-        draft.saw(f"your own: {', '.join(own_names)}", SAMPLES)
+        draft.saw(f"your own: {', '.join(name.removeprefix('your ') for name in own_names)}", SAMPLES)
     if rest:
         draft.saw(f"not identified as your own: {', '.join(rest)}", SAMPLES)
     draft.add(slower(view))
@@ -111,7 +111,9 @@ def neighbour_cores(view: View) -> Finding | None:
         draft.saw(text, CONFIG)
         draft.unbounded()
     if own_names:
-        draft.change(f"stop or move your own process {own_names[0]}")
+        first = own_names[0]
+        of_run = first.startswith("your run ")
+        draft.change(f"pause, stop or move {first}" if of_run else f"stop or move your own process {first}")
     draft.add(_fewer_threads(view, use.usable - use.others))
     if not own_names:
         draft.change("run on other cores or another machine, or wait until the other processes have ended")

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from ndd_engine.record.event import HOST_KEYS
+from ndd_engine.record.rundir import all_runs
 from ndd_engine.text import printable
+from ndd_watch import CAPTURES
 
 from .host import Host, free_in_group, read_limits, throttled_s, used_s
 
@@ -21,6 +23,8 @@ NOTICEABLE = 0.3
 # Minimum cores used by a process to report it.
 LEAST = 0.05
 MOST = 3
+# Before the name of a run, in place of that of its process.
+YOUR_RUN = "your run "
 # Smallest user id of a person; see login.defs(5).
 PEOPLE = 1000
 # Processes of a user that belong to the session or to a job scheduler rather than to a computation.
@@ -60,8 +64,11 @@ class Neighbours:
     which are no neighbours either, as this one and all that these have started.
     """
 
-    def __init__(self, root: Path, cores: frozenset[int], run: Sequence[int] = ()) -> None:
-        self._proc, self._cores, self._run = root / "proc", cores, run
+    def __init__(
+        self, root: Path, cores: frozenset[int], run: Sequence[int] = (), runs: Path | None = None
+    ) -> None:
+        """runs: the folder of the runs, whose processes are called after them."""
+        self._proc, self._cores, self._run, self._runs = root / "proc", cores, run, runs
         self._tick = os.sysconf("SC_CLK_TCK")
         self._first: tuple[dict[_Key, int], float] | None = None
         self._found: list[dict[str, Any]] | None = None
@@ -107,15 +114,32 @@ class Neighbours:
         found.sort(key=lambda pair: pair[0], reverse=True)
         here = next((item for item in processes if item.key[0] == os.getpid()), None)
         above = ancestors(os.getpid(), parents)
-        self._found = [
-            {
-                "pid": item.key[0], "name": item.name, "cores": round(cores, 2),
-                "stoppable": item.key[0] not in above and self._stoppable(item, here),
-            }
-            for cores, item in found[:MOST]
-        ]  # fmt: skip
+        runs = self._live_runs() if found else {}
+        self._found = []
+        for cores, item in found[:MOST]:
+            pid = item.key[0]
+            owners = [self._observed(pid), *map(runs.get, (pid, *ancestors(pid, parents)))]
+            run = next(filter(None, owners), None)
+            may = pid not in above and (run is not None or self._stoppable(item, here))
+            name = item.name if run is None else f"{YOUR_RUN}{printable(run)}"
+            self._found.append({"pid": pid, "name": name, "cores": round(cores, 2), "stoppable": may})
         self._spent += time.thread_time() - begin
         self._next = now + self._spent / SHARE
+
+    def _live_runs(self) -> dict[int, str]:
+        """Id of the process that records a live run -> its name."""
+        owners = {run.name: run.live_owner() for run in (all_runs(self._runs) if self._runs else ())}
+        here = os.uname().nodename
+        return {owner["pid"]: name for name, owner in owners.items() if owner and owner["host"] == here}
+
+    def _observed(self, pid: int) -> str:
+        """The run of an observed script, by the environment of its process; "" for others."""
+        try:
+            variables = (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
+        except OSError:  # another user's
+            return ""
+        named = next((one for one in variables if one.startswith(f"{CAPTURES}=".encode())), b"")
+        return Path(os.fsdecode(named)).name if named else ""
 
     def _stoppable(self, item: _Process, here: _Process | None) -> bool:
         """Whether the user may stop it: their own process, and no part of the system.
@@ -223,7 +247,8 @@ class HostCounters:
         self._family: list[psutil.Process] = [self._first]
         self._rank_family: list[psutil.Process] = []
         self._workers: list[psutil.Process] = []
-        self._neighbours = Neighbours(root, self._cores, (self._first.pid, *self._ranks))
+        runs = run_dir.parent if run_dir is not None else None
+        self._neighbours = Neighbours(root, self._cores, (self._first.pid, *self._ranks), runs)
 
     @property
     def family(self) -> set[int]:

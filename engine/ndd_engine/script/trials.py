@@ -257,7 +257,7 @@ def run_script_trial(
 
     parallel = seen.get("parallel")
     ranks = int(parallel["ranks"]) if isinstance(parallel, Mapping) and parallel.get("ranks") else 1
-    with alone(device, waiting, stop, ranks=ranks):
+    with alone(device, waiting, stop, ranks=ranks, what=request.title):
         sides = ScriptSides(request, command, values, Budget(request.budget_s, tell, stop))
         with Trial(request, sides) as trial:
             return trial.run()

@@ -30,6 +30,7 @@ from .trial_request import Base
 # A run pauses after the current step or evaluation.
 PATIENCE_S = 60.0
 _POLL_S = 0.1
+_LONGEST = 200  # characters of what is measured
 
 
 def to_pause(base: Base, root: Path, others: bool, ranks: int | None = None) -> tuple[RunDir, ...]:
@@ -97,12 +98,14 @@ def alone(
     stop: threading.Event | None = None,
     folder: Path | None = None,
     ranks: int = 1,
+    what: str = "",
 ) -> Iterator[None]:
     """Inside the context, no other trial of this user on this machine measures on the same device.
 
     Waits for the others, until `stop` is set. device: as in the configuration; its UUID names a GPU. tell: receives
     whom it waits for. folder: of the lock (default: the system's temporary folder). ranks: number of GPUs that are
-    used. The kernel releases the lock of a process that is killed. Without a folder for the lock, does nothing.
+    used. what: is measured, as those are told that wait. The kernel releases the lock of a process that is killed.
+    Without a folder for the lock, does nothing.
     """
     machine = detect(device, use_torch=False)
     gpus = equal_gpus(machine)[:ranks] if ranks > 1 else []
@@ -110,7 +113,7 @@ def alone(
     names = [_named(gpu, f"cuda:{index}") for index, gpu in enumerate(gpus)]
     with ExitStack() as stack:
         for name in names or [_named(machine.chosen, machine.device)]:
-            stack.enter_context(_alone_on(name, machine.device, tell, stop, folder))
+            stack.enter_context(_alone_on(name, machine.device, what, tell, stop, folder))
         yield
 
 
@@ -121,8 +124,9 @@ def _named(gpu: Gpu | None, device: str) -> str:
 
 @contextmanager
 def _alone_on(
-    name: str, device: str, tell: Callable[[str], None], stop: threading.Event | None, folder: Path | None
-) -> Iterator[None]:
+    name: str, device: str, what: str, tell: Callable[[str], None], stop: threading.Event | None,
+    folder: Path | None,
+) -> Iterator[None]:  # fmt: skip
     path = (folder or Path(tempfile.gettempdir())) / f"ndd-console-{os.getuid()}-{name}.lock"
     try:
         handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -130,8 +134,8 @@ def _alone_on(
         yield
         return
     try:
-        while os.fstat(handle).st_uid == os.getuid() and (holder := _locked(handle)) is not None:
-            tell(f"waiting for process {holder}, which is measuring on {device}")
+        while os.fstat(handle).st_uid == os.getuid() and (holder := _locked(handle, what)) is not None:
+            tell(f"waiting for {holder} on {device}")
             if (stop or threading.Event()).wait(_POLL_S):
                 break
         yield
@@ -139,14 +143,22 @@ def _alone_on(
         os.close(handle)
 
 
-def _locked(handle: int) -> str | None:
-    """Take the lock. Returns the id of the process that holds it; None if it was taken, or files cannot be locked."""
+def _locked(handle: int, what: str) -> str | None:
+    """Take the lock. Returns who holds it and for how long; None if it was taken, or files cannot be locked."""
     with suppress(OSError):
         if not flocked(handle):
-            return printable(os.pread(handle, 20, 0).decode("ascii", "replace")) or "?"
+            return _holder(os.pread(handle, 4 * _LONGEST, 0).decode("utf-8", "replace"))
         os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        os.pwrite(handle, f"{os.getpid()} {time.time():.0f} {what[:_LONGEST]}".encode(), 0)
     return None
+
+
+def _holder(text: str) -> str:
+    """What a lock says of its holder, in words: "the trial of … (process 7, for 12 s)"."""
+    pid, _, rest = text.partition(" ")
+    since, _, what = rest.partition(" ")
+    known = f", for {duration(max(time.time() - float(since), 0))}" if since.isdecimal() else ""
+    return f"{printable(what) or 'another measurement'} (process {printable(pid) or '?'}{known})"
 
 
 def _snapshot(run: RunDir) -> Snapshot:

@@ -88,7 +88,7 @@ def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = 
 
     configs = base.resolve(), change.resolve()
     device, ranks = configs[0].run.device, max(config.parallel.ranks for config in configs)
-    with alone(device, waiting, stop, ranks=ranks):
+    with alone(device, waiting, stop, ranks=ranks, what=request.title):
         sides = OwnSides(request, (base, change), Budget(request.budget_s, tell, stop))
         with Trial(request, sides) as trial:
             return trial.run()

@@ -66,6 +66,11 @@ class TrialRequest:
             object.__setattr__(self, "base", base)
             object.__setattr__(self, "sets", tuple(item for item in self.sets if item not in length))
 
+    @property
+    def title(self) -> str:
+        """What is measured, for those that wait for it."""
+        return f"the trial of {' '.join(self.sets)} against {self.base.name}"
+
 
 # The stage in which ABBA blocks are measured.
 MEASURING = "measuring"
