@@ -32,10 +32,23 @@ ACCUSED = 1.10
 CLOSE = 0.10
 # Without a setting that could remove them; their advice is in words.
 WORDS = frozenset(
-    {"slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile"}
+    {
+        "slow-function",
+        "user-code",
+        "checkpoint",
+        "evaluation",
+        "anomaly",
+        "straggler",
+        "leak",
+        "recompile",
+        "iterator-restart",
+        "short-epochs",
+        "repeated-items",
+    }  # fmt: skip
 )
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates",
+    "stream", "one-batch",
 )  # fmt: skip
 
 
@@ -63,6 +76,9 @@ FAULTS = (
     Fault("log-norms", ("user-code", "slow-function"), (2, 10), "log_norms"),
     Fault("many-workers", ("many-workers", "data-wait"), (1, 1)),
     Fault("worker-restart", ("worker-restart",), (2, 10)),
+    Fault("iterator-restart", ("iterator-restart",), (2, 10), "planted.py"),
+    Fault("short-epochs", ("short-epochs",), (2, 10)),
+    Fault("repeated-items", ("repeated-items",), (2, 4), "Stream.__iter__"),
     Fault("leak", ("leak",), (0.5, 1)),
     Fault("recompile", ("recompile",), (1, 1), "weighed"),
     Fault("optimizer-loop", ("optimizer",), (2, 8)),
