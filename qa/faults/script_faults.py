@@ -43,10 +43,14 @@ WORDS = frozenset(
         "leak",
         "recompile",
         "not-finite",
-    }
+        "iterator-restart",
+        "short-epochs",
+        "repeated-items",
+    }  # fmt: skip
 )
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates", "scales",
+    "stream", "one-batch",
 )  # fmt: skip
 # Innocent kinds of the script that becomes slower.
 NOT_SLOWING = ("bounded", "larger-batches", "evaluates", "detached")
@@ -77,6 +81,9 @@ FAULTS = (
     Fault("log-norms", ("user-code", "slow-function"), (2, 10), "log_norms"),
     Fault("many-workers", ("many-workers", "data-wait"), (1, 1)),
     Fault("worker-restart", ("worker-restart",), (2, 10)),
+    Fault("iterator-restart", ("iterator-restart",), (2, 10), "planted.py"),
+    Fault("short-epochs", ("short-epochs",), (2, 10)),
+    Fault("repeated-items", ("repeated-items",), (2, 4), "Stream.__iter__"),
     Fault("leak", ("leak",), (0.5, 1)),
     Fault("not-finite", ("not-finite",), (1, 4), "input x"),
     Fault("recompile", ("recompile",), (1, 1), "weighed"),

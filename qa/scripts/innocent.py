@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 KIND, SECONDS = sys.argv[1], float(os.environ.get("SCRIPT_S", "1e9"))
 
@@ -57,7 +57,22 @@ KINDS = {
     "generator": (convolutions, (3, 32, 32), 16),
     "evaluates": (convolutions, (3, 32, 32), 16),
     "scales": (dense, (64,), 64),
+    "stream": (convolutions, (3, 32, 32), 16),
+    "one-batch": (convolutions, (3, 32, 32), 16),
 }
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    """Divided among its workers."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        info = get_worker_info()
+        first, every = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(first, len(self.x), every):
+            yield self.x[index], torch.zeros(1)
 
 
 def endless(x: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -75,7 +90,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
     # It begins with a scale that is too large, and finds a smaller one.
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, enabled=KIND == "scales")
-    x = torch.randn(2048, *shape)
+    x = torch.randn(batch if KIND == "one-batch" else 2048, *shape)
     data = TensorDataset(x, torch.zeros(len(x), 1))
     begin, step, micro = time.perf_counter(), 0, 4 if KIND == "accumulates" else 1
     while True:
@@ -83,6 +98,8 @@ def main() -> None:
         batches = endless(x, batch) if KIND == "generator" else DataLoader(
             data, batch, shuffle=True, num_workers=workers, persistent_workers=bool(workers)
         )  # fmt: skip
+        if KIND == "stream":
+            batches = DataLoader(Stream(x), batch, num_workers=2)
         for items, target in batches:
             loss = nn.functional.mse_loss(model(items), target)
             scaler.scale(loss / micro).backward()

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 FAULT, MS = sys.argv[1], float(sys.argv[2])
 SECONDS = float(os.environ.get("SCRIPT_S", "1e9"))
@@ -48,6 +48,8 @@ class Items(Dataset):  # type: ignore[type-arg]
     def __init__(self) -> None:
         # An epoch takes seconds: its workers start again with each one.
         count = BATCH * int(40 / MS) if planted("worker-restart") else 1 << 16
+        if planted("iterator-restart"):
+            count = int(MS * (1 << 14))  # all of them are shuffled for each batch
         self.x, self.y = torch.randn(count, 64), torch.randn(count, 1)
 
     def __len__(self) -> int:
@@ -59,6 +61,19 @@ class Items(Dataset):  # type: ignore[type-arg]
         if planted("slow-storage"):
             time.sleep(MS / BATCH / 1e3)
         return self.x[index], self.y[index]
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    """All items for each worker that reads it, or a short pass that takes long to begin."""
+
+    def __init__(self, data: Items) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        if planted("short-epochs"):
+            work(8 * MS)
+        for index in range(8 * BATCH if planted("short-epochs") else len(self.data)):
+            yield self.data.x[index], self.data.y[index]
 
 
 def collate(items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -89,6 +104,10 @@ def tokenize(milliseconds: float) -> None:
 def loader(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
     workers = 8 if planted("many-workers") else int(planted("worker-restart"))
     batches = DataLoader(data, BATCH, shuffle=True, num_workers=workers, collate_fn=collate)
+    if planted("repeated-items") or planted("short-epochs"):
+        batches = DataLoader(Stream(data), BATCH, num_workers=int(MS) if planted("repeated-items") else 0)
+    while planted("iterator-restart"):
+        yield next(iter(batches))
     while True:
         yield from batches
 

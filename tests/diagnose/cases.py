@@ -78,6 +78,20 @@ LOADER = [
         ("loader.persistent=true",),
     ),
     Pair(
+        "short-epochs",
+        Planted(
+            phases=healthy(**{"data_wait": 12.0, "data_wait/first_batch": 8.0}),
+            loader=files(epochs_differ=True, item_ns=1e4),
+            window={"passes": 4},
+        ),
+        # Epochs are long, and one of them began late.
+        Planted(
+            phases=healthy(**{"data_wait": 0.8, "data_wait/first_batch": 0.7}),
+            loader=files(epochs_differ=True, item_ns=1e4),
+            window={"passes": 1},
+        ),
+    ),
+    Pair(
         "slow-storage",
         Planted(phases=WAITING, loader=files(item_cpu_ns=2e4)),
         Planted(loader=files(item_cpu_ns=2e4)),

@@ -13,6 +13,7 @@ from ndd_engine.diagnose import CAUSES
 # Of scripts: see test_script.py; of several ranks: see test_rank_findings.py.
 ELSEWHERE = {
     "too-short", "healthy", "no-effect", "slow-function", "anomaly", "gpu-unseen", "straggler", "exchange", "skew",
+    "iterator-restart", "repeated-items",
 }  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def test_a_cause_within_the_noise_is_not_named() -> None:
 
 
 def test_one_wait_has_one_cause() -> None:
-    waits = {"item-collate", "in-memory-workers", "worker-restart", "slow-storage", "many-workers", "on-the-fly",
-             "few-workers", "data-wait"}  # fmt: skip
+    waits = {"item-collate", "in-memory-workers", "worker-restart", "short-epochs", "slow-storage", "many-workers",
+             "on-the-fly", "few-workers", "data-wait"}  # fmt: skip
     for pair in PAIRS:
         assert len(waits & set(pair.guilty.causes())) <= 1

@@ -28,6 +28,20 @@ OF_SCRIPTS = {
         run={"config": {"script": {"anomaly": True}, "batch": {"accumulation": 1, "micro": 8}}}
     ),
     "clip": Planted(phases=healthy(clip=8.0)),
+    "iterator-restart": Planted(
+        phases=healthy(**{"data_wait": 12.0, "data_wait/first_batch": 8.0}),
+        window={"passes": 20},
+        run={"config": {"script": {"wasted": ["train.py", 9]}, "batch": {"accumulation": 1, "micro": 8}}},
+    ),
+    "repeated-items": Planted(
+        run={
+            "config": {
+                "script": {"dataset": "Clips", "batches": [[2, 0, 5], [3, 1, 5], [4, 0, 6], [5, 1, 6]]},
+                "loader": {"workers": 2},
+                "batch": {"accumulation": 1, "micro": 8},
+            }
+        }
+    ),
     # It ends after these steps, 4.8 s.
     "compile-cost": Planted(
         marks=[MarkEvent("compile", 0, "", {"seconds": 2.0, "graphs": 2})], run={"total_steps": 240}
@@ -63,5 +77,9 @@ def test_the_page_says_of_each_cause_which_runs_have_it() -> None:
 def test_a_script_has_the_causes_that_the_page_says(cause: str) -> None:
     planted = [pair.guilty for pair in PAIRS if pair.cause == cause]
     alike = [OF_SCRIPTS[cause]] if cause in OF_SCRIPTS else planted
-    found = {name for run in alike for name in (run if cause == "anomaly" else as_script(run)).causes()}
+    found = {
+        name
+        for run in alike
+        for name in (run if "script" in run.run.get("config", {}) else as_script(run)).causes()
+    }
     assert (cause in found) == TABLE[cause][1], found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,15 +22,35 @@ EMPTY: dict[str, Any] = {
 
 
 def findings(
-    loader: Mapping[str, Any] | None = None, by_item: bool = True, **more: Any
+    loader: Mapping[str, Any] | None = None,
+    by_item: bool = True,
+    script: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
+    median_ns: int | None = None,
+    **more: Any,
 ) -> dict[str, Finding]:
-    """The findings of a script by their cause. loader: settings of its DataLoader."""
-    script = {"command": ["python", "train.py"], "loader": ["train.py", 12], "by_item": by_item}
-    config: dict[str, Any] = {"script": script, "batch": {"accumulation": 1, "micro": 8}}
+    """The findings of a script by their cause. loader: settings of its DataLoader. script: more facts of it.
+
+    run: more fields of the run's event. median_ns: of the waits for data.
+    """
+    facts = {
+        "command": ["python", "train.py"],
+        "loader": ["train.py", 12],
+        "by_item": by_item,
+        **(script or {}),
+    }
+    config: dict[str, Any] = {"script": facts, "batch": {"accumulation": 1, "micro": 8}}
     if loader is not None:
         config["loader"] = loader
-    run = Planted(run={"config": config}, **more)
-    return {item.cause: item for item in diagnose(run.snapshot())}
+    planted = Planted(run={"config": config, **(run or {})}, **more)
+    snapshot = planted.snapshot()
+    if median_ns is not None:
+        phases = [
+            replace(phase, p50_ns=median_ns) if phase.name == "data_wait" else phase
+            for phase in snapshot.phases
+        ]
+        snapshot = replace(snapshot, phases=tuple(phases))
+    return {item.cause: item for item in diagnose(snapshot)}
 
 
 def recompiled(seconds: float, limit: bool = False) -> MarkEvent:
@@ -77,10 +98,10 @@ def test_a_wait_for_items_offers_a_cache_to_try(workers: int) -> None:
 
 
 def test_items_that_take_longer_than_a_trial_may_are_not_cached() -> None:
-    long = {"phases": {**HEALTHY, "data_wait": 2000.0}}
+    long = {"phases": {**HEALTHY, "data_wait": 1000.0}}
     assert "loader.cache=true" not in findings({"workers": 0}, **long)["data-wait"].sets
     # The second pass over the data has begun, so that reading all of it took less.
-    again = {**long, "phases": {**long["phases"], "data_wait/first_batch": 1.0}}
+    again = {**long, "window": {"passes": 1}, "run": {"items_per_step": 1}}
     assert "loader.cache=true" in findings({"workers": 0}, **again)["data-wait"].sets
 
 
@@ -125,3 +146,109 @@ def test_kept_graphs_explain_memory_that_rises_once_and_stays() -> None:
     # What is kept is small, or nothing is kept: data that was read into memory once.
     assert "leak" not in findings(used=[400 * MEMORY] * 12, host=host, window=window)
     assert "leak" not in findings(used=rise, host=host)
+
+
+def loaded(workers: int, wait_ms: float = 10.0, **script: Any) -> Finding:
+    """The finding of a script that waits for the batches of its loader."""
+    loader = {"workers": workers, "persistent": False}
+    return findings(loader, phases={**HEALTHY, "data_wait": wait_ms}, script=script)["data-wait"]
+
+
+def changes(found: Finding) -> set[str]:
+    return {item for change in found.changes for item in change.sets}
+
+
+def test_a_tensor_dataset_is_indexed_in_whole_batches() -> None:
+    loader = {"workers": 0, "fetch": "item"}
+    found = findings(loader, phases={**HEALTHY, "data_wait": 10.0})["data-wait"]
+    assert found.sets == ("loader.fetch=auto",)
+    assert "loader.fetch=auto" not in changes(loaded(0))
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"random": ["train.py", 8]}, "train.py:8"),
+        ({"items": 100_000_000, "batch_bytes": 8 << 20}, "memory"),
+        ({"items": 2_000_000, "batch_bytes": 8}, "reading all"),
+    ],
+)
+def test_a_cache_is_refused_with_the_reason(facts: dict[str, Any], words: str) -> None:
+    found = findings(
+        {"workers": 0, "persistent": False}, phases={**HEALTHY, "data_wait": 10.0}, script=facts,
+        host={**cores(1.2, 1.0), "memory_available_bytes": 8 * GIB},
+    )["data-wait"]  # fmt: skip
+    assert "loader.cache=true" not in changes(found)
+    assert any(words in item.text for item in found.evidence), found.evidence
+    fits = loaded(0, items=1000, batch_bytes=8 << 10)
+    assert "loader.cache=true" in changes(fits)
+
+
+def test_batches_that_come_late_now_and_then_are_loaded_ahead_or_in_any_order() -> None:
+    uneven: dict[str, Any] = {"phases": {**HEALTHY, "data_wait": 10.0}, "median_ns": MS // 10}
+    found = findings({"workers": 2, "persistent": True}, **uneven)["data-wait"]
+    assert {"loader.prefetch=8", "loader.in_order=false"} <= changes(found)
+    assert "loader.in_order=false" not in changes(
+        findings({"workers": 1, "persistent": True}, **uneven)["data-wait"]
+    )
+
+
+def test_a_stream_gets_one_worker_and_quick_batches_get_none() -> None:
+    phases = {**HEALTHY, "data_wait": 10.0}
+    stream = findings({"workers": 0}, by_item=False, phases=phases, run={"usable_cores": 8.0})["data-wait"]
+    assert stream.sets == ("loader.workers=1",)
+    quick = {name: ms / 20 for name, ms in phases.items()}
+    assert (
+        findings({"workers": 2}, by_item=False, phases=quick, windows=120)["data-wait"].sets[0]
+        == "loader.workers=0"
+    )
+
+
+BATCHES = [[1, 1, 3], [2, 0, 5], [3, 1, 5], [4, 0, 6], [5, 1, 6], [6, 0, 7], [7, 1, 7]]
+
+
+@pytest.mark.parametrize(
+    ("batches", "workers", "found"),
+    [
+        (BATCHES, 2, True),
+        ([[number, worker, number] for number, worker, _ in BATCHES], 2, False),  # divided
+        ([[number, worker, 1] for number, worker, _ in BATCHES], 2, False),  # constant data
+        ([[number, -1, checksum] for number, _, checksum in BATCHES], 2, False),  # in any order
+        (BATCHES[:3], 2, False),  # one comparison may be chance
+        (BATCHES, 3, False),
+    ],
+)
+def test_workers_that_give_the_same_batches(batches: list[list[int]], workers: int, found: bool) -> None:
+    facts = {"batches": batches, "dataset": "Clips", "reads": ["/home/me/train.py", 7, "Clips.__iter__"]}
+    told = findings({"workers": workers}, by_item=False, script=facts).get("repeated-items")
+    assert (told is not None) == found
+    if told is not None:
+        assert "2 times" in told.title and "Clips" in told.title and told.confidence == "certain"
+        assert told.changes[0].where == "train.py:7 in Clips.__iter__"
+
+
+def test_ranks_that_read_the_same_data() -> None:
+    found = findings(script={"same_ranks": [0, 1]})
+    assert next(iter(found)) == "repeated-items"
+    assert "DistributedSampler" in found["repeated-items"].changes[0].text
+
+
+@pytest.mark.parametrize("sampler", ["RandomSampler", "SequentialSampler"])
+def test_an_iterator_for_each_batch(sampler: str) -> None:
+    phases = {**HEALTHY, "data_wait": 10.0, "data_wait/first_batch": 8.0}
+    facts = {"wasted": ["train.py", 30], "sampler": sampler}
+    found = findings({"workers": 2, "persistent": False}, phases=phases, script=facts, window={"passes": 20})
+    assert found["iterator-restart"].changes[0].where == "train.py:30" and "worker-restart" not in found
+    assert ("repeated-items" in found) == (sampler == "SequentialSampler")
+    # A script that takes one batch this way, to look at it.
+    few = findings({"workers": 2, "persistent": False}, phases=phases, script=facts, window={"passes": 1})
+    assert not {"iterator-restart", "repeated-items"} & set(few)
+
+
+@pytest.mark.parametrize(("passes", "found"), [(5, True), (0, False)])
+def test_epochs_so_short_that_their_starts_cost_time(passes: int, found: bool) -> None:
+    phases = {**HEALTHY, "data_wait": 10.0, "data_wait/first_batch": 8.0}
+    told = findings({"workers": 2, "persistent": True}, phases=phases, window={"passes": passes})
+    assert ("short-epochs" in told) == found
+    if found:
+        assert "4 steps" in told["short-epochs"].title

@@ -106,10 +106,13 @@ def more_workers(view: View, loader: LoaderEvent) -> Change | None:
 
 def tries(view: View) -> list[Change]:
     """What can be tried against a wait for data whose reason is not known; the first one helps most likely."""
+    quick = view.workers > 0 and small_batches(view)
     found = (
-        untold_gather(view), untold_alone(view), *smoother(view), untold_cache(view), untold_workers(view),
+        untold_gather(view), alone(view) if quick else None, *smoother(view), untold_cache(view),
+        None if quick else untold_workers(view),
     )  # fmt: skip
-    return [change for change in found if change is not None]
+    known = [change for change in found if change is not None]
+    return known or ([alone(view)] if view.is_script and view.workers else [])
 
 
 def untold_gather(view: View) -> Change | None:
@@ -121,11 +124,9 @@ def untold_gather(view: View) -> Change | None:
     return Change(text + here_too(view), sets, view.loader_place)
 
 
-def untold_alone(view: View) -> Change | None:
-    """Load a script's batches without workers, which are quick at making them."""
-    if not view.workers or not small_batches(view):
-        return None
-    text = "load in the training process: sending such small batches takes workers longer than making them"
+def alone(view: View) -> Change:
+    """Load a script's batches without workers."""
+    text = "load in the training process: sending a batch from a worker may take longer than making it"
     return Change(text, no_workers(view), view.loader_place)
 
 
@@ -157,7 +158,7 @@ def untold_workers(view: View) -> Change | None:
     count = min(cores - 1, 4 if view.by_item or not view.is_script else 1)
     if view.workers:
         idle = use is not None and use.own + use.others < IDLE * use.usable
-        count = 0 if small_batches(view) else min(2 * view.workers, MOST_WORKERS if idle else cores)
+        count = min(2 * view.workers, MOST_WORKERS if idle else cores)
     if count <= view.workers:
         return None
     text = f"load with {counted(count, 'worker')}{in_host_memory(view)}"
@@ -196,7 +197,7 @@ def why_not_cached(view: View) -> str:
         return f"items are random ({place}): a cache would give the same ones in each epoch"
     needed, free = cache_bytes(view), (view.snapshot.host or {}).get("memory_available_bytes")
     if needed is not None and free is not None and needed > KEEPING * free:
-        return f"all {number(view.items or 0)} items would take about {size(needed)}, of {size(free)} that are free"
+        return f"all {number(view.items or 0)} items would take about {size(needed)}, of {size(free)} of free memory"
     each, items = _items_of_batch(view), view.items
     if items is None or not each:
         return ""

@@ -172,6 +172,7 @@ def _read_loader(name: str, loader: Any, config: Config, problems: Problems) -> 
     if not train and settings.eval_pin_memory is not None:
         pin = settings.eval_pin_memory
     prefix = "" if train else "eval_"
+    in_order = getattr(loader, "in_order", True)  # torchdata may not have it
     for argument, value, key, same in (
         ("num_workers", loader.num_workers, f"{prefix}workers", (0,)),
         ("pin_memory", loader.pin_memory, f"{prefix}pin_memory", (False, pin)),
@@ -179,7 +180,7 @@ def _read_loader(name: str, loader: Any, config: Config, problems: Problems) -> 
         ("persistent_workers", loader.persistent_workers, f"{prefix}persistent", (False,)),
         ("prefetch_factor", loader.prefetch_factor, f"{prefix}prefetch", (None, 2)),
         ("timeout", loader.timeout, "timeout_s", (0,)),
-        *((("in_order", loader.in_order, "in_order", (True,)),) if train else ()),
+        *((("in_order", in_order, "in_order", (True,)),) if train else ()),
     ):
         now = getattr(settings, key)
         default = train and now is None and argument == "persistent_workers"
@@ -195,7 +196,7 @@ def _read_loader(name: str, loader: Any, config: Config, problems: Problems) -> 
     if getattr(loader, "pin_memory_device", ""):
         message = f'is "{loader.pin_memory_device}", but memory is pinned for the device of the run'
         refuse("pin_memory_device", message)
-    if not train and not loader.in_order:
+    if not train and not in_order:
         refuse("in_order", "is False: an evaluation reads its batches in the order of the data")
     if getattr(loader, "snapshot_every_n_steps", 1) != 1:
         message = f"is {loader.snapshot_every_n_steps}, but the run itself decides when it copies states"
