@@ -14,6 +14,14 @@ from . import MEMORY
 from .exceptions import Dropped
 from .probes import Probes
 
+# Out of memory on a GPU where torch does not raise its own OutOfMemoryError, because a library, the driver or the
+# compiler allocates. A pattern, in any case of its letters.
+OF_GPU = (
+    r"\b(?:CUDA|HIP|cuDNN|MIOpen|NCCL|RCCL)\b[^\n]{0,40}\bout of memory|\bfailed to allocate (?:GPU|device) memory"
+    r"|\b(?:CU|HIP)[A-Z]+_(?:STATUS_)?ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC(?:ATION)?_FAILED"
+    r"|rocblas_status_memory_error|rocsparse_status_memory_error|miopenStatusAllocFailed"
+    r"|\b(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)\b|\b(?:CUDA|HIP)_ERROR_OUT_OF_MEMORY\b"
+)
 # The start of the names of snapshots.
 NAME = "memory"
 # Entries of the history that are kept, the newest ones.
@@ -41,9 +49,11 @@ class Allocations:
 
     def failed(self, error: Any) -> None:
         """This error ends the script. Where the GPU's memory ran out, write the snapshot."""
-        if not self._recording or not isinstance(error, self._torch.OutOfMemoryError):
+        if not self._recording:
             return
         with Dropped():
+            if not self._of_gpu(error):
+                return
             body = self._torch.cuda.memory._snapshot()
             rank = os.environ.get("RANK", "")
             place = os.path.join(
@@ -55,6 +65,18 @@ class Allocations:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, place)
+
+    def _of_gpu(self, error: Any) -> bool:
+        """Whether a GPU's memory ran out. A class of the script is not asked for its text: that would run its code."""
+        if isinstance(error, self._torch.OutOfMemoryError):
+            return True
+        torchs = RuntimeError, getattr(self._torch, "AcceleratorError", RuntimeError)
+        text = error.args[0] if type(error) in torchs and error.args else None
+        if type(text) is not str:
+            return False
+        import re  # the script has ended
+
+        return re.search(OF_GPU, text, re.IGNORECASE) is not None
 
     def _record(self) -> None:
         if not self._recording and self._torch.cuda.is_initialized():

@@ -13,7 +13,9 @@ import torch
 from ndd_console.__main__ import status_of
 from ndd_engine.config import read
 from ndd_engine.measure import memory_history
+from ndd_engine.measure.memory_owners import largest
 from ndd_engine.train.failures import explain
+from ndd_watch.allocations import Allocations
 
 MIB = 1 << 20
 # Size and line of an owner.
@@ -62,6 +64,45 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
 def message(error: BaseException) -> str:
     config = read(None, ["workload.size=tiny", "batch.micro=8", "batch.accumulation=1"], "chartext").resolve()
     return explain(error, 4, "forward", config, CPU, None).text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuFFT error: CUFFT_ALLOC_FAILED",
+        "miopenStatusAllocFailed",
+        "rocblas_status_memory_error when calling `rocblas_create_handle`",
+        "HIP out of memory. Tried to allocate 2.00 GiB",
+        "CUDA error: out of memory",
+    ],
+)
+def test_a_library_that_runs_out_of_gpu_memory_writes_the_snapshot_as_torch_does(
+    memory: Memory, tmp_path: Path, text: str
+) -> None:
+    memory_history.start(GPU, "start", tmp_path)
+    assert "memory.pickle" in memory_history.out_of_memory(RuntimeError(text))
+    assert (tmp_path / "memory.pickle").exists()
+    # The same of a script: the class and the text of the error are torch's own.
+    watch = Allocations(torch)
+    assert watch._of_gpu(RuntimeError(text)) and watch._of_gpu(FULL)
+    assert not watch._of_gpu(ValueError(text)) and not watch._of_gpu(RuntimeError("a CUDA error", text))
+
+
+def test_errors_of_the_gpu_that_are_not_about_memory_write_none(memory: Memory, tmp_path: Path) -> None:
+    memory_history.start(GPU, "start", tmp_path)
+    assert memory_history.out_of_memory(RuntimeError("CUDA error: device-side assert triggered")) == ""
+    assert not Allocations(torch)._of_gpu(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+def test_memory_without_a_recorded_line_is_the_first_owner() -> None:
+    line = [{"filename": "/me/model.py", "line": 3, "name": "forward"}]
+    assert largest([([], 30 << 30), (line, 1 << 20)]).startswith(
+        "30.0 GB of 30.0 GB without a recorded line, 1.0 MB"
+    )
+    assert largest([([], 1 << 20), (line, 30 << 30)]) == "30.0 GB me/model.py:3 forward"
+    assert largest([([], 1 << 20)]) == ""
 
 
 @pytest.mark.long

@@ -342,6 +342,7 @@ def test_what_is_between_kernels_that_were_launched_in_time(second: TraceEvent, 
         ("void BlockAllReduceNorm<float>(float*)", False),
         ("void at::native::index_kernel_gather<int>", False),
         ("triton_red_fused__softmax_0d1d", False),
+        ("triton_poi_fused_add_all_reduce_wait_tensor_3", False),
     ],
 )
 def test_collectives_of_all_libraries_are_told_from_reductions(name: str, exchanges: bool) -> None:

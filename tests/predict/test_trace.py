@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ndd_engine.child import decoded
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.estimate import Fit, Memory
+from ndd_engine.predict.step_probes import in_order
 from ndd_engine.predict.step_traces import DATA, DATA_END, TRIFLE, Family, Trace, fit
 
 
@@ -204,3 +205,21 @@ def test_the_larger_of_both_address_orders_is_predicted() -> None:
     memory = Memory(family, "gpu", 0, "test")
     orders = [family.trace(1).on_gpu(Rules(), descending=order).peak_reserved for order in (False, True)]
     assert memory.peak(1) == max(orders)
+
+
+def test_each_stream_has_a_pool_of_its_own() -> None:
+    def recorded(micro: int) -> Trace:
+        """30 MiB on one stream are free again, but not for the other stream. The last allocation of the first fits."""
+        nodes = [(0, "a", 1, 10 * micro * MIB, 7), (1, "a", 1, -1, 7), (2, "b", 2, 10 * micro * MIB, 9),
+                 (3, "c", 3, 10 * micro * MIB, 7), (4, "one", 0, 0, 0)]  # fmt: skip
+        return in_order(nodes)
+
+    assert recorded(3).streams == (7, 9, 7)
+    assert recorded(3).on_gpu(Rules()).reserved == 60 * MIB
+    family = fit(recorded(3), recorded(6), (3, 6))
+    assert family.trace(5).on_gpu(Rules()).reserved == 100 * MIB
+    assert recorded(3).until("one").ordered().collapsed().on_gpu(Rules()).reserved == 60 * MIB
+    # On one stream the second takes the memory of the first.
+    assert replace(recorded(3), streams=()).on_gpu(Rules()).reserved == 60 * MIB
+    assert Trace(((0, 30 * MIB), (0, -1), (1, 30 * MIB))).on_gpu(Rules()).reserved == 30 * MIB
+    assert Trace(((0, 30 * MIB), (0, -1), (1, 30 * MIB)), streams=(0, 5)).on_gpu(Rules()).reserved == 60 * MIB

@@ -12,6 +12,8 @@ import torch
 
 from ndd_console.__main__ import status_of
 from ndd_engine.errors import UsageError
+from ndd_engine.measure.gpu_work import is_transfer, on_gpu
+from ndd_engine.recordings.trace_file import read_trace
 from ndd_engine.recordings.traces import TraceUse, examine, findings, trace_files
 
 # Idle share of the whole trace in percent (computed independently), and some of its causes in percent.
@@ -19,11 +21,11 @@ REFERENCE = {
     "v100-resnet50-workers0": (39.43, {"waiting for data": 28.47, "between queued kernels": 0.99}),
     "a100-cuda-graphs-6-streams": (
         64.40,
-        {"between queued kernels": 55.80, "launch gaps": 1.08, "synchronising": 7.20},
+        {"between queued kernels": 55.80, "launch gaps": 1.54, "synchronising": 6.79},
     ),
     "a100-ddp-nccl": (76.16, {"launch gaps": 75.85, "between queued kernels": 0.18}),
-    "two-ranks-rank0": (55.21, {"launch gaps": 27.72, "between queued kernels": 25.53}),
-    "two-ranks-rank1": (52.89, {"launch gaps": 25.29, "between queued kernels": 25.18}),
+    "two-ranks-rank0": (55.21, {"launch gaps": 27.81, "between queued kernels": 25.53}),
+    "two-ranks-rank1": (52.89, {"launch gaps": 25.38, "between queued kernels": 25.18}),
 }
 COLLECTIVES = {
     "a100-cuda-graphs-6-streams": (15.26, 15.05),
@@ -53,6 +55,32 @@ def test_idle_time_and_causes_of_real_traces(gpu_data: Path, name: str) -> None:
     assert use.skipped == 0
 
 
+def test_what_is_between_the_kernels_of_a_real_cuda_graph(gpu_data: Path) -> None:
+    found = examine(gpu_data / "traces" / "a100-cuda-graphs-6-streams.json.gz").devices[0].time
+    assert sum(int(ns) for _, ns, _ in found.queued) == found.idle_ns["between queued kernels"]
+    between = {kind: 100 * ns / found.wall_ns for kind, ns, _ in found.queued}
+    assert between == pytest.approx(
+        {
+            "before a CUDA graph": 45.3,
+            "CUDA graph": 11.2,
+            "another stream": 2.3,
+            "one stream": 2.0,
+            "short": 2.0,
+        },
+        abs=0.1,
+    )
+
+
+@pytest.mark.parametrize(("name", "share"), [("v100-resnet50-workers0", 67.5), ("a100-ddp-nccl", 34.5)])
+def test_the_share_of_convolutions_in_real_kernels(gpu_data: Path, name: str, share: float) -> None:
+    path = gpu_data / "traces" / f"{name}.json.gz"
+    work = [item for item in on_gpu(read_trace(path).events) if not is_transfer(item)]
+    found = examine(path, whole=True).devices[0].time
+    assert 100 * found.convolution_ns / sum(item.end - item.begin for item in work) == pytest.approx(
+        share, abs=0.06
+    )
+
+
 @pytest.mark.long
 def test_the_findings_name_what_holds_each_real_run_back(gpu_data: Path) -> None:
     def causes(name: str) -> list[str]:
@@ -61,7 +89,7 @@ def test_the_findings_name_what_holds_each_real_run_back(gpu_data: Path) -> None
 
     assert causes("v100-resnet50-workers0") == ["data-wait"]
     # A step of CUDA graphs is not launch-bound, however many gaps its kernels have.
-    assert causes("a100-cuda-graphs-6-streams") == ["collectives"]
+    assert causes("a100-cuda-graphs-6-streams") == ["queue-gaps", "collectives"]
     assert causes("a100-ddp-nccl")[0] == "launch-bound"
 
 

@@ -15,8 +15,10 @@ from ndd_console.__main__ import status_of
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.memory_owners import BACKWARD, NO_STACK, place
 from ndd_engine.predict.allocator import Rules
+from ndd_engine.recordings.history import start_of
+from ndd_engine.recordings.replays import replay
 from ndd_engine.recordings.snapshot_file import read_snapshot
-from ndd_engine.recordings.snapshots import SETTINGS, examine, replay, start_of
+from ndd_engine.recordings.snapshots import SETTINGS, examine
 
 pytestmark = pytest.mark.long
 
@@ -180,7 +182,101 @@ def test_the_garbage_collection_needs_a_limit(tmp_path: Path) -> None:
     (found,) = examine(path, [setting], limit_bytes=10_000 * MIB).devices[0].what_ifs
     assert (found.collections, found.reserved_bytes) == (0, 330 * MIB)
     (found,) = examine(path, [setting], limit_bytes=60 * MIB).devices[0].what_ifs
-    assert found.reserved_bytes is None  # does not fit
+    assert (found.reserved_bytes, found.verdict) == (None, "out of memory")
+
+
+def full(left: bool) -> History:
+    """A GPU of 110 MiB where three times memory of another stream had to go. left: a request fails at the end."""
+    history = History(cap=110 * MIB)
+    history.alloc(4 * MIB, [frame("serve.py", 1, "load")])
+    for stream, size in ((3, 40), (0, 60), (3, 80)):
+        history.free(history.alloc(size * MIB, stream=stream))
+    history.alloc(80 * MIB, [frame("serve.py", 9, "answer")])
+    if left:
+        history.alloc(30 * MIB)
+    return history
+
+
+def test_a_gpu_that_was_full_keeps_its_limit_in_every_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, full(left=False))
+    (device,) = examine(path).devices
+    assert device.retries == 3
+    # 4 of a segment of 20, and 80: it had at least 100. The first retry proves that 20 + 40 + 60 was too much.
+    assert (device.limit.known, device.limit.low, device.limit.high) == ("retries", 100 * MIB, 120 * MIB - 1)
+    for trial in device.what_ifs:
+        assert (trial.reserved_bytes, trial.verdict) == (100 * MIB, "with retries"), trial
+    (device,) = examine(path, limit_bytes=110 * MIB).devices
+    assert {trial.retries for trial in device.what_ifs if "garbage" not in trial.setting} == {3}
+    assert all((trial.reserved_bytes or 0) <= 100 * MIB for trial in device.what_ifs)
+    assert status_of(["memory", str(path)]) == 0
+    assert "with retries: 3" in capsys.readouterr().out
+    (device,) = examine(path, limit_bytes=95 * MIB).devices
+    assert {trial.verdict for trial in device.what_ifs} == {"out of memory"}
+
+
+def test_a_failed_request_tells_the_limit_exactly(tmp_path: Path) -> None:
+    (device,) = examine(written(tmp_path, full(left=True))).devices
+    assert (device.limit.known, device.limit.low, device.limit.high) == (
+        "out of memory",
+        110 * MIB,
+        110 * MIB,
+    )
+    body = full(left=True).body()
+    # More is left than was asked for: the process had a limit of its own, below what the request needed.
+    body["device_traces"][0][-1]["device_free"] = 40_000 * MIB
+    (device,) = examine(written(tmp_path, body)).devices
+    assert (device.limit.known, device.limit.high) == ("retries", 120 * MIB - 1)
+
+
+def test_a_gpu_that_was_never_full_has_no_limit(tmp_path: Path) -> None:
+    history = History()
+    for _ in range(4):
+        history.free(history.alloc(30 * MIB, stream=1))
+        history.alloc(30 * MIB)
+    (device,) = examine(written(tmp_path, history)).devices
+    assert device.limit.known == "" and device.limit.caps == (None,)
+    assert {trial.verdict for trial in device.what_ifs} == {"fits"}
+
+
+def test_most_reserved_and_most_in_use_are_two_moments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = History()
+    history.free(history.alloc(400 * MIB))
+    history.alloc(40 * MIB, [frame("a.py", 1, "kept")])
+    history.free(history.alloc(300 * MIB))
+    history.empty_cache()
+    history.alloc(200 * MIB, [frame("b.py", 2, "used")])
+    history.alloc(170 * MIB, [frame("c.py", 3, "used")])
+    history.alloc(100 * MIB, [frame("d.py", 4, "used")])
+    path = written(tmp_path, history)
+    (device,) = examine(path).devices
+    assert device.peak.reserved_bytes == device.most_in_use.reserved_bytes  # the cache was reused
+    late = history.body()
+    late["device_traces"] = [late["device_traces"][0][-8:]]
+    (device,) = examine(written(tmp_path, late)).devices
+    assert status_of(["memory", str(path)]) == 0
+    assert capsys.readouterr().out.count("Filled by") == 1
+
+
+def test_a_history_without_an_allocation_is_only_a_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = History()
+    gone = history.alloc(30 * MIB)
+    history.alloc(50 * MIB, [frame("serve.py", 3, "cache")])
+    body = history.body()
+    history.free(gone)
+    body = history.body() | {"device_traces": [history.body()["device_traces"][0][-1:]]}
+    path = written(tmp_path, body)
+    (device,) = examine(path).devices
+    assert not device.what_ifs and device.refused
+    assert (device.peak.reserved_bytes, device.peak.requested_bytes) == (80 * MIB, 50 * MIB)
+    assert status_of(["memory", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "final state" in out and "peak" not in out and "%" not in out.split("not replayed")[1]
 
 
 def test_the_settings_of_the_recording_are_used(tmp_path: Path) -> None:

@@ -64,13 +64,14 @@ def gpu_idle(view: View, alone: bool) -> Finding | None:
         return None
     main = max(causes, key=causes.__getitem__)
     title = f"the GPU is idle {percent(share)} of the time"
-    if view.trace is not None and not view.trace.get("operators"):
+    longest = _range(view, causes[main])
+    if view.trace is not None and not view.trace.get("operators") and longest is None:
         draft = Draft("gpu-idle", f"{title}, and the trace does not show why", view.part(share))
         draft.saw("the trace has no operators of the host", TRACE)
         draft.change("record the host as well: ProfilerActivity.CPU beside ProfilerActivity.CUDA")
     elif main == "other":
         where, seen = "host code outside of operators", "no named range of the main thread is there"
-        if (longest := _range(view, causes[main])) is not None:
+        if longest is not None:
             where, seen = f'the range "{longest[0]}"', f"this range takes {span(longest[1])} of the trace"
         draft = Draft("gpu-idle", f"{title} in {where}", view.part(share))
         draft.saw(seen, TRACE if view.trace is not None else CAPTURE)

@@ -23,11 +23,13 @@ _FILLS = ("Memset", "FillBuffer")
 _BLOCKING_MEMORY = ("Pageable", "Host")
 # Libraries of collectives, and the words that their kernels and those of other packages have in their own names.
 _COLLECTIVE = re.compile(
-    r"(?<![a-z])(nccl|rccl|msccl|oneccl|hccl|nvshmem|deep_?ep)|cross_device_reduce"
+    r"(?<![a-z])(nccl|rccl|msccl|oneccl|hccl|nvshmem|rocshmem|deep_?ep|userbuffers)|cross_device_reduce"
     r"|(?<!warp)(?<!block)(?<!warp_)(?<!block_)"
     r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv)",
     re.IGNORECASE,
 )
+# What Inductor makes is named after the operators that it fuses, also after a collective beside it.
+_FUSED = re.compile(r"triton_[a-z]{3}_")
 # Operators of convolutions, and the kernels of those whose operator is unknown, as in a CUDA graph.
 _CONVOLVES = re.compile(r"conv(?!ert)", re.IGNORECASE)
 _CONVOLUTION = re.compile(r"conv|wgrad|dgrad|fprop|winograd|im2col|col2im|implicit_gemm", re.IGNORECASE)
@@ -98,7 +100,8 @@ def blocks_the_host(item: TraceEvent) -> bool:
 
 def is_collective(kernel: str) -> bool:
     """Whether a kernel of this name exchanges data with other GPUs."""
-    return bool(_COLLECTIVE.search(own_name(kernel)))
+    name = own_name(kernel)
+    return bool(_COLLECTIVE.search(name)) and not _FUSED.match(name)
 
 
 def own_name(kernel: str) -> str:

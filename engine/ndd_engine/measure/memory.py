@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from ndd_engine.errors import text_of
+from ndd_watch.allocations import OF_GPU
 
 if TYPE_CHECKING:
     import torch
 
 
-# Of the host: torch's allocator and the system. Of a GPU: where torch does not raise its own OutOfMemoryError, because
-# a library, the driver or the compiler allocates.
-_OUT_OF_MEMORY = re.compile(
-    r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory"
-    r"|\b(?:CUDA|HIP|cuDNN|MIOpen|NCCL|RCCL)\b[^\n]{0,40}\bout of memory|\bfailed to allocate (?:GPU|device) memory"
-    r"|\b(?:CU|HIP)[A-Z]+_(?:STATUS_)?ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC(?:ATION)?_FAILED"
-    r"|rocblas_status_memory_error|rocsparse_status_memory_error|miopenStatusAllocFailed"
-    r"|\b(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)\b|\b(?:CUDA|HIP)_ERROR_OUT_OF_MEMORY\b",
-    re.IGNORECASE,
+_OF_GPU = re.compile(OF_GPU, re.IGNORECASE)
+# Of the host: torch's allocator and the system.
+_OF_HOST = re.compile(
+    r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory", re.IGNORECASE
 )
 
 
@@ -32,4 +28,13 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(text_of(error)))
+    if not isinstance(error, RuntimeError):
+        return False
+    return is_out_of_gpu_memory(error) or bool(_OF_HOST.search(text_of(error)))
+
+
+def is_out_of_gpu_memory(error: BaseException) -> bool:
+    """Whether it was the memory of a GPU, also where a library such as cuDNN, MIOpen, rocBLAS or cuFFT asked for it."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _OF_GPU.search(text_of(error)) is not None

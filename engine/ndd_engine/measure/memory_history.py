@@ -12,6 +12,7 @@ from ndd_engine.files import replacing
 from ndd_engine.text import printable
 from ndd_watch.allocations import record
 
+from .memory import is_out_of_gpu_memory
 from .memory_owners import largest
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def out_of_memory(error: BaseException) -> str:
 
     Call it while the error is handled, because then the memory of the failed step is still in use.
     """
-    if _folder is None or not _on_gpu(error):
+    if _folder is None or not is_out_of_gpu_memory(error):
         return ""
     parts: list[str] = []
     with suppress(Exception):
@@ -82,14 +83,6 @@ def out_of_memory(error: BaseException) -> str:
         if not _recording:
             parts.append("to record the lines of every step: --set log.memory_history=always")
     return "; ".join(parts)
-
-
-def _on_gpu(error: BaseException) -> bool:
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        name in str(error) for name in ("CUDA", "CUBLAS", "HIP")
-    )
 
 
 def _live(body: dict[str, Any]) -> list[tuple[Any, int]]:

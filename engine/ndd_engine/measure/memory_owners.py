@@ -37,6 +37,8 @@ LONGEST = 400  # characters of a path and of a function
 
 
 TOP = 3  # owners that a message names
+# From this part of the memory on, a message says how much has no recorded line.
+UNKNOWN = 0.1
 
 
 NO_STACK = "no Python stack (backward pass, or not recorded)"
@@ -73,9 +75,18 @@ def owners(live: Iterable[tuple[Frames, int]]) -> tuple[Owner, ...]:
 
 
 def largest(live: Iterable[tuple[Frames, int]]) -> str:
-    """The largest owners that have a line, in words: "9.1 GB model.py:31 forward, 3.2 GB ..."; "" without one."""
-    named = [one for one in owners(live) if one.place not in (NO_STACK, NO_PYTHON)]
-    return ", ".join(f"{size(one.requested_bytes)} {one.place}" for one in named[:TOP])
+    """The largest owners that have a line, in words: "9.1 GB model.py:31 forward, 3.2 GB ..."; "" without one.
+
+    What has no line comes first where it is a large part, since the lines then explain little.
+    """
+    every = owners(live)
+    named = [one for one in every if one.place not in (NO_STACK, NO_PYTHON)]
+    if not named:
+        return ""
+    total = sum(one.requested_bytes for one in every)
+    rest = total - sum(one.requested_bytes for one in named)
+    texts = [f"{size(rest)} of {size(total)} without a recorded line"] if rest >= UNKNOWN * total else []
+    return ", ".join([*texts, *(f"{size(one.requested_bytes)} {one.place}" for one in named[:TOP])])
 
 
 def place(frames: Frames) -> str:

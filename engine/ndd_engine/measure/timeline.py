@@ -58,6 +58,8 @@ _BLOCKED = frozenset({LAUNCH_GAPS, COPYING, OTHER_CAUSE})
 _NOT_COMPUTING = frozenset({"data_wait", "to_device", "checkpoint"})
 # cudaFree waits until the GPU is idle: the cost of empty_cache().
 _WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "cudaFree", "hipFree")
+# These copy and return when they are done, whatever memory it is.
+_COPIES = ("Memcpy", "MemcpyWithStream")
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
 # Namespaces of ranges that are not operators.
 _ENGINE = frozenset({"autograd", "torch", "profiler"})
@@ -253,8 +255,9 @@ def _waits(seen: Sequence[TraceEvent]) -> list[Span]:
             continue
         if item.name.endswith(_WAITS) or item.name in _READS:
             found.append((item.begin, item.end, item.name))
-        elif item.correlation in blocking and "emcpy" in item.name:
-            found.append((item.begin, item.end, f"{item.name} ({blocking[item.correlation]})"))
+        elif (item.correlation in blocking and "emcpy" in item.name) or item.name.endswith(_COPIES):
+            kind = blocking.get(item.correlation, "copy")
+            found.append((item.begin, item.end, f"{item.name} ({kind})"))
     found.sort(key=lambda wait: (wait[0], -wait[1]))
     outer: list[Span] = []
     for begin, end, name in found:

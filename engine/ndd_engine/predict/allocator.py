@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -234,13 +234,16 @@ class Allocator:
         self._merge(block)
         self._put(block)
 
-    def replay(self, events: Iterable[tuple[int, int]]) -> Allocator:
-        """Process events in order: (key, size) allocates, (key, -1) frees. Raises SimulatedOutOfMemoryError."""
+    def replay(self, events: Iterable[tuple[int, int]], streams: Sequence[int] = ()) -> Allocator:
+        """Process events in order: (key, size) allocates, (key, -1) frees. Raises SimulatedOutOfMemoryError.
+
+        streams: by key; () for one stream.
+        """
         for key, size in events:
             if size < 0:
                 self.free(key)
             else:
-                self.allocate(key, size)
+                self.allocate(key, size, streams[key] if streams else 0)
         return self
 
     def adopt(self, address: int, pool: Pool, blocks: Iterable[tuple[int, int | None, int]]) -> None:

@@ -10,7 +10,7 @@ import gc
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, cycle, islice
@@ -125,7 +125,7 @@ def _of_host(run: Callable[[Mark], None]) -> Trace:
 
         run(mark)
     results = profiler.profiler.kineto_results
-    return _in_order(_nodes(results.experimental_event_tree()))
+    return in_order((*node, 0) for node in _nodes(results.experimental_event_tree()))
 
 
 def _nodes(roots: list[Any]) -> list[tuple[int, str, int, int]]:
@@ -147,24 +147,27 @@ def _nodes(roots: list[Any]) -> list[tuple[int, str, int, int]]:
     return sorted(found, key=lambda item: item[0])
 
 
-def _in_order(nodes: list[tuple[int, str, int, int]]) -> Trace:
+def in_order(nodes: Iterable[tuple[int, str, int, int, int]]) -> Trace:
+    """The trace of (time, label, address, bytes, stream) by time. bytes > 0: allocation, < 0: free, 0: mark."""
+    streams: list[int] = []
     events: list[tuple[int, int]] = []
     labels: list[str] = []
     marks: dict[str, int] = {}
     live: dict[int, int] = {}
-    for _, label, address, amount in nodes:
+    for _, label, address, amount, stream in nodes:
         if amount > 0:
             if (key := live.pop(address, None)) is not None:
                 events.append((key, FREED))  # by a thread that is not recorded
             live[address] = len(labels)
             events.append((len(labels), amount))
             labels.append(label)
+            streams.append(stream)
         elif amount < 0:
             if (key := live.pop(address, None)) is not None:
                 events.append((key, FREED))
         elif not address:
             marks[label] = len(events)
-    return Trace(tuple(events), tuple(labels), marks)
+    return Trace(tuple(events), tuple(labels), marks, tuple(streams) if any(streams) else ())
 
 
 def _of_gpu(run: Callable[[Mark], None], device: torch.device) -> Trace:
@@ -187,12 +190,12 @@ def _of_gpu(run: Callable[[Mark], None], device: torch.device) -> Trace:
     finally:
         memory._record_memory_history(None)
     # Marks come before the entry at their place.
-    nodes = [(place, name, 0, 0) for name, place in marks.items()]
+    nodes = [(place, name, 0, 0, 0) for name, place in marks.items()]
     for place, entry in enumerate(history):
         if entry["action"] in ("alloc", "free_completed"):
             size = int(entry["size"]) if entry["action"] == "alloc" else -1
-            nodes.append((place, "", int(entry["addr"]), size))
-    return _in_order(sorted(nodes, key=lambda node: node[0]))
+            nodes.append((place, "", int(entry["addr"]), size, int(entry.get("stream", 0))))
+    return in_order(sorted(nodes, key=lambda node: node[0]))
 
 
 # Seconds after which no larger micro-batch is recorded.

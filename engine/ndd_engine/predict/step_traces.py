@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
 from .allocator import MIN_BLOCK, Allocator, Rules
@@ -22,16 +22,18 @@ class Trace:
     """Allocations (key, bytes) and frees (key, FREED); keys count up from 0 in order of allocation.
 
     labels: by key, the operator that allocated, if known; used to match the allocations of two traces. marks: by name,
-    the number of events before it (see `recording`). Frees of memory allocated before the trace are not included.
+    the number of events before it (see `step_probes.record`). streams: by key, the stream of the GPU, each of which has
+    a pool of its own; () if there is one. Frees of memory allocated before the trace are not included.
     """
 
     events: tuple[tuple[int, int], ...]
     labels: tuple[str, ...] = ()
     marks: dict[str, int] = field(default_factory=dict)
+    streams: tuple[int, ...] = ()
 
     def until(self, mark: str) -> Trace:
         """The part before a mark; the whole trace if the mark does not exist."""
-        return Trace(self.events[: self.marks.get(mark, len(self.events))], self.labels, self.marks)
+        return replace(self, events=self.events[: self.marks.get(mark, len(self.events))])
 
     def sizes(self) -> list[int]:
         """Bytes of each allocation, by key."""
@@ -54,7 +56,7 @@ class Trace:
             while places and places[0] <= place:
                 places.pop(0)
             (ends if event[1] < 0 else events).append(event)
-        return Trace((*events, *sorted(ends)), self.labels, self.marks)
+        return replace(self, events=(*events, *sorted(ends)))
 
     def collapsed(self) -> Trace:
         """The trace with the temporaries of each operator, and of each batch creation, merged into one allocation.
@@ -108,7 +110,7 @@ class Trace:
 
     def on_gpu(self, rules: Rules, cap: int | None = None, descending: bool = False) -> Allocator:
         """Replay the trace in the simulated CUDA allocator. Raises SimulatedOutOfMemoryError."""
-        return Allocator(rules, cap, descending=descending).replay(self.events)
+        return Allocator(rules, cap, descending=descending).replay(self.events, self.streams)
 
     def on_any_gpu(self, rules: Rules, cap: int | None = None) -> list[Allocator]:
         """Replay it for ascending and for descending addresses of new segments. Raises SimulatedOutOfMemoryError.
@@ -136,7 +138,7 @@ class Family:
 
     def trace(self, size: int) -> Trace:
         """The trace at a batch size."""
-        return Trace(tuple(self._events(size)), self.first.labels, self.first.marks)
+        return replace(self.first, events=tuple(self._events(size)))
 
     def _events(self, size: int) -> Iterator[tuple[int, int]]:
         for key, bytes_ in self.first.events:
@@ -158,6 +160,7 @@ class _Rewritten:
         self._keys: dict[int, int] = {}
         self.events: list[tuple[int, int]] = []
         self.labels: list[str] = []
+        self.streams: list[int] = []
         self.marks: dict[str, int] = {}
 
     def take(self, begin: int, end: int, data: bool) -> None:
@@ -173,20 +176,23 @@ class _Rewritten:
         left = 0
         for key, size in stretch:
             if size >= 0 and key not in gone:
-                self._request(key, size, self._labels[key])
+                self._request(key, size, self._labels[key], key)
                 left += _rounded(size)
         if born & gone and most - left > TRIFLE:
             label = "batch" if data else self._labels[stretch[0][0]]
-            self._request(-1, most - left, f"{label} (temporary)")
+            self._request(-1, most - left, f"{label} (temporary)", stretch[0][0])
             self.events.append((len(self.labels) - 1, FREED))
         self.events += [(self._keys[key], FREED) for key, size in stretch if size < 0 and key not in born]
 
     def trace(self) -> Trace:
         self._mark(len(self._of.events))
-        return Trace(tuple(self.events), tuple(self.labels), self.marks)
+        return Trace(tuple(self.events), tuple(self.labels), self.marks, tuple(self.streams))
 
-    def _request(self, key: int, size: int, label: str) -> None:
+    def _request(self, key: int, size: int, label: str, like: int) -> None:
+        """like: the key of an allocation of the same stream."""
         self._keys[key] = len(self.labels)
+        if self._of.streams:
+            self.streams.append(self._of.streams[like])
         self.events.append((len(self.labels), size))
         self.labels.append(label)
 

@@ -119,6 +119,13 @@ def read_snapshot(path: Path) -> SnapshotFile:
     """The snapshot in a file. Raises UsageError that names the file and what is wrong with it."""
     shown = printable(str(path))
     data = contents(path, shown, "record fewer entries (max_entries)")
+    if data[:64].lstrip()[:1] in (b"{", b"["):
+        kind = (
+            "a trace of torch.profiler: use ndd-console trace"
+            if b'"traceEvents"' in data
+            else "JSON, and no snapshot"
+        )
+        raise UsageError(f"{shown} is {kind}")
     _try(data, shown)
     with no_collection():
         try:

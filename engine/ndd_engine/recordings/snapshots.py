@@ -5,233 +5,19 @@ The history is replayed in the simulated allocator.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.memory_owners import Frames, Owner, owners
-from ndd_engine.predict.allocator import UNLIMITED, Allocator, Rules, SimulatedOutOfMemoryError
+from ndd_engine.measure.memory_owners import Owner, owners
+from ndd_engine.predict.allocator import UNLIMITED, Rules
 from ndd_engine.text import printable, size
 
+from .history import ALLOC, Release, Request, Start, live_at, releases, start_of, states
+from .replays import Limit, Replayed, limit_of, replay
 from .snapshot_file import DeviceHistory, Entry, read_snapshot
-
-ALLOC, FREED = "alloc", "free_completed"
-GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
-_LARGE_REST = 1 << 20  # the largest remainder that is not split off a large block
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Memory in use. block_bytes: of its block, None if the snapshot does not tell."""
-
-    address: int
-    requested: int
-    stream: int
-    frames: Frames = ()
-    block_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A segment before the history."""
-
-    address: int
-    size: int
-    stream: int
-    small: bool
-
-
-@dataclass
-class Start:
-    """What was allocated before the first entry of a history.
-
-    reserved: bytes. mismatches: entries that do not lead to the final state, for example because the recording was
-    interrupted.
-    """
-
-    segments: list[Held] = field(default_factory=list)
-    live: dict[int, Request] = field(default_factory=dict)
-    reserved: int = 0
-    mismatches: int = 0
-
-    @property
-    def warm(self) -> bool:
-        return bool(self.reserved or self.live)
-
-
-def start_of(device: DeviceHistory) -> Start:
-    """The state before a history: the final one, with all entries undone."""
-    held = {item.address: Held(item.address, item.size, item.stream, item.small) for item in device.segments}
-    live = {
-        block.address: Request(block.address, block.requested, item.stream, block.frames, block.size)
-        for item in device.segments
-        for block in item.blocks
-        if block.live
-    }
-    start = Start(live=live, reserved=device.reserved)
-    expandable = any(item.expandable for item in device.segments)
-    for entry in reversed(device.entries):
-        match entry.action:
-            case "alloc":
-                start.mismatches += live.pop(entry.address, None) is None
-            case "free_completed":
-                start.mismatches += entry.address in live
-                live[entry.address] = Request(entry.address, entry.size, entry.stream)
-            case "segment_alloc":
-                start.mismatches += held.pop(entry.address, None) is None
-            case "segment_free":
-                small = entry.size <= 2 << 20
-                held[entry.address] = Held(entry.address, entry.size, entry.stream, small)
-        start.reserved += _change(entry, -1)
-    start.segments = [] if expandable else sorted(held.values(), key=lambda item: item.address)
-    start.mismatches += start.reserved < 0 or any(item.size < 0 for item in held.values())
-    return start
-
-
-def _change(entry: Entry, sign: int = 1) -> int:
-    """The change of the reserved bytes."""
-    return sign * (entry.size if entry.action in GROWS else -entry.size if entry.action in SHRINKS else 0)
-
-
-def states(start: Start, entries: list[Entry]) -> Iterator[tuple[int, int]]:
-    """(reserved, requested) bytes after each entry."""
-    reserved, requested = start.reserved, sum(request.requested for request in start.live.values())
-    sizes = {address: request.requested for address, request in start.live.items()}
-    for entry in entries:
-        reserved += _change(entry)
-        if entry.action == ALLOC:
-            sizes[entry.address] = entry.size
-            requested += entry.size
-        elif entry.action == FREED:
-            requested -= sizes.pop(entry.address, 0)
-        yield reserved, requested
-
-
-def live_at(start: Start, entries: list[Entry], count: int) -> list[Request]:
-    """What is in use after the first `count` entries."""
-    live = dict(start.live)
-    for entry in entries[:count]:
-        if entry.action == ALLOC:
-            live[entry.address] = Request(entry.address, entry.size, entry.stream, entry.frames)
-        elif entry.action == FREED:
-            live.pop(entry.address, None)
-    return list(live.values())
-
-
-@dataclass
-class Replayed:
-    """A replay. peak: bytes reserved at most. wrong: segment allocations that differ from the recorded ones.
-
-    active: bytes in blocks in use after each entry. retries, collections: of the simulated allocator. failed: an
-    allocation does not fit under the limit.
-    """
-
-    peak: int = 0
-    wrong: int = 0
-    decisions: int = 0
-    active: list[int] = field(default_factory=list)
-    retries: int = 0
-    collections: int = 0
-    failed: bool = False
-
-
-def replay(
-    start: Start,
-    entries: list[Entry],
-    rules: Rules,
-    descending: bool = False,
-    fraction_bytes: int | None = None,
-    as_it_was: bool = False,
-    releases: frozenset[int] = frozenset(),
-    full: bool = False,
-) -> Replayed:
-    """Replay a history in the simulated allocator, one pool for each stream.
-
-    as_it_was: begin with the segments of the recording, with the same free blocks; otherwise the memory in use before
-    the history is allocated first, which is all that is known for other settings. releases: entries before which the
-    cached memory is released, as in the recording. fraction_bytes: limit of set_per_process_memory_fraction, for the
-    garbage collection only unless `full`: then allocations beyond it fail.
-    """
-    allocator = Allocator(rules, fraction_bytes if full else None, fraction_bytes, descending)
-    keys = {address: key for key, address in enumerate(start.live)}
-    count = len(keys)
-    if as_it_was:
-        _adopt(allocator, start, entries, rules, keys)
-    else:
-        for address, request in sorted(start.live.items()):
-            allocator.allocate(keys[address], request.requested, request.stream)
-    found = Replayed(allocator.reserved)
-    grown = 0
-    for place, entry in enumerate(entries):
-        if place in releases:
-            allocator.released()
-        if entry.action in GROWS:
-            grown += entry.size
-        elif entry.action == ALLOC:
-            before, released = allocator.reserved, allocator.retries
-            keys[entry.address] = count
-            try:
-                allocator.allocate(count, entry.size, entry.stream)
-            except SimulatedOutOfMemoryError:
-                found.failed = True
-                break
-            count += 1
-            found.decisions += 1
-            found.wrong += released == allocator.retries and allocator.reserved - before != grown
-            found.peak = max(found.peak, allocator.reserved)
-            grown = 0
-        elif entry.action == FREED and (key := keys.pop(entry.address, None)) is not None:
-            allocator.free(key)
-        found.active.append(allocator.active)
-    found.retries, found.collections = allocator.retries, allocator.collections
-    return found
-
-
-def _adopt(
-    allocator: Allocator, start: Start, entries: list[Entry], rules: Rules, keys: dict[int, int]
-) -> None:
-    """Put the segments of the recording into the allocator.
-
-    Bytes of blocks that were freed during the history are not recorded. They follow from the rounding of the request,
-    and from blocks that were allocated after them in the same segment.
-    """
-    addresses = sorted(start.live)
-    later = sorted({entry.address for entry in entries if entry.action == ALLOC})
-    for held in start.segments:
-        end, place = held.address + held.size, held.address
-        inside = addresses[bisect_right(addresses, place - 1) : bisect_right(addresses, end - 1)]
-        blocks: list[tuple[int, int | None, int]] = []
-        for index, address in enumerate(inside):
-            following = inside[index + 1] if index + 1 < len(inside) else end
-            if address > place:
-                blocks.append((address - place, None, 0))
-            request = start.live[address]
-            size = request.block_bytes or _size(
-                request.requested, address, following, held.small, later, rules
-            )
-            size = min(size, following - address)
-            blocks.append((size, keys[address], request.requested))
-            place = address + size
-        if place < end:
-            blocks.append((end - place, None, 0))
-        allocator.adopt(held.address, (held.stream, held.small), blocks)
-
-
-def _size(requested: int, address: int, following: int, small: bool, later: list[int], rules: Rules) -> int:
-    """Bytes of a block of unknown size: its rounded request, or more if the remainder was too small to be split off."""
-    size = rules.rounded(requested)
-    rest = following - address - size
-    if 0 < rest <= (0 if small else _LARGE_REST):
-        return following - address
-    if not small:
-        place = bisect_right(later, address + size)
-        if place < len(later) and later[place] < min(address + size + _LARGE_REST, following):
-            return later[place] - address
-    return size
-
 
 # Allocator settings that are tried on every recording.
 SETTINGS = (
@@ -274,22 +60,27 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Release:
-    """Cached memory that was returned to the driver. kind: "retry", "empty_cache" or "other"."""
-
-    entry: int
-    kind: str
-    released_bytes: int
-
-
-@dataclass(frozen=True)
 class WhatIf:
-    """What another allocator setting would have reserved. reserved_bytes: None if an allocation would have failed."""
+    """What another allocator setting would have reserved. reserved_bytes: None if an allocation would have failed.
+
+    retries, collections: at most, within the limit. fails: an allocation fails at the lower end of a limit that is not
+    known exactly.
+    """
 
     setting: str
     reserved_bytes: int | None
     retries: int
     collections: int
+    fails: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """ "fits", "with retries", "out of memory", or "perhaps out of memory"."""
+        if self.reserved_bytes is None:
+            return "out of memory"
+        if self.fails:
+            return "perhaps out of memory"
+        return "with retries" if self.retries else "fits"
 
 
 @dataclass
@@ -297,10 +88,11 @@ class DeviceMemory:
     """What is known about one GPU.
 
     entries, allocations: of the history. streams: that allocate. start_bytes: reserved before the history. peak: the
-    moment with the most reserved bytes, and then the most in use. private_bytes: of private pools. refused: why the
-    history is not replayed, or "". peak_error: signed relative error of the replay on the recording itself.
-    wrong_decisions: segment allocations that differ. what_ifs: see `WhatIf`; limit_bytes: memory limit that they assume
-    for the garbage collection. broken: the history does not lead to the final state. notes: everything else.
+    moment with the most reserved bytes, and then the most in use; most_in_use: the reverse. Without an allocation in
+    the history both are the final state. private_bytes: of private pools. refused: why the history is not replayed, or
+    "". peak_error: signed relative error of the replay on the recording itself. wrong_decisions: segment allocations
+    that differ. limit: what the process could have. what_ifs: see `WhatIf`, under that limit. broken: the history does
+    not lead to the final state. notes: everything else.
     """
 
     index: int
@@ -309,12 +101,13 @@ class DeviceMemory:
     streams: int
     start_bytes: int
     peak: Moment
+    most_in_use: Moment
     end: Moment
+    limit: Limit
     private_bytes: int = 0
     refused: str = ""
     wrong_decisions: int | None = None
     peak_error: float | None = None
-    limit_bytes: int = 0
     what_ifs: list[WhatIf] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
     failures: list[Failed] = field(default_factory=list)
@@ -339,8 +132,8 @@ class SnapshotUse:
 def examine(path: Path, settings: Sequence[str] = SETTINGS, limit_bytes: int | None = None) -> SnapshotUse:
     """Explain a snapshot.
 
-    settings: allocator settings to try, as in PYTORCH_ALLOC_CONF. limit_bytes: memory limit assumed for the garbage
-    collection (default: the recorded peak). Raises UsageError.
+    settings: allocator settings to try, as in PYTORCH_ALLOC_CONF. limit_bytes: what the process could have (default:
+    what the history proves). Raises UsageError.
     """
     file = read_snapshot(path)
     rules = Rules.of_snapshot(file.settings)
@@ -387,9 +180,15 @@ def _device(
     start_level = start.reserved, sum(request.requested for request in start.live.values())
     every = [start_level, *levels]
     at = max(range(len(every)), key=lambda place: (every[place], -place))
+    used = max(range(len(every)), key=lambda place: (every[place][::-1], -place))
+    if not _allocates(entries):
+        at = used = len(entries)
     both: list[Replayed] = []
     found_releases = releases(entries, every, bool(rules.gc_threshold))
     places = frozenset(release.entry for release in found_releases)
+    limit = limit_of(entries, every, found_releases, rules)
+    if limit_bytes is not None:
+        limit = Limit(limit_bytes, limit_bytes, "given")
     if not refused:
         # Which order the driver returned addresses in is not recorded for warm histories; take the one that fits.
         whole = bool(start.segments)
@@ -405,7 +204,8 @@ def _device(
     found = DeviceMemory(
         device.index, len(device.entries), sum(entry.action == ALLOC for entry in device.entries),
         len({entry.stream for entry in device.entries if entry.action == ALLOC}), start.reserved,
-        moment(at), moment(len(entries)), sum(item.size for item in device.segments if item.private), refused,
+        moment(at), moment(used), moment(len(entries)), limit,
+        sum(item.size for item in device.segments if item.private), refused,
         broken=broken, releases=found_releases,
     )  # fmt: skip
     failed = [(place, entry) for place, entry in enumerate(entries) if entry.action == "oom"]
@@ -419,8 +219,12 @@ def _device(
             both = [replay(start, entries, rules, order, releases=places) for order in (False, True)]
         recorded = found.peak.reserved_bytes
         found.peak_error = max(one.peak for one in both) / recorded - 1 if recorded else 0.0
-        _try_settings(found, start, entries, rules, settings, limit_bytes)
+        _try_settings(found, start, entries, rules, settings)
     return found
+
+
+def _allocates(entries: Sequence[Entry]) -> bool:
+    return any(entry.action == ALLOC for entry in entries)
 
 
 def _owners(requests: list[Request]) -> tuple[Owner, ...]:
@@ -435,6 +239,8 @@ def _refused(device: DeviceHistory, start: Start) -> str:
     private = sum(item.size for item in device.segments if item.private)
     if not device.entries:
         return "the snapshot has no history"
+    if not _allocates(device.entries):
+        return "the history has no allocation"
     if start.mismatches:
         return "the history does not lead to the final state"
     if private:
@@ -456,6 +262,8 @@ def _notes(device: DeviceHistory, start: Start, broken: bool) -> list[str]:
             "no history: this is the state when the snapshot was written. Call "
             "torch.cuda.memory._record_memory_history() before the training to record one"
         )
+    elif not _allocates(device.entries):
+        found.append("the history has no allocation: this is the state when the snapshot was written")
     elif start.warm:
         found.append(
             f"the history begins with {size(start.reserved)} reserved; what was in use then was rebuilt from the end"
@@ -465,65 +273,30 @@ def _notes(device: DeviceHistory, start: Start, broken: bool) -> list[str]:
     return found
 
 
-def releases(
-    entries: Sequence[Entry], levels: Sequence[tuple[int, int]], collects: bool = False
-) -> list[Release]:
-    """Runs of released segments. levels: (reserved, requested) before the first entry and after each.
-
-    Kinds of runs:
-    - "retry": an allocation released them because memory was full. It needed a new segment right after, and reserving
-      it without the release would have been more than was ever reserved.
-    - "empty_cache": the program called it, or it could not have been a retry.
-    - "other": no segment is allocated after it, or the garbage collection is on (`collects`).
-    """
-    found = []
-    most = max(level[0] for level in levels)
-    place = 0
-    while place < len(entries):
-        if entries[place].action not in SHRINKS:
-            place += 1
-            continue
-        first = place
-        while place < len(entries) and entries[place].action in SHRINKS:
-            place += 1
-        before, after = levels[first][0], levels[place][0]
-        following = entries[place] if place < len(entries) else None
-        kind = "other"
-        if _calls(entries[first], "empty_cache"):
-            kind = "empty_cache"
-        elif following is not None and following.action == "oom":
-            kind = "retry"
-        elif following is not None and following.action in GROWS and not collects:
-            kind = "retry" if before + following.size > most else "empty_cache"
-        found.append(Release(first, kind, before - after))
-    return found
-
-
-def _calls(entry: Entry, function: str) -> bool:
-    frames = entry.frames if isinstance(entry.frames, (list, tuple)) else ()
-    return any(isinstance(frame, dict) and frame.get("name") == function for frame in frames)
-
-
 def _try_settings(
-    found: DeviceMemory, start: Start, entries: list[Entry], rules: Rules, settings: Sequence[str],
-    limit_bytes: int | None,
-) -> None:  # fmt: skip
+    found: DeviceMemory, start: Start, entries: list[Entry], rules: Rules, settings: Sequence[str]
+) -> None:
     """Add the replays with other settings."""
-    found.limit_bytes = limit_bytes or found.peak.reserved_bytes
     emptied = frozenset(release.entry for release in found.releases if release.kind == "empty_cache")
     for setting in settings:
         tried = _with(rules, setting)
         if tried == rules:
             continue
-        limit = found.limit_bytes if tried.gc_threshold else None
-        both = [
-            replay(start, entries, tried, order, limit, releases=emptied, full=limit_bytes is not None)
+        every = [
+            replay(
+                start, entries, tried, order, (cap or found.limit.low) if tried.gc_threshold else None,
+                releases=emptied, cap=cap,
+            )
+            for cap in found.limit.caps
             for order in (False, True)
-        ]
-        peak = None if any(one.failed for one in both) else max(one.peak for one in both)
+        ]  # fmt: skip
+        ended = [one for one in every if not one.failed]
         found.what_ifs.append(
-            WhatIf(setting, peak, max(one.retries for one in both), max(one.collections for one in both))
-        )
+            WhatIf(
+                setting, max((one.peak for one in ended), default=None), max(one.retries for one in every),
+                max(one.collections for one in every), len(ended) < len(every),
+            )
+        )  # fmt: skip
 
 
 def _with(rules: Rules, setting: str) -> Rules:
@@ -537,6 +310,8 @@ def to_json(use: SnapshotUse) -> dict[str, Any]:
     devices = []
     for device in use.devices:
         body = asdict(device) | {"retries": device.retries}
+        for trial, known_trial in zip(body["what_ifs"], device.what_ifs, strict=True):
+            trial["verdict"] = known_trial.verdict
         for failure, known in zip(body["failures"], device.failures, strict=True):
             failure["fragmented"] = known.fragmented
         devices.append(body)

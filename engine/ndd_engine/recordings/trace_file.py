@@ -81,8 +81,23 @@ _RANGES = frozenset({"user_annotation", "gpu_user_annotation"})
 # Ranges that versions before 1.12 recorded as operators.
 _RANGE_NAMES = re.compile(r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.|## |nccl:|ndd: ")
 STEP = "ProfilerStep#"
+# First words of ranges that libraries and people write -> phase.
+PHASE_WORDS = {
+    "backward": "backward",
+    "forward": "forward",
+    "distributeddataparallel.forward": "forward",
+    "fullyshardeddataparallel.forward": "forward",
+    "loss": "loss",
+    "dataloader": "data_wait",
+    "data": "data_wait",
+    "evaluate": "evaluate",
+    "validation": "evaluate",
+}
+# Operators of backward in traces before 2021-07, which do not contain the engine's own ranges.
+OLD_BACKWARD = re.compile(r"\w+Backward\d*$|torch::autograd::AccumulateGrad")
+ENGINE = "autograd::engine::evaluate_function"
 # Ranges of the training loop; the first kind tells most.
-_OF_LOOP = (STEP, "ndd: ", "enumerate(DataLoader)", "Optimizer.", "## ")
+_OF_LOOP = (STEP, "ndd: ", "enumerate(DataLoader)", "Optimizer.")
 # Times above this are Unix times: 2001.
 _UNIX_NS = 10**18
 _EVER = 1 << 62
@@ -272,6 +287,11 @@ def _with_threads(events: list[TraceEvent]) -> list[TraceEvent]:
     ]
 
 
+def word_of(name: str) -> str:
+    """The first word of a range, in small letters."""
+    return name.strip("# ").partition(" ")[0].lower().rstrip(":")
+
+
 def _main_thread(events: Iterable[TraceEvent]) -> int:
     """The thread that runs the training loop: the one with its ranges, else the one with most operators.
 
@@ -281,19 +301,21 @@ def _main_thread(events: Iterable[TraceEvent]) -> int:
     events = [item for item in events if not item.on_gpu]
     engine: dict[int, list[tuple[int, int]]] = {}
     for item in events:
-        if item.name.startswith("autograd::engine::evaluate_function"):
+        if item.name.startswith(ENGINE) or OLD_BACKWARD.match(item.name):
             engine.setdefault(item.thread, []).append((item.begin, item.end))
     nodes = {thread: union(found, -_EVER, _EVER) for thread, found in engine.items()}
     weights: dict[int, list[int]] = {}
     for item in events:
         inside = nodes.get(item.thread, [])
         place = bisect_right(inside, item.begin, key=lambda node: node[0]) - 1
-        found = weights.setdefault(item.thread, [0] * (len(_OF_LOOP) + 1))
+        found = weights.setdefault(item.thread, [0] * (len(_OF_LOOP) + 2))
         if place >= 0 and item.begin < inside[place][1]:
             continue
         kind = next((index for index, name in enumerate(_OF_LOOP) if item.name.startswith(name)), None)
         if item.annotation and kind is not None:
             found[kind] += 1
+        elif item.annotation and word_of(item.name) in PHASE_WORDS:
+            found[-2] += 1
         elif not item.annotation:
             found[-1] += 1
     return max(weights, key=weights.__getitem__, default=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
@@ -21,27 +20,13 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 
-from .trace_file import STEP, TraceFile, read_trace
+from .trace_file import ENGINE, OLD_BACKWARD, PHASE_WORDS, STEP, TraceFile, read_trace, word_of
 
 _OURS = "ndd: "
 # Shorter holes between operators are Python code of the same phase.
 _FORWARD_HOLE_NS = 1_000_000
 _BACKWARD_HOLE_NS = 2_000_000
 _EVER = 1 << 62
-# Operators of backward in traces before 2021-07, which do not contain the engine's own ranges.
-_OLD_BACKWARD = re.compile(r"\w+Backward\d*$|torch::autograd::AccumulateGrad")
-# First words of ranges that libraries and people write -> phase.
-_WORDS = {
-    "backward": "backward",
-    "forward": "forward",
-    "distributeddataparallel.forward": "forward",
-    "fullyshardeddataparallel.forward": "forward",
-    "loss": "loss",
-    "dataloader": "data_wait",
-    "data": "data_wait",
-    "evaluate": "evaluate",
-    "validation": "evaluate",
-}
 
 
 @dataclass(frozen=True)
@@ -118,7 +103,7 @@ def _named(trace: TraceFile) -> Iterator[_Stretch]:
             yield _Stretch(item.begin, item.end, "optimizer", 4, "range Optimizer.step")
         elif name.startswith("Optimizer.zero_grad"):
             yield _Stretch(item.begin, item.end, "zero_grad", 4, "range Optimizer.zero_grad")
-        elif (phase := _WORDS.get(name.partition(" ")[0].lower().rstrip(":"))) is not None:
+        elif (phase := PHASE_WORDS.get(word_of(name))) is not None:
             yield _Stretch(
                 item.begin, item.end, phase, 2 if phase == "forward" else 3, f"range {item.name[:40]}"
             )
@@ -127,8 +112,8 @@ def _named(trace: TraceFile) -> Iterator[_Stretch]:
 def _backward(trace: TraceFile) -> Iterator[_Stretch]:
     """Where the autograd engine works, in its own threads or, without a GPU, in the training thread."""
     host = [item for item in trace.events if not item.on_gpu and not item.annotation]
-    engine = [item for item in host if item.name.startswith("autograd::engine::evaluate_function")]
-    work = engine or [item for item in host if _OLD_BACKWARD.match(item.name)]
+    engine = [item for item in host if item.name.startswith(ENGINE)]
+    work = engine or [item for item in host if OLD_BACKWARD.match(item.name)]
     inside = union(((item.begin, item.end) for item in work), -_EVER, _EVER)
     others = [item.begin for item in _on_main(trace) if not item.annotation and not _has(inside, item.begin)]
     for begin, end in _joined(inside, _BACKWARD_HOLE_NS, sorted(others)):

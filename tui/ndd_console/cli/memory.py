@@ -30,7 +30,7 @@ LONG_BYTES = 20 << 20
 )  # fmt: skip
 @click.option(
     "--limit", type=Finite(min=1), metavar="MB",
-    help="Memory limit assumed for garbage_collection_threshold (default: the recorded peak).",
+    help="Memory limit of the process (default: what the recording proves).",
 )  # fmt: skip
 @json_option
 def memory(snapshot_file: Path, settings: tuple[str, ...], limit: float | None, as_json: bool) -> int:

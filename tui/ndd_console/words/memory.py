@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ndd_engine.recordings.replays import Limit
 from ndd_engine.recordings.snapshots import ERROR, DeviceMemory, Moment, SnapshotUse
 from ndd_engine.text import counted, size
 
@@ -11,6 +12,8 @@ from .blocks import Block, Facts, Table, Text
 from .figures import share_text
 
 _LINES = 12  # owners shown
+# A moment with more in use than at the most reserved memory is shown as well, from this difference on.
+TRIFLE = 0.02
 
 
 def memory_blocks(use: SnapshotUse) -> Iterator[Block]:
@@ -25,16 +28,22 @@ def _device(device: DeviceMemory) -> Iterator[Block]:
     private = (
         f"{size(device.private_bytes)} (CUDA graphs, torch.compile, MemPool)" if device.private_bytes else ""
     )
-    recorded = device.entries and not device.broken
+    recorded = device.allocations and not device.broken
+    peak, used = device.peak, device.most_in_use
+    apart = bool(recorded) and used.requested_bytes > (1 + TRIFLE) * peak.requested_bytes
     yield Facts.of(
-        ("history", f"{counted(device.allocations, 'allocation')} in {device.entries:,} entries{streams}"),
+        (
+            "history",
+            f"{counted(device.allocations, 'allocation')} in {counted(device.entries, 'entry')}{streams}",
+        ),
         *(("note", note) for note in device.notes),
         ("private pools", private),
-        *_moment("peak" if recorded else "final state", device.peak),
+        *_moment("most reserved" if apart else "peak" if recorded else "final state", peak, apart),
+        *(_moment("most in use", used, apart) if apart else ()),
         *(_releases(device) if recorded else ()),
         title=f"GPU {device.index}",
     )
-    yield from _owners(device.peak)
+    yield from _owners(used if apart else peak, "Filled by, when most was in use" if apart else "Filled by")
     for failure in device.failures:
         asked = f"{size(failure.asked_bytes)} requested, {size(failure.free_bytes)} free on the GPU"
         pieces = "enough reserved memory was unused, but not in one piece (fragmentation)"
@@ -44,13 +53,14 @@ def _device(device: DeviceMemory) -> Iterator[Block]:
             *_moment("in use", failure.moment),
             title=f"Out of memory at entry {failure.moment.entry:,}",
         )
-        yield from _owners(failure.moment)
+        yield from _owners(failure.moment, "Filled by")
     yield from _what_ifs(device)
 
 
-def _moment(title: str, moment: Moment) -> Iterator[tuple[str, str]]:
+def _moment(title: str, moment: Moment, when: bool = False) -> Iterator[tuple[str, str]]:
     reserved, requested, active = moment.reserved_bytes, moment.requested_bytes, moment.active_bytes
-    yield title, f"{size(reserved)} reserved, {size(requested)} requested by the program"
+    after = f", after {counted(moment.entry, 'entry')}" if when else ""
+    yield title, f"{size(reserved)} reserved, {size(requested)} requested by the program{after}"
     if not reserved:
         return
     if active is None:
@@ -68,7 +78,7 @@ def _moment(title: str, moment: Moment) -> Iterator[tuple[str, str]]:
         )
 
 
-def _owners(moment: Moment) -> Iterator[Block]:
+def _owners(moment: Moment, title: str) -> Iterator[Block]:
     total = max(moment.requested_bytes, 1)
     rows = tuple(
         (
@@ -86,7 +96,7 @@ def _owners(moment: Moment) -> Iterator[Block]:
         else ""
     )
     if rows:
-        yield Table("Filled by", ("", "", "", ""), rows, frozenset({0, 1, 2}), note)
+        yield Table(title, ("", "", "", ""), rows, frozenset({0, 1, 2}), note)
 
 
 def _releases(device: DeviceMemory) -> Iterator[tuple[str, str]]:
@@ -120,8 +130,24 @@ def _what_ifs(device: DeviceMemory) -> Iterator[Block]:
         if trial.reserved_bytes is not None:
             share = trial.reserved_bytes / recorded - 1 if recorded else 0.0
             reserved, change = size(trial.reserved_bytes), f"{share:+.1%}" if round(share, 3) else "same"
-        counts = f"collections: {trial.collections}, retries: {trial.retries}"
-        limit = f"memory limit {size(device.limit_bytes)}, {counts}"
-        rows.append((trial.setting, reserved, change, limit if trial.setting.startswith("garbage") else ""))
-    note = f"Error on this recording {device.peak_error:+.1%}, {replayed}{doubt}."
+        verdict = trial.verdict if trial.reserved_bytes is not None else ""
+        verdict += f": {trial.retries:,}" if verdict == "with retries" else ""
+        collected = counted(trial.collections, "collection") if trial.collections else ""
+        rows.append((trial.setting, reserved, change, ", ".join(filter(None, (verdict, collected)))))
+    note = f"Error on this recording {device.peak_error:+.1%}, {replayed}{doubt}. {_limit_text(device.limit)}"
     yield Table("Replayed with other settings", ("", "", "", ""), tuple(rows), frozenset({1, 2}), note)
+
+
+def _limit_text(limit: Limit) -> str:
+    """Under which limit the settings were replayed."""
+    low, high = size(limit.low), size(limit.high)
+    match limit.known:
+        case "given":
+            return f"Replayed with a limit of {low}."
+        case "out of memory":
+            return (
+                f"Replayed with a limit of {low}: what was reserved when a request failed, and what was left."
+            )
+        case "retries":
+            return f"Replayed with limits of {low} and {high}: retries prove that the limit is between."
+    return f"Replayed without a limit, but garbage collection for one of {low}, the most that was reserved."

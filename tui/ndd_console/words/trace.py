@@ -17,7 +17,7 @@ _NAME = 70  # characters shown of a kernel's name
 
 def one_trace(use: TraceUse) -> Iterator[Block]:
     """The trace of one process."""
-    yield Text(f"{printable(use.path.name)}: {_examined(use)}")
+    yield Text(f"{printable(use.path.name)}: {examined(use)}")
     if use.skipped:
         yield Text(f"{use.skipped:,} damaged events were skipped")
     for device in use.devices:
@@ -40,7 +40,8 @@ def phases(use: TraceUse) -> Table:
     return Table(title, ("", "", "", ""), rows, frozenset({1, 2}))
 
 
-def _examined(use: TraceUse) -> str:
+def examined(use: TraceUse) -> str:
+    """ "4 whole steps, 864 ms, rank 0 of 16"."""
     steps = counted(len(use.steps), "whole step") if use.whole_steps else "the whole trace"
     if use.steps and not use.whole_steps:
         steps += f", {counted(len(use.steps), 'step')}"
@@ -50,6 +51,12 @@ def _examined(use: TraceUse) -> str:
 
 
 def _device(use: TraceUse, device: DeviceUse) -> Iterator[Block]:
+    yield from device_blocks(device)
+    yield from (verdict(finding, main=index == 0) for index, finding in enumerate(findings(use, device)))
+
+
+def device_blocks(device: DeviceUse) -> Iterator[Block]:
+    """The figures of one GPU, or of the CPU."""
     spent, wall = device.time, device.time.wall_ns
     gpu = device.index is not None
     exposed = f"exposed {share_text(spent.exposed_ns / wall)}, hidden {share_text(_hidden_ns(device) / wall)}"
@@ -73,7 +80,6 @@ def _device(use: TraceUse, device: DeviceUse) -> Iterator[Block]:
         for name, total, count in spent.top
     )
     yield Table(f"Longest {'kernels' if gpu else 'operators'}", ("", "", ""), top, frozenset({0, 1}))
-    yield from (verdict(finding, main=index == 0) for index, finding in enumerate(findings(use, device)))
 
 
 def device_text(device: DeviceUse) -> str:
@@ -88,25 +94,40 @@ def _hidden_ns(device: DeviceUse) -> float:
 
 
 def several_traces(uses: Sequence[TraceUse]) -> Iterator[Block]:
-    """One line for each rank and GPU, then the findings of the one with the most exposed idle time."""
-    every = [(use, device) for use in uses for device in use.devices]
-    rows = []
-    for use, device in every:
-        spent, wall = device.time, device.time.wall_ns
-        cause = max(spent.idle_ns, key=spent.idle_ns.__getitem__, default="none")
-        rows.append((
-            "-" if use.rank is None else str(use.rank), use.path.name,
-            "-" if device.index is None else str(device.index), ns(wall), share_text(1 - device.idle),
-            share_text(device.idle), share_text(spent.exposed_ns / wall), share_text(_hidden_ns(device) / wall), cause,
-        ))  # fmt: skip
-    columns = ("rank", "file", "gpu", "wall", "busy", "idle", "exposed", "hidden", "main cause of idle time")
-    yield Table("", columns, tuple(rows), frozenset({0, 2, 3, 4, 5, 6, 7}))
-    if all(device.time.collective_ns for _, device in every):
-        # A straggler waits least for the others.
-        use, device = min(every, key=lambda item: item[1].time.exposed_ns / item[1].time.wall_ns)
-        why = "waits least for other ranks"
-    else:
-        use, device = max(every, key=lambda item: item[1].idle)
-        why = "most idle time"
-    yield Text(f"{why}: {use.path.name}, {_examined(use)}")
+    """One line for each rank and GPU, then the figures and findings of one of them."""
+    yield ranks_table(uses)
+    use, device, why = main_device(uses)
+    yield Text(f"{printable(use.path.name)} {why}: {examined(use)}")
     yield from _device(use, device)
+    if use.operators:
+        yield phases(use)
+
+
+def ranks_table(uses: Sequence[TraceUse]) -> Table:
+    """One line for each rank and GPU."""
+    rows = []
+    for use in uses:
+        for device in use.devices:
+            spent, wall = device.time, device.time.wall_ns
+            cause = max(spent.idle_ns, key=spent.idle_ns.__getitem__, default="none")
+            rows.append((
+                "-" if use.rank is None else str(use.rank), printable(use.path.name),
+                "-" if device.index is None else str(device.index), ns(wall), share_text(1 - device.idle),
+                share_text(device.idle), share_text(spent.exposed_ns / wall), share_text(_hidden_ns(device) / wall),
+                cause,
+            ))  # fmt: skip
+    columns = ("rank", "file", "gpu", "wall", "busy", "idle", "exposed", "hidden", "main cause of idle time")
+    return Table("", columns, tuple(rows), frozenset({0, 2, 3, 4, 5, 6, 7}))
+
+
+def main_device(uses: Sequence[TraceUse]) -> tuple[TraceUse, DeviceUse, str]:
+    """The rank and GPU to show in detail, and why: a straggler, which waits least for the others, or the most idle."""
+    every = [(use, device) for use in uses for device in use.devices]
+    if len(uses) == 1:
+        use, device = max(every, key=lambda item: item[1].time.busy_ns)
+        return use, device, ""
+    if all(device.time.collective_ns for _, device in every):
+        use, device = min(every, key=lambda item: item[1].time.exposed_ns / item[1].time.wall_ns)
+        return use, device, "waits least for other ranks"
+    use, device = max(every, key=lambda item: item[1].idle)
+    return use, device, "has the most idle time"

@@ -1,0 +1,348 @@
+"""What traces of others show, and what they do not: each kind made here, with its twin where one could be mistaken."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from made_traces import ENGINE, Made
+from snapshots import MIB, History
+from snapshots import written as snapshot
+
+from ndd_console.__main__ import status_of
+from ndd_engine.diagnose import Finding
+from ndd_engine.errors import UsageError
+from ndd_engine.recordings.traces import TraceUse, examine, findings
+
+
+def shares(use: TraceUse) -> dict[str, float]:
+    """Idle causes in percent of the time."""
+    found = use.devices[0].time
+    return {cause: round(100 * ns / found.wall_ns, 1) for cause, ns in found.idle_ns.items()}
+
+
+def phases(use: TraceUse) -> dict[str, float]:
+    found = use.phase_ns(use.begin, use.end)
+    return {phase: round(100 * ns / use.wall_ns, 1) for phase, ns in found.items()}
+
+
+def found_in(use: TraceUse) -> list[Finding]:
+    return findings(use, use.devices[0])
+
+
+def causes(use: TraceUse) -> list[str]:
+    return [finding.cause for finding in found_in(use)]
+
+
+def said(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert status_of(["trace", str(path), *options]) == 0
+    return capsys.readouterr().out
+
+
+def a_step(made: Made, begin: float, ranges: bool) -> None:
+    """100 ms: forward 30, backward 40 with hundreds of operators in its own thread, optimizer 20, nothing 10."""
+    for place in range(20):
+        made.host("aten::linear", begin + 1.5 * place, 1.5)
+    for place in range(40):
+        made.host("autograd::engine::evaluate_function: MmBackward0", begin + 30 + place, 1, ENGINE)
+        for inner in range(20):
+            made.host("aten::mm", begin + 30 + place + 0.05 * inner, 0.05, ENGINE)
+    made.named("Optimizer.step#SGD.step", begin + 70, 20)
+    if ranges:
+        made.named("ProfilerStep#4", begin, 100)
+    for at in (10, 50, 75):
+        made.kernel(begin + at, 10, thread=ENGINE if at == 50 else 10)
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["steps", "updates"])
+def test_the_main_thread_is_the_one_with_the_ranges_of_the_loop(tmp_path: Path, ranges: bool) -> None:
+    made = Made()
+    a_step(made, 0, ranges)
+    a_step(made, 100, ranges)
+    use = examine(made.write(tmp_path), whole=not ranges)
+    assert phases(use)["backward"] == pytest.approx(40, abs=0 if ranges else 6)
+    assert {"forward", "backward", "optimizer", "other"} == phases(use).keys()
+    assert len(use.steps) == 2 and use.whole_steps is ranges
+
+
+def test_ranges_of_the_user_and_old_operators_of_backward_tell_the_main_thread(tmp_path: Path) -> None:
+    made = Made()
+    made.named("## forward ##", 0, 20)
+    made.host("aten::linear", 0, 20)
+    for place in range(50):
+        made.host("MmBackward", 20 + place, 1, ENGINE)
+        made.host("aten::mm", 20 + place, 1, ENGINE)
+        made.host("aten::mul", 20 + place, 1, 99)  # a thread of the loader
+    made.kernel(0.05, 20)
+    made.kernel(60, 10)
+    assert phases(examine(made.write(tmp_path))) == pytest.approx(
+        {"forward": 28.6, "backward": 71.4}, abs=0.2
+    )
+
+
+def test_an_optimizer_inside_backward_does_not_make_its_thread_the_main_one(tmp_path: Path) -> None:
+    made = Made()
+    for place in range(30):
+        made.host(
+            "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 20 + place, 1, ENGINE
+        )
+        made.named("Optimizer.step#SGD.step", 20.2 + place, 0.5, ENGINE)
+        made.host("aten::linear", 0.5 * place, 0.5)
+    made.kernel(5, 5)
+    made.kernel(45, 5)
+    use = examine(made.write(tmp_path))
+    assert phases(use) == pytest.approx({"forward": 22, "backward": 67, "other": 11}, abs=2)
+    assert not use.steps  # there is no update in the main thread
+
+
+def test_short_forward_passes_are_not_swallowed_by_backward(tmp_path: Path) -> None:
+    made = Made()
+    for step in range(4):
+        made.host("aten::linear", 2 * step, 1)
+        made.host("autograd::engine::evaluate_function: AddmmBackward0", 2 * step + 1, 1)
+        made.kernel(2 * step + 0.1, 1.9)
+    assert phases(examine(made.write(tmp_path))) == pytest.approx({"forward": 49, "backward": 51}, abs=3)
+
+
+def test_a_wait_ends_when_its_call_returns(tmp_path: Path) -> None:
+    made = Made()
+    made.kernel(0, 2)
+    made.call("StreamSynchronize", 1.9, 0.11)
+    made.named("build the index", 2.1, 700)
+    made.kernel(900, 2)
+    use = examine(made.write(tmp_path))
+    assert shares(use)["other"] > 99 and causes(use) == ["gpu-idle"]
+    assert 'in the range "build the index"' in found_in(use)[0].title
+    # Its twin waits as long as the GPU computes, and the model follows: the wait is the cause.
+    made = Made()
+    for step in range(8):
+        made.host("aten::linear", 100 * step, 20)
+        made.kernel(100 * step + 20, 30)
+        made.call("StreamSynchronize", 100 * step + 20, 31)
+        made.host("aten::linear", 100 * step + 51, 49)
+    use = examine(made.write(tmp_path))
+    assert shares(use) == pytest.approx({"synchronising": 1, "launch gaps": 66}, abs=3)
+    found = {finding.cause: finding for finding in found_in(use)}
+    assert found.keys() == {"sync", "launch-bound"}
+    # It waits for 31 of 100 ms and could launch that much earlier.
+    assert found["sync"].share == pytest.approx(0.32, abs=0.03)
+    assert "launch gaps right after them" in found["sync"].evidence[0].text
+
+
+@pytest.mark.parametrize(
+    ("vendor", "copy", "call"),
+    [
+        ("cuda", "Memcpy HtoD (Pageable -> Device)", "MemcpyAsync"),
+        ("hip", "CopyHostToDevice", "MemcpyWithStream"),
+        ("hip", "Memcpy HtoD (Host -> Device)", "MemcpyWithStream"),
+    ],
+)
+def test_a_pageable_upload_is_synchronising_until_it_returns(
+    tmp_path: Path, vendor: str, copy: str, call: str
+) -> None:
+    made = Made(vendor=vendor)
+    made.kernel(0, 20)
+    made.host("aten::to", 18, 63)
+    made.host("aten::copy_", 19, 61)
+    made.gpu(copy, 79, 0.5, made.call(call, 20, 60), cat="gpu_memcpy")
+    made.kernel(82, 18)
+    use = examine(made.write(tmp_path))
+    assert phases(use)["to_device"] == pytest.approx(63, abs=0.5)
+    assert shares(use) == pytest.approx({"copying": 1, "synchronising": 59.5, "other": 1}, abs=0.2)
+    (first, *_) = found_in(use)
+    assert first.cause == "sync" and f"{vendor}{call}" in first.evidence[1].text
+    assert "pinned memory" in first.changes[0].text and all(
+        ".item()" not in one.text for one in first.changes
+    )
+
+
+@pytest.mark.parametrize("length", [40, 2])
+def test_copies_that_nothing_hides_are_a_finding(tmp_path: Path, length: int) -> None:
+    made = Made()
+    for step in range(5):
+        made.host("aten::to", 100 * step, length)
+        made.gpu(
+            "Memcpy HtoD (Pinned -> Device)", 100 * step, length, made.call("MemcpyAsync", 100 * step, 0.1),
+            cat="gpu_memcpy",
+        )  # fmt: skip
+        made.kernel(100 * step + length, 99 - length, before=length - 0.5)
+    assert causes(examine(made.write(tmp_path))) == (["transfer"] if length == 40 else ["healthy"])
+
+
+def test_gaps_of_a_graph_and_a_busy_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for gap, expected in ((0.002, "healthy"), (4, "queue-gaps")):
+        made = Made()
+        graph = made.call("GraphLaunch", 0, 0.03)
+        for place in range(20):
+            made.gpu(f"node_{place % 3}", 0.04 + place * (1 + gap), 1, graph)
+        path = made.write(tmp_path)
+        assert causes(examine(path)) == [expected]
+        out = said(path, capsys)
+        assert not re.search(r"\bmodel\b|\bsteps?\b|training", out.replace("same steps", ""))
+
+
+def test_an_idle_gpu_without_operators_of_the_host_is_never_healthy(tmp_path: Path) -> None:
+    made = Made()
+    for place in range(6):
+        made.kernel(3 * place, 0.02)
+    (found,) = found_in(examine(made.write(tmp_path)))
+    assert found.cause == "gpu-idle" and "does not show why" in found.title
+    assert "ProfilerActivity.CPU" in found.changes[0].text
+
+
+def test_figures_per_step_are_those_of_the_steps_of_the_trace(tmp_path: Path) -> None:
+    made = Made()
+    made.gpu("Memset (Device)", 0, 0.01, cat="gpu_memset")
+    for step in range(5):
+        made.named(f"ProfilerStep#{step + 2}", 40 * step, 40)
+        made.named("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 40 * step + 0.01, 14.99)
+        made.host("aten::conv2d", 40 * step + 15, 24)
+        made.kernel(40 * step + 15.1, 24.9)
+    (found,) = found_in(examine(made.write(tmp_path), whole=True))
+    assert found.evidence[0].text == "waiting for data takes 15 ms of each step (37 %)"
+    made = Made()
+    for update in range(3):
+        made.host("aten::linear", 60 * update, 40)
+        made.host("autograd::engine::evaluate_function: X", 60 * update + 40, 10, ENGINE)
+        # Two optimizers, one after the other, are one update.
+        made.named("Optimizer.step#Adam.step", 60 * update + 50, 4)
+        made.named("Optimizer.step#SGD.step", 60 * update + 55, 5)
+        made.kernel(60 * update + 0.05, 10)
+    made.kernel(179, 1)
+    use = examine(made.write(tmp_path))
+    assert len(use.steps) == 3
+    assert any("forward and backward take 50 ms per step" in item.text for item in found_in(use)[0].evidence)
+
+
+def counters(made: Made) -> None:
+    for place in range(4):
+        made.host("aten::conv2d", 3 * place, 1)
+        made.call("LaunchKernel", 3 * place + 0.5, 0.01)
+        made.gpu("conv", 3 * place, 3, cat="cuda_profiler_range", smsp__inst_executed=place)
+
+
+def another(made: Made) -> None:
+    for place in range(4):
+        made.host("aten::sum", 3 * place, 1)
+        made.gpu("job", 3 * place + 0.5, 2, device=5, cat="privateuse1_kernels")
+
+
+def unrecorded(made: Made) -> None:
+    for place in range(4):
+        made.host("aten::linear", 3 * place, 2)
+
+
+@pytest.mark.parametrize(
+    ("fill", "words"),
+    [
+        (counters, "counters of 4 kernels instead of their times"),
+        (another, "4 events of another accelerator (privateuse1_kernels, device 5), which are not analysed"),
+        (another, "busy 73 % of the time"),
+        (unrecorded, "names 2 GPUs, but has no activity of a GPU: profile with ProfilerActivity.CUDA"),
+    ],
+)
+def test_what_a_trace_does_not_show_of_an_accelerator_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fill: Callable[[Made], None], words: str
+) -> None:
+    made = Made(gpus=2)
+    fill(made)
+    path = made.write(tmp_path)
+    assert causes(examine(path)) == ["gpu-unseen"]
+    out = said(path, capsys)
+    assert words in out and out.count(words) == 1 and "CPU alone" in out and "no bottleneck" not in out
+
+
+def test_only_kernels_copies_and_fills_are_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Made(gpus=0)
+    made.gpu("gemm", 0, 3, device=3)
+    made.gpu("gemm", 4, 4, device=3)
+    made.gpu("range", 0, 900, device=3, cat="cuda_profiler_range")
+    made.gpu("Context Sync", 7, 50, device=3, cat="cuda_sync")
+    made.gpu("## forward ##", 0, 70, device=3, cat="gpu_user_annotation")
+    path = made.write(tmp_path)
+    use = examine(path)
+    assert (use.wall_ns, use.devices[0].time.busy_ns) == (8_000_000, 7_000_000)
+    assert "-- GPU 3\n" in said(path, capsys)
+
+
+def test_an_inference_is_told_nothing_about_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made()
+    for place in range(15):
+        made.host("aten::linear", 2 * place, 2)
+        made.kernel(2 * place + 1, 0.4)
+    path = made.write(tmp_path)
+    use = examine(path)
+    assert phases(use).keys() == {"forward"} and causes(use) == ["launch-bound"]
+    out = said(path, capsys)
+    assert "forward takes" in out
+    assert not re.search(r"backward|optimizer|training|\bstep", out)
+
+
+def test_no_trace_is_told_of_steps_that_it_does_not_have(tmp_path: Path) -> None:
+    made = Made()
+    for place in range(8):
+        made.named("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 20 * place, 12)
+        made.host("aten::linear", 20 * place + 12, 8)
+        made.kernel(20 * place + 13, 7)
+    (found,) = found_in(examine(made.write(tmp_path)))
+    assert found.cause == "data-wait"
+    texts = [found.title, *(item.text for item in (*found.evidence, *found.changes))]
+    assert not any("step" in text for text in texts), texts
+
+
+def test_each_command_names_the_other_for_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made()
+    made.kernel(0, 1)
+    history = History()
+    history.alloc(30 * MIB)
+    with pytest.raises(UsageError, match="memory snapshot: use ndd-console memory"):
+        examine(snapshot(tmp_path, history))
+    assert status_of(["memory", str(made.write(tmp_path))]) == 2
+    assert "trace of torch.profiler: use ndd-console trace" in capsys.readouterr().err
+
+
+def test_the_report_of_traces_says_what_they_have_and_nothing_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(2):
+        made = Made(
+            baseTimeNanoseconds=1_600_000_000 * 10**9, distributedInfo={"rank": rank, "world_size": 2}
+        )
+        for step in range(4):
+            made.named(f"ProfilerStep#{step}", 50 * step, 50)
+            made.host("aten::linear", 50 * step + 20, 29)
+            made.kernel(50 * step + 21, 20)
+            made.gpu("oneshot_all_reduce_kernel", 50 * step + 35, 6 + rank, stream=20)
+        made.write(tmp_path, f"rank{rank}.json")
+    page = tmp_path / "page.html"
+    assert (
+        status_of(["trace", str(tmp_path / "rank0.json"), str(tmp_path / "rank1.json"), "-o", str(page)]) == 0
+    )
+    text = re.sub(r"<(style|script).*?</\1>|<[^>]+>", " ", page.read_text(), flags=re.DOTALL)
+    text = re.sub(r"\s+", " ", text)
+    assert "started 2020-09-13 12:26:45 UTC" in text  # the first of the whole steps, 5.05 s after the base
+    assert "ndd-console try" not in text and "there is no such workload" not in text
+    assert str(tmp_path / "rank0.json") in text or str(tmp_path / "rank1.json") in text
+    assert "exposed" in text and "other operators of the main thread" in text
+    assert not any(word in text for word in ("Learning", "Settings", "Events", "loss"))
+    steps = text.split("Steps step time")[1]
+    assert [steps.count(f" {number} 50 ms") for number in (1, 2, 3, 4)] == [1, 1, 1, 0]
+
+
+def test_the_time_of_a_trace_without_a_base_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made()
+    made.kernel(0, 1)
+    path = made.write(tmp_path)
+    assert json.loads(said(path, capsys, "--json"))["traces"][0]["begin_unix_s"] is None
+    page = tmp_path / "page.html"
+    said(path, capsys, "-o", str(page))
+    assert "started" not in page.read_text()
