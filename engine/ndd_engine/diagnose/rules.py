@@ -169,8 +169,8 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
     few_steps: judge any number of steps, such as those of a trace.
 
     Order: hazards, a model that is compiled no more, bottlenecks of the run, other processes, bottlenecks whose change
-    was tried and not faster, findings that cost no time. Bottlenecks are sorted by the measured speedup of their change; if there is none, by
-    ceiling or share of the time.
+    was tried and not faster, findings that cost no time. Bottlenecks are sorted by the measured speedup of their
+    change; if there is none, by ceiling or share of the time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]
@@ -195,7 +195,8 @@ def _rank(view: View, item: Finding) -> tuple[int, float]:
         bound = proved(view, item) or item.ceiling or ceiling(item.share or 0.0)
         if tried(view, item) is not None:
             return 3, -bound
-        return (2 if item.cause in NEIGHBOURS else 1), -bound
+        outside = item.cause in NEIGHBOURS and proved(view, item) is None
+        return (2 if outside else 1), -bound
     return (4 if item.cause == "too-short" else 5), 0.0
 
 

@@ -370,7 +370,9 @@ class View:
         for phase, ns in sums.items():
             profiled = found.phases.get(phase, 0)
             if profiled and phase in self.phases:  # which may cost nothing: the GPU is busy meanwhile
-                factors[phase] = min(self.cost(phase).ns / max(profiled, ns), 1.0)
+                cost, median = self.cost(phase).ns, self.phases[phase].p50_ns or 0
+                # As a part of the phase: that of the profiled step may have been shorter than usual, too.
+                factors[phase] = min(cost, max(profiled, median)) / max(profiled, ns)
             else:
                 distorted = found.wall_ns > DISTORTED * self.step_ns
                 factors[phase] = self.step_ns / found.wall_ns if distorted else 1.0

@@ -32,6 +32,9 @@ SYSTEM = frozenset({
 })  # fmt: skip
 # Samples from one search to the next.
 EVERY = 5
+# This program in a command, how the system calls such a process, and the lock that each of its runs holds.
+_PROGRAMS, _NAMES = ("ndd-console", "ndd_console", "ndd_engine"), ("ndd-console", "python")
+_LOCK, _RUNS = "lock", "runs"
 # A search may take at most this share of the time, however many processes there are.
 SHARE = 1e-3
 # Minimum seconds between the two measurements: CPU time is counted in ticks of 10 ms.
@@ -106,16 +109,36 @@ class Neighbours:
                 found.append((cores, item))
         found.sort(key=lambda pair: pair[0], reverse=True)
         here = next((item for item in processes if item.key[0] == os.getpid()), None)
-        above = ancestors(os.getpid(), parents)
+        above, names = ancestors(os.getpid(), parents), {item.key[0]: item.name for item in processes}
         self._found = [
             {
-                "pid": item.key[0], "name": item.name, "cores": round(cores, 2),
+                "pid": item.key[0], "cores": round(cores, 2),
+                "name": self._run_of(item.key[0], parents, names) or item.name,
                 "stoppable": item.key[0] not in above and self._stoppable(item, here),
             }
             for cores, item in found[:MOST]
         ]  # fmt: skip
         self._spent += time.thread_time() - begin
         self._next = now + self._spent / SHARE
+
+    def _run_of(self, pid: int, parents: dict[int, int], names: dict[int, str]) -> str:
+        """ "your run NAME" for a process of another run of this program, or one that watches it; "" for others."""
+        for one in (pid, *sorted(ancestors(pid, parents), reverse=True)):
+            if not names.get(one, "").startswith(_NAMES):
+                continue
+            try:
+                words = (self._proc / str(one) / "cmdline").read_bytes().split(b"\0")
+                here = [Path(os.fsdecode(word)).name for word in words]
+                if not any(word in _PROGRAMS for word in here[:4]):
+                    continue
+                for handle in (self._proc / str(one) / "fd").iterdir():
+                    held = handle.readlink()
+                    if held.name == _LOCK and held.parent.parent.name == _RUNS:
+                        return f"your run {printable(held.parent.name)}"
+            except OSError:  # it is somebody else's, or has ended
+                continue
+            return "ndd-console"
+        return ""
 
     def _stoppable(self, item: _Process, here: _Process | None) -> bool:
         """Whether the user may stop it: their own process, and no part of the system.
