@@ -32,10 +32,20 @@ ACCUSED = 1.10
 CLOSE = 0.10
 # Without a setting that could remove them; their advice is in words.
 WORDS = frozenset(
-    {"slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile"}
+    {
+        "slow-function",
+        "user-code",
+        "checkpoint",
+        "evaluation",
+        "anomaly",
+        "straggler",
+        "leak",
+        "recompile",
+        "logging",
+    }
 )
 INNOCENTS = (
-    "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates",
+    "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates", "logs",
 )  # fmt: skip
 
 
@@ -68,6 +78,8 @@ FAULTS = (
     Fault("optimizer-loop", ("optimizer",), (2, 8)),
     Fault("checkpoint", ("checkpoint",), (2, 10)),
     Fault("evaluate", ("evaluation",), (2, 10)),
+    Fault("evaluate-joins", ("evaluation",), (4, 16), "in evaluate"),
+    Fault("logging", ("logging",), (2, 10), "Board.add_scalar"),
     Fault("threads", ("oversubscribed",), (4, 16)),
     Fault("garbage", ("gc",), (2, 10)),
     Fault("anomaly", ("anomaly",), (1, 1)),

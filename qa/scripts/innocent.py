@@ -56,6 +56,7 @@ KINDS = {
     "worker": (convolutions, (3, 32, 32), 16),
     "generator": (convolutions, (3, 32, 32), 16),
     "evaluates": (convolutions, (3, 32, 32), 16),
+    "logs": (dense, (64,), 64),
 }
 
 
@@ -84,6 +85,8 @@ def main() -> None:
             loss = nn.functional.mse_loss(model(items), target)
             (loss / micro).backward()
             step += 1
+            if KIND == "logs" and step % 100 == 0:
+                print(f"step {step}: loss {loss.item():.4g}", flush=True)
             if step % micro == 0:
                 optimizer.step()
                 optimizer.zero_grad()

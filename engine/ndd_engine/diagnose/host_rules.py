@@ -91,7 +91,9 @@ def neighbour_cores(view: View) -> Finding | None:
     lacking = bound if together else 1 - use.own / max(min(wanted, use.usable), use.own)
     slowdown = view.slowdown()
     share = min(lacking if slowdown is None else slowdown + view.wait.share * bool(view.workers), bound)
-    draft = Draft("neighbour-cores", others_text(use), view.part(share), "likely" if slowed else "possible")
+    draft = Draft(
+        "neighbour-cores", others_text(use), view.of_wall(share), "likely" if slowed else "possible"
+    )
     others, own = (
         f"other processes use {use.others:.1f} cores",
         f"this run uses {use.own:.1f} of {use.usable:g}",
