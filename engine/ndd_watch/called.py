@@ -104,7 +104,7 @@ class Called:
         found: dict[tuple[Any, ...], list[float]] = {}
         for user, code, calls, taken in self._outermost():
             around = self._phase_of(user) if user is not None else "other"
-            if user is None and not places:
+            if user is None and not places and not self._phase(code):
                 continue
             descends = self._whole or (user is None and not is_loop)
             if user is not None:
@@ -112,10 +112,12 @@ class Called:
             elif is_loop:
                 at, line = next(
                     ((one, line) for one, _ in places if (line := _line(one, code))),
-                    (places[0][0], places[0][0].co_firstlineno),
+                    (places[0][0], places[0][0].co_firstlineno if self._whole else 0),
                 )
+                if not line:  # what it called before the step began
+                    continue
             else:
-                at, line = places[0]
+                at, line = places[0] if places else (code, code.co_firstlineno)
             for inner, text, count, ns in self._inside(code, calls, taken, descends, name, set()):
                 if self._usual(inner, around, user is None and not is_loop):
                     continue
@@ -137,7 +139,7 @@ class Called:
         return in_library or around in _OF_MODEL or bool(self._phase(code))
 
     def owned(self, code: Any) -> float:
-        """Seconds of a function that are in the user's own functions."""
+        """The same of a function."""
         if code not in self._owned:
             self._owned[code] = 0.0  # of a recursion
             entry = self._entries.get(code)
@@ -145,24 +147,30 @@ class Called:
         return self._owned[code]
 
     def owned_of(self, call: Any) -> float:
-        """Seconds of a call that are in the user's own functions."""
-        if self._own(call.code):
+        """Seconds of a call that are in the user's own functions, or in the model and the optimizer of a step."""
+        if self._own(call.code) or (not self._whole and self._root(call.code)):
             return float(call.totaltime)
         entry = self._entries.get(call.code)
         if entry is None or not entry.totaltime:
             return 0.0
-        return self.owned(call.code) * min(call.totaltime / entry.totaltime, 1.0)
+        return float(self.owned(call.code)) * min(call.totaltime / entry.totaltime, 1.0)
 
     def _outermost(self) -> Iterator[tuple[Any, Any, int, float]]:
-        """(the user's function that calls, or None; what; calls; seconds) of what is not the user's own."""
+        """(the user's function that calls, or None; what; calls; seconds) of what is not the user's own.
+
+        In an evaluation of our own, it is this program that calls the model and the loader.
+        """
         known: dict[Any, list[float]] = {}
         for entry in self._entries.values():
             for call in entry.calls or ():
                 one = known.setdefault(call.code, [0, 0.0])
                 one[0] += call.callcount
                 one[1] += call.totaltime
-                if self._own(entry.code) and not self._own(call.code) and not self._hidden(call.code):
-                    yield entry.code, call.code, call.callcount, call.totaltime
+                by_user = self._own(entry.code)
+                if (by_user or (self._whole and self._hidden(entry.code))) and not (
+                    self._own(call.code) or self._hidden(call.code)
+                ):
+                    yield entry.code if by_user else None, call.code, call.callcount, call.totaltime
         for code, entry in self._entries.items():
             count, taken = known.get(code, (0, 0.0))
             if entry.callcount > count and not self._own(code) and not self._hidden(code):
@@ -210,18 +218,21 @@ class Called:
 
     def _phase(self, code: Any) -> str:
         """The phase of a function that is known, or that does little else than call one; "" for others."""
-        if (found := self._roots.get(key(code))) is not None:
-            return found
         entry = self._entries.get(code)
-        if entry is None or isinstance(code, str):
-            return ""
-        if code.co_name == "wrapper" and code.co_filename.endswith(_OPTIMIZERS):
-            return "optimizer"  # around each step; a closure inside is no part of that phase
+        if (found := self._root(code)) or entry is None:
+            return found
         for call in entry.calls or ():
-            found = self._roots.get(key(call.code))
-            if found is not None and call.totaltime >= _MOSTLY * entry.totaltime:
+            if call.totaltime >= _MOSTLY * entry.totaltime and (found := self._root(call.code)):
                 return found
         return ""
+
+    def _root(self, code: Any) -> str:
+        """The phase of a function that has one by itself; "" for others."""
+        if isinstance(code, str):
+            return ""
+        if code.co_name == "wrapper" and code.co_filename.endswith(_OPTIMIZERS):
+            return "optimizer"  # around each step
+        return self._roots.get(key(code), "")
 
 
 def in_torch(code: Any) -> bool:
@@ -242,7 +253,10 @@ def _text(code: Any, name: Callable[[Any], str]) -> str:
 def _line(code: Any, callee: Any) -> int | None:
     """The line in which a function names another one first; None if it names it nowhere."""
     wanted = _text(callee, lambda one: str(one.co_name)).rpartition(".")[2]
+    line = code.co_firstlineno
     for one in get_instructions(code):
-        if one.argval == wanted and one.opname.startswith("LOAD_") and one.positions is not None:
-            return one.positions.lineno
+        starts = getattr(one, "line_number", one.starts_line)  # from Python 3.13 on, the latter says whether
+        line = starts if type(starts) is int else line
+        if one.argval == wanted and one.opname.startswith("LOAD_"):
+            return line
     return None

@@ -38,6 +38,8 @@ MANY = 8
 MOST_LEARNED = 4
 # From one look at the memory of a GPU to the next.
 MEMORY_NS = 5 * 10**8
+# From the first profiled step, in which caches may be cold, to the second one.
+SECOND_NS = 3 * 10**9
 # A GPU has taken the place of another one if so many losses in a row are on it, each of another window.
 MOVED = 3
 # Without a step of the thread that trains for so long, another thread that trains takes its place.
@@ -89,7 +91,7 @@ class Observer:
         # What the current step is observed for: "", "learn", "profile", "capture" or "origin"; the steps before one of
         # "learn"; when the next one of "profile" is.
         self._study, self._heard_at, self._profile_due = "", 0, 0
-        self._armed = self._stopped = False
+        self._armed = self._stopped = self._told_functions = False
         self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)
         self._wire()
 
@@ -415,7 +417,9 @@ class Observer:
         steps.studying = bool(self._study)
         if not self._study:
             learned = learning.source is not None or reads or self._learned >= MOST_LEARNED
-            self._profile_due = (t + PROFILE_NS if PROFILE_NS else 1 << 62) if learned else 0
+            wait = PROFILE_NS if self._told_functions else min(SECOND_NS, PROFILE_NS)
+            self._told_functions |= learned
+            self._profile_due = (t + wait if PROFILE_NS else 1 << 62) if learned else 0
             steps.next_study = 0 if captures.wanted else self._profile_due
 
     def _profile(self) -> None:

@@ -46,11 +46,12 @@ WORDS = frozenset(
         "iterator-restart",
         "short-epochs",
         "repeated-items",
-    }  # fmt: skip
+        "logging",
+    }
 )
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates", "scales",
-    "stream", "one-batch",
+    "stream", "one-batch", "logs",
 )  # fmt: skip
 # Innocent kinds of the script that becomes slower.
 NOT_SLOWING = ("bounded", "larger-batches", "evaluates", "detached")
@@ -90,6 +91,8 @@ FAULTS = (
     Fault("optimizer-loop", ("optimizer",), (2, 8)),
     Fault("checkpoint", ("checkpoint",), (2, 10)),
     Fault("evaluate", ("evaluation",), (2, 10)),
+    Fault("evaluate-joins", ("evaluation",), (4, 16), "in evaluate"),
+    Fault("logging", ("logging",), (2, 10), "Board.add_scalar"),
     Fault("threads", ("oversubscribed",), (4, 16)),
     Fault("garbage", ("gc",), (2, 10)),
     Fault("anomaly", ("anomaly",), (1, 1)),

@@ -59,6 +59,7 @@ KINDS = {
     "scales": (dense, (64,), 64),
     "stream": (convolutions, (3, 32, 32), 16),
     "one-batch": (convolutions, (3, 32, 32), 16),
+    "logs": (dense, (64,), 64),
 }
 
 
@@ -104,6 +105,8 @@ def main() -> None:
             loss = nn.functional.mse_loss(model(items), target)
             scaler.scale(loss / micro).backward()
             step += 1
+            if KIND == "logs" and step % 100 == 0:
+                print(f"step {step}: loss {loss.item():.4g}", flush=True)
             if step % micro == 0:
                 scaler.step(optimizer)
                 scaler.update()

@@ -7,8 +7,10 @@ it trains with DistributedDataParallel.
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -127,12 +129,28 @@ def log_norms(model: nn.Module) -> list[float]:
     return found
 
 
+class Board:
+    """Writes each value at once, as some writers do."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile("w+")  # noqa: SIM115  open until the end
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.file.write(json.dumps({"name": name, "value": value, "step": step}) + "\n")
+        self.file.flush()
+
+
 def evaluate(model: nn.Module, data: Items) -> None:
     model.eval()
-    end = time.perf_counter() + 5 * MS / 1e3
+    end = time.perf_counter() + (5 * MS / 1e3 if planted("evaluate") else 0.0)
     with torch.no_grad():
         while time.perf_counter() < end:
             model(data.x[:256])
+        if planted("evaluate-joins"):
+            kept = torch.zeros(0, 64)
+            for place in range(int(MS) * 16):
+                model(data.x[:8])
+                kept = torch.cat([kept, data.x[place : place + 512]])
     model.train()
 
 
@@ -189,6 +207,7 @@ def main() -> None:
         [[] for _ in range(each)] for _ in range(400_000 // each if each else 0)
     )
     kept: list[Tensor] = []
+    board = Board()
     begin = time.perf_counter()
     step = 0
     while not over(step, begin):
@@ -210,6 +229,12 @@ def main() -> None:
                 torch.save(model.state_dict(), io.BytesIO())
         if planted("evaluate") and step % 5 == 4:
             evaluate(model, data)
+        if planted("evaluate-joins") and step % 50 == 49:
+            evaluate(model, data)
+        if planted("logging"):
+            until = time.perf_counter() + MS / 1e3
+            while time.perf_counter() < until:
+                board.add_scalar("loss", float(loss), step)
         if planted("leak"):
             kept.append(torch.ones(int(MS * (1 << 16))))
         if planted("recompile"):

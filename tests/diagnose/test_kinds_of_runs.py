@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cases import PAIRS
-from planted_runs import Planted, cores, healthy
+from planted_runs import Planted, cores, healthy, profiled
 
 from ndd_engine.diagnose import CAUSES
 from ndd_engine.record.events import MarkEvent
@@ -22,6 +22,7 @@ TABLE = {
 }
 # Verdicts about the run as a whole; and what follows from the windows of all ranks, which are the same for every run.
 NO_FAULTS, OF_RANKS = {"too-short", "healthy"}, {"straggler", "exchange", "skew"}
+LOGGED = ("train.py", 17, "Net.training_step", "LightningModule.log", "lightning", 12, 7_000_000, "other")
 # Faults that look different in a script.
 OF_SCRIPTS = {
     "anomaly": Planted(
@@ -49,6 +50,7 @@ OF_SCRIPTS = {
     "many-workers": Planted(
         phases=healthy(data_wait=20.0), sets=["loader.workers=8"], host=cores(1.9, 1.9), run={"threads": 1}
     ),
+    "logging": Planted(phases=healthy(other=8.0), functions=replace(profiled(), calls=[LOGGED])),
     "user-code": Planted(phases=healthy(other=8.0)),
 }
 

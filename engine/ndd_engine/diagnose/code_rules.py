@@ -132,7 +132,7 @@ def logging_calls(view: View) -> Finding | None:
     """Values are logged, printed or shown in a progress bar at each step."""
     found = _logged(view)
     share = min(sum(min(call.share, view.exposed(call.phase)) for call in found), 1.0)
-    if not found or share < 2 * FLOOR or not (view.is_script or ":" in str(view.get("workload.name"))):
+    if not found or share < FLOOR or not (view.is_script or ":" in str(view.get("workload.name"))):
         return None
     first = found[0]
     often = f" is called {counted(first.calls, 'time')} in it" if first.calls > 1 else ""
@@ -259,20 +259,21 @@ def outside(view: View) -> Finding | None:
     found = view.where("other")
     line = found.line if found is not None and found.own else None
     title = f"code outside the model takes {percent(cost.share)} of each step"
-    if called and called[0].share >= FLOOR:
-        title += f", most of it {called[0].what} ({called[0].where})"
+    named = bool(called) and called[0].share >= FLOOR
+    if named:
+        title += f", {percent(called[0].share)} in {called[0].what} ({called[0].where})"
     draft = Draft("user-code", title, cost)
     draft.add(taken(cost, "what is neither data, model nor optimizer takes"))
-    for call in called[:MOST_INSIDE]:
+    for call in called[: MOST_INSIDE * named]:
         draft.saw(f"{call.what} takes {span(call.ns)} of a step, called at {call.where}", PROFILER)
     if found is not None and line is not None:
         draft.add(found.seen)
-    known = next((text for name, text in _BESIDE.items() if called and name in called[0].function), None)
+    known = next((text for name, text in _BESIDE.items() if named and name in called[0].function), None)
     if known is not None:
         draft.change(known, where=called[0].where)
-    elif not called or called[0].library in ("", "torch"):
+    elif line is not None or (named and called[0].library in ("", "torch")):
         text = "do it every few steps only, or on all tensors at once instead of one by one"
-        draft.change(text, where=called[0].where if called else line)
+        draft.change(text, where=called[0].where if named else line)
     return draft.done()
 
 

@@ -85,11 +85,15 @@ def neighbour_cores(view: View) -> Finding | None:
     wanted = min(view.threads or 1, use.usable) + view.workers
     if not use.lacks(wanted) and not slowed:
         return None  # the run gets all the cores it can use
-    # As measured; else the part of the cores that the run wants and does not get, or that others use.
+    # As measured; else the part of the cores that the run wants and does not get. Others take no more than they use.
     together = not view.gpu and (view.threads or 1) > 1
-    lacking = use.others / use.usable if together else 1 - use.own / max(min(wanted, use.usable), use.own)
-    share = max(min(lacking, 0.9), view.slowdown() or 0.0)
-    draft = Draft("neighbour-cores", others_text(use), view.part(share), "likely" if slowed else "possible")
+    bound = min(use.others / max(min(wanted, use.usable), 1.0), 0.9)
+    lacking = bound if together else 1 - use.own / max(min(wanted, use.usable), use.own)
+    slowdown = view.slowdown()
+    share = min(lacking if slowdown is None else slowdown + view.wait.share * bool(view.workers), bound)
+    draft = Draft(
+        "neighbour-cores", others_text(use), view.of_wall(share), "likely" if slowed else "possible"
+    )
     others, own = (
         f"other processes use {use.others:.1f} cores",
         f"this run uses {use.own:.1f} of {use.usable:g}",

@@ -229,7 +229,8 @@ def _rank(view: View, item: Finding) -> tuple[int, float]:
         bound = proved(view, item) or item.ceiling or ceiling(item.share or 0.0)
         if tried(view, item) is not None:
             return 3, -bound
-        return (2 if item.cause in NEIGHBOURS else 1), -bound
+        outside = item.cause in NEIGHBOURS and proved(view, item) is None
+        return (2 if outside else 1), -bound
     return (4 if item.cause == "too-short" else 5), 0.0
 
 

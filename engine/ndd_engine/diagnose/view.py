@@ -26,6 +26,8 @@ ERRORS = 2.0
 LEAST_REST = 0.01
 # Minimum additional share to report that a cause slows other phases as well.
 WIDER = 0.01
+# Where less than this part of a run is steps, findings about steps name their share of the whole time as well.
+NOTICED = 0.9
 # From this factor on, forward and backward are significantly slower than in the baseline.
 SLOWED = 1.2
 LEAST_RUNS = 2
@@ -406,13 +408,23 @@ class View:
         for phase, ns in sums.items():
             profiled = found.phases.get(phase, 0)
             if profiled and phase in self.phases:  # which may cost nothing: the GPU is busy meanwhile
-                factors[phase] = min(self.cost(phase).ns / max(profiled, ns), 1.0)
+                cost, median = self.cost(phase).ns, self.phases[phase].p50_ns or 0
+                # As a part of the phase, unless a few long steps lengthen the phase more than they do the others.
+                factors[phase] = min(cost, max(profiled, median) * self._stretched) / max(profiled, ns)
             else:
                 distorted = found.wall_ns > DISTORTED * self.step_ns
                 factors[phase] = self.step_ns / found.wall_ns if distorted else 1.0
         whole = sum(ns * factors[phase] for phase, ns in sums.items())
         all_of_it = min(self.step_ns / whole, 1.0) if whole else 1.0
         return [ns * factors[phase] * all_of_it for phase, ns in rows]
+
+    @cached_property
+    def _stretched(self) -> float:
+        """The mean step over the median one, at least 1: on a busy machine, all that a step does takes longer."""
+        medians = sum(
+            one.p50_ns or 0 for one in self.phases.values() if "/" not in one.name and one.name not in ASIDES
+        )
+        return max(self.step_ns / medians, 1.0) if medians else 1.0
 
     def called_in(self, phase: str) -> tuple[LibraryCall, ...]:
         """Where the time of a profiled evaluation or checkpoint goes, longest first: with shares of that.
@@ -640,9 +652,10 @@ class Draft:
     def done(self) -> Finding:
         """The finding; its ceiling follows from its share of the wall time of the run, whatever the title says."""
         cost = self._cost
-        if cost is not None and cost.wall < cost.share - WIDER:
-            beside = "evaluations and checkpoints take much of the run"
-            self.saw(f"this is {percent(cost.wall)} of the whole time: {beside}", CLOCK)
+        if cost is not None and cost.wall < NOTICED * cost.share:
+            self.saw(
+                f"with evaluations and checkpoints, that is {percent(cost.wall)} of the whole time", CLOCK
+            )
         found = replace(self._finding, evidence=tuple(self._evidence), changes=tuple(self._changes))
         if cost is None:
             return found

@@ -7,13 +7,16 @@ profiled, so that it is part of no statistics.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from ndd_engine.errors import said
 from ndd_engine.record.events import PHASES, FunctionsEvent, MarkEvent
 from ndd_engine.text import printable
+from ndd_watch.asides import Asides
+from ndd_watch.clock import EVALUATE
 from ndd_watch.looks import Looks
 from ndd_watch.own import own, product, short
 from ndd_watch.profiler import StepProfiler
@@ -56,6 +59,8 @@ class FunctionProfiles:
         self._told = False
         # The phase of which functions are being assigned.
         self._phase = ""
+        self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)
+        self._step = 0
 
     def start(self, step: int) -> None:
         """Training begins at `step` optimizer steps."""
@@ -91,15 +96,51 @@ class FunctionProfiles:
         if not found["wall_ns"]:
             self._tell(step, "another profiler began within the profiled step")
             return
-        rows = {
-            name: [(short(row[0]), *row[1:]) for row in found[name]]
-            for name in ("functions", "waits", "calls")
-        }
+        functions, waits = _short(found["functions"]), _short(found["waits"])
         sizes = Sizes(Looks(torch))
         self._counted(sizes)
         sizes.handlers()
         self._reporter.put(
-            FunctionsEvent(step, found["wall_ns"], phases=found["phases"], sizes=sizes.counts(), **rows)
+            FunctionsEvent(
+                step,
+                found["wall_ns"],
+                functions,
+                waits,
+                found["phases"],
+                calls=_short(found["calls"]),
+                sizes=sizes.counts(),
+            )
+        )
+
+    def evaluation(self, step: int, on: bool) -> None:
+        """An evaluation begins or ends; once in a while, (the end of) one is profiled."""
+        self._step = step
+        if self._every_ns and on:
+            self._asides.begins(EVALUATE)
+        elif self._every_ns:
+            self._asides.ends(EVALUATE)
+            self._asides.settle(False)
+
+    def evaluation_goes_on(self) -> None:
+        """Between two batches of it."""
+        self._asides.goes_on()
+
+    def _begin_aside(self) -> bool:
+        try:
+            return not self._profiler.begin()
+        except Exception:  # noqa: BLE001  the evaluation goes on without it
+            return False
+
+    def _end_aside(self, phase: str) -> dict[str, Any]:
+        try:
+            return self._profiler.end(_roots(), {}, phase)
+        except Exception:  # noqa: BLE001  as above
+            return {"functions": [], "calls": []}
+
+    def _put_aside(self, found: dict[str, Any]) -> None:
+        functions, calls = _short(found["functions"]), _short(found["calls"])
+        self._reporter.put(
+            FunctionsEvent(self._step, found["wall_ns"], functions, calls=calls, inside=found["inside"])
         )
 
     def drop(self, step: int) -> None:
@@ -154,3 +195,17 @@ class FunctionProfiles:
             self._profiler.mark(ended)
         except Exception:  # noqa: BLE001  the functions keep the phases known so far
             self._clock.listener = None
+
+
+def _short(rows: Sequence[Sequence[Any]]) -> list[Any]:
+    """Rows with their files as a reader wants them."""
+    return [(short(row[0]), *row[1:]) for row in rows]
+
+
+def _roots() -> dict[Any, str]:
+    """Functions of torch by which an evaluation calls the model and reads its data."""
+    from torch.nn import Module
+    from torch.utils.data import dataloader
+
+    reads: Any = dataloader._BaseDataLoaderIter.__next__
+    return {Module.__call__.__code__: "forward", reads.__code__: "data_wait"}

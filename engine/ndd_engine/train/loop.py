@@ -324,7 +324,11 @@ class Loop:
         self._status("evaluating")
         self._window()
         self.clock.enter(phase.EVALUATE)
-        result = self._evaluated()
+        self.functions.evaluation(self.step, on=True)
+        try:
+            result = self._evaluated()
+        finally:
+            self.functions.evaluation(self.step, on=False)
         self.clock.enter(phase.OTHER)
         self._last_result = (self.step, result)
         for event in self.settings.of_evaluation(result.inference_mode):
@@ -456,6 +460,7 @@ class Loop:
         """During a long evaluation: keep recording windows, and obey an immediate stop."""
         self.control.check_kill(alone=True)
         self.clock.enter(phase.EVALUATE)
+        self.functions.evaluation_goes_on()
         if self.clock.window_ns >= max(self._window_ns, 200_000_000):
             self._window()
 

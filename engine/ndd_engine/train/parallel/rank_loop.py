@@ -355,7 +355,7 @@ class RankLoop(Loop):
 
     def _put(self, event: Event) -> None:
         self.put(event)
-        if isinstance(event, FunctionsEvent) and self._comparing is not None:
+        if isinstance(event, FunctionsEvent) and not event.inside and self._comparing is not None:
             self._comparing.add(event)
 
     def _windowed(self, window: Window, event: WindowEvent) -> WindowEvent:

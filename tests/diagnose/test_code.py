@@ -1,0 +1,168 @@
+"""What the user's own code calls: logging, libraries and waits in a step, and where the time of an evaluation goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planted_runs import HEALTHY, MS, Planted, beside, cores, evaluated, healthy, profiled
+
+from ndd_console.words.finding import finding_line
+from ndd_engine.diagnose import Finding
+from ndd_engine.diagnose.view import View
+from ndd_engine.record.events import FunctionsEvent
+
+SCRIPT = {"config": {"script": {"command": ["python", "train.py"]}, "batch": {"accumulation": 1, "micro": 8}}}
+
+
+def called(
+    function: str, library: str, ms: float, name: str = "main", phase: str = "other", calls: int = 1
+) -> Any:
+    return ("/me/train.py", 17, name, function, library, calls, round(ms * MS), phase)
+
+
+def script(other: float, *calls: Any, functions: FunctionsEvent | None = None, **more: Any) -> Planted:
+    step = replace(functions or profiled(), calls=list(calls), phases={"other": round(other * MS)})
+    return Planted(phases=healthy(other=other), functions=step, run=SCRIPT, **more)
+
+
+LOG = called("LightningModule.log", "lightning", 7.0, "Net.training_step", calls=12)
+STEP = profiled(("other", "/me/train.py", 12, "Net.training_step", 7.4))
+
+
+def test_logging_at_each_step_is_found_instead_of_the_function_that_logs() -> None:
+    run = script(8.0, LOG, called("RichProgressBar.on_train_batch_end", "lightning", 0.5), functions=STEP)
+    assert run.causes()[0] == "logging" and not {"slow-function", "user-code"} & set(run.causes())
+    found = run.verdict()
+    assert "LightningModule.log" in found.title and "12 times" in found.title and "train.py:17" in found.title
+    assert found.share == pytest.approx(7.5 / 27.8, abs=0.01)
+    assert "self.log" in found.changes[0].text
+
+
+@pytest.mark.parametrize(
+    ("function", "library", "advice"),
+    [
+        ("print", "", "print"),
+        ("Run.log", "wandb", "log every"),
+        ("SummaryWriter.add_scalar", "torch", "log every"),
+    ],
+)
+def test_writers_and_print_are_logging_unless_they_take_little(
+    function: str, library: str, advice: str
+) -> None:
+    assert advice in script(8.0, called(function, library, 7.0)).named("logging").changes[0].text
+    assert "logging" not in script(8.0, called(function, library, 0.3)).causes()
+
+
+def test_a_function_that_logs_is_found_by_its_name() -> None:
+    step = profiled(("other", "/me/train.py", 40, "Board.add_scalar", 6.0))
+    found = script(8.0, functions=step).verdict()
+    assert found.cause == "logging" and "train.py:40" in found.title
+
+
+def test_a_call_that_waits_is_the_place_of_a_wait() -> None:
+    step = profiled(("other", "/me/train.py", 12, "fetch", 7.0))
+    found = script(8.0, called("Queue.get", "", 6.8, "fetch"), functions=step).named("slow-function")
+    assert "waits in Queue.get" in found.title and "loops" not in found.changes[0].text
+    found = script(8.0, called("DataFrame.xs", "pandas", 6.8, "fetch"), functions=step).named("slow-function")
+    assert "calls DataFrame.xs of pandas" in found.title and "less often" in found.changes[0].text
+
+
+def test_time_outside_the_model_is_that_of_a_call_and_advice_is_one_that_helps_it() -> None:
+    scaler = script(8.0, called("GradScaler.step", "torch", 7.0)).named("user-code")
+    assert "GradScaler.step of torch" in scaler.title and "bfloat16" in scaler.changes[0].text
+    library = script(8.0, called("Trainer.training_step", "transformers", 7.0)).named("user-code")
+    assert "Trainer.training_step of transformers" in library.title and not library.changes
+    assert not script(8.0).named("user-code").changes
+
+
+def in_evaluation(*calls: Any, phase: str = "evaluate") -> Finding:
+    inside = FunctionsEvent(100, 1000 * MS, [], calls=list(calls), inside=phase)
+    after = {n: [beside(phase, 400, 20 * n + 20), *([inside] if n == 5 else [])] for n in range(12)}
+    cause = {"evaluate": "evaluation", "checkpoint": "checkpoint"}[phase]
+    return Planted(run=SCRIPT, after=after).named(cause)
+
+
+def test_the_function_that_takes_the_time_of_evaluations_is_named_with_what_helps() -> None:
+    joins = called("torch_pad_and_concatenate (torch.cat)", "transformers", 790, "<module>")
+    found = in_evaluation(joins, called("Module.__call__", "torch", 80, phase="forward"))
+    assert "79 % of it in torch_pad_and_concatenate (torch.cat) of transformers" in found.title
+    assert "preprocess_logits_for_metrics" in found.changes[0].text
+    assert "train.py:17" in finding_line(found)
+    assert "join them once" in in_evaluation(called("torch.cat", "torch", 790)).changes[0].text
+    # Where the model takes the time, nothing else is accused.
+    model = in_evaluation(
+        called("Module.__call__", "torch", 900, phase="forward"), called("torch.cat", "torch", 30)
+    )
+    assert "cat" not in model.title + model.changes[0].text and "the model 90 %" in model.evidence[1].text
+    assert "torch.save" in in_evaluation(called("torch.save", "torch", 900), phase="checkpoint").title
+
+
+def test_evaluations_of_an_own_model_are_explained_as_well() -> None:
+    inside = FunctionsEvent(
+        100,
+        1000 * MS,
+        [["/me/net.py", 9, "Accuracy.update", 30, 900 * MS, 900 * MS, "", "other"]],
+        inside="evaluate",
+    )
+    after = {n: [*evaluated(200, 20 * n + 20), inside] for n in range(12)}
+    found = Planted(workload="net:factory", sets=["evaluate.every_steps=20"], after=after).named("evaluation")
+    assert "90 % of it in net.py:9 in Accuracy.update" in found.title
+    assert found.sets[0].startswith("evaluate.every_steps=")
+
+
+def test_a_share_of_each_step_is_less_of_a_run_that_mostly_evaluates() -> None:
+    after = {n: [beside("evaluate", 400, 20 * n + 20)] for n in range(12)}
+    found = script(8.0, LOG, functions=STEP, after=after).named("logging")
+    # Steps take 556 of 956 ms.
+    assert found.share == pytest.approx(7.0 / 27.8 * 556 / 956, abs=0.01)
+    assert found.ceiling == pytest.approx(1 / (1 - found.share))
+
+
+@pytest.mark.parametrize(("threads", "wanted"), [(1, 2.0), (2, 1.33)])
+def test_neighbours_cost_no_more_than_they_use_and_come_last(threads: int, wanted: float) -> None:
+    own = {1: 0.4, 2: 1.4}[threads]
+    neighbours = [{"pid": 7, "name": "your run two", "cores": 0.5, "stoppable": True}]
+    host = cores(own + 0.5, own, usable=float(threads), neighbours=neighbours)
+    run = script(2.9, called("print", "", 2.0), host=host)
+    run.run = {**SCRIPT, "threads": threads, "usable_cores": float(threads)}
+    assert run.causes()[0] == "logging"
+    found = run.named("neighbour-cores")
+    assert found.share is not None and 1 / (1 - found.share) <= wanted + 0.01
+    assert "your run two" in found.title
+
+
+ROW = st.tuples(st.sampled_from(["other", "optimizer", "forward", ""]), st.floats(0.01, 90.0))
+
+
+@given(st.lists(ROW, max_size=8), st.lists(ROW, max_size=8), st.floats(0.1, 60.0), st.floats(0.1, 60.0))
+def test_functions_take_no_more_than_their_phase_and_together_no_more_than_a_step(
+    own: list[tuple[str, float]], calls: list[tuple[str, float]], other: float, in_profile: float
+) -> None:
+    step = profiled(*((phase, "/me/train.py", n, f"f{n}", ms) for n, (phase, ms) in enumerate(own)))
+    step = replace(
+        step,
+        calls=[called(f"g{n}", "pandas", ms, f"f{n}", phase) for n, (phase, ms) in enumerate(calls)],
+        phases={name: round(in_profile * MS) for name in ("other", "optimizer", "forward")},
+    )
+    run = Planted(phases={**HEALTHY, "other": other}, functions=step, run=SCRIPT)
+    view = View(run.snapshot())
+    for rows in (view.functions, view.calls):
+        assert sum(row.share for row in rows) <= 1 + 1e-6
+        for phase in ("other", "optimizer", "forward"):
+            spent = sum(row.ns for row in rows if row.phase == phase)
+            assert spent <= view.cost(phase).ns * (1 + 1e-6)
+    for found in run.found():
+        assert found.ceiling is None or found.ceiling <= 1 / max(1 - (found.share or 0.0), 0.01) + 1e-6
+
+
+def test_of_a_profiled_evaluation_the_parts_add_up_to_no_more_than_the_whole() -> None:
+    rows = [["/me/train.py", 9, "evaluate", 1, 900 * MS, 900 * MS, "", "other"]]
+    inside = FunctionsEvent(
+        100, 1000 * MS, rows, calls=[called("torch.cat", "torch", 800)], inside="evaluate"
+    )
+    view = View(Planted(run=SCRIPT, after={5: [inside]}).snapshot())
+    assert sum(call.share for call in view.called_in("evaluate")) == pytest.approx(1.0)
