@@ -171,16 +171,16 @@ class RunState(Facts):
             ):
                 setattr(self, event.type, event)
             case NotFiniteEvent():
-                before = self.not_finite.origin
+                known = self.not_finite.origin
                 # Of several ranks, the others see only what the gradients of one of them have become.
-                if before is None or before.what in ("", "gradient", "parameter") or event.what == "input":
+                if known is None or known.what in ("", "gradient", "parameter") or event.what == "input":
                     self.not_finite.origin = event
             case TrialEvent():
                 self.trials = (*self.trials, event)[-KEPT_TRIALS:]
             case ScalarsEvent():
                 for name, value in event.values.items():
-                    known = name in self.own_trends or len(self.own_trends) < KEPT_SCALARS
-                    if known and value is not None and math.isfinite(value):
+                    kept = name in self.own_trends or len(self.own_trends) < KEPT_SCALARS
+                    if kept and value is not None and math.isfinite(value):
                         self.own_trends.setdefault(name, Trend()).add(event.step, value)
             case StageEvent():
                 self._stage(t, event)
