@@ -74,11 +74,11 @@ class Origin:
     def step(self, t: int) -> bool:
         """A step has ended; whether the next one is looked at, too."""
         self._count += 1
-        self.found = self.found or self._damaged
         goes_on = not (self.found or self._listening.ended) and self._count < MOST_STEPS
-        if goes_on:
+        if goes_on:  # with damaged weights, at least the data may show
             self._forget()
         else:
+            self.found = self.found or self._damaged
             self.end()
         return goes_on
 
@@ -102,18 +102,13 @@ class Origin:
                 self.loss(compute(), None)
             finally:
                 self.end()
-        if self.found.get("what", "loss") in ("loss", "parameter"):
-            for place, one in enumerate(self._looks.tensors(batch)):
-                if self._is_bad(one):
-                    return {
-                        "what": "input",
-                        "name": f"batch[{place}]",
-                        **self._part(one),
-                        **_place(None),
-                        **self._made_by(),
-                    }
-            if not self.found:
-                self._parameters(model)
+        if self.found.get("what", "loss") != "loss":
+            return self.found
+        for place, one in enumerate(self._looks.tensors(batch)):
+            if self._is_bad(one):
+                return {"what": "input", "name": f"batch[{place}]", **self._part(one)}
+        if not self.found:
+            self._parameters(model)
         return self.found or self._damaged
 
     # What is heard.
@@ -156,30 +151,32 @@ class Origin:
 
     def _module(self, frame: Any, outer: Any, bad: Any) -> None:
         """A module returns what is not finite, in the call of the outermost one."""
-        module, root = frame.f_locals["self"], outer.f_locals["self"]
-        name = next((path for path, one in modules_within(root) if one is module), "")
-        between = self._first_bad(_given(frame))
+        module, given = frame.f_locals["self"], _given(frame)
+        name = next((path for path, one in modules_within(outer.f_locals["self"]) if one is module), "")
+        between = self._first_bad(given)
         code: Any = getattr(getattr(type(module), "forward", None), "__code__", None)
         place = _place(own_frame(frame.f_back, own))
         if between is None and own(code):
             place = {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
         self.found = {
             "what": "output" if between is None else "before", "name": name, "kind": type(module).__name__,
+            "largest": self._largest([given, module.__dict__.get("_parameters")]),
             **self._part(bad if between is None else between), **place,
         }  # fmt: skip
 
     def _function(self, frame: Any, outer: Any, bad: Any) -> None:
         """A function of torch or of the user returns what is not finite."""
-        code = frame.f_code
+        code, given = frame.f_code, _given(frame)
         if frame.f_back is not None and frame.f_back.f_code is self._call:
             return  # `forward`: its module is heard next
-        if self._first_bad(_given(frame)) is not None:
-            if outer is None and self._root is not None and not self._computed(wrong := _given(frame)):
-                self.found = self._input(self._first_bad(wrong), frame)
+        if (wrong := self._first_bad(given)) is not None:
+            if outer is None and self._root is not None and not self._computed(wrong):
+                self.found = self._input(wrong, frame)
             return
+        name = str(getattr(code, "co_qualname", code.co_name)).rpartition("<locals>.")[2]
         here = {
-            "what": "function", "name": str(getattr(code, "co_qualname", code.co_name)).rpartition("<locals>.")[2],
-            "kind": "", **self._part(bad), **_place(frame if own(code) else own_frame(frame.f_back, own)),
+            "what": "function", "name": name, "largest": self._largest(given), **self._part(bad),
+            **_place(frame if own(code) else own_frame(frame.f_back, own)),
         }  # fmt: skip
         if outer is None and self._root is None:  # the data, before the model is called
             self._made = self._made or here
@@ -188,26 +185,19 @@ class Origin:
 
     def loss(self, loss: Any, frame: Any) -> None:
         """A backward pass begins. frame: of torch's function."""
-        if not self.found and self._is_bad(loss):
-            here = {
-                "what": "loss",
-                "name": "",
-                "kind": "",
-                **self._part(loss),
-                **_place(own_frame(frame, own)),
-            }
-            self.found = (
-                self.known(loss, frame) or self._damaged or (self._root is None and self._made) or here
-            )
+        if self.found or not self._is_bad(loss):
+            return
+        self.found = self.known(loss, frame)
+        if not (self.found or self._damaged):
+            here = {"what": "loss", **self._part(loss), **_place(own_frame(frame, own))}
+            self.found = self._made if self._root is None and self._made else here
 
     def known(self, loss: Any, frame: Any) -> Found:
         """Data that is not finite among the variables of the function that computes a loss; {} without any."""
         caller = own_frame(frame, own)
         for name, one in _variables(caller, self._looks) if caller is not None else ():
             if one is not loss and not self._computed(one) and self._is_bad(one):
-                return {
-                    "what": "input", "name": name, "kind": "", **self._part(one), **_place(caller), **self._made_by(),
-                }  # fmt: skip
+                return {"what": "input", "name": name, **self._part(one), **_place(caller), **self._made_by()}
         return {}
 
     def at_once(self, loss: Any, frame: Any) -> None:
@@ -218,7 +208,7 @@ class Origin:
     def gradients(self) -> None:
         """A backward pass has ended: everything before it was finite."""
         root = None if self._root is None else self._root()
-        if self.found or root is None:
+        if self.found or self._damaged or root is None:
             return
         named = [(name, item.grad) for name, item in _parameters_of(root, self._looks)]
         plain = [(name, grad) for name, grad in named if self._looks.is_tensor(grad)]
@@ -226,8 +216,7 @@ class Origin:
         if bad:  # the backward pass begins with the last ones
             name, grad = bad[-1]
             self.found = {
-                "what": "gradient", "name": name, "kind": "", **self._part(grad), "count": len(bad), "of": len(plain),
-                "file": "", "line": 0, "function": "",
+                "what": "gradient", "name": name, **self._part(grad), "count": len(bad), "of": len(plain),
             }  # fmt: skip
 
     def _parameters(self, root: Any) -> None:
@@ -237,8 +226,8 @@ class Origin:
         if bad:
             name, item = bad[0]
             self._damaged = {
-                "what": "parameter", "name": name, "kind": "", **self._part(item), "count": len(bad),
-                "of": len(named), "file": "", "line": 0, "function": "",
+                "what": "parameter", "name": name, **self._part(item), "count": len(bad),
+                "of": len(named),
             }  # fmt: skip
 
     # Inside.
@@ -252,11 +241,10 @@ class Origin:
             frame = frame.f_back
         return found
 
-    def _computed(self, value: Any) -> bool:
-        """Whether what is not finite of a value depends on parameters."""
-        bad = self._first_bad(value)
+    def _computed(self, tensor: Any) -> bool:
+        """Whether a tensor depends on parameters: it is no data."""
         with self._looks.silent():
-            return bad is not None and bool(bad.requires_grad)
+            return bool(tensor.requires_grad)
 
     def _input(self, tensor: Any, frame: Any) -> Found:
         """What a model or a function has received. frame: of its call."""
@@ -269,12 +257,12 @@ class Origin:
         if not name:
             name = next((key for key, one in _given(frame).items() if one is tensor), "")
         place = _place(own_frame(frame.f_back, own))
-        return {"what": "input", "name": name, "kind": "", **self._part(tensor), **place, **self._made_by()}
+        return {"what": "input", "name": name, **self._part(tensor), **place, **self._made_by()}
 
     def _made_by(self) -> Found:
         """The function of the user that has made data that is not finite."""
         made = self._made
-        return {"made": [made["file"], made["line"], made["name"]]} if made else {}
+        return {"made": [made["file"], made["line"], made["name"]]} if "file" in made else {}
 
     def _first_bad(self, value: Any) -> Any:
         return next((one for one in self._looks.tensors(value) if self._is_bad(one)), None)
@@ -292,6 +280,16 @@ class Origin:
                 return False
             highest = float(tensor.detach().amax().item())
         return not highest < math.inf
+
+    def _largest(self, values: Any) -> float:
+        """The largest magnitude in tensors that are finite."""
+        found = 0.0
+        for tensor in self._looks.tensors(values):
+            with self._looks.silent():
+                plain = tensor.is_floating_point() and tensor.numel() and tensor.layout is self._torch.strided
+                if plain and tensor.itemsize > 1:
+                    found = max(found, float(tensor.detach().abs().amax().item()))
+        return found if math.isfinite(found) else 0.0
 
     def _part(self, tensor: Any) -> Found:
         """Which part of a tensor is not finite: its values, their share, and the positions of a dimension."""
@@ -320,7 +318,7 @@ class Origin:
 def _place(frame: Any) -> Found:
     """The line that a frame is at; the first one of its function where that is known better."""
     if frame is None:
-        return {"file": "", "line": 0, "function": ""}
+        return {}
     code = frame.f_code
     return {"file": code.co_filename, "line": frame.f_lineno or code.co_firstlineno, "function": code.co_name}
 

@@ -18,6 +18,8 @@ LOOK = "closer look at a step"
 MANY, SHARE = 20, 0.005
 # A loss that has grown so many times before it was not finite has diverged.
 DIVERGED = 100.0
+# Values of this magnitude have grown without a bound: their products overflow.
+LARGE = 1e10
 # Of a text of the user's own, such as the name of a module.
 LONGEST = 60
 
@@ -71,15 +73,16 @@ def cause_text(origin: NotFiniteEvent) -> str:
     name, part = _named(origin.name), _part(origin)
     module = f"{name or 'the model'}" + (f" ({_named(origin.kind)})" if origin.kind else "")
     where = f" at {_place(origin)}" if origin.file else ""
+    grown = f", up to {small(origin.largest)}" if origin.largest >= LARGE else ""
     match origin.what:
         case "input":
             return f"the input {name or 'of the model'} is not finite ({part})"
         case "output":
-            return f"the output of {module} is not finite ({part}), while its inputs are"
+            return f"the output of {module} is not finite ({part}), while its inputs are{grown}"
         case "before":
             return f"what is computed{where} is not finite ({part}), before {module}"
         case "function":
-            return f"{name}{where} returns values that are not finite ({part}) from finite arguments"
+            return f"{name}{where} returns values that are not finite ({part}) from finite arguments{grown}"
         case "loss":
             return f"the loss{where} is not finite, while the outputs of the model are"
         case "gradient":
@@ -137,7 +140,8 @@ def advice_text(
         where = printable(f"{PurePath(file).name}:{line} in {function}")
     if what == "input":
         return "repair such values where the batch is made, or leave these items out", where
-    if what in ("output", "before", "function", "loss"):
+    diverged |= origin is not None and origin.largest >= LARGE
+    if what in ("output", "before", "function", "loss") and not diverged:
         half = ", or of values beyond 65,504 in float16" if scaled else ""
         return (
             f"look there for a division by zero, the logarithm of zero, or an overflow of exp(){half}",

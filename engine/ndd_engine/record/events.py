@@ -396,14 +396,16 @@ class FunctionsEvent(Event):
 class NotFiniteEvent(Event):
     """What was not finite first in a step that was looked at closely, since its loss or gradients were not finite.
 
-    step: optimizer steps before it. what: "input" (of the model, or of the loss), "output" (of a module whose inputs
-    are finite), "before" (computed between modules, and given to this one), "function" (what it returns, from finite
-    arguments), "loss", "gradient", "parameter" (the weights were damaged earlier), or "" where everything was finite.
-    name: of the argument or variable, the module, the function or the parameter. kind: class of the module. nan,
-    infinite: which of them it has. share: of its values. axis, at, places, size: the positions of the axis "column",
-    "channel" or "item" that are affected, the first few of them, their number, and that of all positions; "" without
-    such an axis. count, of: parameters or gradients that are not finite, and all of them. file, line, function: the
-    line of the user's code. made: [file, line, function] of the user's function that returned such data first.
+    step: optimizer steps before it. what: "input" (of the model, or of the loss), "output" (of a module), "before"
+    (computed between modules, and given to this one), "function" (what it returns), "loss", "gradient" or "parameter".
+    What an output or a function was computed from is finite. A parameter was damaged earlier. "" is a step in which
+    everything was finite. name: of the argument or variable, the module, the function or the parameter. kind: class
+    of the module. nan: whether there is NaN. infinite: whether there are infinite values. share: of the values. axis:
+    "column", "channel" or "item", if only some positions of it are affected; else "". at: the first few of these
+    positions. places: their number. size: the number of all positions. largest: magnitude of what a module or a
+    function has received. count: number of parameters or gradients that are not finite. of: number of all of them.
+    file, line, function: the line of the user's code. made: [file, line, function] of the user's function that
+    returned such data first.
     """
 
     type: ClassVar[str] = "not_finite"
@@ -418,6 +420,7 @@ class NotFiniteEvent(Event):
     at: list[Count] = field(default_factory=list)
     places: Count = 0
     size: Count = 0
+    largest: Figure = 0.0
     count: Count = 0
     of: Count = 0
     file: str = ""

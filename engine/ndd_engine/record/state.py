@@ -186,8 +186,8 @@ class RunState(Facts):
                 self.trials = (*self.trials, event)[-KEPT_TRIALS:]
             case ScalarsEvent():
                 for name, value in event.values.items():
-                    known = name in self.own_trends or len(self.own_trends) < KEPT_SCALARS
-                    if known and value is not None and math.isfinite(value):
+                    kept = name in self.own_trends or len(self.own_trends) < KEPT_SCALARS
+                    if kept and value is not None and math.isfinite(value):
                         self.own_trends.setdefault(name, Trend()).add(event.step, value)
             case StageEvent():
                 self._stage(t, event)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ndd_engine.config.schema import Config
-from ndd_engine.diagnose.finite_rules import advice_text, cause_text
+from ndd_engine.diagnose.finite_rules import LARGE, advice_text, cause_text
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure import memory_history
 from ndd_engine.measure import phase_clock as phase
@@ -491,8 +491,8 @@ class Loop:
         return {}
 
     def _not_finite(self, what: str, origin: NotFiniteEvent | None = None) -> str:
-        known = origin is not None and origin.what not in ("", "gradient", "parameter")
-        advice = advice_text(origin)[0] if known else unstable(self.stepper)
+        damaged = origin is None or origin.what in ("", "gradient", "parameter") or origin.largest >= LARGE
+        advice = unstable(self.stepper) if damaged else advice_text(origin)[0]
         return f"{what}, so training stopped; {last_good(self.saved)}; {advice}"
 
     def _window(self) -> None:
