@@ -11,7 +11,7 @@ from planted_runs import Planted, cores
 
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.diagnose.trends import line_through
-from ndd_engine.record.events import FunctionsEvent
+from ndd_engine.record.events import FunctionsEvent, StacksEvent
 from ndd_engine.record.pace import MOST_POINTS
 from ndd_engine.record.state import RunState
 from tests import records
@@ -142,6 +142,13 @@ def test_a_graph_that_is_carried_comes_before_the_memory_that_it_takes() -> None
         grows={"backward": 2.0}, windows=24, run=run, used=used, host=cores(1.9, 1.9), functions=back
     )
     assert grown.causes()[:2] == ["slowing", "leak"]
+
+
+def test_a_few_stack_samples_show_the_line_of_a_loop() -> None:
+    samples = StacksEvent(8000, 5, [("forward", "/home/me/train.py", 9, "<module>", 3, 1)])
+    planted = Planted(windows=0, stacks=samples)
+    found = slowing(steadily, planted=planted)
+    assert found is not None and found.changes[0].where == "train.py:9 in <module>"
 
 
 def test_a_long_run_keeps_few_points_and_forgets_what_is_repeated() -> None:

@@ -101,7 +101,9 @@ def test_the_line_that_carries_a_graph_to_the_next_step(body: str, lines: list[i
 
 
 def test_a_model_that_keeps_its_state() -> None:
-    source = "class Net:\n    def forward(self, x):\n        x, self.state = self.rnn(x, self.state)\n        return x\n"
+    source = (
+        "class Net:\n    def forward(self, x):\n        x, self.h = self.rnn(x, self.h)\n        return x\n"
+    )
     assert carrying_lines(source) == [3]
 
 

@@ -26,6 +26,8 @@ MOST_OF, ALMOST_ALL = 0.5, 0.9
 MORE, TIMES_MORE = 8, 1.5
 # Earlier steps in the graph of a loss: fewer may be meant so.
 LEAST_STEPS_BACK = 3
+# Stack samples that show where a phase is that takes most of a step.
+FEW_LOOKS = 3
 # Phases that take this part of a step are busy. They grow alike if each grows by this part of the one that grows most.
 BUSY, AS_MUCH = 0.1, 0.5
 
@@ -182,8 +184,18 @@ def slowing(view: View) -> Finding | None:
     elif alike:
         draft.change(HARDWARE)
     else:
-        draft.change(ADVICE.get(name, ELSEWHERE), where=view.line(name))
+        draft.change(ADVICE.get(name, ELSEWHERE), where=view.line(name) or _seen(view, name))
     return draft.done()
+
+
+def _seen(view: View, phase: str) -> str | None:
+    """The user's line that few stack samples in a phase show most often: there, steps spend what they have grown by."""
+    frames = view.snapshot.stacks.frames if view.snapshot.stacks is not None else []
+    own = [frame for frame in frames if frame[0] == phase and frame[5]]
+    if sum(frame[4] for frame in own) < FEW_LOOKS:
+        return None
+    _, file, line, function, *_ = max(own, key=lambda frame: frame[4])
+    return place(file, line, function)
 
 
 def _clocks(view: View, found: Slowdown) -> bool:
