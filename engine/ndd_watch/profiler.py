@@ -156,6 +156,7 @@ class StepProfiler:
         entries = [entry for entry in stats if self._own(entry.code)]
         own = {entry.code for entry in entries}
         functions, waits = [], []
+        through = self._through(stats, own)
         callers, calls_from = _calls_from(entries), _calls_from(stats) if roots is not None else {}
         for entry in entries:
             code, inner, calls = entry.code, 0.0, 0
@@ -165,6 +166,8 @@ class StepProfiler:
             for call in entry.calls or ():
                 if call.code is not code and (call.code in own or self._of_torch(call.code)):
                     inner += call.totaltime
+                elif call.code in through:
+                    inner += call.totaltime * through[call.code]
                 calls += call.callcount
                 if method := self._waiting(call.code):
                     waits.append([*place, method, call.callcount, round(call.totaltime * 1e9)])
@@ -192,6 +195,19 @@ class StepProfiler:
             "wall_ns": max(step_ns, 1), "functions": functions[:MOST_FUNCTIONS], "waits": waits[:MOST_FUNCTIONS],
             "phases": lengths,
         }  # fmt: skip
+
+    def _through(self, stats: Any, own: set[Any]) -> dict[str, float]:
+        """Built-in functions that call torch or the user's own code, such as `next`: the share of it in their time."""
+        found = {}
+        for entry in stats:
+            if isinstance(entry.code, str) and not self._of_torch(entry.code) and entry.totaltime:
+                inner = sum(
+                    call.totaltime
+                    for call in entry.calls or ()
+                    if call.code in own or self._of_torch(call.code)
+                )
+                found[entry.code] = min(inner / entry.totaltime, 1.0)
+        return found
 
     def _waiting(self, code: Any) -> str:
         """What waits for the device or collects garbage, if this function does; "" otherwise."""
