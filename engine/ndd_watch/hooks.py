@@ -120,7 +120,11 @@ class Hooks:
         workers = dataloader._MultiProcessingDataLoaderIter
         self._put(workers._shutdown_workers, *self.timed(DATA_WAIT), True, phase=DATA_WAIT)
         self._put(
-            dataloader.DataLoader.__iter__, self._begins_pass(), self._leaves(TIMED, self._pass_begun), True
+            dataloader.DataLoader.__iter__,
+            self._begins_pass(),
+            self._leaves(TIMED, self._pass_begun),
+            True,
+            phase=DATA_WAIT,
         )
         self._put(
             torch.nn.Module.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, phase=ZERO_GRAD

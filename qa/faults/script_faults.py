@@ -31,24 +31,10 @@ ACCUSED = 1.10
 # How close the stated time of a function has to come to its time.
 CLOSE = 0.10
 # Without a setting that could remove them; their advice is in words.
-WORDS = frozenset(
-    {
-        "slow-function",
-        "slowing",
-        "user-code",
-        "checkpoint",
-        "evaluation",
-        "anomaly",
-        "straggler",
-        "leak",
-        "recompile",
-        "not-finite",
-        "iterator-restart",
-        "short-epochs",
-        "repeated-items",
-        "logging",
-    }
-)
+WORDS = frozenset({
+    "slow-function", "slowing", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile",
+    "not-finite", "iterator-restart", "short-epochs", "repeated-items", "logging",
+})  # fmt: skip
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates", "scales",
     "stream", "one-batch", "logs",

@@ -51,7 +51,7 @@ def profile(step: int, ms: float, sizes: dict[str, int] | None = None) -> Functi
         ("/home/me/train.py", 12, "remember", 1, round(ms * MS), round(ms * MS), "Net.forward", "forward"),
         ("/home/me/train.py", 30, "Net.forward", 1, round((ms + 5) * MS), 5 * MS, "", "forward"),
     ]
-    return FunctionsEvent(step, round((ms + 9) * MS), rows, [], {}, sizes or {})
+    return FunctionsEvent(step, round((ms + 9) * MS), rows, [], {}, sizes=sizes or {})
 
 
 def steadily(index: int) -> float:

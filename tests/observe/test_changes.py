@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from observed import SUBJECTS
+from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from ndd_watch import FOLDER, SITE
 from ndd_watch.changes import make
@@ -106,6 +108,7 @@ def test_changes_of_the_start_are_in_effect_for_a_loader_that_is_made_once(tmp_p
     assert settings["loader.prefetch"][1:3] == ["3", True]
     # Workers read the items themselves.
     assert settings["loader.cache"][1:3] == ["false", False]
+    assert side["steps_per_epoch"] == 8  # a change that acts between epochs is measured over whole ones
 
 
 @pytest.mark.long
@@ -137,6 +140,31 @@ def test_a_trial_does_not_write_into_the_original_folder(tmp_path: Path, allowed
     assert (side is not None) == allowed == (original / "weights.txt").exists()
     if not allowed:
         assert str(original / "weights.txt") in errors
+
+
+@pytest.mark.parametrize("subset", [False, True])
+def test_whole_batches_of_tensors_are_those_of_single_items(subset: bool) -> None:
+    tensors = torch.arange(40.0).reshape(20, 2), torch.arange(20)
+    data: Any = TensorDataset(*tensors)
+    if subset:
+        data = Subset(data, [19, 3, 5, 7, 1])
+    usual = list(DataLoader(data, batch_size=3))
+    original = _MapDatasetFetcher.fetch
+    change = make("loader.fetch", "auto", SimpleNamespace(loader={}))
+    assert change.applied()[:2] == ("item", False)
+    try:
+        change.switch(True)
+        whole = list(DataLoader(data, batch_size=3))
+        other = list(DataLoader([torch.ones(2)] * 4, batch_size=2))  # type: ignore[arg-type,var-annotated]
+    finally:
+        _MapDatasetFetcher.fetch = original  # type: ignore[method-assign]
+    assert change.applied()[:2] == ("auto", True)
+    assert all(
+        torch.equal(a, b)
+        for one, same in zip(usual, whole, strict=True)
+        for a, b in zip(one, same, strict=True)
+    )
+    assert [batch.shape for batch in other] == [(2, 2), (2, 2)]
 
 
 def test_a_fused_step_finds_its_counter_on_the_device_of_its_parameter() -> None:

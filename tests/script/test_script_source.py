@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.script.source import adding_line, carrying_lines, collecting_line, keeping_lines
+from ndd_engine.script.source import (
+    adding_line,
+    carrying_lines,
+    collecting_line,
+    drawing_line,
+    keeping_lines,
+)
 
 LOOP = """
 def train(model, data, total, losses, meter, scaler):
@@ -114,3 +120,41 @@ def test_the_line_that_adds_a_hook(tmp_path: Path) -> None:
     )
     assert adding_line(str(path), "register_.*hook") == 3
     assert adding_line(str(path), "addHandler") == 0
+
+
+ITEMS = """import random
+import numpy as np
+import torch
+
+
+def noise(size):
+    return {noise}
+
+
+class Clips:
+    def __getitem__(self, index):
+        {before}
+        return {item}
+"""
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({"item": "torch.randn(8)"}, 13),
+        ({"item": "self.x[index] + random.random()"}, 13),
+        ({"item": "np.random.uniform(size=3)"}, 13),
+        ({"item": "self.x[index] + noise(8)", "noise": "torch.rand(size)"}, 7),
+        ({"item": "self.x[index] + noise(8)", "noise": "torch.zeros(size)"}, 0),
+        # Seeded by the item, or not random at all.
+        ({"before": "g = torch.Generator().manual_seed(index)", "item": "torch.randn(8, generator=g)"}, 0),
+        ({"before": "rng = np.random.default_rng(index)", "item": "rng.normal(size=8)"}, 0),
+        ({"item": "self.x.sample(index)"}, 0),
+    ],
+)
+def test_a_line_that_draws_random_numbers_for_an_item(
+    tmp_path: Path, facts: dict[str, str], line: int
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(ITEMS.format(**{"noise": "0", "before": "x = self.x", "item": "x[index]", **facts}))
+    assert drawing_line(str(path), 11) == line

@@ -112,6 +112,13 @@ def test_workers_deliver_the_same_batches_in_the_same_order(persistent: str | No
     assert len(makers) == (4 if persistent == "false" else 2)  # by default they live on between epochs
 
 
+def test_batches_in_any_order_are_the_same_batches() -> None:
+    alone = Batches(Numbers(40), config())
+    helped = Batches(Numbers(40), config("loader.workers=2", "loader.in_order=false"))
+    assert helped.loader is not None and not helped.loader.in_order
+    assert sorted(numbers(helped.epoch(0))) == sorted(numbers(alone.epoch(0)))
+
+
 def test_leaving_an_epoch_in_the_middle_leaves_nothing_behind() -> None:
     helped = Batches(Numbers(40), config("loader.workers=1", "loader.persistent=true"))
     iterator = helped.epoch(0)

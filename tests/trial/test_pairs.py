@@ -31,7 +31,8 @@ CHANGE = "loader.fetch=item"
 class World:
     """A machine with its own clock. start_s: of a process. gain: of the candidate. room: for how many processes.
 
-    fails: called with (side, number of its processes so far), raises what `prepare` raises.
+    fails: called with (side, number of its processes so far), raises what `prepare` raises. life: steps that a process
+    trains before it comes to its end.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,7 @@ class World:
         self.room = 2
         # Of the candidate: steps whose batches are ready at the start, and how much longer a step takes after them.
         self.stock, self.drained = 0, 1.0
+        self.life = 1 << 40
         self.fails: Callable[[int, int], None] = lambda side, number: None
         self.random = random.Random(4)
         self.open: list[Process] = []
@@ -93,6 +95,8 @@ class Process:
         tick(None)
         ready = min(max(world.stock - self.trained, 0), steps) if self.side else steps
         self.trained += steps
+        if self.trained > world.life:
+            raise ChildError("ended", "the script came to its end")
         self.waited_s = (steps - ready) * step_s * (world.drained - 1.0)
         seconds = steps * step_s + self.waited_s
         world.now += seconds
@@ -221,6 +225,22 @@ def test_a_later_pair_that_fails(world: World, side: int, number: int, kind: str
         assert event.pairs >= 4
     if kind == "late":
         assert event.pairs == 2 and event.method == USUAL
+
+
+def test_what_was_measured_before_a_script_came_to_its_end_counts(world: World) -> None:
+    world.gain, world.life = 1.5, 1500
+    event = run()
+    assert event.verdict == "faster" and event.pairs > 1, event.text
+    whole = World().life
+    world.life, blocks = whole, event.abba_blocks
+    assert run().abba_blocks > blocks  # as many as are planned for a pair
+
+
+def test_a_script_that_ends_before_a_block_is_no_failure(world: World) -> None:
+    world.life = 300
+    event = run()
+    assert (event.verdict, event.ratio) == ("inconclusive", None)
+    assert "came to its end" in event.text and "longer" in event.text
 
 
 def test_batches_that_were_ready_beforehand_are_no_gain(world: World) -> None:
