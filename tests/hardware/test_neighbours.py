@@ -125,6 +125,44 @@ def test_the_three_busiest_on_our_cores_with_names_that_cannot_steer_a_terminal(
     assert [(item["pid"], item["name"]) for item in found] == [(12, "\\x1b[31mred"), (14, "d"), (11, "a) (b")]
 
 
+def test_another_run_of_this_program_is_called_by_its_name(
+    tree: Callable[[dict[str, str]], Path], tmp_path: Path
+) -> None:
+    lock = tmp_path / "runs" / "two" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    # The script of a run that a console watches, and its worker; and one that has nothing to do with it.
+    alive = [(20, "ndd-console", 1, 0), (21, "python", 20, 0), (22, "python", 21, 0), (23, "python", 1, 0)]
+    root = tree(
+        {
+            "proc/20/cmdline": "/usr/bin/python\0/usr/bin/ndd-console\0run\0",
+            "proc/21/cmdline": "python\0a.py\0",
+        }
+    )
+    (root / "proc/20/fd").mkdir()
+    (root / "proc/20/fd/5").symlink_to(lock)
+
+    def write(ticks: int) -> None:
+        for pid, name, parent, core in alive:
+            for path, text in process(pid, ticks, name, parent, core).items():
+                (root / path).parent.mkdir(exist_ok=True)
+                (root / path).write_text(text)
+
+    write(0)
+    neighbours = Neighbours(root, frozenset({0}))
+    neighbours.read(2.0)
+    time.sleep(0.25)
+    alive = [(pid, name, parent, core) for pid, name, parent, core in alive if pid != 20]
+    write(50)
+    found = neighbours.read(2.0)
+    assert found is not None
+    assert {item["pid"]: item["name"] for item in found} == {
+        21: "your run two",
+        22: "your run two",
+        23: "python",
+    }
+
+
 def counters(root: Path) -> HostCounters:
     def note(signal: str, error: Exception) -> None:
         assert signal != "cpu_throttled", error
