@@ -48,13 +48,17 @@ class Asides:
         if phase is None:
             return
         if self._profiled:
-            if t - self._profiled > MOST_NS:
-                self._take(phase)
+            self.overdue()
             return
         known = self._lengths.get(phase)
         after = LATE_NS if known is None else known - MOST_NS
         if t > self._due[phase] and t - self._since >= after and self._begin():
             self._profiled = now()
+
+    def overdue(self) -> None:
+        """Something was heard: end a profile that is long enough."""
+        if self._profiled and self._open is not None and now() - self._profiled > MOST_NS:
+            self._take(self._open)
 
     def ends(self, phase: int) -> None:
         """It ends."""
@@ -77,10 +81,10 @@ class Asides:
         self.settle(False)
 
     def _take(self, phase: int) -> None:
+        begun, self._profiled = self._profiled, 0
         found = {**self._end(NAMES[phase]), "inside": NAMES[phase]}
         t = now()
-        if SHORT * (t - self._profiled) > t - self._since:  # else it began too late to tell
-            self._due[phase] = t + RARELY * (t - self._profiled)
-        self._profiled = 0
+        if SHORT * (t - begun) > t - self._since:  # else it began too late to tell
+            self._due[phase] = t + RARELY * (t - begun)
         if found["functions"] or found["calls"]:
             self._found = found

@@ -153,7 +153,8 @@ class Called:
         entry = self._entries.get(call.code)
         if entry is None or not entry.totaltime:
             return 0.0
-        return float(self.owned(call.code)) * min(call.totaltime / entry.totaltime, 1.0)
+        share: float = min(call.totaltime / entry.totaltime, 1.0)
+        return self.owned(call.code) * share
 
     def _outermost(self) -> Iterator[tuple[Any, Any, int, float]]:
         """(the user's function that calls, or None; what; calls; seconds) of what is not the user's own.

@@ -282,7 +282,7 @@ class Observer:
         self.profiler.overdue()
         self.captures.overdue()
         if S[TRAINER] == get_ident():
-            self._asides.goes_on()
+            self._asides.overdue()
 
     def heard(self, event: str, given: tuple[Any, ...]) -> None:
         """Python tells an audit hook what it does."""

@@ -201,3 +201,12 @@ def test_a_step_that_raises_leaves_no_profiler(slow: Any, trainer: Trainer, tmp_
     sets = ("workload.name=slow_data:factory", "batch.micro=4", "run.max_steps=9", "run.threads=1", *QUIET)
     result = trainer.train(*sets)
     assert result.end.status == "failed"
+
+
+def test_an_evaluation_is_profiled_once_by_function(slow: Any) -> None:
+    sets = ("evaluate.every_steps=4", "run.max_steps=12", "loader.workers=0", "loader.fetch=item")
+    found = [event for event in profiles(slow(*sets)) if event.inside]
+    assert [event.inside for event in found] == ["evaluate"] and found[0].step == 8
+    rows = {row[2]: row for row in found[0].functions}
+    assert rows["tokenize"][0] == "slow_data.py" and rows["penalty"][5] > 0
+    assert {"forward", "data_wait"} & {row[7] for row in found[0].calls}
