@@ -52,6 +52,7 @@ rtx-3080-10gb         10018  GeForce RTX 3080
 rtx-3080-12gb         12288  NVIDIA GeForce RTX 3080
 rtx-3090              24576  NVIDIA GeForce RTX 3090
 rtx-3090              24268  GeForce RTX 3090
+rtx-4070              12282  NVIDIA GeForce RTX 4070
 rtx-4070-laptop        8188  NVIDIA GeForce RTX 4070 Laptop GPU
 rtx-4080              16376  NVIDIA GeForce RTX 4080
 rtx-4080-super        16376  NVIDIA GeForce RTX 4080 SUPER
@@ -77,7 +78,7 @@ UNKNOWN = (
     "Tesla V100-DGXS-32GB", "Tesla V100-SXM3-32GB", "Tesla P4", "Tesla P100-PCIE-16GB", "Tesla K80", "Tesla M4",
     "GRID A100-40C", "GRID A100-10C", "NVIDIA A40-48Q", "GRID K520", "GRID T4-16Q", "NVIDIA GeForce RTX 3080 Ti",
     "NVIDIA GeForce RTX 3080 Laptop GPU", "NVIDIA GeForce RTX 3080 Ti Laptop GPU", "NVIDIA GeForce RTX 3090 Ti",
-    "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4070",
+    "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4070 SUPER",
     "NVIDIA GeForce RTX 4070 Ti SUPER", "NVIDIA GeForce RTX 4060 Laptop GPU", "NVIDIA GeForce RTX 5090D",
     "NVIDIA GeForce RTX 5090 D", "NVIDIA GeForce RTX 5090 Laptop GPU", "NVIDIA GeForce RTX 5080 Laptop GPU",
     "NVIDIA GeForce RTX 5060 Ti", "NVIDIA GeForce RTX 3050 Laptop GPU", "NVIDIA GeForce RTX 3070 Laptop GPU",
@@ -124,4 +125,4 @@ def test_figures_are_dense_and_hold_together() -> None:
             assert peaks["bf16"] == peaks["fp16"]
             assert peaks["tf32"] == pytest.approx(peaks["bf16"] / 2, rel=0.02)
         assert profile.source and profile.bandwidth_gb_s > 100
-    assert len({profile.slug for profile in load()}) == len(load()) == 35
+    assert len({profile.slug for profile in load()}) == len(load()) == 36

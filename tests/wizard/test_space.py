@@ -34,10 +34,21 @@ def config(*sets: str) -> Config:
         ("RTX 4080 SUPER", "NVIDIA GeForce RTX 4080 SUPER"),
         ("rtx-4080-super", "NVIDIA GeForce RTX 4080 SUPER"),
         ("h200", "NVIDIA H200"),
+        ("RTX 4070", "NVIDIA GeForce RTX 4070"),
+        ("4070 laptop", "NVIDIA GeForce RTX 4070 Laptop GPU"),
+        ("NVIDIA GeForce RTX 2080 Ti", "NVIDIA GeForce RTX 2080 Ti"),
     ],
 )
 def test_a_gpu_is_found_by_its_common_names(wanted: str, found: str) -> None:
-    assert found in gpu_named(wanted).name
+    assert gpu_named(wanted).name.startswith(found)
+    if found == "NVIDIA GeForce RTX 4070":
+        assert "Laptop" not in gpu_named(wanted).name
+
+
+@pytest.mark.parametrize(("wanted", "named"), [("RTX 2080", "2080 Ti"), ("4070", "4070 Laptop")])
+def test_another_model_of_the_same_number_is_asked_about(wanted: str, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        gpu_named(wanted)
 
 
 @pytest.mark.parametrize("wanted", ["RTX 3080", "Voodoo 2", ""])

@@ -117,6 +117,10 @@ def longest_sequence(draft: Draft) -> int:
     return max(draft.resolve(size).batch.sequence for size in draft.sizes)
 
 
+# Words that make another GPU of a name.
+_MODELS = frozenset({"laptop", "ti", "super", "max"})
+
+
 def gpu_named(name: str) -> GpuProfile:
     """The profile of a GPU by its name, its file name, a unique part of either, or its NVML name.
 
@@ -126,10 +130,17 @@ def gpu_named(name: str) -> GpuProfile:
     known = [(gpu, (_plain(gpu.name), _plain(gpu.slug))) for gpu in load()]
     exact = [gpu for gpu, names in known if wanted in names or gpu.is_named(name, re.IGNORECASE)]
     found = exact or [gpu for gpu, names in known if wanted and any(wanted in own for own in names)]
-    if len(found) == 1:
+    if len(found) == 1 and (exact or not _other_model(name, found[0])):
         return found[0]
-    what = "the name is ambiguous" if found else "there is no profile of this GPU"
+    what = "the name is ambiguous" if len(found) > 1 else "there is no profile of this GPU"
     raise UsageError(f"--gpu {name!r}: {what}; allowed: {', '.join(gpu.name for gpu in found or load())}")
+
+
+def _other_model(name: str, gpu: GpuProfile) -> bool:
+    """Whether the profile is of another model than the name: of a laptop's, or of a faster one."""
+    return bool(
+        _MODELS & {*gpu.name.lower().replace("-", " ").split()} - {*name.lower().replace("-", " ").split()}
+    )
 
 
 def _plain(name: str) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "3 insufficient memory or hardware",
     "wizard",
     "wizard run.toml --goal low-memory --headless -o run2.toml",
-    "wizard --workload finetune --gpu A100 --headless",
+    'wizard --workload finetune --gpu "RTX 4070" --headless',
     stops=True,
 )
 @options.configuration

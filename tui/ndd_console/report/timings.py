@@ -73,17 +73,7 @@ def _stack(report: Report, title: str, shares: Callable[[Slice], Shares], whole:
 def _table(report: Report, whole: Slice) -> Table:
     recent = {phase.name: phase for phase in report.snapshot.phases}
     gpu = ("GPU per step",) if whole.device else ()
-    columns = (
-        "phase",
-        "time",
-        "share",
-        "per step",
-        *gpu,
-        "recent mean",
-        "recent p50",
-        "recent p95",
-        "recent max",
-    )
+    columns = ("phase", "time", "share", "per step", *gpu, "recent mean", "p50", "p95", "max")
     rows = []
     for name, value in sorted(whole.host.items(), key=lambda item: place_in_step(item[0])):
         if value <= 0:
