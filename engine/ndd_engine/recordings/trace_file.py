@@ -243,8 +243,8 @@ def _take_all(found: TraceFile, entries: Iterable[Any]) -> None:
                 continue
             begin = round(entry["ts"] * 1000)
             end = begin + round(entry["dur"] * 1000)
-            if end < begin:
-                raise ValueError("negative duration")
+            if not -_EVER < begin <= end < _EVER or not isinstance(name, str):
+                raise ValueError("a negative duration, a time that cannot be, or no name")
             if other is not None:
                 found.others.setdefault((printable(category)[:80], other), []).append((begin, end))
                 continue
