@@ -20,7 +20,7 @@ NAMES = {
         name: f"benchmarks.{name}"
         for name in (
             "loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "steps", "wizard",
-            "switching", "observe", "trend",
+            "switching", "observe", "trend", "recordings",
         )
     },
     "intervals": "qa.trials.intervals",

@@ -224,6 +224,9 @@ def test_damaged_events_are_counted_and_skipped(tmp_path: Path) -> None:
         event("gemm", "kernel", 1e400, 10),
         {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 3, "dur": -5, "args": {}},
         {"ph": "X", "cat": ["kernel"]},
+        event("gemm", "kernel", 1e30, 10),
+        {**event("gemm", "kernel", 2, 3), "name": {}},
+        event("elsewhere", "mtia_ccp_events", 2, 3, device="one"),
     )
-    assert use.skipped == 3
+    assert use.skipped == 5
     assert use.wall_ns == 10_000

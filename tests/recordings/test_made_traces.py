@@ -193,6 +193,18 @@ def test_an_idle_gpu_without_operators_of_the_host_is_never_healthy(tmp_path: Pa
     assert "ProfilerActivity.CPU" in found.changes[0].text
 
 
+@pytest.mark.parametrize(("length", "expected"), [(19, "healthy"), (12, "user-code")])
+def test_a_processor_that_often_computes_nothing_is_not_healthy(
+    tmp_path: Path, length: int, expected: str
+) -> None:
+    made = Made(gpus=0)
+    for place in range(9):
+        made.host("aten::linear", 20 * place, length)
+    (found,) = found_in(examine(made.write(tmp_path)))
+    assert found.cause == expected
+    assert "model" not in found.title and ("37 %" in found.title) is (length == 12)
+
+
 def test_figures_per_step_are_those_of_the_steps_of_the_trace(tmp_path: Path) -> None:
     made = Made()
     made.gpu("Memset (Device)", 0, 0.01, cat="gpu_memset")

@@ -89,6 +89,29 @@ def gpu_idle(view: View, alone: bool) -> Finding | None:
     return draft.done()
 
 
+def host_idle(view: View) -> Finding | None:
+    """A trace without a GPU, in which the processor often computes nothing for the model."""
+    capture = view.snapshot.kernels
+    if view.trace is None or view.trace.get("unseen") or capture is None or capture.method != "operators":
+        return None
+    idle = {cause: capture.idle_ns.get(cause, 0) / capture.wall_ns for cause in ("launch gaps", "other")}
+    share = sum(idle.values())
+    if share < LAUNCH_GAPS:
+        return None
+    draft = Draft(
+        "user-code", f"host code between operators takes {percent(share)} of the time", view.part(share)
+    )
+    draft.saw(
+        f"no operator runs for {percent(idle['launch gaps'])} of the trace within the phases of the model",
+        TRACE,
+    )
+    draft.saw(f"no operator runs for {percent(idle['other'])} of the trace outside of all phases", TRACE)
+    draft.change(
+        "record Python functions (with_stack=True), or mark parts with torch.profiler.record_function"
+    )
+    return draft.done()
+
+
 def _range(view: View, idle_ns: int) -> tuple[str, int] | None:
     """The named range of the host in which most of this idle time may be; None without one that is long enough."""
     name, ns = (view.trace or {}).get("range") or ("", 0)

@@ -209,7 +209,8 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
         asked = (rule(view) for rule in RULES if view.gpu or rule not in GPU_RULES)
         found += [item for item in asked if item is not None and (item.ceiling or LEAST) >= LEAST]
     if view.trace is not None or not found:
-        found += [item for item in (capture_rules.gpu_idle(view, not found),) if item is not None]
+        idle = (capture_rules.gpu_idle(view, not found), capture_rules.host_idle(view))
+        found += [item for item in idle if item is not None]
     if not found:
         found.append(healthy(view))
     found.sort(key=lambda item: _rank(view, item))

@@ -145,7 +145,7 @@ def share_error(pairs: Sequence[tuple[float, float]]) -> float | None:
     beyond = [part - share * whole for part, whole in pairs]
     spread = sqrt(count / (count - 1) * sum(value * value for value in beyond)) / wall
     # Largest change of the share when a single window is left out.
-    alone = max(abs(value) / (wall - whole) for value, (_, whole) in zip(beyond, pairs, strict=True))
+    alone = max(abs(value) / max(wall - whole, 1.0) for value, (_, whole) in zip(beyond, pairs, strict=True))
     return max(spread, alone)
 
 

@@ -238,15 +238,15 @@ def _take_all(found: TraceFile, entries: Iterable[Any]) -> None:
                 continue
             name, arguments = entry["name"], entry.get("args", {})
             known = on_gpu or category in _RUNTIME or category in _OPERATORS or category in _RANGES
-            if not known and (not isinstance(arguments, dict) or "device" not in arguments):
+            other = None if known or not isinstance(arguments, dict) else _whole(arguments.get("device"))
+            if not known and other is None:
                 continue
             begin = round(entry["ts"] * 1000)
             end = begin + round(entry["dur"] * 1000)
-            if end < begin:
-                raise ValueError("negative duration")
-            if not known:
-                other = printable(category)[:80], int(arguments["device"])
-                found.others.setdefault(other, []).append((begin, end))
+            if not -_EVER < begin <= end < _EVER or not isinstance(name, str):
+                raise ValueError("a negative duration, a time that cannot be, or no name")
+            if other is not None:
+                found.others.setdefault((printable(category)[:80], other), []).append((begin, end))
                 continue
             thread = threads.setdefault((str(entry.get("pid")), str(entry.get("tid"))), len(threads) + 1)
             device = correlation = forward = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -14,7 +13,7 @@ from typing import Any
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.gpu_work import RUNTIME, Interval, TraceEvent, is_upload
-from ndd_engine.measure.timeline import CaptureTimeline, Span, common, spans, timeline, total, union
+from ndd_engine.measure.timeline import CaptureTimeline, Span, by_cause, spans, timeline, union
 from ndd_engine.record.events import PHASES, EndEvent, Event, KernelsEvent, RunEvent, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
@@ -294,12 +293,20 @@ def examine(path: Path, whole: bool = False) -> TraceUse:
 
 
 def _longest_range(trace: TraceFile, outside: list[Interval]) -> tuple[str, int]:
-    """The named range of the main thread with the most time in these disjoint intervals; ("", 0) without one."""
-    spent: Counter[str] = Counter()
-    for item in _on_main(trace):
-        if item.annotation and not item.name.startswith(STEP):
-            spent[item.name] += total(common([(item.begin, item.end)], outside))
-    name, ns = max(spent.items(), key=lambda found: found[1], default=("", 0))
+    """The innermost range of the main thread with the most time in these disjoint intervals; ("", 0) without one."""
+    if not outside:
+        return "", 0
+    begin, end = outside[0][0], outside[-1][1]
+    ranges = [
+        _Stretch(item.begin, item.end, item.name, 0, "")
+        for item in _on_main(trace)
+        if item.annotation and not item.name.startswith(STEP) and item.begin < end and item.end > begin
+    ]
+    marks = _swept(ranges, min([begin, *(item.begin for item in ranges)]))
+    spent = by_cause(outside, spans(marks, begin, end))
+    name, ns = max(
+        ((name, ns) for name, ns in spent.items() if name != "other"), key=lambda one: one[1], default=("", 0)
+    )
     return printable(name)[:80], ns
 
 
