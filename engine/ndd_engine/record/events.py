@@ -357,7 +357,10 @@ class FunctionsEvent(Event):
     The caller is the one of these that calls it, or "". The phase is that of most of its time, or "" if it is unknown.
     waits: [file, line, name, method, calls, ns] of what waits for the device, such as item and float, by the
     function that calls them. phases: nanoseconds of this step by phase. Up to Python 3.11, pure Python takes longer
-    under the profiler: compare a function with its phase in this event, not with usual steps.
+    under the profiler: compare a function with its phase in this event, not with usual steps. calls: [file, line, name,
+    function, library, calls, ns, phase] of what lines of the user's code call in libraries. Its time leaves the user's
+    own functions out, and in a step it is part of own_ns unless the library is torch. inside: "evaluate" or
+    "checkpoint" if this is (the end of) one of these instead of a step; calls then name functions inside libraries.
     """
 
     type: ClassVar[str] = "functions"
