@@ -25,6 +25,8 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     library     functions of Python's library as they were at the start
     listening   hears what functions return, and learns where batches come from
     profiler    profiles one step; the engine's own runs use it, too
+    called      what the user's lines call in libraries, in such a profile
+    asides      decides which evaluations and checkpoints are profiled
     timed_calls how it does so from Python 3.12 on
     blocking    times waits for a GPU that no profiler sees
     captures    captures a few steps with torch's profiler

@@ -14,25 +14,16 @@ from typing import Any
 # Functions with these names record what they are given: `self.log`, `writer.add_scalar`, `wandb.log`, `print`.
 LOGS = frozenset({
     "log", "log_dict", "log_metrics", "log_metric", "log_scalar", "log_scalars", "on_log", "add_scalar", "add_scalars",
-    "add_histogram", "add_image", "track", "print", "info", "debug", "warning", "write_metrics", "report_scalar",
-    "set_postfix", "set_postfix_str", "set_description",
+    "add_histogram", "add_image", "print", "write_metrics", "report_scalar", "set_postfix", "set_postfix_str",
+    "set_description",
 })  # fmt: skip
 # Libraries that do nothing else, and ends of the names of classes that do.
-_LOGGERS = frozenset(
-    {
-        "wandb",
-        "tensorboard",
-        "tensorboardX",
-        "mlflow",
-        "comet_ml",
-        "neptune",
-        "aim",
-        "clearml",
-        "rich",
-        "tqdm",
-    }
-)
+_LOGGERS = frozenset({
+    "wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim", "clearml", "rich", "tqdm",
+})  # fmt: skip
 _RECORDERS = ("Logger", "LoggerConnector", "Writer", "ProgressBar", "ProgressCallback", "Progress")
+# `math.log` and `torch.log` are something else.
+_NUMBERS = frozenset({"math", "cmath", "torch", "Tensor"})
 # A function is named instead of the one that calls it if it takes this part of the whole.
 _BIG = 0.05
 # Calls that take less of the whole are left out; a built-in function is named with the one that it takes most of.
@@ -53,6 +44,8 @@ Place = tuple[Any, int]
 def logs(name: str, package: str) -> bool:
     """Whether a function records values or draws a progress bar. name: "Writer.add_scalar"."""
     owner, _, last = name.partition(" ")[0].rpartition(".")
+    if owner in _NUMBERS:
+        return False
     return last in LOGS or package in _LOGGERS or owner.endswith(_RECORDERS)
 
 
@@ -153,8 +146,8 @@ class Called:
         entry = self._entries.get(call.code)
         if entry is None or not entry.totaltime:
             return 0.0
-        share: float = min(call.totaltime / entry.totaltime, 1.0)
-        return self.owned(call.code) * share
+        part: float = min(call.totaltime / entry.totaltime, 1.0)
+        return self.owned(call.code) * part
 
     def _outermost(self) -> Iterator[tuple[Any, Any, int, float]]:
         """(the user's function that calls, or None; what; calls; seconds) of what is not the user's own.

@@ -55,6 +55,7 @@ def test_writers_and_print_are_logging_unless_they_take_little(
 ) -> None:
     assert advice in script(8.0, called(function, library, 7.0)).named("logging").changes[0].text
     assert "logging" not in script(8.0, called(function, library, 0.3)).causes()
+    assert "logging" not in script(8.0, called("torch.log", "torch", 7.0)).causes()
 
 
 def test_a_function_that_logs_is_found_by_its_name() -> None:

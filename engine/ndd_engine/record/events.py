@@ -376,9 +376,12 @@ class FunctionsEvent(Event):
     The caller is the one of these that calls it, or "". The phase is that of most of its time, or "" if it is unknown.
     waits: [file, line, name, method, calls, ns] of what waits for the device, such as item and float, by the
     function that calls them. phases: nanoseconds of this step by phase. Up to Python 3.11, pure Python takes longer
-    under the profiler: compare a function with its phase in this event, not with usual steps. sizes: the highest
-    numbers of what may grow, by kind and name, such as "hooks:block.3", "parameters:SGD" (of an optimizer) and
-    "handlers:root" (of a logger). "graph:" is how many steps back the graph of the loss reaches, at least.
+    under the profiler: compare a function with its phase in this event, not with usual steps. calls: [file, line, name,
+    function, library, calls, ns, phase] of what lines of the user's code call in libraries. Its time leaves the user's
+    own functions out, and in a step it is part of own_ns unless the library is torch. inside: "evaluate" or
+    "checkpoint" if this is (the end of) one of these instead of a step; calls then name functions inside libraries.
+    sizes: the highest numbers of what may grow, by kind and name, such as "hooks:block.3", "parameters:SGD" (of an
+    optimizer) and "handlers:root" (of a logger). "graph:" is how many steps back the graph of the loss reaches, at least.
     """
 
     type: ClassVar[str] = "functions"
