@@ -116,3 +116,14 @@ def test_only_processes_that_train_have_a_record(
     assert ran.status == 0, ran.errors
     assert [ran.of("end", name)[0]["step"] for name in ran.records] == steps
     assert bool(list((tmp_path / "records").iterdir())) == bool(steps)
+
+
+def test_steps_by_hand_are_counted_and_the_graph_that_they_carry_is_seen(tmp_path: Path) -> None:
+    ran = run(tmp_path, "carries.py")
+    assert ran.status == 0, ran.errors
+    (end,) = ran.of("end")
+    assert end["step"] == int(ran.word("STEPS"))
+    looked = ran.of("functions")
+    assert looked and looked[-1]["sizes"]["graph:"] >= 3
+    carries = ran.of("run")[-1]["config"]["script"]["carries"]
+    assert carries[0].endswith("carries.py")
