@@ -176,7 +176,7 @@ def test_a_tensor_dataset_is_indexed_in_whole_batches() -> None:
 def test_a_cache_is_refused_with_the_reason(facts: dict[str, Any], words: str) -> None:
     found = findings(
         {"workers": 0, "persistent": False}, phases={**HEALTHY, "data_wait": 10.0}, script=facts,
-        host={**cores(1.2, 1.0), "memory_available_bytes": 8 * GIB},
+        host={**cores(1.2, 1.0), "memory_available_bytes": 8 * GIB}, run={"items_per_step": 8},
     )["data-wait"]  # fmt: skip
     assert "loader.cache=true" not in changes(found)
     assert any(words in item.text for item in found.evidence), found.evidence

@@ -59,7 +59,7 @@ class Trained:
         self.put("window", **{
             "step": done, "epoch": 0, "epoch_step": done, "steps": steps, "micro_steps": steps, "items": items,
             "tokens": 0, "wall_ns": round(wall_ms * MS), "step_p50_ns": None, "step_p95_ns": None,
-            "step_max_ns": None, "phases": {}, "timed": {
+            "step_max_ns": None, "phases": {}, "passes": 0, "timed": {
                 "end": done, "shown": done, "rest": [0] * mapped.COLUMNS, "device": [], "outside": {}, "first_ns": 0,
                 **(timed or {}),
             }, **more,
