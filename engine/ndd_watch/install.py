@@ -398,7 +398,8 @@ class Observer:
         if not self._study:
             learned = learning.source is not None or reads or self._learned >= MOST_LEARNED
             self._profile_due = (t + PROFILE_NS if PROFILE_NS else 1 << 62) if learned else 0
-            steps.next_study = 0 if captures.wanted else self._profile_due
+            wanted = captures.wanted or self.origin.wanted
+            steps.next_study = 0 if wanted else self._profile_due
 
     def _profile(self) -> None:
         if not self.profiler.begin(sum(self.steps.last_row)):

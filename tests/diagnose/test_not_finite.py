@@ -10,7 +10,7 @@ from planted_runs import Planted
 from ndd_console.words.run import loss_text, summary
 from ndd_engine.record.events import NotFiniteEvent
 
-SKIPPING = {"skipped": 19, "skipping_since": 12, "loss_scale": 0.0}
+SKIPPING = {"skipped": 19, "first_skipped": 12, "loss_scale": 0.0}
 LOST = {"bad_loss": ("NaN", 40, 28, 0.7, 0.6)}
 PLACE = {"file": "/home/me/train.py", "line": 15, "function": "main"}
 

@@ -133,7 +133,8 @@ class WindowEvent(Event):
     profiler capture ran or a step was profiled; such windows are not used for rates. heap_bytes: in use by the heap of
     the process, with the tensors of the CPU, at the end of the window. kept_steps: earlier steps whose autograd graphs
     still exist then. skipped: updates that a gradient scaler left out in this window, since gradients were not finite;
-    not those of the first steps, in which its scale settles. skipping_since: if the last updates of the window were
+    not those of the first steps, in which its scale settles. first_skipped: steps before the first of them, where it is
+    known. skipping_since: if the last updates of the window were
     skipped, the steps before the first of them. bad_loss: if its last losses are not finite, ["NaN" or "infinite",
     steps before the first loss that was seen so; of the finite ones before: steps before the last one, its value, and
     the lowest value; or null].
@@ -165,6 +166,7 @@ class WindowEvent(Event):
     heap_bytes: Count | None = None
     kept_steps: Count = 0
     skipped: Count = 0
+    first_skipped: Count | None = None
     skipping_since: Count | None = None
     bad_loss: BadLoss | None = None
 
