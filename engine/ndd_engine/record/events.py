@@ -390,8 +390,8 @@ class NotFiniteEvent(Event):
     "column", "channel" or "item", if only some positions of it are affected; else "". at: the first few of these
     positions. places: their number. size: the number of all positions. largest: magnitude of what a module or a
     function has received. count: number of parameters or gradients that are not finite. of: number of all of them.
-    file, line, function: the line of the user's code. made: [file, line, function] of the user's function that
-    returned such data first.
+    file: of the user's code. line: in that file. function: that the line is in. made: [file, line, function] of the
+    user's function that returned such data first.
     """
 
     type: ClassVar[str] = "not_finite"

@@ -294,8 +294,8 @@ class RunState(Facts):
         known = self.not_finite
         known.updates += event.steps
         if event.skipped and known.begun is None:
-            first = event.first_skipped
-            known.begun = event.step - event.steps if first is None else first
+            begun = event.first_skipped
+            known.begun = event.step - event.steps if begun is None else begun
         known.skipped += event.skipped
         known.since = event.skipping_since if event.steps else known.since
         known.loss = event.bad_loss
