@@ -216,6 +216,9 @@ class Emitter:
         first, self._first_ns = S[FIRST_NS] - self._first_ns, S[FIRST_NS]
         passes, self._starts = S[STARTS] - self._starts, S[STARTS]
         skipped, self._skipped = S[SKIPPED] - self._skipped, S[SKIPPED]
+        since = steps.finite.first, steps.finite.since
+        steps.finite.first = None
+        first_skipped, skipping_since = (None if one is None else one + self._earlier for one in since)
         step = self.step - self._earlier
         count, self._shown = max(step - self._shown, 0), step
         self._items = shape[0] if shape else self._items or self._batch
@@ -245,8 +248,7 @@ class Emitter:
             last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=self._rate(),
             gc_ns=garbage.ns, gc_count=garbage.number, gc_max_ns=garbage.longest_ns, profiled=profiled,
             heap_bytes=self._heap.read(), kept_steps=kept, passes=passes, loss_scale=self._scale(), skipped=skipped,
-            skipping_since=self._earlier + since if (since := steps.finite.since) is not None else None,
-            bad_loss=self._bad_loss(), timed=timed,
+            first_skipped=first_skipped, skipping_since=skipping_since, bad_loss=self._bad_loss(), timed=timed,
         )  # fmt: skip
 
     def _rate(self) -> float | None:

@@ -25,13 +25,15 @@ class Finite:
 
     suspicious: called where more is skipped than usual, and for each loss that is not finite. loss: while losses are
     not finite, (value in words, the first step with it, and of the finite ones before: the step of the last one, its
-    value, and the lowest value; or None). since: the first of the skipped updates in a row, None without one.
+    value, and the lowest value; or None). since: the first of the skipped updates in a row, None without one. first:
+    the first skipped update that counts since this was set to None.
     """
 
     def __init__(self) -> None:
         self.suspicious: Callable[[], None] = lambda: None
         self.loss: tuple[str, int, int | None, float | None, float | None] | None = None
         self.since: int | None = None
+        self.first: int | None = None
         self._last: tuple[int | None, float | None, float | None] = (None, None, None)
         self._settled, self._row = False, 0
         # Skipped updates and steps where they began to be counted as many.
@@ -53,6 +55,8 @@ class Finite:
             S[SKIPPED] += SETTLING
         else:
             return
+        if self.first is None:
+            self.first = self.since
         count, begun = self._many
         if done - begun > WITHIN:
             self._many = count, begun = int(S[SKIPPED]) - 1, done

@@ -223,13 +223,8 @@ class Hooks:
     # The hooks.
 
     def _backward_hooks(self) -> tuple[Look, Any]:
-        steps, waits, outer, looks, origin = (
-            self.steps,
-            self.waits,
-            self._outer,
-            self._looks,
-            self._origin,
-        )
+        steps, waits, outer = self.steps, self.waits, self._outer
+        looks, origin = self._looks, self._origin
         traced = looks.traced
 
         def begins(_probe: Any, zero: int) -> int:
@@ -635,9 +630,9 @@ class Hooks:
             return zero
 
         def ended(frame: Any) -> None:
-            given = frame.f_locals
-            if S[TRAINER] != get_ident() or given["self"].__dict__.get("_enabled") is not True:
+            if S[TRAINER] != get_ident() or not steps.scaled:
                 return
+            given = frame.f_locals
             if steps.heard + S[DONE] == before[0]:
                 steps.finite.updated(True, S[DONE])
                 optimizer = given["optimizer"]

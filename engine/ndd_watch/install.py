@@ -420,7 +420,8 @@ class Observer:
             wait = PROFILE_NS if self._told_functions else min(SECOND_NS, PROFILE_NS)
             self._told_functions |= learned
             self._profile_due = (t + wait if PROFILE_NS else 1 << 62) if learned else 0
-            steps.next_study = 0 if captures.wanted else self._profile_due
+            wanted = captures.wanted or self.origin.wanted
+            steps.next_study = 0 if wanted else self._profile_due
 
     def _profile(self) -> None:
         if not self.profiler.begin(sum(self.steps.last_row)):

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 KIND, SECONDS = sys.argv[1], float(os.environ.get("SCRIPT_S", "1e9"))
+# Of the loss; where it is large, a gradient scaler begins with a scale that is too large.
+WEIGHT = 1e4 if KIND == "scales" else 1.0
 
 
 class Transformer(nn.Module):
@@ -88,8 +90,7 @@ def main() -> None:
     torch.set_num_threads(1)
     make, shape, batch = KINDS[KIND]
     model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
-    # It begins with a scale that is too large, and finds a smaller one.
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2 / WEIGHT, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, enabled=KIND == "scales")
     x = torch.randn(batch if KIND == "one-batch" else 2048, *shape)
     data = TensorDataset(x, torch.zeros(len(x), 1))
@@ -103,7 +104,7 @@ def main() -> None:
             batches = DataLoader(Stream(x), batch, num_workers=2)
         for items, target in batches:
             loss = nn.functional.mse_loss(model(items), target)
-            scaler.scale(loss / micro).backward()
+            scaler.scale(WEIGHT * loss / micro).backward()
             step += 1
             if KIND == "logs" and step % 100 == 0:
                 print(f"step {step}: loss {loss.item():.4g}", flush=True)

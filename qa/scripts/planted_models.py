@@ -168,22 +168,6 @@ def garbage(settings: Any) -> dict[str, Any]:
 # Retained memory.
 
 
-def broken(settings: Any) -> dict[str, Any]:
-    """Options: from_step: from that step on, the model divides by zero; 0 for never."""
-    begin, steps = settings.option("from_step", 0), 0
-
-    def forward(model: nn.Module, batch: Any) -> Any:
-        nonlocal steps
-        output = model(batch[0])
-        steps += model.training
-        return scaled(output, float(begin == 0 or steps < begin))
-
-    def scaled(output: Tensor, by: float) -> Tensor:
-        return output / by - output / by
-
-    return {"model": Net(1024), "train_data": in_memory(), "loss": loss, "forward": forward}
-
-
 def keeping(settings: Any) -> dict[str, Any]:
     """Options: keep_mb: outputs retained per step; limit_mb: in total (a cache), 0 for no limit (a leak)."""
     keep, limit = settings.option("keep_mb", 0.0), settings.option("limit_mb", 0)

@@ -67,3 +67,42 @@ def test_backward_passes_that_no_step_has_are_told(tmp_path: Path, steps: int, m
     (told,) = [line for line in done.stderr.splitlines() if line.startswith("backward")] or [""]
     assert (str(more) in told) == bool(more)
     assert (f"{steps} optimizer steps" in done.stderr) == bool(steps)
+
+
+BROKEN = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+for step in range(400):
+    x = torch.randn(32, 8)
+    if step >= BEGIN:
+        x[:, 3] = float("nan")
+    loss = model(x).square().mean() * 1e4
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    if step < BEGIN:
+        print(float(loss))
+"""
+
+
+@pytest.mark.budget(30)
+def test_skipped_updates_are_told_with_their_first_step_and_what_was_not_finite(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BROKEN.replace("BEGIN", "100"))
+    ran = run(tmp_path, str(tmp_path / "train.py"))
+    assert sum(window["skipped"] for window in ran.of("window")) == 300
+    assert {window["skipping_since"] for window in ran.of("window")} <= {None, 0, 100}
+    assert next(window["first_skipped"] for window in ran.of("window") if window["skipped"]) == 100
+    (found,) = ran.of("not_finite")
+    assert (found["what"], found["name"], found["axis"], found["at"]) == ("input", "x", "column", [3])
+    assert found["line"] == 12 and found["step"] > 100
+    assert ran.out == run(tmp_path / "bare", str(tmp_path / "train.py"), observed=False, read=False).out
+    (tmp_path / "train.py").write_text(BROKEN.replace("BEGIN", "1000"))
+    well = run(tmp_path / "well", str(tmp_path / "train.py"))
+    # The scale was too large at first.
+    assert not any(window["skipped"] for window in well.of("window")) and not well.of("not_finite")
+    assert well.of("window")[-1]["loss_scale"] < 2.0**127

@@ -134,8 +134,9 @@ class WindowEvent(Event):
     profiler capture ran or a step was profiled; such windows are not used for rates. heap_bytes: in use by the heap of
     the process, with the tensors of the CPU, at the end of the window. kept_steps: earlier steps whose autograd graphs
     still exist then. passes: over the training data, that began in it; the first pass of the run is not counted.
-    skipped: updates that a gradient scaler left out in this window, since gradients were not finite;
-    not those of the first steps, in which its scale settles. skipping_since: if the last updates of the window were
+    skipped: updates that a gradient scaler left out in this window, since gradients were not finite; not those of the
+    first steps, in which its scale settles. first_skipped: steps before the first of them, where it is known.
+    skipping_since: if the last updates of the window were
     skipped, the steps before the first of them. bad_loss: if its last losses are not finite, ["NaN" or "infinite",
     steps before the first loss that was seen so; of the finite ones before: steps before the last one, its value, and
     the lowest value; or null].
@@ -168,6 +169,7 @@ class WindowEvent(Event):
     kept_steps: Count = 0
     passes: Count = 0
     skipped: Count = 0
+    first_skipped: Count | None = None
     skipping_since: Count | None = None
     bad_loss: BadLoss | None = None
 
@@ -407,8 +409,8 @@ class NotFiniteEvent(Event):
     "column", "channel" or "item", if only some positions of it are affected; else "". at: the first few of these
     positions. places: their number. size: the number of all positions. largest: magnitude of what a module or a
     function has received. count: number of parameters or gradients that are not finite. of: number of all of them.
-    file, line, function: the line of the user's code. made: [file, line, function] of the user's function that
-    returned such data first.
+    file: of the user's code. line: in that file. function: that the line is in. made: [file, line, function] of the
+    user's function that returned such data first.
     """
 
     type: ClassVar[str] = "not_finite"

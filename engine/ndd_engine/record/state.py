@@ -305,7 +305,8 @@ class RunState(Facts):
         known = self.not_finite
         known.updates += event.steps
         if event.skipped and known.begun is None:
-            known.begun = event.step - event.steps if event.skipping_since is None else event.skipping_since
+            begun = event.first_skipped
+            known.begun = event.step - event.steps if begun is None else begun
         known.skipped += event.skipped
         known.since = event.skipping_since if event.steps else known.since
         known.loss = event.bad_loss

@@ -37,7 +37,7 @@ FEW_PASSES, TIMES_USUAL = 8, 4
 # Fields of a window that nobody has measured where its process is gone.
 _UNMEASURED = (
     "step_p50_ns", "step_p95_ns", "step_max_ns", "loss", "last_loss", "lr", "gc_ns", "gc_count", "gc_max_ns",
-    "heap_bytes",
+    "heap_bytes", "first_skipped",
 )  # fmt: skip
 
 Line = dict[str, Any]
