@@ -383,7 +383,8 @@ class FunctionsEvent(Event):
     own functions out, and in a step it is part of own_ns unless the library is torch. inside: "evaluate" or
     "checkpoint" if this is (the end of) one of these instead of a step; calls then name functions inside libraries.
     sizes: the highest numbers of what may grow, by kind and name, such as "hooks:block.3", "parameters:SGD" (of an
-    optimizer) and "handlers:root" (of a logger). "graph:" is how many steps back the graph of the loss reaches, at least.
+    optimizer) and "handlers:root" (of a logger). "graph:" is how many steps back the graph of the loss reaches, at
+    least.
     """
 
     type: ClassVar[str] = "functions"
