@@ -130,6 +130,7 @@ class Emitter:
         self._config["loader"] = {name: settings[name] for name in _LOADER}
         self._batch = settings["batch_size"] or 0
         self.script(loader=settings["place"], dataset=settings["dataset"], by_item=settings["by_item"])
+        self.script(objects=settings["objects"])
 
     def _record_run(self) -> None:
         """Record the run, if it is another one than before."""

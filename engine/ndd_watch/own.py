@@ -9,6 +9,8 @@ import tempfile
 from functools import lru_cache
 from typing import Any, Callable
 
+from .attributes import python_objects
+
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
 _PLUMBING = ("base", "data_order", "factory_data", "own_module", "registry", "result", "training")
 # Loaders and optimizers whose place is remembered.
@@ -22,11 +24,12 @@ def own(code: Any) -> bool:
     """
     if code is None or isinstance(code, str):
         return False
-    return _own_file(code.co_filename)
+    return user_file(code.co_filename)
 
 
 @lru_cache(maxsize=4096)
-def _own_file(name: str) -> bool:
+def user_file(name: str) -> bool:
+    """Whether a file is the user's own."""
     for folder in product():
         if name.startswith(folder):
             _, inside, file = name.partition(os.path.join(folder, "workloads", ""))
@@ -111,6 +114,7 @@ class Places:
             "batch_size": getattr(sampler, "batch_size", None) if ordinary else None,
             "dataset": type(dataset).__name__,
             "by_item": joined and getattr(iterator, "_dataset_kind", None) == 0,
+            "objects": python_objects(dataset) if iterator._num_workers else None,
         }, self.of(dataset)  # fmt: skip
 
     def remember(self, thing: object, frame: Any) -> None:

@@ -13,7 +13,7 @@ from planted_runs import Planted, alone, cores, evaluated, files, healthy, seen
 
 from ndd_engine.config import read
 from ndd_engine.diagnose import CAUSES, Finding, diagnose
-from ndd_engine.diagnose.run_rules import steady_growth
+from ndd_engine.diagnose.memory_rules import steady_growth
 from ndd_engine.record.events import EndEvent, SettingEvent, StageEvent, TrialEvent
 from ndd_engine.record.state import RunState
 

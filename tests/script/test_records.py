@@ -18,7 +18,7 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
 from ndd_engine.script.follower import Follower
 from ndd_engine.script.records import Records, Room
-from ndd_engine.script.source import keeping_line
+from ndd_engine.measure.source import keeping_line
 from ndd_watch import mapped
 
 

@@ -58,5 +58,7 @@ CAUSES: dict[str, str] = {
     "no-effect": "setting not in effect",
     # Hazards: no cost in time until they end the run.
     "leak": "memory grows steadily",
+    "worker-memory": "memory of loader workers grows",
+    "evaluation-memory": "evaluations take much memory",
     "near-limit": "memory almost full",
 }

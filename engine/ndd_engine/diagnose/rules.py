@@ -14,7 +14,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import duration, percent, times
 from ndd_watch.changes import TABLE
 
-from . import data_rules, gpu_rules, host_rules, model_rules, rank_rules, run_rules
+from . import data_rules, gpu_rules, host_rules, memory_rules, model_rules, rank_rules, run_rules
 from .finding import Change, Evidence, Finding
 from .view import CLOCK, MODEL, Cost, View, ceiling, rounded_up, taken
 
@@ -148,7 +148,7 @@ Rule = Callable[[View], Finding | None]
 # Findings with a lower ceiling are dropped.
 LEAST = 1.04
 # Rules that apply to short runs as well.
-ALWAYS: tuple[Rule, ...] = (*run_rules.RULES, model_rules.compile_cost)
+ALWAYS: tuple[Rule, ...] = (*memory_rules.RULES, *run_rules.RULES, model_rules.compile_cost)
 RULES: tuple[Rule, ...] = (
     *data_rules.RULES,
     *host_rules.RULES,
@@ -184,8 +184,10 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
 
 def _rank(view: View, item: Finding) -> tuple[int, float]:
-    if item.cause in ("leak", "near-limit"):
+    if item.cause in ("leak", "worker-memory", "near-limit"):
         return 0, 0.0
+    if item.cause == "evaluation-memory":  # after what costs time
+        return 1, 0.0
     if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without
         return 1, float("-inf")
     if item.ceiling is not None or item.share is not None:
@@ -242,6 +244,8 @@ class FindingWatch:
 def _changed(told: Finding, now: Finding) -> bool:
     advice = (told.sets, bool(told.leave), told.from_steps is None)
     if advice != (now.sets, bool(now.leave), now.from_steps is None):
+        return True
+    if now.cause == "leak" and told.changes != now.changes:  # what holds the memory has become known
         return True
     if told.ceiling is None or now.ceiling is None:
         return told.ceiling is not now.ceiling

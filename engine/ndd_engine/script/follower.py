@@ -13,8 +13,19 @@ import psutil
 from ndd_engine.diagnose.view import COLLECT
 from ndd_engine.hardware.detect import trained_on
 from ndd_engine.hardware.gpus import Gpu, Machine
+from ndd_engine.measure.kept import placed
+from ndd_engine.measure.source import collecting_line, keeping_line
 from ndd_engine.record.event import Wait
-from ndd_engine.record.events import EndEvent, Event, FunctionsEvent, MarkEvent, RunEvent, WindowEvent, parse
+from ndd_engine.record.events import (
+    EndEvent,
+    Event,
+    FunctionsEvent,
+    HoldersEvent,
+    MarkEvent,
+    RunEvent,
+    WindowEvent,
+    parse,
+)
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import counted, number, printable
 
@@ -23,7 +34,6 @@ from .command import Command
 from .observed_ranks import ScriptRanks
 from .progress import Stalls
 from .records import Line, Process, Records
-from .source import collecting_line, keeping_line
 
 # Of so few steps, the first ones are not seen whole.
 FEW_STEPS = 3
@@ -77,6 +87,9 @@ class Trained:
             yield replace(event, text=printable(event.text))
         elif isinstance(event, FunctionsEvent):
             yield replace(event, waits=[_at_call(wait) for wait in event.waits])
+        elif isinstance(event, HoldersEvent):
+            script = {} if self.run is None else self.run.config.get("script") or {}
+            yield placed(event, [str(script.get("main") or "")])
         elif not isinstance(event, WindowEvent):
             yield event
 

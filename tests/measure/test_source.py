@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.script.source import collecting_line, keeping_lines
+from ndd_engine.measure.source import collecting_line, keeping_lines
 
 LOOP = """
 def train(model, data, total, losses, meter, scaler):
