@@ -35,10 +35,21 @@ LEVELS, WIDTH, SEARCHED = 6, 32, 200_000
 # Bytes of an object that is not looked into.
 _PLAIN = 64
 
-_SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
-_MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
-GROWS = (_SEQUENCES | _MAPPINGS) - {tuple, frozenset}
-_SIZED = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range, slice})
+
+class _Kinds:
+    """Some types. A class of the script may compute its hash, and how it compares."""
+
+    def __init__(self, *kinds: type) -> None:
+        self.keys = frozenset(map(key_of, kinds))
+
+    def __contains__(self, kind: object) -> bool:
+        return key_of(kind) in self.keys
+
+
+_SEQUENCES = _Kinds(list, tuple, set, frozenset, deque)
+_MAPPINGS = _Kinds(dict, OrderedDict, defaultdict, Counter)
+GROWS = _Kinds(list, set, deque, dict, OrderedDict, defaultdict, Counter)
+_SIZED = _Kinds(str, bytes, bytearray, int, float, complex, bool, type(None), range, slice)
 # What belongs to the program rather than to its data.
 _CODE = (
     type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType,
@@ -68,8 +79,8 @@ class Holders:
 
     def __init__(self, looks: Looks, own: Callable[[Any], bool]) -> None:
         self._looks, self._own = looks, own
-        # Of the types that are looked at. A class of the script may compute its hash.
-        self._kinds = {key_of(kind) for kind in (*GROWS, *looks.kinds)}
+        # Of the types that are looked at.
+        self._kinds = GROWS.keys | set(map(key_of, looks.kinds))
         # Of the first look: its step, lengths of containers by their id, and shapes of large tensors.
         self._first = -1
         self._lengths: dict[int, int] = {}
@@ -223,15 +234,16 @@ class Holders:
             return _PLAIN if known else _PLAIN + int(whole.nbytes)
         if not depth:
             return _PLAIN
+        own = _PLAIN
         if kind in _SEQUENCES or kind in _MAPPINGS:
-            number, children = len(value), list(islice(_newest(value), INSIDE))
+            number, children, own = len(value), list(islice(_newest(value), INSIDE)), sys.getsizeof(value)
         elif kind is types.FunctionType:  # without its module
             number, children = 1, [value.__closure__, value.__defaults__, value.__kwdefaults__]
         else:
             children = gc.get_referents(value)
             number = len(children)
         inner = sum(self._bytes(child, depth - 1, seen) for child in children[:INSIDE])
-        return _PLAIN + int(inner * max(number / INSIDE, 1)) + 8 * number
+        return own + int(inner * max(number / INSIDE, 1))
 
     def described(self, value: Any) -> str:
         """ "tensor 4 x 512", "dict" or the name of a class."""

@@ -67,14 +67,18 @@ def _planted(way: str, size: float) -> tuple[tuple[str, ...], bool]:
 
 def _after(events: list[dict[str, Any]], where: str) -> str:
     """When the finding first had the line: seconds since the first window, and the growth since then."""
-    sizes = [(one["t"], one["host"].get("rss_bytes") or 0) for one in events if one["type"] == "sample"]
+    sizes = [
+        (one["t"], size)
+        for one in events
+        if one["type"] == "sample" and (size := one["host"].get("rss_bytes"))
+    ]
     begin = next((one["t"] for one in events if one["type"] == "window"), 0.0)
     for one in events:
-        if one["type"] == "finding" and one["cause"] == "leak" and not one["gone"]:
-            if one["finding"]["changes"][0]["where"] == where:
-                before = next((size for t, size in sizes if t >= begin), 0)
-                now = next((size for t, size in sizes if t >= one["t"]), before)
-                return f"{one['t'] - begin:.0f} s, {(now - before) / 1e6:.0f} MB"
+        told = one["type"] == "finding" and one["cause"] == "leak" and not one["gone"]
+        if told and one["finding"]["changes"][0]["where"] == where:
+            before = next((size for t, size in sizes if t >= begin), 0)
+            now = next((size for t, size in sizes if t >= one["t"]), before)
+            return f"{one['t'] - begin:.0f} s, {(now - before) / 1e6:.0f} MB"
     return "-"
 
 

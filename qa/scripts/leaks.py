@@ -1,7 +1,7 @@
 """Keeps something for each step, in one of many ways; knows nothing of the console. See qa/faults/leaks.py.
 
-Arguments: the way; bytes a step. SCRIPT_S: seconds. The line that keeps ends with "# keeps". Ways that begin with "not-" keep
-a limited amount.
+Arguments: the way; bytes a step. SCRIPT_S: seconds. The line that keeps ends with "# keeps WAY". Ways that begin with
+"not-" keep a limited amount.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ outputs: dict[int, Tensor] = {}
 class Meter:
     """Counts what it is told."""
 
-    every: list[Any] = []
+    every: ClassVar[list[Any]] = []
 
     def __init__(self) -> None:
         self.values: list[Tensor] = []
@@ -60,7 +60,7 @@ class Items(Dataset[Tensor]):
         return self.cache[index]
 
 
-@lru_cache(maxsize=None)
+@cache
 def table(step: int) -> Tensor:  # keeps cache
     return torch.ones(NUMBERS) * step
 
@@ -91,6 +91,10 @@ class Net(nn.Module):
         if WAY == "buffer":
             self.seen = torch.cat([self.seen, torch.zeros(1, NUMBERS)])  # keeps buffer
         return self.inner(x)  # type: ignore[no-any-return]
+
+
+def numbers(step: int) -> list[dict[str, float]]:
+    return [{"step": float(step), "other": float(number)} for number in range(SIZE // 250)]
 
 
 def main() -> None:
@@ -138,9 +142,7 @@ def main() -> None:
         elif WAY == "state":
             optimizer.state[first].setdefault("old", []).append(value)  # keeps state
         elif WAY == "numbers":
-            records += [
-                {"step": float(step), "other": float(number)} for number in range(SIZE // 250)
-            ]  # keeps numbers
+            records += numbers(step)  # keeps numbers
         elif WAY == "bytes":
             parts.add(b"%020d" % step + bytes(SIZE))  # keeps bytes
         elif WAY == "view":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.measure.source import collecting_line, keeping_lines
+from ndd_engine.measure.source import collecting_line, growing_line, keeping_lines
 
 LOOP = """
 def train(model, data, total, losses, meter, scaler):
@@ -79,3 +79,29 @@ def test_the_line_of_a_collection_is_that_of_the_call(tmp_path: Path, function_l
     path.write_text(COLLECTS)
     assert collecting_line(str(path), function_line) == line
     assert collecting_line(str(tmp_path / "gone.py"), function_line) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("history", "history.append(x)"), (".cache", "self.cache[i] = x"), (".state", 'optimizer.state[p]["old"] = x'),
+        (".state", 'optimizer.state[p].setdefault("old", []).append(x)'), ("rows", "rows += [x]"),
+        ("seen", "seen = torch.cat([seen, x])"), (".seen", "self.seen = self.seen + [x]"), ("parts", "parts.add(x)"),
+        (".values", "Meter.values.extend(x)"), ("._forward_hooks", "model.register_forward_hook(hook)"),
+        (".figs", "figure, axes = plt.subplots()"),
+    ],
+)  # fmt: skip
+def test_the_line_where_a_container_grows_is_found(name: str, line: str, tmp_path: Path) -> None:
+    """Another variable of the same name as an attribute is another thing."""
+    plain, attribute = name.lstrip("."), name.startswith(".")
+    other = f"{plain}.append(x)" if attribute else f"self.{plain}.append(x)"
+    file = tmp_path / "train.py"
+    file.write_text(f"{plain} = []\nfor x in {plain}:\n    {other}\n    {line}\n")
+    assert growing_line(str(file), plain, attribute) == 4
+    assert growing_line(str(file), "another", attribute) == 0
+
+
+def test_the_line_is_in_the_function_that_has_the_variable(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("def one(kept):\n    kept.append(1)\n\ndef two(kept):\n    kept.append(2)\n")
+    assert growing_line(str(file), "kept", function_line=4) == 5

@@ -75,7 +75,9 @@ def leak(view: View) -> Finding | None:
         return None
     where, growth = found
     slope, on_gpu = growth.slope, where == "GPU memory"
-    if not _holds(snapshot, held, slope):
+    # Small pieces that are kept leave gaps between them, so that resident memory can grow by much more than they take.
+    heap = None if on_gpu else _steady(snapshot.heap_trend, SMALL_BYTES, SMALL_BYTES)
+    if not _holds(snapshot, held, slope) and (heap is None or not _holds(snapshot, held, heap.slope)):
         held = None
     if held is not None and held.limit and _fits(snapshot, held):
         return None
@@ -83,14 +85,14 @@ def leak(view: View) -> Finding | None:
     free, when, leave = _free(snapshot, on_gpu), "", ""
     if free is not None and not growth.released:
         steps = free / slope
-        when = f"{'memory' if where == 'memory' else where} is full in about {steps:,.0f} steps"
+        when = f"memory is full in about {steps:,.0f} steps"
         if view.step_ns:
             when += f", {duration(steps * view.step_ns * 1e-9)}"
         total = snapshot.run.total_steps if snapshot.run is not None else 0
         if total and not snapshot.final and total - snapshot.step < steps / 2:
             leave = f"this run ends in {total - snapshot.step:,} steps, before memory is full"
     confidence: Confidence = "certain" if snapshot.epoch or held is not None else "likely"
-    title = f"{where} grows by {size(slope)} per step"
+    title = f"{'memory' if where == 'the heap' else where} grows by {size(slope)} per step"
     if growth.released:
         title += f" until it is released, after about {growth.released:,} steps"
     if held is not None:
@@ -98,7 +100,9 @@ def leak(view: View) -> Finding | None:
     elif kept:
         title += f", held by the autograd graphs of {kept:,} steps"
     draft = Draft("leak", title, None, confidence, leave)
-    source = "allocator" if on_gpu else "memory of the process"
+    source = (
+        "allocator" if on_gpu else "the C library's heap" if where == "the heap" else "memory of the process"
+    )
     between = f", {size(growth.low)} to {size(growth.high)}" if 0 < growth.low < growth.high else ""
     text = (
         f"{size(growth.last)} in use, growing by {size(slope)} per step (noise {size(growth.noise)}{between})"
@@ -108,6 +112,9 @@ def leak(view: View) -> Finding | None:
         draft.saw(f"it was {size(growth.first[1])} at step {growth.first[0]:,}", source)
     if held is not None:
         _tell(draft, snapshot, held)
+        if heap is not None and heap.slope < HELD * slope:
+            text = f"what is in use of the heap grows by {size(heap.slope)} per step; the rest are gaps in it"
+            draft.saw(text, "the C library's heap")
     if kept:
         draft.saw(f"autograd graphs of {kept:,} steps were kept at a time", "autograd")
     if growth.released:
@@ -159,15 +166,21 @@ def _growing(view: View, held: Holder | None) -> tuple[str, Growth] | None:
             for one in (trend, releasing):
                 growth = _steady(one, SMALL_BYTES, SMALL_BYTES)
                 if growth is not None and _holds(snapshot, held, growth.slope):
-                    return name, growth
+                    return (name if one is trend else "the heap"), growth
         if kept and (of_graphs := growth_of_graphs(trend, kept)) is not None:
             return name, Growth(*of_graphs, released=kept)
     return None
 
 
 def _steady(trend: Trend, least: float, most: float = GROWN_BYTES) -> Growth | None:
-    """The growth of a curve with its interval; see `steady_growth`."""
+    """The growth of a curve with its interval; see `steady_growth`. A last point that has fallen is no evidence yet.
+
+    So is one that was taken while the process ended.
+    """
     found = steady_growth(trend, least, most)
+    if found is None and len(trend) > 1 and trend[-1][1] < trend[-2][1]:
+        trend = trend[:-1]
+        found = steady_growth(trend, least, most)
     if found is None:
         return None
     later = trend[len(trend) // 3 :]

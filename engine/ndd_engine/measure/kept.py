@@ -32,12 +32,13 @@ def _placed(holder: Holder, files: list[str]) -> Holder:
         return replace(holder, at=(holder.file, holder.line))
     if not holder.name:
         return holder
+    attribute = holder.kind in ("attribute", "class")
     own = [holder.file] if holder.file and user_file(holder.file) else []
     # The function that a variable belongs to is the place to look first.
-    if own and holder.line and (line := growing_line(holder.file, holder.name, holder.line)):
+    if own and holder.line and (line := growing_line(holder.file, holder.name, attribute, holder.line)):
         return replace(holder, at=(holder.file, line))
     for file in dict.fromkeys([*own, *files, *_beside(files)]):
-        if line := growing_line(file, holder.name):
+        if line := growing_line(file, holder.name, attribute):
             return replace(holder, at=(file, line))
     return holder
 

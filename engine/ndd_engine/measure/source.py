@@ -31,12 +31,13 @@ def collecting_line(path: str, function_line: int) -> int:
     return next(iter(_found(path, lambda source: _collecting(source, function_line))), 0)
 
 
-def growing_line(path: str, name: str, function_line: int = 0) -> int:
-    """The first line of a file that adds to a variable or an attribute of this name; 0 as above.
+def growing_line(path: str, name: str, attribute: bool = False, function_line: int = 0) -> int:
+    """The first line of a file that adds to a variable, or to an attribute, of this name; 0 as above.
 
     function_line: search in the function that begins there; 0 for the whole file.
     """
-    return next(iter(_found(path, lambda source: _growing(source, name, function_line))), 0)
+    wanted = f".{name}" if attribute else name
+    return next(iter(_found(path, lambda source: _growing(source, wanted, function_line))), 0)
 
 
 def _found(path: str, lines: Callable[[str], list[int]]) -> list[int]:
@@ -96,7 +97,7 @@ def _adds(node: ast.AST, name: str) -> bool:
     """Whether a statement or call adds to what has this name."""
     match node:
         case ast.Call(func=ast.Attribute(attr=method) | ast.Name(id=method)) if method in _BY_CALL.get(
-            name, ()
+            name[1:], ()
         ):
             return True
         case ast.Call(func=ast.Attribute(attr=method, value=value)) if method in _ADDS:
@@ -113,10 +114,12 @@ def _adds(node: ast.AST, name: str) -> bool:
 
 
 def _base(node: ast.AST) -> str:
-    """The variable or attribute of an expression: "state" of `optimizer.state[p].setdefault("old", [])`."""
+    """The variable or attribute of an expression: ".state" of `optimizer.state[p].setdefault("old", [])`."""
     match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
+        case ast.Name(id=name):
             return name
+        case ast.Attribute(attr=name):
+            return f".{name}"
         case ast.Subscript(value=value) | ast.Call(func=ast.Attribute(value=value)):
             return _base(value)
     return ""

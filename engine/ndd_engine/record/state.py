@@ -362,7 +362,14 @@ class RunState(Facts):
         for trend, key in zip(self._host_trends, keys, strict=True):
             value = event.host.get(key)
             # Allocations during preparation are not growth; workers begin to copy with their first batch.
-            if value is not None and self.end is None and (self.step > 0 or trend is not self.residents):
+            known = self.step > 0 or trend is not self.residents
+            # Without a new step, as while a process ends, nothing is growth per step.
+            if (
+                value is not None
+                and self.end is None
+                and known
+                and (self.step > trend.last_step or not trend.points)
+            ):
                 trend.add(self.step, float(value))
         if (used := memory_bytes(self.run, event)) is not None and self.step > 0:
             self.levels.used(used, event.host.get("rss_peak_bytes") or 0.0)
