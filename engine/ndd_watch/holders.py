@@ -180,7 +180,7 @@ class Holders:
         """The containers that have grown by most bytes, each in a list of its own, "held"."""
         grown.sort(key=lambda one: -one[0])
         # Few but large elements weigh as much as many small ones.
-        rows = []
+        rows: list[dict[str, Any]] = []
         for by, length, item in grown[: 4 * WEIGHED]:
             if self._looks.is_tensor(item):
                 shape, size = self._looks.shape(item) or (), self._storage(item)[1]
@@ -201,7 +201,7 @@ class Holders:
             })  # fmt: skip
             del newest
         grown.clear()
-        rows.sort(key=lambda row: -int(row["bytes"]))
+        rows.sort(key=lambda row: -row["bytes"])
         return rows
 
     def _has_graph(self, value: Any) -> bool:

@@ -60,8 +60,8 @@ class Items(Dataset[Tensor]):
         return self.cache[index]
 
 
-@cache
-def table(step: int) -> Tensor:  # keeps cache
+@cache  # keeps cache
+def table(step: int) -> Tensor:
     return torch.ones(NUMBERS) * step
 
 

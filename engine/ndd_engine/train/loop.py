@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -299,7 +300,14 @@ class Loop:
 
     def _look(self) -> None:
         """At what this process keeps, since its memory grows."""
-        if (found := self._holders.look(self.step, sys._getframe())) is not None:
+        self._window()  # the look belongs to no window
+        gc.unfreeze()  # frozen by `prepare_run`: frozen objects are in no look
+        try:
+            found = self._holders.look(self.step, sys._getframe())
+        finally:
+            gc.freeze()
+        self.reporter.skip()
+        if found is not None:
             module = sys.modules.get(str(self.config.workload.name).partition(":")[0])
             self.put(holders_event(found, [getattr(module, "__file__", None) or ""]))
 
