@@ -32,7 +32,18 @@ ACCUSED = 1.10
 CLOSE = 0.10
 # Without a setting that could remove them; their advice is in words.
 WORDS = frozenset(
-    {"slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile"}
+    {
+        "slow-function",
+        "user-code",
+        "checkpoint",
+        "evaluation",
+        "anomaly",
+        "straggler",
+        "leak",
+        "worker-memory",
+        "evaluation-memory",
+        "recompile",
+    }  # fmt: skip
 )
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates",
@@ -64,6 +75,8 @@ FAULTS = (
     Fault("many-workers", ("many-workers", "data-wait"), (1, 1)),
     Fault("worker-restart", ("worker-restart",), (2, 10)),
     Fault("leak", ("leak",), (0.5, 1)),
+    Fault("python-objects", ("worker-memory",), (4, 10)),
+    Fault("evaluation-keeps", ("evaluation-memory", "evaluation"), (10, 40)),
     Fault("recompile", ("recompile",), (1, 1), "weighed"),
     Fault("optimizer-loop", ("optimizer",), (2, 8)),
     Fault("checkpoint", ("checkpoint",), (2, 10)),

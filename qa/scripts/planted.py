@@ -42,6 +42,9 @@ class Items(Dataset):  # type: ignore[type-arg]
         # An epoch takes seconds: its workers start again with each one.
         count = BATCH * int(40 / MS) if planted("worker-restart") else 1 << 16
         self.x, self.y = torch.randn(count, 64), torch.randn(count, 1)
+        # Reading one writes its reference count: a forked worker copies it.
+        notes = int(MS * 100_000) if planted("python-objects") else 0
+        self.notes = [{"text": f"note {number}", "number": number} for number in range(notes)]
 
     def __len__(self) -> int:
         return len(self.x)
@@ -51,6 +54,8 @@ class Items(Dataset):  # type: ignore[type-arg]
             work(MS / BATCH)
         if planted("slow-storage"):
             time.sleep(MS / BATCH / 1e3)
+        if self.notes:
+            return self.x[index] + len(self.notes[index * 37 % len(self.notes)]["text"]), self.y[index]
         return self.x[index], self.y[index]
 
 
@@ -80,7 +85,7 @@ def tokenize(milliseconds: float) -> None:
 
 
 def loader(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
-    workers = 8 if planted("many-workers") else int(planted("worker-restart"))
+    workers = 8 if planted("many-workers") else int(FAULT in ("worker-restart", "python-objects"))
     batches = DataLoader(data, BATCH, shuffle=True, num_workers=workers, collate_fn=collate)
     while True:
         yield from batches
@@ -99,6 +104,15 @@ def log_norms(model: nn.Module) -> list[float]:
     while time.perf_counter() < end:
         found += [float(p.grad.norm().item()) for p in model.parameters() if p.grad is not None]
     return found
+
+
+def evaluate_at_once(model: nn.Module, data: Items) -> float:
+    """Keeps the outputs of all batches until the end."""
+    model.eval()
+    with torch.no_grad():
+        outputs = [model(data.x[:BATCH]).sum() * torch.ones(1 << 18) for _ in range(int(20 * MS))]
+    model.train()
+    return float(outputs[-1][0])
 
 
 def evaluate(model: nn.Module, data: Items) -> None:
@@ -181,6 +195,8 @@ def main() -> None:
                 torch.save(model.state_dict(), io.BytesIO())
         if planted("evaluate") and step % 5 == 4:
             evaluate(model, data)
+        if planted("evaluation-keeps") and step % 100 == 99:
+            evaluate_at_once(model, data)
         if planted("leak"):
             kept.append(torch.ones(int(MS * (1 << 16))))
         if planted("recompile"):

@@ -308,7 +308,7 @@ def worker_memory(view: View) -> Finding | None:
     copies = common - shared[last][1] >= FELL * rise
     if rise < COPIED * common if copies else steady_growth(private[first : last + 1], GROWN_BYTES) is None:
         return None
-    workers = counted(int((snapshot.host or {}).get("workers") or view.workers or 1), "loader worker")
+    workers = counted(int(view.workers or (snapshot.host or {}).get("workers") or 1), "loader worker")
     title = f"private memory of {workers} grows: {size(rise)} more in {steps:,} steps"
     if copies:
         title += ", copies of the dataset's Python objects"
