@@ -31,20 +31,10 @@ ACCUSED = 1.10
 # How close the stated time of a function has to come to its time.
 CLOSE = 0.10
 # Without a setting that could remove them; their advice is in words.
-WORDS = frozenset(
-    {
-        "slow-function",
-        "user-code",
-        "checkpoint",
-        "evaluation",
-        "anomaly",
-        "straggler",
-        "leak",
-        "worker-memory",
-        "evaluation-memory",
-        "recompile",
-    }  # fmt: skip
-)
+WORDS = frozenset({
+    "slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "worker-memory",
+    "evaluation-memory", "recompile",
+})  # fmt: skip
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates",
 )  # fmt: skip

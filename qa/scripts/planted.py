@@ -43,7 +43,7 @@ class Items(Dataset):  # type: ignore[type-arg]
         count = BATCH * int(40 / MS) if planted("worker-restart") else 1 << 16
         self.x, self.y = torch.randn(count, 64), torch.randn(count, 1)
         # Reading one writes its reference count: a forked worker copies it.
-        notes = int(MS * 100_000) if planted("python-objects") else 0
+        notes = int(MS * 200_000) if planted("python-objects") else 0
         self.notes = [{"text": f"note {number}", "number": number} for number in range(notes)]
 
     def __len__(self) -> int:
@@ -195,7 +195,7 @@ def main() -> None:
                 torch.save(model.state_dict(), io.BytesIO())
         if planted("evaluate") and step % 5 == 4:
             evaluate(model, data)
-        if planted("evaluation-keeps") and step % 100 == 99:
+        if planted("evaluation-keeps") and step % 300 == 299:
             evaluate_at_once(model, data)
         if planted("leak"):
             kept.append(torch.ones(int(MS * (1 << 16))))

@@ -39,9 +39,9 @@ SMALL_BYTES, HELD = 2 << 20, 0.3
 # The second look comes after so many steps and seconds. Looks that named nothing are repeated when the run is so many
 # times as long.
 APART_STEPS, APART_S, LATER = 20, 4.0, 4
-# Private memory of workers must rise by this part of what they share with the process that forked them, and what they
-# share must fall by this part of the rise where they copy it.
-COPIED, FELL = 0.08, 0.5
+# Workers copy what they share with the process that forked them: their private memory must rise by this part of it and
+# this many bytes, and what they share must fall by this part of the rise.
+COPIED, COPIED_BYTES, FELL = 0.08, 32 << 20, 0.5
 # An evaluation takes much memory from this part of that of training on, or of what is free.
 MUCH = 0.2
 MUCH_BYTES = 100 << 20
@@ -303,10 +303,12 @@ def worker_memory(view: View) -> Finding | None:
         return None
     steps, rise = private[last][0] - private[first][0], private[last][1] - private[first][1]
     common = shared[first][1]
-    if rise < GROWN_BYTES or steps <= 0:
+    if steps <= 0:
         return None
     copies = common - shared[last][1] >= FELL * rise
-    if rise < COPIED * common if copies else steady_growth(private[first : last + 1], GROWN_BYTES) is None:
+    if copies and rise < max(COPIED * common, COPIED_BYTES):
+        return None
+    if not copies and steady_growth(private[first : last + 1], GROWN_BYTES) is None:
         return None
     workers = counted(int(view.workers or (snapshot.host or {}).get("workers") or 1), "loader worker")
     title = f"private memory of {workers} grows: {size(rise)} more in {steps:,} steps"
