@@ -135,7 +135,7 @@ class Emitter:
         self._batch = settings["batch_size"] or 0
         self.script(
             loader=settings["place"], dataset=settings["dataset"], by_item=settings["by_item"],
-            items=settings["items"], sampler=settings["sampler"], reads=settings["reads"],
+            items=settings["items"], sampler=settings["sampler"], reads=settings["reads"], objects=settings["objects"],
         )  # fmt: skip
 
     def _record_run(self) -> None:

@@ -17,6 +17,7 @@ from .device import DeviceValues
 from .emit import FOLDER_AT_START, Emitter, reason_of
 from .exceptions import Dropped, ours
 from .frameworks import Frameworks, Wishes, numbers
+from .holders import Holders
 from .hooks import Hooks
 from .library import open_file, os, threading
 from .listening import Learning, make_way
@@ -72,6 +73,7 @@ class Observer:
         self.copies = Copies(torch, self.looks, self.steps.failed, self._unseen)
         self.emitter = self._emitter()
         self.captures = Captures(torch, self.steps, self.modules, self.looks, self._mark)
+        self.holders = Holders(self.looks, own)
         self.learning = Learning(self.looks)
         self.wishes = Wishes()
         self.frameworks = (
@@ -107,7 +109,7 @@ class Observer:
         steps.asides = self._asides if PROFILE_NS else None
         steps.finite.suspicious = self._suspicious
         steps.looked = self.profiler.leave_out
-        self.requests = Requests(steps, self._capture, self.wishes)
+        self.requests = Requests(steps, self._capture, self._look, self.wishes)
         self.hooks.loader_read = self._loader_read
         self.hooks.device_found = self._device_found
         if self.frameworks is not None:
@@ -347,6 +349,12 @@ class Observer:
         """A loss or gradients are not finite."""
         if self.steps.gate is None and self.origin.ask(S[clock.LAST]) and not self._study:
             self.steps.next_study = 0
+
+    def _look(self) -> None:
+        """The console has asked what the process keeps."""
+        with Dropped():
+            if (found := self.holders.look(self.emitter.step, sys._getframe())) is not None:
+                self.emitter.put("holders", **found)
 
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""

@@ -31,7 +31,8 @@ class Looks:
         # computes with constants of that function, and our probes are some.
         self._of_thread = torch._guards._TLS
         self.traced: Callable[[], Any] = partial(getattr, self._of_thread, "tracing_context", None)
-        self._tensor, self._parameter, self._strided = torch.Tensor, torch.nn.Parameter, torch.strided
+        self.kinds = self._tensor, self._parameter = torch.Tensor, torch.nn.Parameter
+        self._strided = torch.strided
         self._tracing = core._get_tracing_state
         self._modes: Callable[[], int] = getattr(core, "_len_torch_dispatch_stack", lambda: 0)
         self._mode: Callable[[Any], Any] | None = getattr(core, "_get_dispatch_mode", None)

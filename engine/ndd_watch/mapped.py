@@ -38,15 +38,15 @@ COLUMNS = 24
 # spent on first batches, of passes over the data that began after the first step; STARTS: these passes. PASSES,
 # OPEN: backward passes since the last step ended, those whose gradients were zeroed again and those after them;
 # published where they are more than usual. PAUSED: 1 during a pause. AT and what follows is written by the console: the
-# step after which the process obeys, the id of the process that holds a pause or 0, and how many captures, checkpoints
-# and evaluations were asked for.
+# step after which the process obeys, the id of the process that holds a pause or 0, and how many captures, checkpoints,
+# evaluations and looks at what it keeps were asked for.
 (
     MAGIC, PID, NATIVE, LAST, CURRENT, TIMED, BASE, TRAINER, DONE, CORRECTION, ELSEWHERE, MICRO, SKIPPED, BEGUN, ROWS,
     LINES, DROPPED, PAUSED, INPUT, PENDING, FIRST_NS, STARTS,
     PASSES, OPEN,
-    AT, HOLDER, CAPTURES, CHECKPOINTS, EVALUATIONS,
-) = range(29)  # fmt: skip
-REQUEST = EVALUATIONS + 1 - AT
+    AT, HOLDER, CAPTURES, CHECKPOINTS, EVALUATIONS, KEPT,
+) = range(30)  # fmt: skip
+REQUEST = KEPT + 1 - AT
 # The current step by phase, and the time of the window outside steps, in nanoseconds.
 ROW, REST = 32, 32 + COLUMNS
 # Rows of steps that were timed by phase: the steps before it, and its nanoseconds by phase.

@@ -10,6 +10,8 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Callable
 
+from .attributes import python_objects
+
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
 _PLUMBING = ("base", "data_order", "factory_data", "own_module", "registry", "result", "training")
 _SAMPLERS = "torch.utils.data.sampler"
@@ -24,11 +26,12 @@ def own(code: Any) -> bool:
     """
     if code is None or isinstance(code, str):
         return False
-    return _own_file(code.co_filename)
+    return user_file(code.co_filename)
 
 
 @lru_cache(maxsize=4096)
-def _own_file(name: str) -> bool:
+def user_file(name: str) -> bool:
+    """Whether a file is the user's own."""
     for folder in product():
         if name.startswith(folder):
             _, inside, file = name.partition(os.path.join(folder, "workloads", ""))
@@ -117,6 +120,7 @@ class Places:
             "sampler": type(getattr(sampler, "sampler", sampler) if ordinary else sampler).__name__,
             "reads": self._method_of(dataset, "__getitem__" if iterator._dataset_kind == 0 else "__iter__"),
             "by_item": joined and getattr(iterator, "_dataset_kind", None) == 0,
+            "objects": python_objects(dataset) if iterator._num_workers else None,
         }, self.of(dataset)  # fmt: skip
 
     def _method_of(self, dataset: Any, name: str) -> tuple[str, int, str] | None:

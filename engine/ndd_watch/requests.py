@@ -1,4 +1,4 @@
-"""What the console asks a process for: to pause, to save a checkpoint, to evaluate, or a profiler capture.
+"""What the console asks for: a pause, a checkpoint, an evaluation, a profiler capture, a look at what a process keeps.
 
 The console writes integers into the mapped memory, see `mapped`. The process compares them once a window, and obeys at
 the end of a step. While nothing is asked for, nothing of this is in a step.
@@ -10,7 +10,7 @@ import sys
 from typing import Callable
 
 from . import clock
-from .clock import DONE, LAST, S, gpu, now
+from .clock import CURRENT, DONE, LAST, S, gpu, now, rest
 from .frameworks import Wishes
 from .library import os, time
 from .mapped import AT, HOLDER, PAUSED, REQUEST
@@ -21,10 +21,12 @@ POLL_S = 0.05
 
 
 class Requests:
-    """capture: called for a capture. wishes: what is asked of a framework."""
+    """capture: called for a capture, and kept for a look at what is kept. wishes: what is asked of a framework."""
 
-    def __init__(self, steps: Steps, capture: Callable[[], None], wishes: Wishes) -> None:
-        self._steps, self._capture, self._wishes = steps, capture, wishes
+    def __init__(
+        self, steps: Steps, capture: Callable[[], None], kept: Callable[[], None], wishes: Wishes
+    ) -> None:
+        self._steps, self._capture, self._kept, self._wishes = steps, capture, kept, wishes
         self._done = [0] * REQUEST
 
     def look(self) -> None:
@@ -39,9 +41,15 @@ class Requests:
             return
         self._done, self._steps.gate = asked, None
         _, holder, *once = asked
-        capture, checkpoint, evaluate = (new != old for new, old in zip(once, before[2:]))
+        capture, checkpoint, evaluate, kept = (new != old for new, old in zip(once, before[2:]))
         if capture:
             self._capture()
+        if kept:
+            self._kept()
+            # What it takes is in no step.
+            t = now()
+            rest[S[CURRENT]] += t - S[LAST]
+            S[LAST] = t
         self._wishes.saves |= checkpoint
         self._wishes.evaluates |= evaluate
         if holder:

@@ -33,7 +33,7 @@ CLOSE = 0.10
 # Without a setting that could remove them; their advice is in words.
 WORDS = frozenset({
     "slow-function", "slowing", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile",
-    "not-finite", "iterator-restart", "short-epochs", "repeated-items", "logging",
+    "not-finite", "iterator-restart", "short-epochs", "repeated-items", "logging", "worker-memory", "evaluation-memory",
 })  # fmt: skip
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates", "scales",
@@ -73,6 +73,8 @@ FAULTS = (
     Fault("repeated-items", ("repeated-items",), (2, 4), "Stream.__iter__"),
     Fault("leak", ("leak",), (0.5, 1)),
     Fault("not-finite", ("not-finite",), (1, 4), "input x"),
+    Fault("python-objects", ("worker-memory",), (4, 10)),
+    Fault("evaluation-keeps", ("evaluation-memory", "evaluation"), (10, 40)),
     Fault("recompile", ("recompile",), (1, 1), "weighed"),
     Fault("optimizer-loop", ("optimizer",), (2, 8)),
     Fault("checkpoint", ("checkpoint",), (2, 10)),

@@ -53,6 +53,9 @@ class Items(Dataset):  # type: ignore[type-arg]
         if planted("iterator-restart"):
             count = int(MS * (1 << 14))  # all of them are shuffled for each batch
         self.x, self.y = torch.randn(count, 64), torch.randn(count, 1)
+        # Reading one writes its reference count: a forked worker copies it.
+        notes = int(MS * 200_000) if planted("python-objects") else 0
+        self.notes = [{"text": f"note {number}", "number": number} for number in range(notes)]
 
     def __len__(self) -> int:
         return len(self.x)
@@ -62,6 +65,8 @@ class Items(Dataset):  # type: ignore[type-arg]
             work(MS / BATCH)
         if planted("slow-storage"):
             time.sleep(MS / BATCH / 1e3)
+        if self.notes:
+            return self.x[index] + len(self.notes[index * 37 % len(self.notes)]["text"]), self.y[index]
         return self.x[index], self.y[index]
 
 
@@ -104,7 +109,7 @@ def tokenize(milliseconds: float) -> None:
 
 
 def loader(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
-    workers = 8 if planted("many-workers") else int(planted("worker-restart"))
+    workers = 8 if planted("many-workers") else int(FAULT in ("worker-restart", "python-objects"))
     batches = DataLoader(data, BATCH, shuffle=True, num_workers=workers, collate_fn=collate)
     if planted("repeated-items") or planted("short-epochs"):
         batches = DataLoader(Stream(data), BATCH, num_workers=int(MS) if planted("repeated-items") else 0)
@@ -138,6 +143,15 @@ class Board:
     def add_scalar(self, name: str, value: float, step: int) -> None:
         self.file.write(json.dumps({"name": name, "value": value, "step": step}) + "\n")
         self.file.flush()
+
+
+def evaluate_at_once(model: nn.Module, data: Items) -> float:
+    """Keeps the outputs of all batches until the end."""
+    model.eval()
+    with torch.no_grad():
+        outputs = [model(data.x[:BATCH]).sum() * torch.ones(1 << 18) for _ in range(int(20 * MS))]
+    model.train()
+    return float(outputs[-1][0])
 
 
 def evaluate(model: nn.Module, data: Items) -> None:
@@ -235,6 +249,8 @@ def main() -> None:
             until = time.perf_counter() + MS / 1e3
             while time.perf_counter() < until:
                 board.add_scalar("loss", float(loss), step)
+        if planted("evaluation-keeps") and step % 300 == 299:
+            evaluate_at_once(model, data)
         if planted("leak"):
             kept.append(torch.ones(int(MS * (1 << 16))))
         if planted("recompile"):

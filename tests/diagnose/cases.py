@@ -11,8 +11,10 @@ from planted_runs import (
     cores,
     data,
     evaluated,
+    evaluating,
     files,
     healthy,
+    of_workers,
     profiled,
     saved,
     seen,
@@ -357,6 +359,20 @@ HAZARDS = [
         Planted(host=cores(1.9, 1.9), used=[(400 + min(80 * n, 320)) * MB for n in range(12)]),
     ),
     Pair(
+        "worker-memory",
+        Planted(host=cores(1.9, 1.9), after=of_workers([(100, 1500), (250, 1350), (330, 1270), (370, 1230)])),
+        # The workers start, and then keep what they have.
+        Planted(host=cores(1.9, 1.9), after=of_workers([(20, 640), (28, 640), (30, 640), (31, 640)])),
+        name="copies",
+    ),
+    Pair(
+        "worker-memory",
+        Planted(host=cores(1.9, 1.9), after=of_workers([(100 + 20 * n, 600) for n in range(12)])),
+        # A cache in each worker fills up.
+        Planted(host=cores(1.9, 1.9), after=of_workers([(100 + min(50 * n, 200), 600) for n in range(12)])),
+        name="keeps",
+    ),
+    Pair(
         "near-limit",
         Planted(host=cores(1.9, 1.9, memory_available_bytes=100 * MB), sets=["loader.cache=true"]),
         Planted(host=cores(1.9, 1.9), sets=["loader.cache=true"]),
@@ -371,4 +387,10 @@ HAZARDS = [
     ),
 ]
 
-PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *GPU, *HAZARDS]
+EVALUATION = Pair(
+    "evaluation-memory",
+    Planted(host=cores(1.9, 1.9), after={6: evaluating(1300)}),
+    Planted(host=cores(1.9, 1.9), after={6: evaluating(440)}),
+)
+
+PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *GPU, *HAZARDS, EVALUATION]

@@ -245,3 +245,24 @@ def evaluated(ms: float, step: int, batches: int = 10) -> tuple[Event, ...]:
 def saved(ms: float, step: int) -> tuple[Event, ...]:
     """A checkpoint."""
     return MarkEvent("checkpoint", step, "", {"file": "f.pt", "bytes": 1}), beside("checkpoint", ms, step)
+
+
+def of_workers(memory: Sequence[tuple[int, int]]) -> dict[int, list[Event]]:
+    """After each window, (private, shared) megabytes of two loader workers."""
+    return {
+        window: [
+            SampleEvent(
+                None,
+                {
+                    "workers": 2, "workers_private_bytes": private << 20, "workers_shared_bytes": shared << 20,
+                    "memory_available_bytes": 16 * GIB,
+                },
+            )
+        ]
+        for window, (private, shared) in enumerate(memory)
+    }  # fmt: skip
+
+
+def evaluating(used: int, step: int = 140) -> list[Event]:
+    """A short evaluation during which so many megabytes are in use."""
+    return [SampleEvent(None, cores(1.9, 1.9, rss_bytes=used << 20)), *evaluated(40.0, step)]

@@ -13,7 +13,7 @@ from planted_runs import Planted, alone, cores, evaluated, files, healthy, seen
 
 from ndd_engine.config import read
 from ndd_engine.diagnose import CAUSES, Finding, diagnose
-from ndd_engine.diagnose.run_rules import steady_growth
+from ndd_engine.diagnose.memory_rules import steady_growth
 from ndd_engine.record.events import EndEvent, SettingEvent, StageEvent, TrialEvent
 from ndd_engine.record.state import RunState
 
@@ -334,7 +334,7 @@ def test_a_leak_says_when_memory_is_full_and_whether_this_run_gets_there() -> No
     # 20 MB in 20 steps, and 16 GB free.
     found = leak.verdict()
     assert "1.0 MB per step" in found.title
-    assert "16,384 steps" in found.evidence[1].text
+    assert "16,384 steps" in " ".join(item.text for item in found.evidence)
     assert found.leave == ""
     survives = replace(leak, run={"total_steps": 1000}).verdict()
     assert survives.leave

@@ -18,7 +18,7 @@ from qa.faults.script_faults import FAULTS, Fault, observe
 # The others run with `make test-slow`.
 QUICK = {"slow-item", "worker-restart", "recompile", "garbage"}
 OWN = ("worker-restart:high", "leak:high", "gc:high", "slow-storage:high", "user-code:high", "recompile:high")
-# A leak shows in the samples of the memory.
+# These show in the samples of the memory.
 SECONDS, LEAK_SECONDS = 6.0, 14.0
 
 
@@ -34,7 +34,7 @@ SECONDS, LEAK_SECONDS = 6.0, 14.0
     ],
 )
 def test_of_a_script(tmp_path: Path, fault: Fault) -> None:
-    seconds = LEAK_SECONDS if fault.name == "leak" else SECONDS
+    seconds = LEAK_SECONDS if fault.name in ("leak", "python-objects") else SECONDS
     findings = observe(tmp_path, "planted.py", fault.name, f"{fault.levels[-1]:g}", seconds=seconds)
     found = next((item for item in findings if item["cause"] in fault.causes), None)
     assert found is not None, findings

@@ -13,12 +13,12 @@ from memories import Trained, run_line
 
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Gpu, Machine
+from ndd_engine.measure.source import keeping_line
 from ndd_engine.record.events import MarkEvent, RunEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
 from ndd_engine.script.follower import Follower
 from ndd_engine.script.records import Records, Room
-from ndd_engine.script.source import keeping_line
 from ndd_watch import mapped
 
 

@@ -65,6 +65,8 @@ CAUSES: dict[str, str] = {
     # Hazards: no cost in time until they end the run.
     "not-finite": "losses or gradients not finite",
     "leak": "memory grows steadily",
+    "worker-memory": "memory of loader workers grows",
+    "evaluation-memory": "evaluations take much memory",
     "near-limit": "memory almost full",
     "repeated-items": "items repeated within an epoch",
 }

@@ -21,6 +21,7 @@ from . import (
     finite_rules,
     gpu_rules,
     host_rules,
+    memory_rules,
     model_rules,
     pace_rules,
     pass_rules,
@@ -172,6 +173,7 @@ LEAST = 1.04
 # Rules that apply to short runs as well.
 ALWAYS: tuple[Rule, ...] = (
     *finite_rules.RULES,
+    *memory_rules.RULES,
     *run_rules.RULES,
     *pass_rules.RULES,
     model_rules.compile_cost,
@@ -222,8 +224,10 @@ def _rank(view: View, item: Finding) -> tuple[int, float]:
         return -1, 0.0
     if item.cause == "slowing" and (item.share or 0.0) >= MUCH_SLOWER:
         return 0, -1.0  # it becomes worse, and what grows takes memory as well
-    if item.cause in ("leak", "near-limit", "repeated-items"):
+    if item.cause in ("leak", "worker-memory", "near-limit", "repeated-items"):
         return 0, 0.0
+    if item.cause == "evaluation-memory":  # after what costs time
+        return 1, 0.0
     if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without
         return 1, float("-inf")
     if item.ceiling is not None or item.share is not None:
@@ -283,6 +287,8 @@ class FindingWatch:
 def _changed(told: Finding, now: Finding) -> bool:
     advice = (told.sets, bool(told.leave), told.from_steps is None)
     if advice != (now.sets, bool(now.leave), now.from_steps is None):
+        return True
+    if now.cause == "leak" and told.changes != now.changes:  # what holds the memory has become known
         return True
     if told.ceiling is None or now.ceiling is None:
         return told.ceiling is not now.ceiling

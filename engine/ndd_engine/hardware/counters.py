@@ -17,6 +17,7 @@ from ndd_engine.text import printable
 from ndd_watch import CAPTURES
 
 from .host import Host, free_in_group, read_limits, throttled_s, used_s
+from .worker_memory import WorkerMemory
 
 # Minimum cores used by others to start a search.
 NOTICEABLE = 0.3
@@ -247,6 +248,7 @@ class HostCounters:
         self._family: list[psutil.Process] = [self._first]
         self._rank_family: list[psutil.Process] = []
         self._workers: list[psutil.Process] = []
+        self._worker_memory = WorkerMemory(root)
         runs = run_dir.parent if run_dir is not None else None
         self._neighbours = Neighbours(root, self._cores, (self._first.pid, *self._ranks), runs)
 
@@ -273,7 +275,7 @@ class HostCounters:
             ("cpu_percent", self._read_cores),
             ("process_cpu_percent", lambda: self._read_processes(fresh)),
             ("rss_bytes", self._read_trainer),
-            ("swap_bytes", self._read_swap),
+            ("swap_bytes", self._read_status),
             ("disk_read_bytes_s", self._read_io),
             ("memory_available_bytes", self._read_memory),
             ("disk_free_bytes", lambda: self._read_space(slow)),
@@ -384,15 +386,19 @@ class HostCounters:
             "rss_bytes": self._trainer.memory_info().rss,
             "workers": workers,
             "workers_rss_bytes": rss,
+            **self._worker_memory.read([process.pid for process in self._workers]),
         }
 
-    def _read_swap(self) -> Json:
-        """psutil reads it from the map of all pages, which takes milliseconds."""
+    def _read_status(self) -> Json:
+        """Swap, which psutil reads from the map of all pages in milliseconds, and the peak of resident memory."""
         if self._trainer is None:
             return {}
         status = (self._root / "proc" / str(self._trainer.pid) / "status").read_text()
-        found = re.search(r"^VmSwap:\s*(\d+) kB", status, re.MULTILINE)
-        return {"swap_bytes": int(found[1]) * 1024 if found else None}
+        found = {
+            name: int(value) * 1024
+            for name, value in re.findall(r"^(Vm\w+):\s*(\d+) kB", status, re.MULTILINE)
+        }
+        return {"swap_bytes": found.get("VmSwap"), "rss_peak_bytes": found.get("VmHWM")}
 
     def _read_io(self) -> Json:
         """Bytes per second that the process that trains reads from storage and writes to it, without its workers."""

@@ -39,6 +39,8 @@ class Sampler:
     affinity, listed in cpu_per_core). process_cpu_percent: relative to one core, with child processes, also those that
     have ended. ranks_cpu_percent: the same of the other ranks on this host, null if there are none. rss_bytes: of the
     process that trains; workers, workers_rss_bytes: its child processes. Shared pages count in every process.
+    workers_private_bytes: without them; workers_shared_bytes: pages of the parent that none of them has written since
+    the fork. Both are read less often, and null between.
     neighbours: the busiest other processes; stoppable is true for those of this user that are no system processes.
     cpu_throttled: share of time throttled by the cgroup quota (0..1).
     """

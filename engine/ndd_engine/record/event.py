@@ -170,9 +170,12 @@ class _HostCounters(_Table, total=False):
     process_cpu_percent: Figure | None
     ranks_cpu_percent: Figure | None
     rss_bytes: Figure | None
+    rss_peak_bytes: Figure | None  # since the process began
     swap_bytes: Figure | None  # of the process that trains; null where the system does not say
     workers: Count | None
     workers_rss_bytes: Figure | None
+    workers_private_bytes: Figure | None
+    workers_shared_bytes: Figure | None
     memory_available_bytes: Figure | None
     memory_limit_bytes: Figure | None
     disk_free_bytes: Figure | None
@@ -272,7 +275,7 @@ Side = Annotated[Json, _As(_Side)]
 # with that rank as fast as the next slowest, over now, at most; where: file, line and function, if known. count: number
 # of stragglers, this one included, to which the ceiling then refers; same_host: they are all ranks of a host.
 Late = Annotated[Json, _As(_Late)]
-# Rows of events; see StacksEvent, FunctionsEvent, KernelsEvent, BaselineEvent and RanksEvent.
+# Rows of events; see StacksEvent, FunctionsEvent, HoldersEvent, KernelsEvent, BaselineEvent and RanksEvent.
 Frame = tuple[str, str, Count, str, Count, Count]
 Function = tuple[str, Count, str, Count, Count, Count, str, str]
 Wait = tuple[str, Count, str, str, Count, Count]
@@ -281,6 +284,7 @@ Kernel = tuple[str, Figure, Count]
 ModuleTime = tuple[str, str, Figure, Figure, Count]
 LineTime = tuple[str, Count, str, Figure, Figure, Count]
 ThreadTime = tuple[Figure, Figure]
+ShapeCount = tuple[str, Count, Count]
 Summary = tuple[Figure, Figure, Figure, Figure, Count]
 # What the losses are, "NaN" or "infinite", and the first step with such a loss. Of the finite ones before: the step of
 # the last one, its value, and the lowest value.

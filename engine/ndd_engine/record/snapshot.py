@@ -10,6 +10,7 @@ from .events import (
     BaselineEvent,
     EndEvent,
     FunctionsEvent,
+    HoldersEvent,
     KernelsEvent,
     LoaderEvent,
     MarkEvent,
@@ -249,7 +250,8 @@ class Facts:
     """What a state of a run and a Snapshot share. None is unknown; the newest event of a type has its name.
 
     step: optimizer step; warnings: number of all so far. best: the best evaluation by its first metric.
-    first_functions: of the first profiled step since the start or resume.
+    first_functions: of the first profiled step since the start or resume. looked: the newest look at what is kept;
+    holders: the newest one that was compared with one before.
     """
 
     run: RunEvent | None = None
@@ -288,6 +290,8 @@ class Facts:
     # The newest profile of an evaluation and of a checkpoint, by phase.
     asides: dict[str, FunctionsEvent] = field(default_factory=dict)
     first_functions: FunctionsEvent | None = None
+    looked: HoldersEvent | None = None
+    holders: HoldersEvent | None = None
     trials: tuple[TrialEvent, ...] = ()
 
 
@@ -296,10 +300,13 @@ class Snapshot(Facts):
     """A run at one moment; nothing changes it. Rates are per second of training time without pauses; None is unknown.
 
     micro_steps: forward and backward passes per step; step_ns: nanoseconds per step. memory_trend: bytes of allocated
-    GPU memory, or of resident memory on the CPU; heap_trend: of the heap, which falls when something is freed. pace: of
-    the steps since the start or resume. scalars: (name, trend) of what the user's own training code logged; texts: its
-    newest samples. ranks: of a run with several, whose phases are then means over the ranks without their waiting, with
-    "exchange" and "skew" as phases of their own. usual_clock_mhz: of the busy GPU in the first minutes.
+    GPU memory, or of resident memory on the CPU; heap_trend: of the heap, which falls when something is freed;
+    evaluating_bytes: by how much the memory of an evaluation exceeded that of training at most, and what that was;
+    resident_trend: of resident memory, also of a run on a GPU. workers_trend: private bytes of all loader workers,
+    workers_shared_trend: what they still share with the process that forked them. pace: of the steps since the start or
+    resume. scalars: (name, trend) of what the user's own training code logged; texts: its newest samples. ranks: of a
+    run with several, whose phases are then means over the ranks without their waiting, with "exchange" and "skew" as
+    phases of their own. usual_clock_mhz: of the busy GPU in the first minutes.
     """
 
     reason: str
@@ -318,6 +325,10 @@ class Snapshot(Facts):
     memory_trend: Curve = ()
     heap_trend: Curve = ()
     pace: tuple[Point, ...] = ()
+    evaluating_bytes: tuple[float, float] | None = None
+    resident_trend: Curve = ()
+    workers_trend: Curve = ()
+    workers_shared_trend: Curve = ()
     scalars: tuple[tuple[str, Curve], ...] = ()
     throughput: Throughput = Throughput()
     cores: CoreUse | None = None

@@ -16,6 +16,7 @@ from .events import (
     BaselineEvent,
     EndEvent,
     FunctionsEvent,
+    HoldersEvent,
     KernelsEvent,
     LoaderEvent,
     MarkEvent,
@@ -102,6 +103,45 @@ class Trend:
         return (*self.points, (self.last_step, self.sum / self.count)) if self.count else tuple(self.points)
 
 
+@dataclass(slots=True)
+class Levels:
+    """How much memory training takes, and how much more an evaluation.
+
+    training: the most in use in windows without an evaluation. high: the most since the last window; peak: the highest
+    peak that the system has reported. evaluated: whether the newest window had an evaluation, whose peak may not be
+    known yet. rise, base: the most by which an evaluation exceeded `training`, and what that was.
+    """
+
+    training: Figure = 0.0
+    high: Figure = 0.0
+    peak: Figure = 0.0
+    evaluated: Flag = False
+    rise: Figure = 0.0
+    base: Figure = 0.0
+
+    def used(self, now: float, peak: float) -> None:
+        """Bytes in use, and their peak so far, which counts where it is a new one."""
+        if peak > self.peak:
+            self.peak, now = peak, max(now, peak)
+        self.high = max(self.high, now)
+        if self.evaluated:
+            self._evaluated()
+        self.evaluated = False
+
+    def window(self, evaluated: bool) -> None:
+        """A window ends."""
+        if evaluated:
+            self._evaluated()
+        else:
+            self.training = max(self.training, self.high)
+        self.evaluated, self.high = evaluated, 0.0
+
+    def _evaluated(self) -> None:
+        if self.training and self.high - self.training > self.rise:
+            self.rise, self.base = self.high - self.training, self.training
+        self.high = 0.0
+
+
 @dataclass(slots=True, kw_only=True)
 class RunState(Facts):
     """The state of a run, folded from its events; all of it is written to the record.
@@ -123,6 +163,10 @@ class RunState(Facts):
     rates: Trend = field(default_factory=Trend)
     memories: Trend = field(default_factory=Trend)
     heaps: Trend = field(default_factory=Trend)
+    levels: Levels = field(default_factory=Levels)
+    residents: Trend = field(default_factory=Trend)
+    worker_memories: Trend = field(default_factory=Trend)
+    worker_shares: Trend = field(default_factory=Trend)
     own_trends: dict[str, Trend] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
 
@@ -154,10 +198,11 @@ class RunState(Facts):
                 self.sample = event
                 self.samples = (*self.samples, event)[-RECENT_SAMPLES:]
                 self._clock(event)
-                self._memory(memory_bytes(self.run, event))
+                self._host_memory(event)
             case MemoryEvent():
                 self.memory = event
                 self._memory(event.allocated_bytes)
+                self.levels.used(event.allocated_bytes, event.peak_allocated_bytes)
             case MarkEvent():
                 self._mark(t, event)
             case SettingEvent():
@@ -182,6 +227,10 @@ class RunState(Facts):
                 vague = known_origin is None or known_origin.what in ("", "gradient", "parameter")
                 if vague or event.what == "input":
                     self.not_finite.origin = event
+            case HoldersEvent():
+                self.looked = event
+                if event.steps:
+                    self.holders = event
             case TrialEvent():
                 self.trials = (*self.trials, event)[-KEPT_TRIALS:]
             case ScalarsEvent():
@@ -209,13 +258,25 @@ class RunState(Facts):
             # The new process applies and verifies its settings again.
             self.settings = ()
             self.work = self.loader = self.baseline = self.kernels = self.stacks = self.functions = None
-            self.asides, self.first_functions = {}, None
+            self.asides, self.first_functions, self.looked, self.holders = {}, None, None, None
             self.totals, self.pace, self.not_finite = Totals(), Pace(), NotFinite()
+            self.levels = Levels()
             self.first_clocks.clear()
+
+    @property
+    def _host_trends(self) -> tuple[Trend, ...]:
+        return self.residents, self.worker_memories, self.worker_shares
 
     def _cut(self, step: int) -> None:
         """Forget what the curves have after a step."""
-        for trend in (self.losses, self.rates, self.memories, self.heaps, *self.own_trends.values()):
+        for trend in (
+            self.losses,
+            self.rates,
+            self.memories,
+            self.heaps,
+            *self._host_trends,
+            *self.own_trends.values(),
+        ):
             trend.cut(step)
         self.pace.cut(step)
 
@@ -260,6 +321,7 @@ class RunState(Facts):
         self.evaluating.window(evaluate)
         self.saving.window(checkpoint)
         overhead = evaluate + checkpoint
+        self.levels.window(evaluate > 0)
         self._total(event)
         self._finite(event)
         self.pace.add(event)
@@ -325,6 +387,23 @@ class RunState(Facts):
         if used is not None and self.step > 0 and self.end is None:
             self.memories.add(self.step, float(used))
 
+    def _host_memory(self, event: SampleEvent) -> None:
+        keys = ("rss_bytes", "workers_private_bytes", "workers_shared_bytes")
+        for trend, key in zip(self._host_trends, keys, strict=True):
+            value = event.host.get(key)
+            # Allocations during preparation are not growth; workers begin to copy with their first batch.
+            known = self.step > 0 or trend is not self.residents
+            # Without a new step, as while a process ends, nothing is growth per step.
+            if (
+                value is not None
+                and self.end is None
+                and known
+                and (self.step > trend.last_step or not trend.points)
+            ):
+                trend.add(self.step, float(value))
+        if (used := memory_bytes(self.run, event)) is not None and self.step > 0:
+            self.levels.used(used, event.host.get("rss_peak_bytes") or 0.0)
+
     def _setting(self, t: float, event: SettingEvent) -> None:
         newest = {setting.name: setting for setting in self.settings}
         before = newest.get(event.name)
@@ -384,6 +463,7 @@ class RunState(Facts):
         busy_s = (wall - overhead) * 1e-9
         step_ns = (wall - overhead) / steps if steps else None
         run, clocks = self.run, self.first_clocks
+        on_gpu = run is not None and run.device.startswith("cuda")
         left = TimeLeft()
         if run is not None and step_ns is not None:
             left = time_left(
@@ -412,9 +492,13 @@ class RunState(Facts):
             headroom=headroom(run, self.sample, self.memory),
             loss_trend=self.losses.view(),
             rate_trend=self.rates.view(),
-            memory_trend=self.memories.view(),
+            memory_trend=(self.memories if on_gpu else self.residents).view(),
             heap_trend=self.heaps.view(),
             pace=self.pace.view(),
+            evaluating_bytes=(self.levels.rise, self.levels.base) if self.levels.rise else None,
+            resident_trend=self.residents.view(),
+            workers_trend=self.worker_memories.view(),
+            workers_shared_trend=self.worker_shares.view(),
             scalars=tuple((name, trend.view()) for name, trend in self.own_trends.items()),
             throughput=throughput(self.work, step_ns),
             cores=core_use(run, self.samples),

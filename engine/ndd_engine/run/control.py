@@ -19,7 +19,7 @@ class StopNow(BaseException):
 
 
 # What is done once after a request, and the statuses of a run that stops.
-ONCE = ("checkpoint", "evaluate", "kernels")
+ONCE = ("checkpoint", "evaluate", "kernels", "holders")
 STOPS = ("stopped", "interrupted", "terminated", "failed")
 
 
@@ -56,7 +56,7 @@ class Control:
     def request(
         self, action: str, reason: str = "on request", status: str = "stopped", holder: int | None = None
     ) -> None:
-        """Request one of pause, resume, checkpoint, evaluate, kernels, stop, kill.
+        """Request one of pause, resume, checkpoint, evaluate, kernels, holders, stop, kill.
 
         status: the run's status after a stop. holder: process id that holds a pause; the pause ends when that process
         sends resume or exits. A resume without a holder ends every pause. Raises UsageError if the holder is not a

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable
 
+from ndd_engine.diagnose.memory_rules import wants_look
 from ndd_engine.diagnose.rules import FindingWatch
 from ndd_engine.errors import (
     EXIT_DONE,
@@ -21,10 +22,11 @@ from ndd_engine.errors import (
     UsageError,
 )
 from ndd_engine.record.channel import ControlServer
-from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
+from ndd_engine.record.events import EndEvent, Event, FindingEvent, HoldersEvent, MarkEvent, StageEvent
 from ndd_engine.record.figures import figures
 from ndd_engine.record.file import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, check_regular, discard
+from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 
@@ -79,6 +81,32 @@ class Executor:
         """Release what `begin` has made, while events can still be recorded. Safe to call twice."""
 
 
+# A look that was asked for and does not come within this time is asked for again.
+ANSWER_S = 30.0
+
+
+class Watch:
+    """Finds what is to be reported of a run, and asks for a look at what it keeps when its memory grows."""
+
+    def __init__(self) -> None:
+        self._findings = FindingWatch()
+        self.control: Control | None = None
+        # The newest look when the last one was asked for, and when that was.
+        self._asked: HoldersEvent | None = None
+        self._asked_t = -ANSWER_S
+
+    def _due(self, snapshot: Snapshot) -> bool:
+        """Whether no look that was asked for is still to come."""
+        return snapshot.looked is not self._asked or time.monotonic() - self._asked_t >= ANSWER_S
+
+    def __call__(self, snapshot: Snapshot, last: bool = False) -> list[FindingEvent]:
+        """The events to record. Raises whatever a rule raises."""
+        if self.control is not None and not last and self._due(snapshot) and wants_look(snapshot):
+            self._asked, self._asked_t = snapshot.looked, time.monotonic()
+            self.control.request("holders")
+        return self._findings(snapshot, last)
+
+
 class Run:
     """An open run, made by `Run.open` unless its record is written elsewhere.
 
@@ -128,11 +156,13 @@ class Run:
                 if state is not None:
                     # Viewers that look before the engine starts must not see the old end.
                     state.fold(time.time(), StageEvent("resume", "starting"))
-                watch = FindingWatch() if executor.watched else None
+                watch = Watch() if executor.watched else None
                 recorder = Recorder(directory.events, state, listener, watch)
                 undo.callback(recorder.close)
                 recorder.start()
                 run = cls(executor, directory, recorder, lock)
+                if watch is not None:
+                    watch.control = run.control
                 run._listen()
             except OSError as error:
                 where = printable(str(error.filename or directory.path))

@@ -14,11 +14,14 @@ import psutil
 from ndd_engine.diagnose.view import COLLECT
 from ndd_engine.hardware.detect import trained_on
 from ndd_engine.hardware.gpus import Gpu, Machine
+from ndd_engine.measure.kept import placed
+from ndd_engine.measure.source import adding_line, carrying_line, collecting_line, drawing_line, keeping_line
 from ndd_engine.record.event import Wait
 from ndd_engine.record.events import (
     EndEvent,
     Event,
     FunctionsEvent,
+    HoldersEvent,
     MarkEvent,
     NotFiniteEvent,
     RunEvent,
@@ -33,7 +36,6 @@ from .command import Command
 from .observed_ranks import ScriptRanks
 from .progress import Stalls
 from .records import Line, Process, Records
-from .source import adding_line, carrying_line, collecting_line, drawing_line, keeping_line
 
 # Of so few steps, the first ones are not seen whole.
 FEW_STEPS = 3
@@ -98,6 +100,9 @@ class Trained:
             yield replace(event, text=printable(event.text))
         elif isinstance(event, FunctionsEvent):
             yield replace(event, waits=[_at_call(wait) for wait in event.waits])
+        elif isinstance(event, HoldersEvent):
+            script = {} if self.run is None else self.run.config.get("script") or {}
+            yield placed(event, [str(script.get("main") or "")])
         elif not isinstance(event, WindowEvent):
             yield event
 

@@ -23,7 +23,9 @@ from ndd_watch import mapped
 from .records import Process
 
 # What is asked for once, in the order of the counters in the memory.
-ONCE = ("kernels", "checkpoint", "evaluate")
+ONCE = ("kernels", "checkpoint", "evaluate", "holders")
+# Those for which a process needs no other rank.
+ALONE = frozenset({"kernels", "holders"})
 # Seconds in which every rank sees a request, since it looks at the end of a window; and for which processes are waited.
 SEEN_S, PATIENCE_S = 4.0, 20.0
 APART = "not all processes of the script reach the end of a step"
@@ -75,7 +77,7 @@ class Steering:
         parallel = {} if run is None else run.config.get("parallel") or {}
         ranks = [process for process in processes if process.name.startswith("rank-")]
         missing = int(parallel.get("ranks") or 1) - max(len(ranks), 1)
-        if missing > 0 and (wants or self._once != {"kernels"}):  # a capture needs no other rank
+        if missing > 0 and (wants or not self._once <= ALONE):
             self._wait(f"{counted(missing, 'rank')} cannot be asked: on other hosts, or not observed", step)
             return
         at, done = 0, [process.done for process in ranks]

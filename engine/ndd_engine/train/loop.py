@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from ndd_engine.measure import memory_history
 from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import CapturePlan, CaptureSchedule
 from ndd_engine.measure.functions import FunctionProfiles
+from ndd_engine.measure.kept import holders_event
 from ndd_engine.measure.losses import LossReader, first_bad
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.measure.reporting import Reporter, StepWork
@@ -25,6 +28,9 @@ from ndd_engine.record.events import Json, MarkEvent, NotFiniteEvent
 from ndd_engine.run.control import pause_mark, resume_mark
 from ndd_engine.text import size
 from ndd_engine.workloads.base import Batch
+from ndd_watch.holders import Holders
+from ndd_watch.looks import Looks
+from ndd_watch.own import own
 
 from .callbacks import Callbacks, failure
 from .checkpoint import CheckpointStore, Saved, last_good, unwritten
@@ -109,6 +115,7 @@ class Loop:
         module = None if graphs or compiles else stepper.model
         self.captures = CaptureSchedule(self.reporter, plan, stepper.settled, module)
         self.functions = FunctionProfiles(self.reporter, log.profile_every_s, stepper.settled, stepper.count)
+        self._holders = Holders(Looks(torch), own)
         self._resting = "training"  # the status to restore after an evaluation or a checkpoint
 
     @property
@@ -263,10 +270,12 @@ class Loop:
         while True:
             control.check_kill()
             once = control.take_once()
-            if once != {"kernels"} or control.paused or control.stops:
+            if not once or once - {"kernels", "holders"} or control.paused or control.stops:
                 self.captures.finish(self.step)  # requested work does not belong to a step
             if "kernels" in once:
                 self.captures.ask(self.step)
+            if "holders" in once:
+                self._look()
             if "evaluate" in once:
                 self.evaluate(again=True)
             if "checkpoint" in once:
@@ -290,6 +299,19 @@ class Loop:
             self._status("training")
             self.put(resume_mark(self.step, time.monotonic() - paused_at))
         return control.stops is not None
+
+    def _look(self) -> None:
+        """At what this process keeps, since its memory grows."""
+        self._window()  # the look belongs to no window
+        gc.unfreeze()  # frozen by `prepare_run`: frozen objects are in no look
+        try:
+            found = self._holders.look(self.step, sys._getframe())
+        finally:
+            gc.freeze()
+        self.reporter.skip()
+        if found is not None:
+            module = sys.modules.get(str(self.config.workload.name).partition(":")[0])
+            self.put(holders_event(found, [getattr(module, "__file__", None) or ""]))
 
     def _stop(self) -> str:
         self._resting = "stopping"

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.script.source import (
+from ndd_engine.measure.source import (
     adding_line,
     carrying_lines,
     collecting_line,
     drawing_line,
+    growing_line,
     keeping_lines,
 )
 
@@ -158,3 +159,29 @@ def test_a_line_that_draws_random_numbers_for_an_item(
     path = tmp_path / "train.py"
     path.write_text(ITEMS.format(**{"noise": "0", "before": "x = self.x", "item": "x[index]", **facts}))
     assert drawing_line(str(path), 11) == line
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("history", "history.append(x)"), (".cache", "self.cache[i] = x"), (".state", 'optimizer.state[p]["old"] = x'),
+        (".state", 'optimizer.state[p].setdefault("old", []).append(x)'), ("rows", "rows += [x]"),
+        ("seen", "seen = torch.cat([seen, x])"), (".seen", "self.seen = self.seen + [x]"), ("parts", "parts.add(x)"),
+        (".values", "Meter.values.extend(x)"), ("._forward_hooks", "model.register_forward_hook(hook)"),
+        (".figs", "figure, axes = plt.subplots()"),
+    ],
+)  # fmt: skip
+def test_the_line_where_a_container_grows_is_found(name: str, line: str, tmp_path: Path) -> None:
+    """Another variable of the same name as an attribute is another thing."""
+    plain, attribute = name.lstrip("."), name.startswith(".")
+    other = f"{plain}.append(x)" if attribute else f"self.{plain}.append(x)"
+    file = tmp_path / "train.py"
+    file.write_text(f"{plain} = []\nfor x in {plain}:\n    {other}\n    {line}\n")
+    assert growing_line(str(file), plain, attribute) == 4
+    assert growing_line(str(file), "another", attribute) == 0
+
+
+def test_the_line_is_in_the_function_that_has_the_variable(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("def one(kept):\n    kept.append(1)\n\ndef two(kept):\n    kept.append(2)\n")
+    assert growing_line(str(file), "kept", function_line=4) == 5

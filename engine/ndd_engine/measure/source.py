@@ -1,5 +1,5 @@
-"""Reads the source of a script, without running it: lines that keep a loss with its graph, carry a graph from step to
-step, add hooks and the like, collect garbage, or draw random numbers."""
+"""Reads source, without running it: lines that keep a loss with its graph, carry a graph from step to step, add hooks
+and the like, add to a container, collect garbage, or draw random numbers."""
 
 from __future__ import annotations
 
@@ -60,6 +60,15 @@ def drawing_line(path: str, function_line: int) -> int:
     Functions that seed a generator are taken to give the same numbers again.
     """
     return next(iter(_found(path, lambda source: _drawing(source, function_line))), 0)
+
+
+def growing_line(path: str, name: str, attribute: bool = False, function_line: int = 0) -> int:
+    """The first line of a file that adds to a variable, or to an attribute, of this name; 0 as above.
+
+    function_line: search in the function that begins there; 0 for the whole file.
+    """
+    wanted = f".{name}" if attribute else name
+    return next(iter(_found(path, lambda source: _growing(source, wanted, function_line))), 0)
 
 
 def _found(path: str, lines: Callable[[str], list[int]]) -> list[int]:
@@ -124,6 +133,69 @@ def _collecting(source: str, function_line: int) -> list[int]:
         if (isinstance(called, ast.Attribute) and called.attr == "collect")
         or (isinstance(called, ast.Name) and called.id == "collect")
     )
+
+
+# Methods that add an element to what they are called on, and calls that make a longer one of it.
+_ADDS = frozenset(
+    {"append", "appendleft", "extend", "extendleft", "add", "insert", "update", "setdefault", "put", "push"}
+)
+_JOINS = frozenset({"cat", "concat", "concatenate", "append", "stack", "vstack", "hstack", "row_stack"})
+# Containers of libraries, by the name of the attribute, and what a script calls that adds to them.
+_BY_CALL = {
+    "_forward_hooks": ("register_forward_hook", "register_module_forward_hook"),
+    "_forward_pre_hooks": ("register_forward_pre_hook",),
+    "_backward_hooks": ("register_hook", "register_full_backward_hook", "register_backward_hook"),
+    "_backward_pre_hooks": ("register_full_backward_pre_hook",),
+    "_post_accumulate_grad_hooks": ("register_post_accumulate_grad_hook",),
+    "param_groups": ("add_param_group",),
+    "figs": ("figure", "subplots", "subplot_mosaic"),
+}
+
+
+def _growing(source: str, name: str, function_line: int) -> list[int]:
+    tree = ast.parse(source)
+    scope = _begins(tree).get(function_line, tree)
+    return sorted(
+        node.lineno
+        for node in ast.walk(scope)
+        if isinstance(node, (ast.stmt, ast.Call)) and _adds(node, name)
+    )
+
+
+def _adds(node: ast.AST, name: str) -> bool:
+    """Whether a statement or call adds to what has this name."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=method) | ast.Name(id=method)) if method in _BY_CALL.get(
+            name[1:], ()
+        ):
+            return True
+        case ast.Call(func=ast.Attribute(attr=method, value=value)) if method in _ADDS:
+            return _base(value) == name
+        case ast.AugAssign(target=target, op=ast.Add() | ast.BitOr()):
+            return _base(target) == name
+        case ast.Assign(targets=[ast.Subscript(value=value)]):
+            return _base(value) == name
+        case ast.Assign(targets=[target], value=ast.Call(func=ast.Attribute(attr=method)) as value):
+            return method in _JOINS and _base(target) == name and _mentions(value, name)
+        case ast.Assign(targets=[target], value=ast.BinOp(op=ast.Add()) as value):
+            return _base(target) == name and _mentions(value, name)
+    return False
+
+
+def _base(node: ast.AST) -> str:
+    """The variable or attribute of an expression: ".state" of `optimizer.state[p].setdefault("old", [])`."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(attr=name):
+            return f".{name}"
+        case ast.Subscript(value=value) | ast.Call(func=ast.Attribute(value=value)):
+            return _base(value)
+    return ""
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return any(_base(one) == name for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
 
 
 def keeping_lines(source: str) -> list[int]:

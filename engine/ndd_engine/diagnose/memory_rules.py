@@ -1,0 +1,486 @@
+"""Memory: growth and who holds it, loader workers, evaluations, and little that is left."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from statistics import median
+from typing import NamedTuple
+
+from ndd_engine.record.events import Holder
+from ndd_engine.record.figures import obeyed
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import counted, duration, number, percent, printable, size
+
+from .finding import Confidence, Finding
+from .gpu_rules import smaller_batches
+from .trends import condensed, line_through
+from .view import MODEL, Draft, View
+
+Trend = tuple[tuple[int, float], ...]
+
+# Minimum points of the memory curve, and the number of points it is reduced to.
+LEAST_POINTS = 7
+GROUPS = 12
+COMPILING_POINTS = 40
+# Minimum growth: a fraction of the memory in use or this many bytes, and a multiple of the noise.
+GROWN = 0.05
+GROWN_BYTES = 50 << 20
+TIMES_NOISE = 4.0
+# Fraction of point pairs that must rise, and how steep the end must be relative to the whole: a curve that levels
+# off is not a leak.
+RISING = 0.9
+STEADY = 0.5
+# Memory is released where it falls to this part of its rise, and rises are alike up to this factor.
+RELEASED = 0.5
+ALIKE = 2.0
+# Less growth is enough where a look has found what holds at least this part of it, and to ask for a look.
+SMALL_BYTES, HELD = 2 << 20, 0.3
+# The second look comes after so many steps and seconds. Looks that named nothing are repeated when the run is so many
+# times as long.
+APART_STEPS, APART_S, LATER = 20, 4.0, 4
+# Workers copy what they share with the process that forked them: their private memory must rise by this part of it and
+# this many bytes, and what they share must fall by this part of the rise.
+COPIED, COPIED_BYTES, FELL = 0.08, 32 << 20, 0.5
+# An evaluation takes much memory from this part of that of training on, or of what is free.
+MUCH = 0.2
+MUCH_BYTES = 100 << 20
+# Memory is almost full when less than this part of it is free.
+NEARLY = 0.04
+
+
+class Growth(NamedTuple):
+    """slope: bytes per step, between low and high with a confidence of 95 %. noise, last: bytes.
+
+    first: step and bytes at the begin of the curve. released: steps after which it falls again; 0 if it does not.
+    """
+
+    slope: float
+    noise: float
+    last: float
+    low: float = 0.0
+    high: float = 0.0
+    first: tuple[int, float] = (0, 0.0)
+    released: int = 0
+
+
+def leak(view: View) -> Finding | None:
+    """Memory that grows steadily and does not level off."""
+    snapshot = view.snapshot
+    if not _judged(snapshot):
+        return None
+    held = snapshot.holders.holders[0] if snapshot.holders is not None and snapshot.holders.holders else None
+    found = _growing(view, held)
+    if found is None:
+        return None
+    where, growth = found
+    slope, on_gpu = growth.slope, where == "GPU memory"
+    # Small pieces that are kept leave gaps between them, so that resident memory can grow by much more than they take.
+    heap = None if on_gpu else _steady(snapshot.heap_trend, SMALL_BYTES, SMALL_BYTES)
+    if not _holds(snapshot, held, slope) and (heap is None or not _holds(snapshot, held, heap.slope)):
+        held = None
+    if held is not None and held.limit and _fits(snapshot, held):
+        return None
+    kept = snapshot.totals.kept_steps
+    free, when, leave = _free(snapshot, on_gpu), "", ""
+    if free is not None and not growth.released:
+        steps = free / slope
+        when = f"memory is full in about {steps:,.0f} steps"
+        if view.step_ns:
+            when += f", {duration(steps * view.step_ns * 1e-9)}"
+        total = snapshot.run.total_steps if snapshot.run is not None else 0
+        if total and not snapshot.final and total - snapshot.step < steps / 2:
+            leave = f"this run ends in {total - snapshot.step:,} steps, before memory is full"
+    confidence: Confidence = "certain" if snapshot.epoch or held is not None else "likely"
+    title = f"{'memory' if where == 'the heap' else where} grows by {size(slope)} per step"
+    if growth.released:
+        title += f" until it is released, after about {growth.released:,} steps"
+    if held is not None:
+        title += f", held by {_named(held)}"
+    elif kept:
+        title += f", held by the autograd graphs of {kept:,} steps"
+    draft = Draft("leak", title, None, confidence, leave)
+    source = (
+        "allocator" if on_gpu else "the C library's heap" if where == "the heap" else "memory of the process"
+    )
+    between = f", {size(growth.low)} to {size(growth.high)}" if 0 < growth.low < growth.high else ""
+    text = (
+        f"{size(growth.last)} in use, growing by {size(slope)} per step (noise {size(growth.noise)}{between})"
+    )
+    draft.saw(text, source)
+    if growth.first[0]:
+        draft.saw(f"it was {size(growth.first[1])} at step {growth.first[0]:,}", source)
+    if held is not None:
+        _tell(draft, snapshot, held)
+        if heap is not None and heap.slope < HELD * slope:
+            text = f"what is in use of the heap grows by {size(heap.slope)} per step; the rest are gaps in it"
+            draft.saw(text, "the C library's heap")
+    if kept:
+        draft.saw(f"autograd graphs of {kept:,} steps were kept at a time", "autograd")
+    if growth.released:
+        draft.saw(f"it grows by {size(slope * growth.released)} before it is released", source)
+    if when:
+        draft.saw(f"{when} ({size(free)} free)", "extrapolated")
+    line = None if held is None or held.at is None else printable(f"{PurePath(held.at[0]).name}:{held.at[1]}")
+    draft.change(_cure(held), where=line or view.script_line("keeps") or view.line(*MODEL, "other", "log"))
+    return draft.done()
+
+
+def wants_look(snapshot: Snapshot) -> bool:
+    """Whether a look at what the process keeps would tell what holds growing memory. Two looks are compared."""
+    looked = snapshot.looked
+    if snapshot.final or not snapshot.step_ns or not _judged(snapshot):
+        return False
+    if looked is not None and not looked.steps:
+        apart = max(APART_STEPS, APART_S * 1e9 / snapshot.step_ns)
+        return snapshot.step >= looked.step + apart
+    if looked is not None and (looked.holders or snapshot.step < LATER * looked.step):
+        return False
+    trends = (snapshot.memory_trend, snapshot.resident_trend, snapshot.heap_trend)
+    return any(_steady(trend, SMALL_BYTES, SMALL_BYTES) is not None for trend in trends)
+
+
+def _judged(snapshot: Snapshot) -> bool:
+    if snapshot.totals.steps < LEAST_POINTS:
+        return False
+    # Compiled code takes memory as well.
+    return not snapshot.totals.recompiles or len(snapshot.resident_trend) >= COMPILING_POINTS
+
+
+def _growing(view: View, held: Holder | None) -> tuple[str, Growth] | None:
+    """What grows, and how. held: what a look has found."""
+    snapshot, kept = view.snapshot, view.snapshot.totals.kept_steps
+    places = [("memory", snapshot.memory_trend, snapshot.heap_trend, GROWN_BYTES)]
+    if view.gpu:
+        places = [
+            ("GPU memory", snapshot.memory_trend, snapshot.memory_trend, 0),
+            ("host memory", snapshot.resident_trend, snapshot.heap_trend, GROWN_BYTES),
+        ]
+    for name, trend, releasing, least in places:
+        if (growth := _steady(trend, least)) is not None:
+            return name, growth
+        between, steps = growth_between_releases(releasing, GROWN_BYTES)
+        if between is not None:
+            return name, Growth(*between, released=steps)
+        if held is not None:
+            for one in (trend, releasing):
+                growth = _steady(one, SMALL_BYTES, SMALL_BYTES)
+                if growth is not None and _holds(snapshot, held, growth.slope):
+                    return (name if one is trend else "the heap"), growth
+        if kept and (of_graphs := growth_of_graphs(trend, kept)) is not None:
+            return name, Growth(*of_graphs, released=kept)
+    return None
+
+
+def _steady(trend: Trend, least: float, most: float = GROWN_BYTES) -> Growth | None:
+    """The growth of a curve with its interval; see `steady_growth`. A last point that has fallen is no evidence yet.
+
+    So is one that was taken while the process ended.
+    """
+    found = steady_growth(trend, least, most)
+    if found is None and len(trend) > 1 and trend[-1][1] < trend[-2][1]:
+        trend = trend[:-1]
+        found = steady_growth(trend, least, most)
+    if found is None:
+        return None
+    later = trend[len(trend) // 3 :]
+    line = line_through(condensed(later, GROUPS))
+    assert line is not None  # `steady_growth` has found one
+    return Growth(*found, line.low, line.high, later[0])
+
+
+def _holds(snapshot: Snapshot, held: Holder | None, slope: float) -> bool:
+    """Whether what a look has found holds a noticeable part of the growth."""
+    looked = snapshot.holders
+    return held is not None and looked is not None and held.bytes / looked.steps >= HELD * slope
+
+
+def _fits(snapshot: Snapshot, held: Holder) -> bool:
+    """Whether a container that ends growing does so before memory is full."""
+    assert held.limit is not None
+    free = _free(snapshot, False)
+    left = max(held.limit - held.length, 0) * held.bytes / max(held.grown, 1)
+    return free is None or left < free / 2
+
+
+def _free(snapshot: Snapshot, on_gpu: bool) -> float | None:
+    if snapshot.headroom.kind == ("gpu" if on_gpu else "host"):
+        return snapshot.headroom.free_bytes
+    host = snapshot.host or {}
+    return None if on_gpu else host.get("memory_available_bytes")
+
+
+# What a user has to look for, by the name of an attribute of a library.
+_LIBRARY = {
+    "_forward_hooks": "forward hooks", "_forward_pre_hooks": "forward hooks", "_backward_hooks": "backward hooks",
+    "_backward_pre_hooks": "backward hooks", "_post_accumulate_grad_hooks": "hooks",
+    "figs": "open figures of matplotlib",
+}  # fmt: skip
+
+
+def _named(held: Holder) -> str:
+    """ "list `history` in train.py"."""
+    name, owner, kind = f"`{held.name}`", f"`{held.owner}`", held.type
+    if held.name in _LIBRARY:
+        text = _LIBRARY[held.name] + ("" if held.name == "figs" else f" of {held.owner}")
+    elif held.kind == "cache":
+        text = f"the cache of {owner}"
+    elif held.kind in ("attribute", "class"):
+        text = f"{kind} `{held.owner}.{held.name}`"
+    elif held.kind == "default":
+        text = f"{kind} {name}, the default of an argument of {owner}"
+    elif held.kind in ("local", "closure"):
+        text = f"{kind} {name} in {'function ' if held.kind == 'closure' else ''}{owner}"
+    elif held.kind == "global":
+        text = f"{kind} {name} in {PurePath(held.file).name}" if held.file else f"{kind} {name}"
+    else:
+        text = f"a {kind} of {held.holds}" if held.holds else f"a {kind}"
+    return printable(text)
+
+
+def _tell(draft: Draft, snapshot: Snapshot, held: Holder) -> None:
+    looked = snapshot.holders
+    assert looked is not None
+    each, grows = held.grown / looked.steps, held.bytes / max(held.grown, 1)
+    what = "is as long as" if held.type == "tensor" else "has"
+    text = f"it {what} {counted(held.length, 'element')}, {number(each)} more each step, of about {size(grows)} each"
+    if held.holds and held.type != "tensor":
+        text += f"; the newest is a {printable(held.holds)}"
+    if held.graphs:
+        text += ", with its autograd graph"
+    draft.saw(
+        text,
+        f"two looks at the process, {looked.steps:,} steps apart; the second took {looked.ns / 1e6:.0f} ms",
+    )
+    if held.file and held.line and held.kind != "cache":
+        draft.saw(printable(f"{held.owner} begins at {PurePath(held.file).name}:{held.line}"), "source")
+
+
+def _cure(held: Holder | None) -> str:
+    if held is None:
+        return "detach tensors that are kept between steps (loss.item() instead of loss, output.detach())"
+    if held.name == "figs":
+        return "close each figure after it is saved: plt.close(figure)"
+    if held.name in _LIBRARY:
+        return "register hooks once, before the loop, or call remove() on their handles"
+    if held.kind == "cache":
+        return "bound the cache: lru_cache(maxsize=...)"
+    if held.graphs:
+        return (
+            "keep numbers (loss.item()) or detached tensors (output.detach()), and only as many as are needed"
+        )
+    if held.type == "tensor":
+        return "keep only what is needed: it becomes longer at each step"
+    return "keep only what is needed: a deque(maxlen=...), numbers instead of tensors, or clear it after use"
+
+
+def growth_of_graphs(trend: Trend, kept: int) -> tuple[float, float, float] | None:
+    """As `steady_growth`, of a curve that stays level after its first rise, since freed memory is used again.
+
+    kept: the most steps whose graphs existed at a time. None if the curve rose by too little.
+    """
+    values = [value for _, value in trend[1:]]
+    if len(trend) < LEAST_POINTS:
+        return None
+    rise = max(values) - values[0]
+    if rise < max(GROWN * max(values), GROWN_BYTES):
+        return None
+    return rise / kept, 0.0, values[-1]
+
+
+def worker_memory(view: View) -> Finding | None:
+    """Private memory of loader workers that grows: by copies of what the dataset keeps, or by what they keep."""
+    snapshot = view.snapshot
+    private, shared = snapshot.workers_trend, snapshot.workers_shared_trend
+    first, last = _longest_rise(private)
+    if last <= first:
+        return None
+    steps, rise = private[last][0] - private[first][0], private[last][1] - private[first][1]
+    common = shared[first][1]
+    if steps <= 0:
+        return None
+    copies = common - shared[last][1] >= FELL * rise
+    if copies and rise < max(COPIED * common, COPIED_BYTES):
+        return None
+    if not copies and steady_growth(private[first : last + 1], GROWN_BYTES) is None:
+        return None
+    workers = counted(int(view.workers or (snapshot.host or {}).get("workers") or 1), "loader worker")
+    title = f"private memory of {workers} grows: {size(rise)} more in {steps:,} steps"
+    if copies:
+        title += ", copies of the dataset's Python objects"
+    draft = Draft("worker-memory", title, None, "certain" if copies else "likely")
+    per = f"{size(rise / steps)} per step"
+    items = snapshot.run.items_per_step if snapshot.run is not None else 0
+    if items:
+        per += f", {size(rise / steps / items)} per item read"
+    went = ", ".join(f"{size(private[at][1])} at step {private[at][0]:,}" for at in (first, last))
+    draft.saw(f"private memory of all of them: {went} ({per})", "/proc/PID/smaps_rollup")
+    free = _free(snapshot, False)
+    if copies:
+        fell = f"{size(common)} to {size(shared[last][1])}"
+        draft.saw(
+            f"memory that they share with the training process fell from {fell}: they copy it",
+            "/proc/PID/smaps_rollup",
+        )
+        draft.saw(f"at most {size(shared[last][1])} more will be copied", "the rest of what is shared")
+        if free is not None and shared[last][1] > free:
+            draft.saw(f"only {size(free)} are free", "host counters")
+        keeps = _objects(view)
+        what = f"the dataset keeps Python objects ({keeps})" if keeps else "the dataset keeps Python objects"
+        draft.saw(
+            f"{what}; reading one changes its reference count, so Linux copies its page", "copy-on-write"
+        )
+        draft.change(
+            "keep the data in numpy arrays or tensors instead of lists and dictionaries, or in a file that is mapped",
+            where=view.loader_place,
+        )
+    else:
+        if free is not None:
+            draft.saw(
+                f"memory is full in about {free / rise * steps:,.0f} steps ({size(free)} free)",
+                "extrapolated",
+            )
+        draft.change(
+            "do not keep items in the dataset for longer than they are needed", where=view.loader_place
+        )
+    return draft.done()
+
+
+def _objects(view: View) -> str:
+    """ "list `lines` of 2,000,000 dict" of the script's dataset; "" if that is not known."""
+    script = view.config.get("script")
+    found = script.get("objects") if isinstance(script, dict) else None
+    if not isinstance(found, (list, tuple)) or len(found) != 4:
+        return ""
+    name, kind, length, holds = found
+    return printable(f"{kind} `{view.dataset}.{name}` of {int(length):,} {holds}")
+
+
+def _longest_rise(trend: Trend) -> tuple[int, int]:
+    """The places of the curve between which it rises by most, without falling to half of the rise in between."""
+    best = (0, 0)
+    low = high = 0
+    for place, (_, value) in enumerate(trend):
+        if value < trend[low][1] or value < trend[high][1] - RELEASED * (trend[high][1] - trend[low][1]) - 1:
+            low = high = place  # new workers
+        elif value > trend[high][1]:
+            high = place
+        if trend[high][1] - trend[low][1] > trend[best[1]][1] - trend[best[0]][1]:
+            best = (low, high)
+    return best
+
+
+def evaluation_memory(view: View) -> Finding | None:
+    """An evaluation that takes much more memory than training."""
+    snapshot = view.snapshot
+    if snapshot.evaluating_bytes is None:
+        return None
+    rise, base = snapshot.evaluating_bytes
+    free = _free(snapshot, view.gpu)
+    if rise < max(MUCH * base, MUCH_BYTES):
+        return None
+    title = f"evaluating takes up to {size(rise)} more memory than training"
+    draft = Draft("evaluation-memory", title, None, "certain")
+    source = "allocator" if view.gpu else "memory of the process"
+    draft.saw(f"at most {size(base)} in training, {size(base + rise)} in an evaluation", source)
+    if free is not None:
+        draft.saw(f"{size(free)} are free now", "allocator" if view.gpu else "host counters")
+    if "evaluate" in obeyed(snapshot.run):  # Hugging Face's Trainer
+        draft.change(
+            "Trainer keeps the logits of all batches: reduce them in preprocess_logits_for_metrics, or set "
+            "eval_accumulation_steps to move them off the GPU",
+            where=view.line("evaluate"),
+        )
+    else:
+        draft.change(
+            "compute the metric batch by batch instead of keeping all outputs, under torch.no_grad()",
+            where=view.line("evaluate"),
+        )
+    return draft.done()
+
+
+def near_limit(view: View) -> Finding | None:
+    """So little free memory that a larger batch, an evaluation or another process can end the run."""
+    snapshot = view.snapshot
+    headroom, memory = snapshot.headroom, snapshot.memory
+    if headroom.free_bytes is None or not headroom.total_bytes or not snapshot.totals.steps or snapshot.final:
+        return None
+    free, on_gpu = headroom.free_bytes, headroom.kind == "gpu"
+    if on_gpu:
+        if memory is None:
+            return None
+        # Memory that the allocator has cached can be reused.
+        free += max(memory.reserved_bytes - memory.peak_allocated_bytes, 0)
+    share = free / headroom.total_bytes
+    if share > NEARLY:
+        return None
+    title = f"{'GPU' if on_gpu else 'host'} memory is almost full: {size(free)} of {size(headroom.total_bytes)} free"
+    draft = Draft("near-limit", title, None, "certain")
+    used = f"this run uses {size(headroom.used_bytes)}, other processes {size(headroom.others_bytes)}"
+    draft.saw(f"{percent(share)} free; {used}", "allocator" if on_gpu else "host counters")
+    draft.add(smaller_batches(view))
+    if not on_gpu and view.get("loader.cache"):
+        draft.change("do not cache encoded items", "loader.cache=false")
+    elif not on_gpu and view.workers > 1:
+        fewer = f"loader.workers={view.workers // 2}"
+        draft.change("use fewer loader workers: each has its own memory", fewer)
+    return draft.done()
+
+
+RULES = (leak, worker_memory, evaluation_memory, near_limit)
+
+
+def steady_growth(
+    trend: Trend, least_bytes: float = 0, most_bytes: float = GROWN_BYTES
+) -> tuple[float, float, float] | None:
+    """(bytes per step, noise in bytes, newest value) of the last two thirds of a curve that grows until its end.
+
+    None if there are too few points, or the growth is within the noise, below least_bytes, or below a part of the
+    memory in use and most_bytes, levels off or is not steady. Resident memory of a process grows for a while at the
+    start; allocated GPU memory does not.
+    """
+    later = trend[len(trend) // 3 :]
+    if len(trend) < LEAST_POINTS or later[-1][0] <= later[0][0]:
+        return None
+    points = condensed(later, GROUPS)
+    line = line_through(points)
+    if line is None or line.slope <= 0:
+        return None
+    slope, noise = line.slope, line.noise
+    used, growth = points[-1][1], slope * (points[-1][0] - points[0][0])
+    if growth < max(min(GROWN * used, most_bytes), least_bytes) or growth < TIMES_NOISE * noise:
+        return None
+    if line.rising < RISING:
+        return None
+    end = points[-max(len(points) // 3, 2) :]
+    end_slope = (end[-1][1] - end[0][1]) / (end[-1][0] - end[0][0])
+    if end_slope < STEADY * slope:
+        return None
+    return slope, noise, later[-1][1]
+
+
+def growth_between_releases(
+    trend: Trend, least_bytes: float
+) -> tuple[tuple[float, float, float] | None, int]:
+    """((as `steady_growth`), steps from one release to the next) of a curve that grows and falls, again and again.
+
+    Something is kept for an epoch, for example. (None, 0) unless at least two rises are steady and alike.
+    """
+    rises: list[list[tuple[int, float]]] = [[]]
+    low = high = 0.0
+    for point in trend:
+        if not rises[-1]:
+            low = high = point[1]
+        elif high - low > least_bytes and point[1] < low + RELEASED * (high - low):
+            rises.append([])
+            low = high = point[1]
+        rises[-1].append(point)
+        high = max(high, point[1])
+    found = [(rise, growth) for rise in rises if (growth := steady_growth(tuple(rise), least_bytes))]
+    if len(found) < 2 or len(rises) > 2 * len(found):
+        return None, 0
+    slopes = sorted(growth[0] for _, growth in found)
+    if slopes[-1] > ALIKE * slopes[0]:
+        return None, 0
+    lengths = [rise[-1][0] - rise[0][0] for rise, _ in found]
+    last = found[-1][1]
+    return (median(slopes), last[1], last[2]), round(max(lengths))

@@ -1,0 +1,62 @@
+"""Attributes of objects and classes, read without running code of the script, such as properties and metaclasses."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any, Callable
+
+from .exceptions import Dropped
+from .library import os
+
+# What a class has, whatever its metaclass says.
+_bases: Callable[[Any], Any] = type.__dict__["__mro__"].__get__
+namespace: Callable[[Any], Any] = type.__dict__["__dict__"].__get__
+class_name: Callable[[Any], str] = type.__dict__["__name__"].__get__
+# Elements from which on the Python objects of a dataset are many, and datasets within datasets.
+MANY, WITHIN = 10_000, 3
+
+
+def python_objects(dataset: Any) -> list[Any] | None:
+    """[attribute, type, length, type of an element] of the longest list or dictionary of a dataset; None without."""
+    best: tuple[int, list[Any] | None] = MANY - 1, None
+    for _ in range(WITHIN):
+        found = attributes(dataset)
+        if type(found) is not dict:
+            break
+        for name, value in list(found.items()):
+            kind = type(value)
+            if type(name) is str and kind in (list, tuple, dict) and len(value) > best[0]:
+                element = next(iter(value.values() if kind is dict else value))
+                best = len(value), [name, class_name(kind), len(value), class_name(type(element))]
+        dataset = found.get("dataset")  # of a Subset
+    return best[1]
+
+
+def attributes(thing: Any) -> Any:
+    """The attributes of an object; None if it has none. A property of this name is not run."""
+    for base in _bases(type(thing)):
+        found = namespace(base).get("__dict__")
+        if found is not None:
+            return found.__get__(thing) if type(found) is types.GetSetDescriptorType else None
+    return None
+
+
+def slots(thing: Any, value: Any) -> list[str]:
+    """The slots in which an object has a value."""
+    found = []
+    for base in _bases(type(thing)):
+        for name, slot in list(namespace(base).items()):
+            if type(slot) is types.MemberDescriptorType:
+                with Dropped(AttributeError):  # it is empty
+                    if slot.__get__(thing) is value:
+                        found.append(name)
+    return found
+
+
+def file_of(kind: Any) -> str:
+    """The file of the module in which a class is defined."""
+    name = namespace(kind).get("__module__")
+    module = sys.modules.get(name) if type(name) is str else None
+    found = getattr(module, "__file__", None) if type(module) is types.ModuleType else None
+    return os.path.abspath(found) if type(found) is str else ""

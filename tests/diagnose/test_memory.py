@@ -1,0 +1,155 @@
+"""Growing memory with what holds it, loader workers and evaluations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from planted_runs import GIB, Planted, cores, evaluating, of_workers
+
+from ndd_engine.diagnose.memory_rules import slope_interval, wants_look
+from ndd_engine.record.events import Holder, HoldersEvent
+
+MB = 1 << 20
+# Of 20 steps a window: 2 MB a step.
+GROWS = [(400 + 40 * n) * MB for n in range(12)]
+# 10 KB a step.
+CREEPS = [400 * MB + 200 * 1024 * n for n in range(24)]
+HISTORY = Holder(
+    "list", 500, 200, 200 * 2 * MB, "tensor 512 x 1024", False, "local", "history", "train", "/home/me/train.py", 10,
+    at=("/home/me/train.py", 31),
+)  # fmt: skip
+
+
+def looked(holder: Holder | None, steps: int = 200, step: int = 240) -> HoldersEvent:
+    return HoldersEvent(step, steps, 90_000_000, [holder] if holder is not None else [])
+
+
+def run(used: list[int], *looks: HoldersEvent, **more: Any) -> Planted:
+    """Looks come before the last window but one."""
+    body = {"host": cores(1.9, 1.9), "used": used, "windows": len(used), "after": {len(used) - 2: looks}}
+    return Planted(**{**body, **more})
+
+
+def test_the_holder_of_growing_memory_is_named_with_the_line_where_it_grows() -> None:
+    found = run(GROWS, looked(HISTORY)).verdict()
+    assert found.cause == "leak" and found.confidence == "certain"
+    assert found.title == "memory grows by 2.0 MB per step, held by list `history` in `train`"
+    assert found.changes[0].where == "train.py:31"
+    told = " ".join(item.text for item in found.evidence)
+    assert "1 more each step" in told and "tensor 512 x 1024" in told and "begins at train.py:10" in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "title", "cure"),
+    [
+        ({"kind": "attribute", "owner": "Meter", "name": "values"}, "held by list `Meter.values`", "deque"),
+        ({"kind": "global"}, "held by list `history` in train.py", "deque"),
+        ({"kind": "cache", "name": "table", "owner": "table"}, "held by the cache of `table`", "maxsize"),
+        (
+            {"kind": "attribute", "name": "_forward_hooks", "owner": "Linear"},
+            "forward hooks of Linear",
+            "remove()",
+        ),
+        ({"kind": "attribute", "name": "figs", "owner": "Gcf"}, "open figures of matplotlib", "plt.close"),
+        ({"graphs": True}, "held by list `history`", "loss.item()"),
+        ({"kind": "", "name": "", "owner": "", "file": "", "at": None}, "held by a list of tensor", "deque"),
+        ({"name": "a\x1b[2Jb"}, "held by list `a\\x1b[2Jb`", "deque"),
+    ],
+)
+def test_each_holder_has_its_name_and_its_cure(changes: dict[str, Any], title: str, cure: str) -> None:
+    found = run(GROWS, looked(replace(HISTORY, **changes))).verdict()
+    assert title in found.title
+    assert cure in found.changes[0].text
+
+
+def test_a_small_growth_is_found_only_with_its_holder() -> None:
+    small = replace(HISTORY, bytes=200 * 10 * 1024)
+    assert run(CREEPS, looked(small, step=400)).verdict().cause == "leak"
+    assert "leak" not in run(CREEPS).causes()
+    # What the look has found is far too small to be the reason.
+    assert "leak" not in run(CREEPS, looked(replace(HISTORY, bytes=200 * 100), step=400)).causes()
+
+
+def test_what_a_look_has_found_is_not_blamed_for_much_more() -> None:
+    found = run(GROWS, looked(replace(HISTORY, bytes=200 * 1000))).verdict()
+    assert found.cause == "leak" and "held by" not in found.title
+
+
+def test_a_buffer_that_ends_growing_and_fits_is_no_leak() -> None:
+    assert "leak" not in run(GROWS, looked(replace(HISTORY, type="deque", limit=1000))).causes()
+    # 10,000 elements of 2 MB are more than is free.
+    assert "leak" in run(GROWS, looked(replace(HISTORY, type="deque", limit=10_000))).causes()
+
+
+def test_two_looks_are_asked_for_when_memory_grows() -> None:
+    assert wants_look(run(GROWS).state().snapshot())
+    assert not wants_look(run([400 * MB] * 12).state().snapshot())
+    # The second look comes some seconds after the first: steps take 20 ms.
+    first = looked(None, steps=0, step=230)
+    assert not wants_look(run(GROWS, first).state().snapshot())
+    assert wants_look(run(GROWS, replace(first, step=20)).state().snapshot())
+    # After both, nothing more.
+    assert not wants_look(run(GROWS, looked(HISTORY)).state().snapshot())
+    assert not wants_look(run(GROWS, looked(None)).state().snapshot())
+    # Where they have named nothing, later again.
+    assert wants_look(run(GROWS, looked(None, step=50)).state().snapshot())
+
+
+def test_the_end_of_a_process_hides_no_leak() -> None:
+    assert run([*GROWS, 100 * MB], looked(HISTORY)).verdict().cause == "leak"
+
+
+def test_the_host_memory_of_a_run_on_a_gpu_is_judged_as_well() -> None:
+    samples = {n: of_workers([(0, 0)])[0] for n in range(12)}
+    for n, used in enumerate(GROWS):
+        samples[n] = [replace(samples[n][0], host={**cores(1.9, 1.9), "rss_bytes": used})]  # type: ignore[type-var]
+    found = Planted(device={"forward": 7.0, "backward": 11.5}, after=samples).found()
+    (leak,) = [item for item in found if item.cause == "leak"]
+    assert leak.title.startswith("host memory grows by 2.0 MB per step")
+
+
+def test_copies_of_workers_name_the_objects_of_the_dataset() -> None:
+    script = {"objects": ["lines", "list", 2_000_000, "dict"], "dataset": "Lines", "loader": ["train.py", 26]}
+    config = {"script": script, "batch": {"accumulation": 1, "micro": 8}, "loader": {"workers": 2}}
+    memory = of_workers([(100, 1500), (250, 1350), (330, 1270), (370, 1230)])
+    found = Planted(host=cores(1.9, 1.9), after=memory, run={"config": config}).verdict()
+    assert found.title == (
+        "private memory of 2 loader workers grows: 270 MB more in 60 steps, copies of the dataset's Python objects"
+    )
+    told = " ".join(item.text for item in found.evidence)
+    assert "list `Lines.lines` of 2,000,000 dict" in told and "1.2 GB more will be copied" in told
+    assert found.changes[0].where == "train.py:26"
+
+
+def test_new_workers_of_each_epoch_are_not_growth() -> None:
+    memory = of_workers([(20 + 10 * (n % 2), 600) for n in range(12)])
+    assert "worker-memory" not in Planted(host=cores(1.9, 1.9), after=memory).causes()
+
+
+def test_an_evaluation_is_compared_with_training() -> None:
+    found = Planted(host=cores(1.9, 1.9), after={6: evaluating(1300)}).verdict()
+    assert found.title == "evaluating takes up to 900 MB more memory than training"
+    assert "at most 400 MB in training" in found.evidence[0].text
+
+
+def test_the_peak_of_an_evaluation_may_become_known_after_it() -> None:
+    late = cores(1.9, 1.9, rss_peak_bytes=2 * GIB)
+    run_ = Planted(host=late, after={6: evaluating(400)})
+    assert run_.state().snapshot().evaluating_bytes is None  # it was that high before
+    first = {n: [] for n in range(6)}
+    later = Planted(host=cores(1.9, 1.9), after={**first, 6: [*evaluating(400), _sample(2 * GIB)]})
+    assert later.state().snapshot().evaluating_bytes == (2 * GIB - 400 * MB, 400 * MB)
+
+
+def _sample(peak: int) -> Any:
+    return replace(evaluating(400)[0], host=cores(1.9, 1.9, rss_peak_bytes=peak))  # type: ignore[type-var]
+
+
+def test_the_interval_of_a_slope() -> None:
+    line = [(float(n), 3.0 * n) for n in range(12)]
+    assert slope_interval(line) == (3.0, 3.0)
+    wavy = [(float(n), 3.0 * n + (-1) ** n) for n in range(12)]
+    low, high = slope_interval(wavy)
+    assert 2.5 < low <= 3.0 <= high < 3.5 and low < high
