@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ndd_engine.record.events import Change, Confidence, Evidence, Finding
 
-__all__ = ["CAUSES", "Change", "Confidence", "Evidence", "Finding"]
+__all__ = ["CAUSES", "ENDINGS", "Change", "Confidence", "Evidence", "Finding"]
 
 # Every cause, with its label on a screen.
 CAUSES: dict[str, str] = {
@@ -57,6 +57,11 @@ CAUSES: dict[str, str] = {
     "cudnn-shapes": "cuDNN benchmarks every new shape",
     "no-effect": "setting not in effect",
     # Hazards: no cost in time until they end the run.
+    "hang": "no progress",
+    "died": "a process died",
+    "open-files": "open files grow steadily",
     "leak": "memory grows steadily",
     "near-limit": "memory almost full",
 }
+# Causes that keep a run from going on, the first one first: a summary begins with them.
+ENDINGS = ("hang", "died", "open-files")

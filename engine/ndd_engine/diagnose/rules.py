@@ -14,8 +14,8 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import duration, percent, times
 from ndd_watch.changes import TABLE
 
-from . import data_rules, gpu_rules, host_rules, model_rules, rank_rules, run_rules
-from .finding import Change, Evidence, Finding
+from . import data_rules, gpu_rules, host_rules, model_rules, process_rules, rank_rules, run_rules
+from .finding import ENDINGS, Change, Evidence, Finding
 from .view import CLOCK, MODEL, Cost, View, ceiling, rounded_up, taken
 
 LEAST_STEPS = 20
@@ -148,7 +148,7 @@ Rule = Callable[[View], Finding | None]
 # Findings with a lower ceiling are dropped.
 LEAST = 1.04
 # Rules that apply to short runs as well.
-ALWAYS: tuple[Rule, ...] = (*run_rules.RULES, model_rules.compile_cost)
+ALWAYS: tuple[Rule, ...] = (*process_rules.RULES, *run_rules.RULES, model_rules.compile_cost)
 RULES: tuple[Rule, ...] = (
     *data_rules.RULES,
     *host_rules.RULES,
@@ -165,7 +165,7 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
     few_steps: judge any number of steps, such as those of a trace.
 
-    Order: hazards, a model that is compiled no more, bottlenecks, bottlenecks whose change was tried and not faster,
+    Order: what ends the run or has ended it, hazards, a model that is compiled no more, bottlenecks, bottlenecks whose change was tried and not faster,
     findings that cost no time. Bottlenecks are sorted by the measured speedup of their change; if there is none, by
     ceiling or share of the time.
     """
@@ -184,6 +184,8 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
 
 def _rank(view: View, item: Finding) -> tuple[int, float]:
+    if item.cause in ENDINGS:
+        return -1, float(ENDINGS.index(item.cause))
     if item.cause in ("leak", "near-limit"):
         return 0, 0.0
     if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without

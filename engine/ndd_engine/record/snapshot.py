@@ -22,6 +22,7 @@ from .events import (
     TrialEvent,
     WorkEvent,
 )
+from .process_events import DeathEvent, DescriptorsEvent, StallEvent
 from .ranks import Ranks
 
 # "lost": the process is gone without an end event (kill -9, power failure).
@@ -227,7 +228,8 @@ Curve = tuple[tuple[int, float], ...]
 class Facts:
     """What a state of a run and a Snapshot share. None is unknown; the newest event of a type has its name.
 
-    step: optimizer step; warnings: number of all so far. best: the best evaluation by its first metric.
+    step: optimizer step; warnings: number of all so far. best: the best evaluation by its first metric. stall: as long
+    as it lasts. deaths: the first ones.
     """
 
     run: RunEvent | None = None
@@ -263,6 +265,9 @@ class Facts:
     stacks: StacksEvent | None = None
     functions: FunctionsEvent | None = None
     trials: tuple[TrialEvent, ...] = ()
+    stall: StallEvent | None = None
+    deaths: tuple[DeathEvent, ...] = ()
+    descriptors: DescriptorsEvent | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -291,6 +296,7 @@ class Snapshot(Facts):
     rate_trend: Curve
     memory_trend: Curve = ()
     heap_trend: Curve = ()
+    descriptor_trend: Curve = ()
     scalars: tuple[tuple[str, Curve], ...] = ()
     throughput: Throughput = Throughput()
     cores: CoreUse | None = None

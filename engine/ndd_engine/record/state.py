@@ -36,6 +36,7 @@ from .events import (
 from .figures import (
     Aside,
     core_use,
+    death_text,
     headroom,
     idle,
     memory_bytes,
@@ -45,6 +46,7 @@ from .figures import (
     throughput,
     time_left,
 )
+from .process_events import OVER, DeathEvent, DescriptorsEvent, StallEvent
 from .ranks import across, brief
 from .snapshot import Curve, Evaluation, Facts, Snapshot, TimedMark, TimeLeft, Totals
 
@@ -57,6 +59,7 @@ KEPT_EVALUATIONS = 60
 KEPT_SETTINGS = 80
 KEPT_TRIALS = 20
 KEPT_SCALARS = 12
+KEPT_DEATHS = 8
 RECENT_SAMPLES = 12
 # Samples of a busy GPU that show its usual clock: about the first two minutes.
 FIRST_CLOCKS = 60
@@ -121,6 +124,7 @@ class RunState(Facts):
     rates: Trend = field(default_factory=Trend)
     memories: Trend = field(default_factory=Trend)
     heaps: Trend = field(default_factory=Trend)
+    open_files: Trend = field(default_factory=Trend)
     own_trends: dict[str, Trend] = field(default_factory=dict)
 
     def to_line(self, t: float) -> str:
@@ -176,6 +180,16 @@ class RunState(Facts):
                     known = name in self.own_trends or len(self.own_trends) < KEPT_SCALARS
                     if known and value is not None and math.isfinite(value):
                         self.own_trends.setdefault(name, Trend()).add(event.step, value)
+            case StallEvent():
+                over = event.kind == OVER
+                self.stall = None if over else event
+                self._mark(t, MarkEvent("note" if over else "warning", event.step, event.text))
+            case DeathEvent():
+                self.deaths = (*self.deaths, event)[:KEPT_DEATHS]
+                self._mark(t, MarkEvent("warning", event.step, death_text(event)))
+            case DescriptorsEvent():
+                self.descriptors = event
+                self.open_files.add(event.step, float(event.open))
             case StageEvent():
                 self._stage(t, event)
             case RunEvent():
@@ -195,13 +209,21 @@ class RunState(Facts):
             self.recent, self.recent_ranks, self.samples = (), (), ()
             # The new process applies and verifies its settings again.
             self.settings = ()
+            self.stall, self.deaths, self.descriptors, self.open_files = None, (), None, Trend()
             self.work = self.loader = self.baseline = self.kernels = self.stacks = self.functions = None
             self.totals = Totals()
             self.first_clocks.clear()
 
     def _cut(self, step: int) -> None:
         """Forget what the curves have after a step."""
-        for trend in (self.losses, self.rates, self.memories, self.heaps, *self.own_trends.values()):
+        for trend in (
+            self.losses,
+            self.rates,
+            self.memories,
+            self.heaps,
+            self.open_files,
+            *self.own_trends.values(),
+        ):
             trend.cut(step)
 
     def _run(self, t: float, event: RunEvent) -> None:
@@ -382,6 +404,7 @@ class RunState(Facts):
             rate_trend=self.rates.view(),
             memory_trend=self.memories.view(),
             heap_trend=self.heaps.view(),
+            descriptor_trend=self.open_files.view(),
             scalars=tuple((name, trend.view()) for name, trend in self.own_trends.items()),
             throughput=throughput(self.work, step_ns),
             cores=core_use(run, self.samples),

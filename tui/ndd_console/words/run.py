@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from ndd_engine.diagnose import diagnose
+from ndd_engine.diagnose import ENDINGS, Finding, diagnose
 from ndd_engine.record.events import EndEvent, RunEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
@@ -83,7 +84,10 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     """The result of a run, printed at its end."""
     status = end.status if end else snapshot.status
     reason = printable(end.reason) if end else "the run continues"
-    lines = [reason if reason.startswith(status) else f"{status}: {reason}"]
+    findings = first_findings(snapshot)
+    ending = [finding for finding in findings if finding.cause in ENDINGS]
+    lines = [*(printable(finding_line(finding)) for finding in ending)]
+    lines.append(reason if reason.startswith(status) else f"{status}: {reason}")
     run = snapshot.run
     lines += [printable(str(text)) for text in (end.data or {}).get("not_shown", ())] if end else []
     # Of a script, also the steps of threads and processes that the figures leave out.
@@ -112,7 +116,7 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     if lost:
         lines.append(f"requested but not in effect: {printable(', '.join(lost))}")
     script = RunDir(Path(folder)).command.exists()
-    lines += advice(snapshot)
+    lines += advice(snapshot, [finding for finding in findings if finding not in ending])
     lines.append(f"{'record' if script else 'record and checkpoints'}: {printable(folder)}")
     if end is not None and end.checkpoint and status not in ("done", "failed"):
         name = run.name if run is not None else Path(folder).name
@@ -120,12 +124,16 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     return lines
 
 
-def advice(snapshot: Snapshot) -> list[str]:
-    """The first findings of a run and the commands that measure their changes; [] where nothing is found."""
+def first_findings(snapshot: Snapshot) -> list[Finding]:
+    """The first findings of a run; [] where nothing is found."""
     try:
-        findings = [finding for finding in diagnose(snapshot) if finding.cause != "too-short"][:MOST_FINDINGS]
+        return [finding for finding in diagnose(snapshot) if finding.cause != "too-short"][:MOST_FINDINGS]
     except Exception:  # noqa: BLE001  a defect in a rule must not cost the summary
         return []
+
+
+def advice(snapshot: Snapshot, findings: Sequence[Finding]) -> list[str]:
+    """Findings of a run, and the commands that measure their changes."""
     if snapshot.run is None:
         return []
     lines = []
