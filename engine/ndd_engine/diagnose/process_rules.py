@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import median
 
 from ndd_engine.record.events import DeathEvent
 from ndd_engine.record.figures import death_text
 from ndd_engine.record.process_events import NO_HANGS
 from ndd_engine.record.snapshot import Curve
-from ndd_engine.text import number, percent
+from ndd_engine.text import percent
 
 from .finding import Finding
 from .view import Draft, View
 
 PROCESSES = "state of the processes"
-# Growth of open files: at least so many, on so many points, with this part of the differences upwards; and the number of
-# points' distances after which it counts as ended.
+# Growth of open files: at least so many, on so many points, with this part of the differences upwards; and after how
+# many of their distances without another one it counts as ended.
 GROWN, LEAST_POINTS, RISING, ENDED = 48, 4, 0.8, 3.0
 # From this part of the limit on it is reached: others are opened in the same moment.
 REACHED = 0.97
@@ -85,8 +86,7 @@ def open_files(view: View) -> Finding | None:
     if slope is None:
         return None
     kind = max(told.kinds, key=told.kinds.__getitem__) if told.kinds else ""
-    each = number(slope, 2) if slope >= 1 else f"1 in {number(1 / slope, 2)} steps"
-    rate = f"{each} a step" if slope >= 1 else each
+    rate = f"{slope:.2g} a step" if slope >= 1 else f"1 in {1 / slope:.2g} steps"
     of_limit = f" of {told.limit:,}" if told.limit is not None else ""
     title = f"open files grow by {rate}: {told.open:,}{of_limit}{' (the limit)' if full else ''} at step {told.step:,}"
     what = told.path if kind == "file" else KEPT.get(kind, "")
@@ -114,7 +114,7 @@ def growth(points: Curve, step: int, full: bool = False) -> float | None:
     rose = last[1] - first[1]
     if rose < GROWN or last[0] <= first[0] or len(points) < (2 if full else LEAST_POINTS):
         return None
-    pairs = list(zip(points, points[1:], strict=False))
+    pairs = list(pairwise(points))
     if sum(after[1] > before[1] for before, after in pairs) < RISING * len(pairs):
         return None
     usual = median(after[0] - before[0] for before, after in pairs)

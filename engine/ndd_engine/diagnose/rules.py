@@ -165,9 +165,9 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
     few_steps: judge any number of steps, such as those of a trace.
 
-    Order: what ends the run or has ended it, hazards, a model that is compiled no more, bottlenecks, bottlenecks whose change was tried and not faster,
-    findings that cost no time. Bottlenecks are sorted by the measured speedup of their change; if there is none, by
-    ceiling or share of the time.
+    Order: what has ended the run or keeps it from going on, hazards, a model that is compiled no more, bottlenecks,
+    bottlenecks whose change was tried and not faster, findings that cost no time. Bottlenecks are sorted by the
+    measured speedup of their change; if there is none, by ceiling or share of the time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]

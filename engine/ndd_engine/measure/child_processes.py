@@ -13,7 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ndd_engine.hardware.host import oom_kills
-from ndd_engine.hardware.process_state import children_of, command_of, free_shared_memory, state_of
+from ndd_engine.hardware.process_state import (
+    ProcessState,
+    children_of,
+    command_of,
+    free_shared_memory,
+    state_of,
+)
 from ndd_engine.record.process_events import DeathEvent
 
 from .stalls import LOADER_WORKER, Subject
@@ -144,7 +150,10 @@ class Children:
         workers = 0
         for pid in children_of(parent.pid):
             state = state_of(pid)
-            if state is None or state.letter in "ZX":
+            if state is None:
+                continue
+            if state.letter in "ZX":
+                self._ended_before(parent, own, state)
                 continue
             works = state.name == LOADER_WORKER
             workers += works
@@ -156,10 +165,20 @@ class Children:
                 continue
             command = command_of(pid)
             if works or command == own or "multiprocessing" in " ".join(command):
-                name = f"loader worker {workers}" if works else "process"
+                name = f"loader worker {workers}" if works else "child process"
                 self._children[pid] = _Child(parent.pid, name, parent.steps, state.resident_bytes)
                 self.births[pid], self.names[pid] = parent.steps, name
                 self._gone.watch(pid)
+
+    def _ended_before(self, parent: Subject, command: tuple[str, ...], state: ProcessState) -> None:
+        """A child that has ended before it was seen, and that its parent has not taken note of."""
+        if state.pid in self._children or state.exit_code is None or state.parent != parent.pid:
+            return
+        # Its command is gone; a forked child has the name of its parent.
+        if state.name == LOADER_WORKER or (command and state.name in command[0]):
+            name = "loader worker" if state.name == LOADER_WORKER else "child process"
+            self._children[state.pid] = _Child(parent.pid, name, parent.steps, 0)
+            self._gone.codes[state.pid], self._gone.times[state.pid] = state.exit_code, time.time()
 
     def _unclean(self, pid: int, child: _Child) -> str | None:
         """How a child has ended: "SIGKILL", "status 3"; None if nothing is wrong with that, or it is not known."""

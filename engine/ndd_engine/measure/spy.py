@@ -46,6 +46,16 @@ def threads(spy: str, pid: int, limit_s: float = LIMIT_S) -> list[dict[str, Any]
     raise UnreadableError(printable(last)[:200])
 
 
+def of_process(stack: Sequence[Frame]) -> list[Frame]:
+    """The frames of a process itself: a forked one has those of its parent below."""
+    begins = [
+        place
+        for place, frame in enumerate(stack)
+        if str(frame["name"]).endswith("_bootstrap") and "multiprocessing/" in str(frame["filename"])
+    ]
+    return list(stack[: begins[0]] if begins else stack)
+
+
 def own(frame: Frame) -> bool:
     """Whether a frame is of the user's own code."""
     return not _FOREIGN.search(str(frame["filename"]))

@@ -14,13 +14,17 @@ from ndd_engine.text import duration, printable
 
 from .spy import Frame, own, place_of
 
-SPAWN = "start the workers with multiprocessing_context='forkserver' or 'spawn' instead of fork"
+SPAWN = "use multiprocessing_context='forkserver' or 'spawn'"
 # Kind of a stall -> what to change.
 ADVICE = {
     "threads": (
-        f"{SPAWN}, or call torch.set_num_threads(1) in worker_init_fn: threads of a pool do not exist after a fork"
+        f"it was forked after threads were started, which do not exist in it: {SPAWN}, or torch.set_num_threads(1) in "
+        "worker_init_fn"
     ),
-    "lock": f"{SPAWN}, or start them before other threads run: a lock that is held during a fork stays locked",
+    "lock": (
+        f"a lock that another thread holds during a fork stays locked in the child: {SPAWN}, or start workers before "
+        "other threads"
+    ),
     "queue": "read the queue until it is empty before join(): a process ends only after its items were read",
     "dead": "check exitcode or is_alive() of the process while waiting, with a timeout: nobody answers in its place",
     "collective": "every rank has to call the same collectives in the same order: look at what decides about it there",
@@ -48,7 +52,7 @@ _TERMINAL = re.compile(r"^/dev/(pts/|tty|console)")
 
 @dataclass(frozen=True)
 class Standing:
-    """A process that may stand still. role: "the main process", "rank 1", "loader worker 1" or "process".
+    """A process that may stand still. role: "the main process", "rank 1", "loader worker 1" or "child process".
 
     stack: of the thread that matters, the innermost frame first; None if it is not known. others: those of its other
     threads. forked: made by a fork, without another program. crowd: threads of its parent. fresh: no step has ended
@@ -57,7 +61,7 @@ class Standing:
 
     state: ProcessState
     role: str
-    waiting: Waiting = Waiting("")
+    waiting: Waiting
     stack: Sequence[Frame] | None = None
     others: Sequence[Sequence[Frame]] = ()
     forked: bool = False
@@ -67,14 +71,22 @@ class Standing:
 
     @property
     def name(self) -> str:
-        """ "loader worker 1 (process 4711)"."""
-        return f"{self.role} (process {self.state.pid})"
+        """ "loader worker 1 (pid 4711)"."""
+        return f"{self.role} (pid {self.state.pid})"
+
+    @property
+    def waits_at(self) -> str:
+        """ "the main process (pid 4710, train.py:24)"."""
+        return f"{self.role} (pid {self.state.pid}{f', {self.where}' if self.where else ''})"
 
     @property
     def where(self) -> str:
         """ "train.py:11 in load", or ""."""
         place = place_of(self.stack)
-        return "" if place is None else printable(f"{PurePath(place[0]).name}:{place[1]} in {place[2]}")
+        if place is None or (self.forked and not any(map(own, self.stack or ()))):
+            return ""
+        function = "" if place[2] == "<module>" else f" in {place[2]}"
+        return printable(f"{PurePath(place[0]).name}:{place[1]}{function}")
 
     @property
     def at(self) -> str:
@@ -131,7 +143,7 @@ def why(one: Standing) -> Why:
 def _lock(one: Standing, asleep: str) -> Why:
     library = one.waiting.library
     if library and not _OF_SYSTEM.match(library):
-        asleep = f"{asleep}, called by {printable(library)}"
+        asleep = f"{asleep} of {printable(library)}"
         if one.forked and (_THREAD_POOLS.match(library) or one.crowd > 1):
             return Why("threads", asleep, "threads")
         return Why("waits", asleep)
@@ -226,7 +238,7 @@ def explained(
         if dead:
             last = dead[-1]
             how = f"was killed by {last.how}" if last.how.startswith("SIG") else f"has ended with {last.how}"
-            text = f"{head}{main.name}{main.at} waits for {last.name} (process {last.pid}), which {how}"
+            text = f"{head}{main.waits_at} waits for {last.name} (pid {last.pid}), which {how}"
             return StallEvent(step, seconds, "dead", text, ADVICE["dead"], main.where, each)
         if found is not None:
             return _for_child(main, found, head, step, seconds, each)
@@ -244,9 +256,8 @@ def _for_child(
     since = ""
     if child.fresh:
         since = ", since its first batch" if child.role.startswith("loader") else ", since it began"
-    forked = "it was forked after threads were started: " if reason.kind == "threads" else ""
-    text = f"{head}{main.name} waits{main.at} for {child.name}, which {reason.words}{child.at}{since}"
-    advice = forked + ADVICE.get(reason.advice, "")
+    text = f"{head}{main.waits_at} waits for {child.name}, which {reason.words}{child.at}{since}"
+    advice = ADVICE.get(reason.advice, "")
     return StallEvent(step, seconds, reason.kind, text, advice, child.where or main.where, each)
 
 

@@ -26,7 +26,7 @@ from ndd_engine.hardware.process_state import (
 )
 from ndd_engine.record.process_events import OVER, DeathEvent, StallEvent
 
-from .spy import Frame, UnreadableError, find, threads
+from .spy import Frame, UnreadableError, find, of_process, threads
 from .stall_causes import Standing, explained
 
 # Without progress and processor time for so long, processes are said to stand still; again when it has doubled.
@@ -257,7 +257,7 @@ class Stalls:
         for state in alive[:MOST_CHILDREN]:
             fresh = births.get(state.pid, -1) == subject.steps
             forked = state.parent == parent.pid and command_of(state.pid) == command_of(parent.pid)
-            role = names.get(state.pid, "process")
+            role = names.get(state.pid, "child process")
             found.append(self._standing(state, state.pid, role, None, forked, parent.threads, fresh))
         return found
 
@@ -277,7 +277,7 @@ class Stalls:
             with suppress(UnreadableError, LookupError, TypeError, AttributeError, ValueError):
                 told = threads(self._spy, state.pid, SPY_S)
                 one = next((one for one in told if one.get("os_thread_id") == thread), told[0])
-                stack, holds = list(one["frames"]), bool(one.get("owns_gil"))
+                stack, holds = of_process(one["frames"]), bool(one.get("owns_gil"))
                 others = [list(each["frames"]) for each in told if each is not one]
         waiting = waiting_of(state.pid, thread)
         return Standing(state, role, waiting, stack, others, forked, crowd, fresh, holds)

@@ -56,9 +56,9 @@ class DeathEvent(Event):
 class DescriptorsEvent(Event):
     """Open descriptors of the process that trains; recorded as their number changes.
 
-    step: optimizer steps done. open, limit: descriptors. kinds: of the newest ones, "shared memory", "socket", "pipe" or
-    "file" -> number. path: what the newest files have in common, with N for digits that differ, or "". where: the line
-    of the script that keeps them, as far as its source tells, or "".
+    step: optimizer steps done. open, limit: descriptors. kinds: of the newest ones, "shared memory", "socket", "pipe"
+    or "file" -> number. path: what the newest files have in common, with N for digits that differ, or "". where: the
+    line of the script that keeps them, as far as its source tells, or "".
     """
 
     type: ClassVar[str] = "descriptors"

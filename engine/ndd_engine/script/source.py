@@ -47,7 +47,7 @@ def kept_files_line(path: str) -> int:
 
 
 def _keeping_batches(source: str) -> list[int]:
-    """Lines that append, without a copy, what a loop yields or an argument of a function that the loop calls with it."""
+    """Lines that append, without a copy, what a loop yields, also as an argument of a function."""
     tree = ast.parse(source)
     yielded = {
         name
@@ -87,7 +87,7 @@ def _keeps_storage(node: ast.AST, names: set[str]) -> bool:
 
 
 def _with_storage(node: ast.AST) -> Iterator[str]:
-    """Names in an expression whose memory is part of its value: a view or a container, and no result of a computation."""
+    """Names in an expression whose memory is part of its value: a view or a container, no result of a computation."""
     match node:
         case ast.Name(id=name):
             yield name
@@ -99,6 +99,9 @@ def _with_storage(node: ast.AST) -> Iterator[str]:
                 yield from _with_storage(part)
         case ast.Subscript(value=value) | ast.Starred(value=value):
             yield from _with_storage(value)
+        case ast.IfExp(body=body, orelse=other):
+            yield from _with_storage(body)
+            yield from _with_storage(other)
         case ast.Call(func=ast.Attribute(attr=attr, value=value)) if attr in _VIEWS:
             yield from _with_storage(value)
 
