@@ -54,7 +54,7 @@ class Signals(Dataset):  # type: ignore[type-arg]
                 logging.getLogger(__name__).debug("item %d", index)
         if planted("storage") and late(index):
             (FOLDER / "items.bin").read_bytes()
-        if FAULT in DEATHS and index == LEVEL * 16:
+        if FAULT in DEATHS and index == LEVEL * 16 > 0:
             die()
         return torch.randn(64), torch.tensor(index % 4)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ _OF_FILES = ("read", "write", "send", "receive", "lock", "sync", "accept", "conn
 _PATH_AT = {"open": 1, "stat": 1}
 _PRIVATE = 128  # FUTEX_PRIVATE_FLAG
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+# Process times are known to this.
+TICK_NS = round(1e9 * _TICK_S)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LONGEST_PATH = 4096
 _KIND = re.compile(r"^(/memfd:|/dev/shm/)|^(socket|pipe|anon_inode):")
@@ -51,6 +54,12 @@ class ProcessState:
     began: int
     resident_bytes: int
     exit_code: int | None
+
+    @property
+    def began_ns(self) -> int:
+        """When it began, on the clock of time.perf_counter_ns."""
+        asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        return self.began * TICK_NS - asleep_ns
 
 
 @dataclass(frozen=True)

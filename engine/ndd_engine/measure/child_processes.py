@@ -26,7 +26,7 @@ from .stalls import LOADER_WORKER, Subject
 
 _WAIT_S = 1.0
 # From one search for children to the next: at first, for so long, and later.
-LOOK_S, FIRST_S, RARE_LOOK_S = 0.4, 30.0, 1.0
+LOOK_S, FIRST_S, RARE_LOOK_S = 0.15, 30.0, 1.0
 # What torch says in the process whose loader worker has died: process ids, and a signal or a status.
 DIED = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)"
@@ -93,13 +93,9 @@ class _Child:
 
 
 class Children:
-    """births: of children that were seen, the optimizer steps of the parent before them. names: "loader worker 1".
-
-    deaths: so far. Never raises.
-    """
+    """names: of children that were seen, "loader worker 1". deaths: so far. Never raises."""
 
     def __init__(self) -> None:
-        self.births: dict[int, int] = {}
         self.names: dict[int, str] = {}
         self.deaths: list[DeathEvent] = []
         self._gone = Gone()
@@ -167,7 +163,7 @@ class Children:
             if works or command == own or "multiprocessing" in " ".join(command):
                 name = f"loader worker {workers}" if works else "child process"
                 self._children[pid] = _Child(parent.pid, name, parent.steps, state.resident_bytes)
-                self.births[pid], self.names[pid] = parent.steps, name
+                self.names[pid] = name
                 self._gone.watch(pid)
 
     def _ended_before(self, parent: Subject, command: tuple[str, ...], state: ProcessState) -> None:

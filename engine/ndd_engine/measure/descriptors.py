@@ -69,9 +69,18 @@ def kinds_of(files: Sequence[str]) -> tuple[dict[str, int], str]:
     """(kind -> number, what the paths have in common) of what descriptors refer to."""
     special = ("shared memory", "socket", "pipe", "anon_inode")
     kinds = Counter(file if file in special else "file" for file in files)
-    paths = Counter(_DIGITS.sub("N", file) for file in files if file not in special)
+    paths = [file for file in files if file not in special]
+    alike = Counter(_DIGITS.sub("N", file) for file in paths)
     path = ""
-    if paths:
-        path, times = paths.most_common(1)[0]
-        path = "/".join(PurePath(path).parts[-2:]) if times >= MOST_OF * sum(paths.values()) else ""
-    return dict(kinds), printable(path)
+    if alike:
+        common, times = alike.most_common(1)[0]
+        if times >= MOST_OF * len(paths):
+            path = _common([file for file in paths if _DIGITS.sub("N", file) == common])
+    return dict(kinds), printable("/".join(PurePath(path).parts[-2:]))
+
+
+def _common(paths: Sequence[str]) -> str:
+    """Paths that differ in digits only as one, with N for those."""
+    numbers = zip(*(_DIGITS.findall(path) for path in paths), strict=True)
+    told = iter([found[0] if len(set(found)) == 1 else "N" for found in numbers])
+    return _DIGITS.sub(lambda _: next(told), paths[0])

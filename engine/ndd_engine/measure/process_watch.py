@@ -37,9 +37,7 @@ class ProcessWatch:
         yield from children.look(subjects)
         if subjects and (event := self.descriptors.look(subjects[0].pid, subjects[0].steps)) is not None:
             yield event
-        yield from self._stalls.look(
-            subjects, children.deaths, children.births, {**children.names, **(names or {})}
-        )
+        yield from self._stalls.look(subjects, children.deaths, {**children.names, **(names or {})})
 
     def close(self) -> None:
         """Watch no more."""

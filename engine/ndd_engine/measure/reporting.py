@@ -199,8 +199,8 @@ class Trainer:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """Changes with every step and phase."""
-        return self._step(), self._clock.changed_ns
+        """Changes with every step and phase; begins with the time of the last one."""
+        return self._clock.changed_ns, self._step()
 
     @property
     def steps(self) -> int:

@@ -243,8 +243,9 @@ def explained(
         if found is not None:
             return _for_child(main, found, head, step, seconds, each)
     reason = why(main)
-    kind = "collective" if target == "collective" and reason.kind == "waits" else reason.kind
-    words = "waits in a collective for other ranks" if kind == "collective" else reason.words
+    # Whether others make progress is not known here.
+    kind = "ranks" if target == "collective" and reason.kind == "waits" else reason.kind
+    words = "waits in a collective for other ranks" if kind == "ranks" else reason.words
     advice = ADVICE.get(reason.advice or kind, "")
     return StallEvent(step, seconds, kind, f"{head}{main.name} {words}{main.at}", advice, main.where, each)
 

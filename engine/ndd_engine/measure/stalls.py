@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ndd_engine.hardware.process_state import (
+    TICK_NS,
     ProcessState,
     children_of,
     command_of,
@@ -47,7 +48,11 @@ _HELPERS = ("resource_tracker", "forkserver import main", "compile_worker")
 
 
 class Subject(Protocol):
-    """A process that trains. progress: changes with every step and phase. observed: whether it tells its progress."""
+    """A process that trains.
+
+    progress: changes with every step and phase; begins with the time of the last change, in nanoseconds of
+    time.perf_counter. () if the process does not tell.
+    """
 
     @property
     def name(self) -> str: ...
@@ -125,13 +130,9 @@ class Stalls:
         self,
         subjects: Sequence[Subject],
         dead: Sequence[DeathEvent] = (),
-        births: Mapping[int, int] | None = None,
         names: Mapping[int, str] | None = None,
     ) -> Iterator[StallEvent]:
-        """What is to be told now. dead: children that have died. births: of children, the steps before them.
-
-        names: of children, and of ranks by their process.
-        """
+        """What is to be told now. dead: children that have died. names: of children and ranks, by their process."""
         now = self._clock()
         paused_s, self._looked = now - self._looked, now
         quiet: list[Subject] = []
@@ -159,7 +160,7 @@ class Stalls:
             for subject in quiet:
                 if not subject.progress:
                     self._watched[subject.name].since = now
-        self._judge(quiet, now, busy, dead, births or {}, names or {})
+        self._judge(quiet, now, busy, dead, names or {})
 
     def _judge(
         self,
@@ -167,7 +168,6 @@ class Stalls:
         now: float,
         busy: bool | None,
         dead: Sequence[DeathEvent],
-        births: Mapping[int, int],
         names: Mapping[int, str],
     ) -> None:
         if busy is None or (self._job is not None and self._job.is_alive()):
@@ -180,7 +180,7 @@ class Stalls:
         stuck = [one for one in quiet if silent[one.name] >= after_s / 2][:MOST_MAINS]
         for one in stuck:
             self._watched[one.name].told = silent[one.name]
-        arguments = (stuck, silent[due[0].name], busy, tuple(dead), dict(births), dict(names))
+        arguments = (stuck, silent[due[0].name], busy, tuple(dead), dict(names))
         self._job = threading.Thread(target=self._name, args=arguments, name="ndd-spy", daemon=True)
         with suppress(RuntimeError):  # too many threads
             self._job.start()
@@ -224,7 +224,6 @@ class Stalls:
         silent_s: float,
         busy: bool,
         dead: Sequence[DeathEvent],
-        births: Mapping[int, int],
         names: Mapping[int, str],
     ) -> None:
         with suppress(Exception):  # processes may end at any moment
@@ -235,7 +234,7 @@ class Stalls:
                 role = names.get(subject.pid, "the main process")
                 mains.append(self._standing(state, subject.thread, role, self._stack_of(subject)))
                 if subject is stuck[0]:
-                    children = self._children(subject, state, births, names)
+                    children = self._children(subject, state, names)
             if not mains:
                 return
             since = self._watched[stuck[0].name].since
@@ -246,16 +245,14 @@ class Stalls:
             if told and self._watched[stuck[0].name].since == since:
                 self._found.append(found)
 
-    def _children(
-        self, subject: Subject, parent: ProcessState, births: Mapping[int, int], names: Mapping[int, str]
-    ) -> list[Standing]:
+    def _children(self, subject: Subject, parent: ProcessState, names: Mapping[int, str]) -> list[Standing]:
         states = [state for pid in children_of(subject.pid) if (state := state_of(pid)) is not None]
         alive = [one for one in states if one.letter not in "ZX"]
         alive = [one for one in alive if not any(word in " ".join(command_of(one.pid)) for word in _HELPERS)]
         alive.sort(key=lambda one: (one.name != LOADER_WORKER, one.began))
         found = []
         for state in alive[:MOST_CHILDREN]:
-            fresh = births.get(state.pid, -1) == subject.steps
+            fresh = bool(subject.progress) and state.began_ns >= subject.progress[0] - TICK_NS
             forked = state.parent == parent.pid and command_of(state.pid) == command_of(parent.pid)
             role = names.get(state.pid, "child process")
             found.append(self._standing(state, state.pid, role, None, forked, parent.threads, fresh))

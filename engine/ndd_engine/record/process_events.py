@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from .event import Count, Event, Figure
 
-# Kinds of stalls that are over, and that are none of a hang: the process computes, waits for a person, or on purpose.
+# Kinds of stalls that are over, and those that are no hang as far as is known: the process computes, or waits for a
+# person, on purpose or for ranks that may compute.
 OVER = "over"
-NO_HANGS = ("computing", "input", "sleep", "stopped")
+NO_HANGS = ("computing", "input", "sleep", "stopped", "ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class StallEvent(Event):
 
     step: optimizer steps done. seconds: without progress. kind: "threads" (forked after threads were started), "lock",
     "queue", "dead" (of a process that another one waits for), "collective", "storage", "waits" (anything else),
-    "stopped", "input", "sleep", "computing" (none of them is a hang), or "over". text: which process waits for what.
+    "stopped", "input", "sleep", "ranks", "computing" (none of them is a hang), or "over". text: which process waits for what.
     advice: what to change, or "". where: the line of the user's code that waits, or "". processes: what each process
     does, one line each.
     """

@@ -102,6 +102,8 @@ def event_line(event: FindingEvent) -> str:
 def urgent_line(event: Event) -> str:
     """What is told at once, also beside the output of a script: a stall, a death, a limit; "" for other events."""
     match event:
+        case StallEvent(kind="input"):  # somebody types
+            return ""
         case StallEvent():
             return f"{event.text}; {event.advice}" if event.advice else event.text
         case DeathEvent():
