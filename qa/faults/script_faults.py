@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.common import Options, Table, say
 
+from ndd_engine.diagnose import ENDINGS
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
@@ -32,8 +33,21 @@ ACCUSED = 1.10
 CLOSE = 0.10
 # Without a setting that could remove them; their advice is in words.
 WORDS = frozenset(
-    {"slow-function", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile"}
+    {
+        "slow-function",
+        "user-code",
+        "checkpoint",
+        "evaluation",
+        "anomaly",
+        "straggler",
+        "leak",
+        "recompile",
+        "hang",
+        "died",
+        "open-files",
+    }
 )
+HANGS = "hangs.py"
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates",
 )  # fmt: skip
@@ -43,7 +57,7 @@ INNOCENTS = (
 class Fault:
     """causes: the right ones. function: that a finding must name, "" if there is none. levels: low and high.
 
-    ranks: of the script, under torchrun if there are several.
+    ranks: of the script, under torchrun if there are several. script: in which it is planted; hangs.py may fail.
     """
 
     name: str
@@ -51,6 +65,7 @@ class Fault:
     levels: tuple[float, float]
     function: str = ""
     ranks: int = 1
+    script: str = "planted.py"
 
 
 FAULTS = (
@@ -72,6 +87,17 @@ FAULTS = (
     Fault("garbage", ("gc",), (2, 10)),
     Fault("anomaly", ("anomaly",), (1, 1)),
     Fault("straggler", ("straggler",), (5, 20), "augment", ranks=2),
+    Fault("fork-threads", ("hang",), (1, 2), "__getitem__", script=HANGS),
+    Fault("fork-lock", ("hang",), (1, 2), "__getitem__", script=HANGS),
+    Fault("full-queue", ("hang",), (1, 2), "aside", script=HANGS),
+    Fault("dead-process", ("hang",), (1, 2), "aside", script=HANGS),
+    Fault("storage", ("hang",), (1, 2), "__getitem__", script=HANGS),
+    Fault("collective", ("hang",), (1, 2), "main", ranks=2, script=HANGS),
+    Fault("killed", ("died",), (20, 60), script=HANGS),
+    Fault("crashed", ("died",), (20, 60), script=HANGS),
+    Fault("exits", ("died",), (20, 60), script=HANGS),
+    Fault("kept-tensors", ("open-files",), (1, 2), "hangs.py", script=HANGS),
+    Fault("kept-files", ("open-files",), (1, 10), "hangs.py", script=HANGS),
 )
 
 
@@ -97,7 +123,15 @@ def measure(options: Options) -> list[Table]:
         wrong = (found["ceiling"] or 1.0) >= ACCUSED
         accused += wrong
         innocent.add(kind, found["cause"], _times(found["ceiling"]), "", "", "ACCUSED" if wrong else "")
-    innocent.note(f"accused: {accused} of {len(kinds)}")
+    twins = options.cases([fault for fault in FAULTS if fault.script == HANGS])
+    for fault in twins:
+        say(f"script_faults: innocent {fault.name}")
+        with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
+            each = observe(Path(folder), HANGS, fault.name, "0", ranks=fault.ranks, seconds=_seconds(options))
+        wrong = any(one["cause"] in ENDINGS for one in each)
+        accused += wrong
+        innocent.add(f"{fault.name} 0", each[0]["cause"], "", "", "", "ACCUSED" if wrong else "")
+    innocent.note(f"accused: {accused} of {len(kinds) + len(twins)}")
     return [planted, innocent, _durations(options)]
 
 
@@ -108,7 +142,7 @@ def _planted(fault: Fault, level: float, options: Options) -> tuple[tuple[str, .
     with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as text:
         folder = Path(text)
         found = observe(
-            folder, "planted.py", fault.name, f"{level:g}", ranks=fault.ranks, seconds=_seconds(options)
+            folder, fault.script, fault.name, f"{level:g}", ranks=fault.ranks, seconds=_seconds(options)
         )[0]
         where = found["title"] + "".join(change["where"] or "" for change in found["changes"])
         placed = not fault.function or fault.function in where
@@ -161,7 +195,8 @@ def observe(
     """The findings of an observed run of a script."""
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     words = [sys.executable, *(launcher if ranks > 1 else ()), str(FOLDER / script), *arguments]
-    output(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{seconds:g}")
+    run = console if script == HANGS else output
+    run(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{seconds:g}")
     found: list[dict[str, Any]] = json.loads(output(folder, "report", "it", "--json"))["findings"]
     return found
 

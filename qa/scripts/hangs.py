@@ -26,6 +26,8 @@ from torch.utils.data import DataLoader, Dataset
 
 FAULT, LEVEL = sys.argv[1], int(sys.argv[2])
 SECONDS = float(os.environ.get("SCRIPT_S", "8"))
+# What hangs is ended by a signal after so long.
+LIMIT_S = 30
 LOCK = threading.Lock()
 FOLDER = Path(tempfile.mkdtemp(prefix="hangs-"))
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -46,6 +48,7 @@ class Signals(Dataset):  # type: ignore[type-arg]
         return 1_000_000
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        signal.alarm(LIMIT_S)
         if planted("fork-threads") and late(index):
             torch.set_num_threads(2)
             return (torch.randn(600, 600) @ torch.randn(600, 600)).mean(0)[:64], torch.tensor(index % 4)
@@ -78,6 +81,7 @@ kept: list[Any] = []
 
 def fill(queue: Any) -> None:
     """Of another process: more than a pipe holds."""
+    signal.alarm(LIMIT_S)
     for _ in range(64):
         queue.put(bytes(1 << 16))
 

@@ -34,7 +34,8 @@ class ProcessWatch:
     def look(self, subjects: Sequence[Subject], names: Mapping[int, str] | None = None) -> Iterator[Event]:
         """What is new. subjects: the processes that are to make progress. names: of them, such as "rank 1"."""
         children = self.children
-        yield from children.look(subjects)
+        if subjects:  # else they are paused, or asked to end: so are their children
+            yield from children.look(subjects)
         if subjects and (event := self.descriptors.look(subjects[0].pid, subjects[0].steps)) is not None:
             yield event
         yield from self._stalls.look(subjects, children.deaths, {**children.names, **(names or {})})

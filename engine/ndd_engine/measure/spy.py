@@ -16,7 +16,9 @@ from ndd_engine.text import printable
 # py-spy reads the symbols of the interpreter first.
 LIMIT_S = 30.0
 # Files of a Python and of installed packages, whichever Python runs the script.
-_FOREIGN = re.compile(r"^<|/lib(64)?/python\d|/(site|dist)-packages/|/_?ndd_(watch|engine|console)/")
+_FOREIGN = re.compile(
+    r"^<|/lib(64)?/python\d|/(site|dist)-packages/|/_?ndd_(watch|engine(?!/workloads)|console)/|/bin/[^/.]+$"
+)
 # A frame as py-spy describes it: filename, line, name.
 Frame = dict[str, Any]
 

@@ -83,7 +83,7 @@ class Standing:
     def where(self) -> str:
         """ "train.py:11 in load", or ""."""
         place = place_of(self.stack)
-        if place is None or (self.forked and not any(map(own, self.stack or ()))):
+        if place is None or not any(map(own, self.stack or ())):
             return ""
         function = "" if place[2] == "<module>" else f" in {place[2]}"
         return printable(f"{PurePath(place[0]).name}:{place[1]}{function}")

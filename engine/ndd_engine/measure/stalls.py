@@ -248,7 +248,7 @@ class Stalls:
     def _children(self, subject: Subject, parent: ProcessState, names: Mapping[int, str]) -> list[Standing]:
         states = [state for pid in children_of(subject.pid) if (state := state_of(pid)) is not None]
         alive = [one for one in states if one.letter not in "ZX"]
-        alive = [one for one in alive if not any(word in " ".join(command_of(one.pid)) for word in _HELPERS)]
+        alive = [one for one in alive if not _helps(one)]
         alive.sort(key=lambda one: (one.name != LOADER_WORKER, one.began))
         found = []
         for state in alive[:MOST_CHILDREN]:
@@ -278,3 +278,10 @@ class Stalls:
                 others = [list(each["frames"]) for each in told if each is not one]
         waiting = waiting_of(state.pid, thread)
         return Standing(state, role, waiting, stack, others, forked, crowd, fresh, holds)
+
+
+def _helps(state: ProcessState) -> bool:
+    """Whether a process is a helper; what the fork server starts has the same command as it."""
+    command = command_of(state.pid)
+    helper = any(word in " ".join(command) for word in _HELPERS)
+    return helper and state.name != LOADER_WORKER and command_of(state.parent) != command

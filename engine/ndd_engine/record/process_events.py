@@ -18,8 +18,8 @@ class StallEvent(Event):
     """No process of the run has made progress for a while, or does so again.
 
     step: optimizer steps done. seconds: without progress. kind: "threads" (forked after threads were started), "lock",
-    "queue", "dead" (of a process that another one waits for), "collective", "storage", "waits" (anything else),
-    "stopped", "input", "sleep", "ranks", "computing" (none of them is a hang), or "over". text: which process waits for what.
+    "queue", "dead" (of a process that another one waits for), "collective", "storage" or "waits" (anything else); none
+    of a hang: "stopped", "input", "sleep", "ranks" and "computing"; or "over". text: which process waits for what.
     advice: what to change, or "". where: the line of the user's code that waits, or "". processes: what each process
     does, one line each.
     """
