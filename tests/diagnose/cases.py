@@ -36,8 +36,9 @@ def recompiled(step: int) -> tuple[Event, ...]:
 
 
 STALL = StallEvent(
-    240, 9.0, "storage", "no progress for 9 s: the main process waits", "check the disk", "a.py:3"
-)
+    240, 9.0, "storage", "no progress for 9 s: the main process waits", "check the disk", "a.py:3",
+    ["the main process (pid 7), state D, read of /data/a.bin"],
+)  # fmt: skip
 ENDED = StallEvent(240, 1.0, OVER, "training continues after step 240")
 COMPUTES = StallEvent(240, 40.0, "computing", "no step for 40 s: the main process computes")
 

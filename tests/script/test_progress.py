@@ -68,6 +68,7 @@ def test_a_worker_that_hangs_is_named_at_once_and_first_in_the_summary(tmp_path:
     running = start(
         tmp_path, "run", "--headless", "--run", "it", "--", sys.executable, str(HANGS), "storage", "1", **SOON
     )
+    until((tmp_path / "runs" / "it" / "events.jsonl").exists, 60)
     until(lambda: warned(tmp_path, "loader worker 1", "items.bin", "hangs.py"), 60)
     running.terminate()
     _, said = running.communicate(timeout=60)

@@ -30,6 +30,8 @@ ADVICE = {
     "collective": "every rank has to call the same collectives in the same order: look at what decides about it there",
     "storage": "check the disk or mount; DataLoader(timeout=60) ends such a wait of a worker with an error",
     "fifo": "this file is a FIFO to which no process writes; DataLoader(timeout=60) ends such a wait with an error",
+    "shared": "look at which process holds it: one that dies or exits early never releases it",
+    "waits": "look at what this line waits for, and wait with a timeout",
 }  # fmt: skip
 STOPPED = "is stopped by a signal or a debugger"
 # Files of a library in which a thread waits for a lock, wherever that was asked for.
@@ -150,7 +152,7 @@ def _lock(one: Standing, asleep: str) -> Why:
     if one.calls("/threading.py", name="wait") or one.calls("/threading.py", name="join"):
         return Why("waits", "waits for another thread")
     if one.waiting.shared:
-        return Why("lock", "waits for a lock that is shared between processes")
+        return Why("lock", "waits for a lock that is shared between processes", "shared")
     if one.forked and one.stack:
         return Why("lock", "waits for a lock that was held when it was forked", "lock")
     return Why("waits", asleep)
@@ -258,7 +260,7 @@ def _for_child(
     if child.fresh:
         since = ", since its first batch" if child.role.startswith("loader") else ", since it began"
     text = f"{head}{main.waits_at} waits for {child.name}, which {reason.words}{child.at}{since}"
-    advice = ADVICE.get(reason.advice, "")
+    advice = ADVICE.get(reason.advice or reason.kind, "")
     return StallEvent(step, seconds, reason.kind, text, advice, child.where or main.where, each)
 
 

@@ -191,7 +191,8 @@ class Training(Executor):
         phase = prepared.clock.current
         failure = explain(error, loop.step + 1, phase, prepared.config, prepared.device, loop.stepper)
         text = failure.text + (_traced(failure.where) if failure.kind == "error" else "")
-        if (found := loop.reporter.children.told_by(text_of(error), loop.step)) is not None:
+        found = loop.reporter.children.told_by(text_of(error), loop.step)
+        if found is not None and self.run.control.stop_status is None:
             death, new = found
             if new:
                 self.run.put(death)
