@@ -58,8 +58,8 @@ class DescriptorsEvent(Event):
     """Open descriptors of the process that trains; recorded as their number changes.
 
     step: optimizer steps done. open: number of descriptors. limit: the most that it may have, null if it is not known.
-    kinds: of the newest ones, "shared memory", "socket", "pipe" or "file" -> number. path: what the newest files have in
-    common, with N for digits that differ, or "". where: the line of the script that keeps them, as far as its source
+    kinds: of the newest ones, "shared memory", "socket", "pipe" or "file" -> number. path: what the newest files have
+    in common, with N for digits that differ, or "". where: the line of the script that keeps them, as far as its source
     tells, or "".
     """
 
