@@ -80,9 +80,8 @@ def test_a_worker_that_hangs_is_named_at_once_and_first_in_the_summary(tmp_path:
 
 @pytest.mark.long
 def test_a_worker_that_is_killed_is_named_with_its_signal_and_no_frame_of_ours(tmp_path: Path) -> None:
-    running = start(
-        tmp_path, "run", "--headless", "--run", "it", "--", sys.executable, str(HANGS), "killed", "40"
-    )
+    words = ("run", "--headless", "--run", "it", "--", sys.executable, str(HANGS), "killed", "20")
+    running = start(tmp_path, *words, SCRIPT_S="100")
     _, said = running.communicate(timeout=120)
     assert running.returncode == 1
     assert "was killed by SIGKILL after" in next(
