@@ -64,6 +64,8 @@ def died(view: View) -> Finding | None:
 
 
 def _remedy(death: DeathEvent) -> str:
+    if not death.how:
+        return "the kernel's log (dmesg) tells whether memory ran out; with num_workers=0 an error shows where it is"
     if death.how == "SIGKILL":
         if death.oom_kills == 0:
             return "somebody, a job scheduler or a limit of memory outside of this control group has killed it (dmesg)"
