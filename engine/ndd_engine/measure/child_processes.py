@@ -34,7 +34,7 @@ DIED = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)"
     r"(?: is killed by signal: ([\w ]+)| exited unexpectedly(?: with status (\d+))?)?"
 )
-# PIDFD_GET_INFO of linux/pidfd.h: its number, struct pidfd_info, and the bit of the mask for its last field, the status.
+# PIDFD_GET_INFO of linux/pidfd.h: its number, struct pidfd_info, and the bit of the mask for its last field.
 _GET_INFO, _INFO, _EXIT = 0xC040FF0B, struct.Struct("=QQ11Ii"), 8
 # Signals by which a parent ends its workers, and statuses of an end on request.
 _ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -150,6 +150,7 @@ class Children:
         if found[2]:
             named = (one.name for one in signal.Signals if signal.strsignal(one) == found[2].strip())
             how = next(named, found[2].strip())
+        how = how or how_of(self._gone.codes.get(pid, 0)) or ""
         child = self._children.setdefault(pid, _Child(0, "loader worker", steps, 0))
         child.told = True
         return self._death(pid, child, how, steps), True
@@ -197,11 +198,7 @@ class Children:
         times = self._gone.times
         if child.parent in times and times[child.parent] <= times[pid]:
             return None
-        code = self._gone.codes.get(pid, 0)
-        if os.WIFSIGNALED(code):
-            number = os.WTERMSIG(code)
-            return None if number in _ASKED else name_of(number)
-        return f"status {os.WEXITSTATUS(code)}" if os.WEXITSTATUS(code) else None
+        return how_of(self._gone.codes.get(pid, 0))
 
     def _death(self, pid: int, child: _Child, how: str, steps: int) -> DeathEvent:
         before, self._kills = self._kills, oom_kills()
@@ -210,6 +207,14 @@ class Children:
         found = DeathEvent(steps, pid, child.name, how, memory, free_shared_memory(), rose)
         self.deaths.append(found)
         return found
+
+
+def how_of(code: int) -> str | None:
+    """ "SIGKILL" or "status 3" for a wait status; None for an end without an error, or on request."""
+    if os.WIFSIGNALED(code):
+        number = os.WTERMSIG(code)
+        return None if number in _ASKED else name_of(number)
+    return f"status {os.WEXITSTATUS(code)}" if os.WEXITSTATUS(code) else None
 
 
 def name_of(number: int) -> str:
