@@ -15,6 +15,8 @@ from typing import TypeVar
 from ndd_engine.errors import text_of
 from ndd_engine.text import size
 
+# What errors say when the limit of open descriptors is reached.
+FULL = re.compile("Too many open files|items of ancdata")
 # Python ignores these by itself.
 _BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 _ignored: tuple[int, ...] | None = None
@@ -66,7 +68,7 @@ def limit_of(error: BaseException) -> str | None:
     """The limit of this process that an error has reached, and how to raise it; None for other errors."""
     number = error.errno if isinstance(error, OSError) else None
     text = text_of(error) if isinstance(error, RuntimeError) else ""
-    if number in (errno.EMFILE, errno.ENFILE) or re.search("Too many open files|items of ancdata", text):
+    if number in (errno.EMFILE, errno.ENFILE) or FULL.search(text):
         return f"too many open files{_soft(resource.RLIMIT_NOFILE)}; raise it (ulimit -n) or use fewer loader workers"
     if number == errno.EAGAIN or "can't start new thread" in text:
         advice = "raise it (ulimit -u, or the pids limit of the container) or use fewer loader workers"

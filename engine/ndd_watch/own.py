@@ -81,12 +81,6 @@ def own_frame(frame: Any, own: Callable[[Any], bool]) -> Any:
     return frame
 
 
-def innermost(thread: int, own: Callable[[Any], bool]) -> tuple[str, int, str] | None:
-    """File, line and function in the user's own code that a thread is in; None if it is in none."""
-    frame = own_frame(sys._current_frames().get(thread), own)
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-
-
 class Places:
     """Where in a script its loaders and optimizers are made: the edit of a setting belongs there.
 

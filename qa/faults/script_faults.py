@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.common import Options, Table, say
 
+from ndd_engine.diagnose import ENDINGS
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
@@ -34,7 +35,9 @@ CLOSE = 0.10
 WORDS = frozenset({
     "slow-function", "slowing", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile",
     "not-finite", "iterator-restart", "short-epochs", "repeated-items", "logging", "worker-memory", "evaluation-memory",
+    "hang", "died", "open-files",
 })  # fmt: skip
+HANGS = "hangs.py"
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates", "scales",
     "stream", "one-batch", "logs",
@@ -47,7 +50,7 @@ NOT_SLOWING = ("bounded", "larger-batches", "evaluates", "detached")
 class Fault:
     """causes: the right ones. function: that a finding must name, "" if there is none. levels: low and high.
 
-    ranks: of the script, under torchrun if there are several. script: that has the fault.
+    ranks: of the script, under torchrun if there are several. script: in which it is planted; hangs.py may fail.
     """
 
     name: str
@@ -97,6 +100,17 @@ FAULTS = (
             ("parameters", (20, 60), "parameters in SGD"),
         )
     ),
+    Fault("fork-threads", ("hang",), (1, 2), "__getitem__", script=HANGS),
+    Fault("fork-lock", ("hang",), (1, 2), "__getitem__", script=HANGS),
+    Fault("full-queue", ("hang",), (1, 2), "aside", script=HANGS),
+    Fault("dead-process", ("hang",), (1, 2), "aside", script=HANGS),
+    Fault("storage", ("hang",), (1, 2), "__getitem__", script=HANGS),
+    Fault("collective", ("hang",), (1, 2), "main", ranks=2, script=HANGS),
+    Fault("killed", ("died",), (20, 60), script=HANGS),
+    Fault("crashed", ("died",), (20, 60), script=HANGS),
+    Fault("exits", ("died",), (20, 60), script=HANGS),
+    Fault("kept-tensors", ("open-files",), (1, 2), "hangs.py", script=HANGS),
+    Fault("kept-files", ("open-files",), (1, 10), "hangs.py", script=HANGS),
 )
 
 
@@ -132,7 +146,15 @@ def measure(options: Options) -> list[Table]:
         wrong = "slowing" in causes
         accused += wrong
         innocent.add(f"slowing.py {kind}", causes[0], "", "", "", "ACCUSED" if wrong else "")
-    innocent.note(f"accused: {accused} of {len(kinds) + len(others)}")
+    twins = options.cases([fault for fault in FAULTS if fault.script == HANGS])
+    for fault in twins:
+        say(f"script_faults: innocent {fault.name}")
+        with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
+            each = observe(Path(folder), HANGS, fault.name, "0", ranks=fault.ranks, seconds=_seconds(options))
+        wrong = any(one["cause"] in ENDINGS for one in each)
+        accused += wrong
+        innocent.add(f"{fault.name} 0", each[0]["cause"], "", "", "", "ACCUSED" if wrong else "")
+    innocent.note(f"accused: {accused} of {len(kinds) + len(others) + len(twins)}")
     return [planted, innocent, _durations(options)]
 
 
@@ -196,7 +218,8 @@ def observe(
     """The findings of an observed run of a script."""
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     words = [sys.executable, *(launcher if ranks > 1 else ()), str(FOLDER / script), *arguments]
-    output(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{seconds:g}")
+    run = console if script == HANGS else output
+    run(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{seconds:g}")
     found: list[dict[str, Any]] = json.loads(output(folder, "report", "it", "--json"))["findings"]
     return found
 

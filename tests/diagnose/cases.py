@@ -21,7 +21,15 @@ from planted_runs import (
     work,
 )
 
-from ndd_engine.record.events import Event, MarkEvent, TrialEvent
+from ndd_engine.record.events import (
+    DeathEvent,
+    DescriptorsEvent,
+    Event,
+    MarkEvent,
+    StallEvent,
+    TrialEvent,
+)
+from ndd_engine.record.process_events import OVER
 from tests import records
 
 
@@ -30,6 +38,37 @@ def recompiled(step: int) -> tuple[Event, ...]:
     return MarkEvent("recompile", step, "", {"graphs": 1, "seconds": 1.9}), beside("forward", 2000, step)
 
 
+STALL = StallEvent(
+    240, 9.0, "storage", "no progress for 9 s: the main process waits", "check the disk", "a.py:3",
+    ["the main process (pid 7), state D, read of /data/a.bin"],
+)  # fmt: skip
+ENDED = StallEvent(240, 1.0, OVER, "training continues after step 240")
+COMPUTES = StallEvent(240, 40.0, "computing", "no step for 40 s: the main process computes")
+
+
+def opened(*counts: int) -> dict[int, tuple[Event, ...]]:
+    """So many open descriptors after the windows of 20 steps."""
+    kinds = {"shared memory": 20}
+    return {
+        index: (DescriptorsEvent(20 * (index + 1), count, 1024, kinds),) for index, count in enumerate(counts)
+    }
+
+
+PROCESSES = [
+    Pair("hang", Planted(after={11: (STALL,)}), Planted(after={11: (STALL, ENDED)})),
+    Pair("hang", Planted(after={11: (COMPUTES, STALL)}), Planted(after={11: (COMPUTES,)}), name="computes"),
+    Pair(
+        "died",
+        Planted(after={11: (DeathEvent(240, 4711, "loader worker 1", "SIGKILL", 3 << 30, None, 1),)}),
+        Planted(after={11: (COMPUTES,)}),
+    ),
+    Pair(
+        "open-files",
+        Planted(after=opened(*range(40, 280, 20))),
+        Planted(after=opened(40, 60, 80, 100)),  # no more since
+    ),
+    Pair("open-files", Planted(after=opened(40, 1024)), Planted(after=opened(40, 44)), name="limit"),
+]
 WAITING = healthy(data_wait=20.0)
 BETTER = alone(threads=1, by_threads=[[2.0, 10.5e6]])
 NEIGHBOUR = [{"pid": 4711, "name": "stress", "cores": 0.9, "stoppable": True}]
@@ -393,4 +432,4 @@ EVALUATION = Pair(
     Planted(host=cores(1.9, 1.9), after={6: evaluating(440)}),
 )
 
-PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *GPU, *HAZARDS, EVALUATION]
+PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *GPU, *HAZARDS, *PROCESSES, EVALUATION]

@@ -83,8 +83,8 @@ def test_a_line_cut_anywhere_is_skipped_or_whole() -> None:
 def test_each_type_has_its_own_name() -> None:
     assert set(EVENT_TYPES) == {
         "run", "stage", "window", "rank", "ranks", "sample", "memory", "setting", "work", "loader", "baseline",
-        "kernels", "stacks", "functions", "not_finite", "holders", "finding", "trial", "scalars", "texts",
-        "mark", "end",
+        "kernels", "stacks", "functions", "not_finite", "holders", "finding", "trial", "scalars", "texts", "stall",
+        "death", "descriptors", "mark", "end",
     }  # fmt: skip
     for event in (StageEvent("a", "b"), end()):
         assert through_json(event) == event

@@ -12,7 +12,9 @@ import pytest
 from script_help import SUBJECTS, events, start
 from tests.waiting import contains, until
 
-from ndd_engine.record.events import MarkEvent
+from ndd_engine.measure.spy import place_of
+from ndd_engine.measure.stall_causes import STOPPED
+from ndd_engine.record.events import StallEvent
 from ndd_engine.script import progress
 
 SUBJECT = SUBJECTS / "locks.py"
@@ -22,9 +24,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 def warned(folder: Path, *words: str) -> bool:
-    """Whether a warning of the run has all of these words."""
-    marks = [one for one in events(folder, "it") if isinstance(one, MarkEvent) and one.kind == "warning"]
-    return any(all(word in mark.text for word in words) for mark in marks)
+    """Whether a stall of the run has all of these words."""
+    stalls = [one for one in events(folder, "it") if isinstance(one, StallEvent)]
+    return any(all(word in stall.text for word in words) for stall in stalls)
 
 
 @pytest.mark.long
@@ -50,11 +52,41 @@ def test_a_stopped_process_is_named_as_such_and_goes_on(tmp_path: Path) -> None:
     (pid,) = found
     os.kill(pid, signal.SIGSTOP)
     try:
-        until(lambda: warned(tmp_path, progress.STOPPED, str(pid)), 60)
+        until(lambda: warned(tmp_path, STOPPED, str(pid)), 60)
     finally:
         os.kill(pid, signal.SIGCONT)
     _, said = running.communicate(timeout=60)
     assert running.returncode == 0, said
+
+
+HANGS = Path(__file__).parents[2] / "qa" / "scripts" / "hangs.py"
+
+
+@pytest.mark.long
+@pytest.mark.promise
+def test_a_worker_that_hangs_is_named_at_once_and_first_in_the_summary(tmp_path: Path) -> None:
+    running = start(
+        tmp_path, "run", "--headless", "--run", "it", "--", sys.executable, str(HANGS), "storage", "1", **SOON
+    )
+    until((tmp_path / "runs" / "it" / "events.jsonl").exists, 60)
+    until(lambda: warned(tmp_path, "loader worker 1", "items.bin", "hangs.py"), 60)
+    running.terminate()
+    _, said = running.communicate(timeout=60)
+    lines = [line for line in said.splitlines() if "no progress for" in line]
+    assert lines[0].startswith("ndd-console: no progress for")
+    assert lines[-1].startswith("finding: no progress for")
+    assert "FIFO" in lines[-1]
+
+
+@pytest.mark.long
+def test_a_worker_that_is_killed_is_named_with_its_signal_and_no_frame_of_ours(tmp_path: Path) -> None:
+    words = ("run", "--headless", "--run", "it", "--", sys.executable, str(HANGS), "killed", "20")
+    running = start(tmp_path, *words, SCRIPT_S="100")
+    _, said = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert "loader worker" in next(line for line in said.splitlines() if line.startswith("finding: "))
+    assert "SIGKILL" in said or "Killed" in said  # the system may forget it before anybody looks
+    assert not [line for line in said.splitlines() if line.lstrip().startswith("File") and "ndd_" in line]
 
 
 def frame(name: str, file: str, line: int = 1) -> dict[str, object]:
@@ -63,9 +95,9 @@ def frame(name: str, file: str, line: int = 1) -> dict[str, object]:
 
 def test_the_line_in_a_stack_is_that_of_the_script() -> None:
     library, own = frame("search", "/usr/lib/python3.11/re.py", 4), frame("clean", "/home/me/data.py", 7)
-    assert progress.place_of([library, own]) == ("/home/me/data.py", 7, "clean")
-    assert progress.place_of([library]) == ("/usr/lib/python3.11/re.py", 4, "search")
-    assert progress.place_of([]) is None
+    assert place_of([library, own]) == ("/home/me/data.py", 7, "clean")
+    assert place_of([library]) == ("/usr/lib/python3.11/re.py", 4, "search")
+    assert place_of([]) is None
 
 
 def test_the_phase_of_a_stack_is_that_of_the_outermost_function_that_has_one() -> None:

@@ -1,77 +1,173 @@
-"""A loop without progress is reported with the line it is at."""
+"""What does not go on is named with the line it is at, and what it waits for; what computes is not accused."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ndd_engine.hardware.process_state import ProcessState, Waiting
 from ndd_engine.measure import reporting
-from ndd_engine.measure.phase_clock import DATA_WAIT, PhaseClock
-from ndd_engine.measure.reporting import STALLED_S, StallWatch
-from ndd_engine.record.events import Event, MarkEvent
+from ndd_engine.measure.phase_clock import PhaseClock
+from ndd_engine.measure.reporting import Trainer, TrainerWatch
+from ndd_engine.measure.spy import Frame
+from ndd_engine.measure.stall_causes import Standing, explained
+from ndd_engine.measure.stalls import Stalls
+from ndd_engine.record.events import DeathEvent, StallEvent
+from ndd_engine.record.process_events import NO_HANGS, OVER
 from ndd_watch.own import own, short
 
-
-@pytest.fixture
-def waiting() -> Iterator[threading.Thread]:
-    """A thread that waits in a function of this file."""
-    done, begun = threading.Event(), threading.Event()
-
-    def read_slowly() -> None:
-        begun.set()
-        done.wait()
-
-    thread = threading.Thread(target=read_slowly)
-    thread.start()
-    begun.wait()
-    yield thread
-    done.set()
-    thread.join()
+TORCH = "/x/lib/python3.11/site-packages/torch"
+LOADER = ("_try_get_data", f"{TORCH}/utils/data/dataloader.py")
+MAIN_LOOP = ("<module>", "/home/me/train.py", 24)
+ITEM = ("__getitem__", "/home/me/train.py", 11)
+FUTEX = Waiting("futex", "futex_do_wait", library="libc.so.6")
 
 
-def test_a_stall_is_told_with_its_phase_and_line_and_again_when_it_has_doubled(
-    waiting: threading.Thread,
+def stack(*frames: tuple[Any, ...]) -> list[Frame]:
+    """(function, file, line) each, the innermost first."""
+    return [{"name": name, "filename": file, "line": line[0] if line else 1} for name, file, *line in frames]
+
+
+def standing(
+    waiting: Waiting,
+    frames: list[Frame] | None,
+    role: str = "the main process",
+    letter: str = "S",
+    **more: Any,
+) -> Standing:
+    state = ProcessState(len(role), "python", letter, 1, 0.0, 1, 0, 0, None)
+    return Standing(state, role, waiting, frames, **more)
+
+
+PYTHON = "/usr/lib/python3.11"
+RECEIVES = ("wait", f"{PYTHON}/multiprocessing/connection.py")
+MAIN = standing(Waiting("poll", "poll_schedule_timeout"), stack(RECEIVES, LOADER, MAIN_LOOP))
+READS, TYPED = Waiting("read", "", "/data/a.bin"), Waiting("read", "", "/dev/pts/1")
+
+
+def worker(waiting: Waiting, *frames: tuple[Any, ...], **more: Any) -> Standing:
+    return standing(waiting, stack(*frames), "loader worker 1", **more)
+
+
+def named(*children: Standing, main: Standing = MAIN, dead: Sequence[DeathEvent] = ()) -> StallEvent:
+    return explained([main], children, dead, 30, 9.0, "data_wait")
+
+
+IDLE = worker(Waiting("poll"), ("get", "/usr/lib/python3.11/multiprocessing/queues.py"))
+JOINS = standing(
+    Waiting("wait"), stack(("join", "/usr/lib/python3.11/multiprocessing/process.py"), MAIN_LOOP)
+)
+CASES = [
+    (
+        "threads",
+        named(IDLE, worker(Waiting("futex", "futex_do_wait", library="libgomp.so.1"), ITEM, forked=True, fresh=True)),
+        ["waits for loader worker 1", "libgomp.so.1 at train.py:11 in __getitem__", "since its first batch"],
+        "forkserver",
+    ),
+    ("lock", named(worker(FUTEX, ITEM, forked=True)), ["lock that was held when it was forked"], "forkserver"),
+    (
+        "queue",
+        named(worker(Waiting("write", "pipe_write", "pipe:[7]"), ("fill", "/home/me/train.py", 4)), main=JOINS),
+        ["train.py:24) waits for", "queue that it writes to at train.py:4 in fill"],
+        "before join()",
+    ),
+    (
+        "dead",
+        named(main=JOINS, dead=[DeathEvent(30, 7, "child process", "SIGKILL")]),
+        ["waits for child process (pid 7), which was killed by SIGKILL"],
+        "exitcode",
+    ),
+    ("storage", named(worker(READS, ITEM)), ["in read of /data/a.bin at train.py:11"], "timeout"),
+    ("storage", named(main=standing(READS, stack(ITEM))), ["main process", "/data/a.bin"], "mount"),
+    (
+        "storage",
+        named(standing(Waiting("", "nfs_wait"), None, "loader worker 1"), main=standing(Waiting("poll"), None)),
+        ["waits for loader worker 1", "nfs_wait"],
+        "mount",
+    ),
+    ("input", named(main=standing(TYPED, stack(ITEM))), ["input"], ""),
+    (
+        "input",
+        named(main=standing(Waiting("poll"), stack(("cmdloop", f"{PYTHON}/pdb.py"), ITEM))),
+        ["input"],
+        "",
+    ),
+    ("sleep", named(worker(Waiting("sleep"), ITEM)), ["sleeps in time.sleep at train.py:11"], ""),
+    ("stopped", named(main=standing(FUTEX, None, letter="T")), ["stopped by a signal or a debugger"], ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "event", "words", "advice"), CASES)
+def test_what_is_waited_for_is_named(kind: str, event: StallEvent, words: list[str], advice: str) -> None:
+    assert event.kind == kind, event.text
+    assert all(word in event.text for word in words), event.text
+    assert advice in event.advice
+    assert bool(event.advice) == (kind not in NO_HANGS)
+
+
+def test_the_rank_that_does_not_enter_a_collective_is_named() -> None:
+    waits = standing(
+        FUTEX, stack(("all_reduce", f"{TORCH}/distributed/distributed_c10d.py"), MAIN_LOOP), "rank 0"
+    )
+    behind = standing(FUTEX, stack(("wait", "/usr/lib/python3.11/threading.py"), ITEM), "rank 1")
+    event = explained([waits, behind], [], [], 30, 9.0, "?")
+    assert (event.kind, event.where) == ("collective", "train.py:11 in __getitem__")
+    assert "rank 0" in event.text.split(" that rank 1 ")[0]
+    # Of one rank alone nobody knows what the others do.
+    assert explained([waits], [], [], 30, 9.0, "?").kind == "ranks"
+
+
+class Subject:
+    """A process that trains: this one."""
+
+    name, phase, thread = "it", "data_wait", 1
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.steps = pid, 7
+        self.progress = (1, 7)
+
+
+def test_a_stall_is_told_again_when_it_has_doubled_and_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = 0
-    clock = PhaseClock(lambda: now)
-    clock.enter(DATA_WAIT)
-    told: list[Event] = []
-    resting = False
-    assert waiting.ident is not None
-    watch = StallWatch(waiting.ident, clock, told.append, lambda: 7, lambda: resting)
-    texts = []
-    for seconds in (STALLED_S - 1, STALLED_S, STALLED_S + 5, 2 * STALLED_S, 3 * STALLED_S):
-        now = int(seconds * 1e9)
-        watch.look()
-        texts.append(len(told))
-    assert texts == [0, 1, 1, 2, 2]
-    mark = told[0]
-    assert isinstance(mark, MarkEvent) and (mark.kind, mark.step) == ("warning", 7)
-    assert all(part in mark.text for part in ("30.0 s", "data_wait", "test_stalls.py:", "read_slowly"))
-    # After progress, and after a pause, it counts anew.
-    clock.enter(DATA_WAIT)
-    watch.look()
-    now += int(STALLED_S * 1e9)
-    resting = True
-    watch.look()
-    assert len(told) == 2
-    resting = False
-    watch.look()
-    assert len(told) == 3
+    now, subject, told = 0.0, Subject(os.getpid()), []
+    ignored = frozenset(int(entry.name) for entry in Path("/proc/self/task").iterdir())
+    stalls = Stalls(4.0, lambda _: stack(ITEM), lambda: ignored, lambda: now)
+    monkeypatch.setattr("ndd_engine.measure.stalls.moved_bytes", lambda pid: 0)
+    monkeypatch.setattr("ndd_engine.measure.stalls.children_of", lambda pid: iter(()))
+
+    def pass_s(seconds: float) -> None:
+        nonlocal now
+        for _ in range(round(seconds)):
+            now += 1
+            told.extend((now, event) for event in stalls.look([subject]))
+            if stalls._job is not None:
+                stalls._job.join()
+
+    pass_s(20)
+    assert len(told) == 3  # after 4, 8 and 16 s
+    assert all("train.py:11 in __getitem__" in event.text for _, event in told)
+    subject.progress = (2, 8)
+    pass_s(1)
+    assert told[-1][1].kind == OVER
+    told.clear()
+    pass_s(3)
+    assert not told
 
 
 def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "PERIOD_S", 0.01)
-    watch = StallWatch(threading.get_ident(), PhaseClock(), lambda event: None, lambda: 0, lambda: False)
+    watch = TrainerWatch(Trainer(PhaseClock(), lambda: 0), lambda event: None, lambda: False)
     watch.start()
     watch.stop()
     watch.stop()
-    assert "ndd-stalls" not in {thread.name for thread in threading.enumerate()}
+    assert "ndd-watch" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ rule that needs a signal that is missing (null) returns no finding. The page doc
 
 from __future__ import annotations
 
-from .finding import CAUSES, Change, Evidence, Finding
+from .finding import CAUSES, ENDINGS, Change, Evidence, Finding
 from .rules import diagnose
 
-__all__ = ["CAUSES", "Change", "Evidence", "Finding", "diagnose"]
+__all__ = ["CAUSES", "ENDINGS", "Change", "Evidence", "Finding", "diagnose"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ndd_engine.record.events import Change, Confidence, Evidence, Finding
 
-__all__ = ["CAUSES", "Change", "Confidence", "Evidence", "Finding"]
+__all__ = ["CAUSES", "ENDINGS", "Change", "Confidence", "Evidence", "Finding"]
 
 # Every cause, with its label on a screen.
 CAUSES: dict[str, str] = {
@@ -63,6 +63,9 @@ CAUSES: dict[str, str] = {
     "cudnn-shapes": "cuDNN benchmarks every new shape",
     "no-effect": "setting not in effect",
     # Hazards: no cost in time until they end the run.
+    "hang": "no progress",
+    "died": "a process died",
+    "open-files": "open files grow steadily",
     "not-finite": "losses or gradients not finite",
     "leak": "memory grows steadily",
     "worker-memory": "memory of loader workers grows",
@@ -70,3 +73,5 @@ CAUSES: dict[str, str] = {
     "near-limit": "memory almost full",
     "repeated-items": "items repeated within an epoch",
 }
+# Causes that keep a run from going on or make it worthless, the first one first: a summary begins with them.
+ENDINGS = ("hang", "died", "open-files", "not-finite")

@@ -25,10 +25,11 @@ from . import (
     model_rules,
     pace_rules,
     pass_rules,
+    process_rules,
     rank_rules,
     run_rules,
 )
-from .finding import Change, Evidence, Finding
+from .finding import ENDINGS, Change, Evidence, Finding
 from .view import CLOCK, MODEL, Cost, View, ceiling, rounded_up, taken
 
 LEAST_STEPS = 20
@@ -172,6 +173,7 @@ MUCH_SLOWER = 0.2
 LEAST = 1.04
 # Rules that apply to short runs as well.
 ALWAYS: tuple[Rule, ...] = (
+    *process_rules.RULES,
     *finite_rules.RULES,
     *memory_rules.RULES,
     *run_rules.RULES,
@@ -197,10 +199,10 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
     few_steps: judge any number of steps, such as those of a trace.
 
-    Order: what is not finite, steps that have become much slower, hazards, a model that is compiled no more,
-    bottlenecks of the run, other processes, bottlenecks whose change was tried and not faster, findings that cost no
-    time. Bottlenecks are sorted by the measured speedup of their change; if there is none, by ceiling or share of the
-    time.
+    Order: what has ended the run, keeps it from going on, or is not finite; steps that have become much slower;
+    hazards; a model that is compiled no more; bottlenecks of the run; other processes; bottlenecks whose change was
+    tried and not faster; findings that cost no time. Bottlenecks are sorted by the measured speedup of their change; if
+    there is none, by ceiling or share of the time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]
@@ -220,8 +222,8 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
 
 def _rank(view: View, item: Finding) -> tuple[int, float]:
-    if item.cause == "not-finite":
-        return -1, 0.0
+    if item.cause in ENDINGS:
+        return -1, float(ENDINGS.index(item.cause))
     if item.cause == "slowing" and (item.share or 0.0) >= MUCH_SLOWER:
         return 0, -1.0  # it becomes worse, and what grows takes memory as well
     if item.cause in ("leak", "worker-memory", "near-limit", "repeated-items"):

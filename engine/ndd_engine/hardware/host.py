@@ -91,6 +91,19 @@ def throttled_s(limits: Limits) -> float | None:
     return _counter(limits.cpu_stat, "throttled_time", 1e-9) if found is None else found
 
 
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """How many processes the kernel has killed as memory ran out: in the control group of this process, or else in all.
+
+    None if the kernel does not count them.
+    """
+    for group in _chain(root, _memberships(root), _mounts(root), "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            if (found := _counter(group / name, "oom_kill", 1)) is not None:
+                return int(found)
+    found = _counter(root / "proc/vmstat", "oom_kill", 1)
+    return None if found is None else int(found)
+
+
 def _counter(path: Path, name: str, unit: float) -> float | None:
     """A counter in a file of "name number" lines, times its unit; None if it is not there."""
     for line in _read(path).splitlines():

@@ -169,9 +169,9 @@ class PhaseClock:
         return self._last - self._start
 
     @property
-    def unchanged_ns(self) -> int:
-        """Time since the last phase change; any thread may read it."""
-        return self.now() - self._last
+    def changed_ns(self) -> int:
+        """When the phase changed last; any thread may read it."""
+        return self._last
 
     def take(self) -> Window:
         """Return the window and begin the next one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,20 +11,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ndd_engine.record.events import Event, MarkEvent, MemoryEvent, ScalarsEvent, WindowEvent
-from ndd_engine.record.figures import stalled_text
 from ndd_engine.text import printable
 from ndd_watch.compilers import Compilations
 from ndd_watch.finite import Finite
 from ndd_watch.garbage import Garbage
-from ndd_watch.own import innermost, own, short
 from ndd_watch.process import Heap, allocator
 
+from .child_processes import Children
 from .losses import LossReader
 from .phase_clock import PhaseClock, Window
+from .process_watch import ProcessWatch
+from .spy import Frame
 
-# Without a phase change for so long, a loop is reported as stalled; again whenever the time has doubled.
-STALLED_S = 30.0
-PERIOD_S = 1.0
+PERIOD_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ class Reporter:
         self.garbage = Garbage()
         self._gc_every_steps = gc_every_steps
         self._work, self._stepping = work, stepping
-        self._stalls: StallWatch | None = None
+        self._watch: TrainerWatch | None = None
+        # Of this process, also after the end.
+        self.children = Children()
         self._compilations, self._heap = Compilations(), Heap()
         self._finite, self._skipped = Finite(), 0
         self._made = 0  # items at the end of the last window
@@ -95,8 +98,9 @@ class Reporter:
         """
         self.garbage.begin()
         self.garbage.schedule(self._gc_every_steps)
-        self._stalls = StallWatch(threading.get_ident(), self.clock, self.put, step, paused)
-        self._stalls.start()
+        self._watch = TrainerWatch(Trainer(self.clock, step), self.put, paused)
+        self.children = self._watch.children
+        self._watch.start()
         self._compilations.take()
         self.skip()
 
@@ -107,10 +111,10 @@ class Reporter:
     def end(self) -> None:
         """Stop measuring; call it however the loop ended."""
         self.garbage.end()
-        if self._stalls is not None:
-            self._stalls.stop()
+        if self._watch is not None:
+            self._watch.stop()
             # It refers to the loop: in a reference cycle with it, the loader's workers would outlive the run.
-            self._stalls = None
+            self._watch = None
 
     def skip(self) -> None:
         """Drop the time since the last phase change (a pause). Call with an empty window."""
@@ -191,17 +195,54 @@ def _means(scalars: list[tuple[str, float]]) -> dict[str, float]:
     return {name: sum(found) / len(found) for name, found in values.items()}
 
 
-class StallWatch:
-    """Watches a thread's phases from another one. step: returns the optimizer steps done; paused: whether to rest."""
+class Trainer:
+    """This process and the thread that trains in it, as a watch sees them. step: returns the optimizer steps done."""
 
-    def __init__(
-        self, thread: int, clock: PhaseClock, put: Callable[[Event], None], step: Callable[[], int],
-        paused: Callable[[], bool],
-    ) -> None:  # fmt: skip
-        self._watched, self._clock, self._put, self._step, self._paused = thread, clock, put, step, paused
-        self._next_s = STALLED_S
+    name = "trainer"
+
+    def __init__(self, clock: PhaseClock, step: Callable[[], int]) -> None:
+        self.pid, self.thread, self._identity = os.getpid(), threading.get_native_id(), threading.get_ident()
+        self._clock, self._step = clock, step
+
+    @property
+    def phase(self) -> str:
+        """The current phase."""
+        return self._clock.current
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Changes with every step and phase; begins with the time of the last one."""
+        return self._clock.changed_ns, self._step()
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps done."""
+        return self._step()
+
+    def stack(self) -> list[Frame]:
+        """The stack of the thread, the innermost frame first."""
+        frame, found = sys._current_frames().get(self._identity), []
+        while frame is not None:
+            code = frame.f_code
+            found.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+            frame = frame.f_back
+        return found
+
+    def others(self) -> frozenset[int]:
+        """Threads of this process that have no part in the training: the screen's and those of the engine."""
+        names = (thread for thread in threading.enumerate() if thread.name.startswith(("ndd-", "MainThread")))
+        return frozenset(thread.native_id for thread in names if thread.native_id) - {self.thread}
+
+
+class TrainerWatch:
+    """Watches this process and its loader workers from a thread. paused: whether to rest."""
+
+    def __init__(self, trainer: Trainer, put: Callable[[Event], None], paused: Callable[[], bool]) -> None:
+        self._trainer, self._put, self._paused = trainer, put, paused
+        self._watch = ProcessWatch(lambda _: trainer.stack(), trainer.others)
+        self.children = self._watch.children
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="ndd-stalls", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="ndd-watch", daemon=True)
 
     def start(self) -> None:
         """Start watching."""
@@ -211,22 +252,13 @@ class StallWatch:
         """Stop watching; safe to call twice."""
         self._stopping.set()
         self._thread.join(2.0)
+        self._watch.close()
 
     def look(self) -> None:
-        """Report a stall, if there is one. Never raises."""
+        """Record what is new. Never raises."""
         with suppress(Exception):
-            seconds = self._clock.unchanged_ns * 1e-9
-            if seconds < STALLED_S or self._paused():
-                self._next_s = STALLED_S
-            elif seconds >= self._next_s:
-                self._next_s = 2 * seconds
-                text = stalled_text(seconds, self._clock.current, self._place())
-                self._put(MarkEvent("warning", self._step(), text))
-
-    def _place(self) -> tuple[str, int, str] | None:
-        """The line in the user's own code, or that of a library if there is none."""
-        found = innermost(self._watched, own) or innermost(self._watched, lambda code: True)
-        return None if found is None else (short(found[0]), *found[1:])
+            for event in self._watch.look([] if self._paused() else [self._trainer]):
+                self._put(event)
 
     def _work(self) -> None:
         while not self._stopping.wait(PERIOD_S):

@@ -1,5 +1,5 @@
 """Reads source, without running it: lines that keep a loss with its graph, carry a graph from step to step, add hooks
-and the like, add to a container, collect garbage, or draw random numbers."""
+and the like, add to a container, keep batches or open files, collect garbage, or draw random numbers."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ _FREES = frozenset(
 _FREES_METHODS = frozenset(
     {"item", "detach", "tolist", "numpy", "data", "backward", "shape", "size", "format"}
 )
+# Methods whose result shares the memory of the tensor.
+_VIEWS = frozenset({
+    "view", "reshape", "squeeze", "unsqueeze", "flatten", "detach", "numpy", "t", "transpose", "permute", "contiguous",
+    "cpu", "expand", "narrow", "values", "items",
+})  # fmt: skip
 
 
 def keeping_line(path: str) -> int:
@@ -69,6 +74,98 @@ def growing_line(path: str, name: str, attribute: bool = False, function_line: i
     """
     wanted = f".{name}" if attribute else name
     return next(iter(_found(path, lambda source: _growing(source, wanted, function_line))), 0)
+
+
+def kept_tensors_line(path: str) -> int:
+    """The first line that keeps a part of a batch as it came from a loop; 0 if there is none, or unreadable."""
+    return next(iter(_found(path, _keeping_batches)), 0)
+
+
+def kept_files_line(path: str) -> int:
+    """The first line that opens a file and does not close it; 0 if there is none, or unreadable."""
+    return next(iter(_found(path, _opening)), 0)
+
+
+def _keeping_batches(source: str) -> list[int]:
+    """Lines that append, without a copy, what a loop yields, also as an argument of a function."""
+    tree = ast.parse(source)
+    yielded = {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For)
+        for name in _names(node.target)
+        if isinstance(node.iter, (ast.Name, ast.Attribute, ast.Call))
+    }
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    passed = set(yielded)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (called := functions.get(_last_name(node))) is not None:
+            names = [one.arg for one in called.args.args]
+            names = names[1:] if names[:1] == ["self"] else names
+            given = zip(names, node.args, strict=False)
+            passed |= {name for name, value in given if not yielded.isdisjoint(_with_storage(value))}
+    return sorted(
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Call, ast.Assign)) and _keeps_storage(node, passed)
+    )
+
+
+def _keeps_storage(node: ast.AST, names: set[str]) -> bool:
+    match node:
+        case ast.Call(
+            func=ast.Attribute(attr="append" | "extend" | "add" | "put" | "appendleft"), args=arguments
+        ):
+            return any(not names.isdisjoint(_with_storage(one)) for one in arguments)
+        case ast.Assign(targets=[ast.Subscript()], value=value):
+            return not names.isdisjoint(_with_storage(value))
+    return False
+
+
+def _with_storage(node: ast.AST) -> Iterator[str]:
+    """Names in an expression whose memory is part of its value: a view or a container, no result of a computation."""
+    match node:
+        case ast.Name(id=name):
+            yield name
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            for part in parts:
+                yield from _with_storage(part)
+        case ast.Dict(values=parts):
+            for part in parts:
+                yield from _with_storage(part)
+        case ast.Subscript(value=value) | ast.Starred(value=value):
+            yield from _with_storage(value)
+        case ast.IfExp(body=body, orelse=other):
+            yield from _with_storage(body)
+            yield from _with_storage(other)
+        case ast.Call(func=ast.Attribute(attr=attr, value=value)) if attr in _VIEWS:
+            yield from _with_storage(value)
+
+
+def _opening(source: str) -> list[int]:
+    tree = ast.parse(source)
+    closed = {
+        node.func.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "close"
+        if isinstance(node.func.value, ast.Name)
+    }
+    ends: set[int] = set()  # calls whose file is closed
+    for node in ast.walk(tree):
+        match node:
+            case ast.With(items=items) | ast.AsyncWith(items=items):
+                ends |= {id(inner) for item in items for inner in ast.walk(item.context_expr)}
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in closed:
+                ends.add(id(value))
+            case ast.Attribute(
+                value=ast.Call() as value
+            ):  # open(path).read(): nothing refers to it afterwards
+                ends.add(id(value))
+    return sorted(
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _last_name(node) == "open" and id(node) not in ends
+    )
 
 
 def _found(path: str, lines: Callable[[str], list[int]]) -> list[int]:

@@ -45,6 +45,9 @@ from .event import (
 from .event import Event as Event
 from .event import Json as Json
 from .event import writable as writable
+from .process_events import DeathEvent as DeathEvent
+from .process_events import DescriptorsEvent as DescriptorsEvent
+from .process_events import StallEvent as StallEvent
 from .ranks import RankEvent as RankEvent
 from .ranks import RanksEvent as RanksEvent
 
@@ -669,8 +672,8 @@ EVENT_TYPES: dict[str, type[Event]] = {
     for kind in (
         RunEvent, StageEvent, WindowEvent, RankEvent, RanksEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent,
         LoaderEvent, BaselineEvent, KernelsEvent, StacksEvent, FunctionsEvent, NotFiniteEvent, HoldersEvent,
-        FindingEvent, TrialEvent,
-        ScalarsEvent, TextsEvent, MarkEvent, EndEvent,
+        FindingEvent, TrialEvent, ScalarsEvent, TextsEvent, StallEvent, DeathEvent, DescriptorsEvent, MarkEvent,
+        EndEvent,
     )
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import lcm, sqrt
 from statistics import fmean
 
-from ndd_engine.text import duration, printable
+from ndd_engine.text import counted, printable, size
 
 from .event import Count, Json
 from .events import (
@@ -21,6 +21,7 @@ from .events import (
     WindowEvent,
     WorkEvent,
 )
+from .process_events import DeathEvent
 from .ranks import ASIDES, EXCHANGE, SHARED, SKEW, Ranks
 from .snapshot import CoreUse, Headroom, Idle, NotFinite, PhaseShare, Snapshot, Throughput, TimeLeft
 
@@ -279,14 +280,26 @@ def bad_loss_text(known: NotFinite) -> str:
     return f"{value} since {'' if exact else 'about '}step {first:,}"
 
 
-def stalled_text(seconds: float, phase: str, place: tuple[str, int, str] | None) -> str:
-    """ "no progress for 30 s in data_wait, at data.py:12 in load". phase: "?" if unknown. place: file, line, name."""
-    text = f"no progress for {duration(seconds)}"
-    if phase != "?":
-        text += f" in {printable(phase)}"
-    if place is not None:
-        text += f", at {printable(place[0])}:{place[1]} in {printable(place[2])}"
-    return text
+def death_text(event: DeathEvent) -> str:
+    """ "loader worker 2 (pid 4711) was killed by SIGKILL after 12 steps; it had 3.1 GB of memory"."""
+    how = f"ended with {event.how}" if event.how.startswith("status") else f"was killed by {event.how}"
+    who = f"{printable(event.name)} (pid {event.pid})"
+    text = f"{who} {printable(how) if event.how else 'died'} after {counted(event.step, 'step')}"
+    return "; ".join((text, *death_figures(event)))
+
+
+def death_figures(event: DeathEvent) -> list[str]:
+    """What is known of the memory when a process died, in words."""
+    parts = []
+    if event.resident_bytes:
+        parts.append(f"it had {size(event.resident_bytes)} of memory")
+    if event.oom_kills:
+        parts.append(f"the kernel's out-of-memory counter of the control group rose by {event.oom_kills}")
+    elif event.oom_kills == 0 and event.how == "SIGKILL":
+        parts.append("the kernel's out-of-memory counter of the control group did not rise")
+    if event.how == "SIGBUS" and event.shm_free_bytes is not None:
+        parts.append(f"/dev/shm has {size(event.shm_free_bytes)} free")
+    return parts
 
 
 def capture_text(kernels: KernelsEvent) -> str:

@@ -25,6 +25,7 @@ from .events import (
     WorkEvent,
 )
 from .pace import Point
+from .process_events import DeathEvent, DescriptorsEvent, StallEvent
 from .ranks import Ranks
 
 # "lost": the process is gone without an end event (kill -9, power failure).
@@ -251,7 +252,7 @@ class Facts:
 
     step: optimizer step; warnings: number of all so far. best: the best evaluation by its first metric.
     first_functions: of the first profiled step since the start or resume. looked: the newest look at what is kept;
-    holders: the newest one that was compared with one before.
+    holders: the newest one that was compared with one before. stall: as long as it lasts. deaths: the first ones.
     """
 
     run: RunEvent | None = None
@@ -293,6 +294,9 @@ class Facts:
     looked: HoldersEvent | None = None
     holders: HoldersEvent | None = None
     trials: tuple[TrialEvent, ...] = ()
+    stall: StallEvent | None = None
+    deaths: tuple[DeathEvent, ...] = ()
+    descriptors: DescriptorsEvent | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -329,6 +333,7 @@ class Snapshot(Facts):
     resident_trend: Curve = ()
     workers_trend: Curve = ()
     workers_shared_trend: Curve = ()
+    descriptor_trend: Curve = ()
     scalars: tuple[tuple[str, Curve], ...] = ()
     throughput: Throughput = Throughput()
     cores: CoreUse | None = None

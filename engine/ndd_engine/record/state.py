@@ -38,6 +38,7 @@ from .events import (
 from .figures import (
     Aside,
     core_use,
+    death_text,
     headroom,
     idle,
     memory_bytes,
@@ -48,6 +49,7 @@ from .figures import (
     time_left,
 )
 from .pace import Pace
+from .process_events import OVER, DeathEvent, DescriptorsEvent, StallEvent
 from .ranks import across, brief
 from .snapshot import Curve, Evaluation, Facts, NotFinite, Snapshot, TimedMark, TimeLeft, Totals
 
@@ -60,6 +62,7 @@ KEPT_EVALUATIONS = 60
 KEPT_SETTINGS = 80
 KEPT_TRIALS = 20
 KEPT_SCALARS = 12
+KEPT_DEATHS = 8
 RECENT_SAMPLES = 12
 # Samples of a busy GPU that show its usual clock: about the first two minutes.
 FIRST_CLOCKS = 60
@@ -167,6 +170,7 @@ class RunState(Facts):
     residents: Trend = field(default_factory=Trend)
     worker_memories: Trend = field(default_factory=Trend)
     worker_shares: Trend = field(default_factory=Trend)
+    open_files: Trend = field(default_factory=Trend)
     own_trends: dict[str, Trend] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
 
@@ -238,6 +242,16 @@ class RunState(Facts):
                     kept = name in self.own_trends or len(self.own_trends) < KEPT_SCALARS
                     if kept and value is not None and math.isfinite(value):
                         self.own_trends.setdefault(name, Trend()).add(event.step, value)
+            case StallEvent():
+                over = event.kind == OVER
+                self.stall = None if over else event
+                self._mark(t, MarkEvent("note" if over else "warning", event.step, event.text))
+            case DeathEvent():
+                self.deaths = (*self.deaths, event)[:KEPT_DEATHS]
+                self._mark(t, MarkEvent("warning", event.step, death_text(event)))
+            case DescriptorsEvent():
+                self.descriptors = event
+                self.open_files.add(event.step, float(event.open))
             case StageEvent():
                 self._stage(t, event)
             case RunEvent():
@@ -257,6 +271,7 @@ class RunState(Facts):
             self.recent, self.recent_ranks, self.samples = (), (), ()
             # The new process applies and verifies its settings again.
             self.settings = ()
+            self.stall, self.deaths, self.descriptors, self.open_files = None, (), None, Trend()
             self.work = self.loader = self.baseline = self.kernels = self.stacks = self.functions = None
             self.asides, self.first_functions, self.looked, self.holders = {}, None, None, None
             self.totals, self.pace, self.not_finite = Totals(), Pace(), NotFinite()
@@ -275,6 +290,7 @@ class RunState(Facts):
             self.memories,
             self.heaps,
             *self._host_trends,
+            self.open_files,
             *self.own_trends.values(),
         ):
             trend.cut(step)
@@ -499,6 +515,7 @@ class RunState(Facts):
             resident_trend=self.residents.view(),
             workers_trend=self.worker_memories.view(),
             workers_shared_trend=self.worker_shares.view(),
+            descriptor_trend=self.open_files.view(),
             scalars=tuple((name, trend.view()) for name, trend in self.own_trends.items()),
             throughput=throughput(self.work, step_ns),
             cores=core_use(run, self.samples),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,21 @@ from ndd_engine.diagnose.view import COLLECT
 from ndd_engine.hardware.detect import trained_on
 from ndd_engine.hardware.gpus import Gpu, Machine
 from ndd_engine.measure.kept import placed
-from ndd_engine.measure.source import adding_line, carrying_line, collecting_line, drawing_line, keeping_line
+from ndd_engine.measure.process_watch import ProcessWatch, untold
+from ndd_engine.measure.source import (
+    adding_line,
+    carrying_line,
+    collecting_line,
+    drawing_line,
+    keeping_line,
+    kept_files_line,
+    kept_tensors_line,
+)
+from ndd_engine.measure.stalls import Subject
+from ndd_engine.processes import FULL
 from ndd_engine.record.event import Wait
 from ndd_engine.record.events import (
+    DeathEvent,
     EndEvent,
     Event,
     FunctionsEvent,
@@ -34,7 +46,7 @@ from ndd_engine.text import counted, number, printable
 from .asked_captures import Captures
 from .command import Command
 from .observed_ranks import ScriptRanks
-from .progress import Stalls
+from .progress import Samples
 from .records import Line, Process, Records
 
 # Of so few steps, the first ones are not seen whole.
@@ -183,13 +195,14 @@ class Follower:
         machine: Machine,
         put: Callable[[Event], None],
         folder: Path | None = None,
+        root: int | None = None,
     ) -> None:
-        """folder: of the memories of the processes."""
+        """folder: of the memories of the processes. root: the process id of the command."""
         self._directory, self._command, self._machine, self._put = directory, command, machine, put
         self._records = Records(directory.ranks if folder is None else folder)
         self._trained: dict[str, Trained] = {}
         self._ranks = ScriptRanks(command.folder)
-        self._stalls = Stalls()
+        self._samples, self._watch, self._root = Samples(), ProcessWatch(where=self._keeps), root
         self._captures = Captures(directory)
 
     @property
@@ -251,31 +264,60 @@ class Follower:
         found = [one.ended for one in self._trained.values() if one.ended is not None]
         return next((end for end in found if end[0] != "done"), found[0] if found else None)
 
-    def poll(self, final: bool = False) -> None:
+    def poll(self, final: bool = False, stopping: bool = False) -> None:
         """Read what is new, in the order in which it was written, and look for processes that make no progress.
 
-        final: all processes have ended.
+        final: all processes have ended. stopping: they are asked to.
         """
         for process, line in sorted(self._records.new(final), key=lambda item: item[1]["t"]):
             self._take(process, line)
         for reason in self._records.unobserved():
             self._put(MarkEvent("warning", self.step, f"not observed: {printable(reason)}"))
-        if final:
+        if final or stopping:
             return
-        for process, found in self._stalls.look([one for one in self.here if not one.paused], self.step):
-            if isinstance(found, MarkEvent):
-                self._put(self._of_rank(process.name, found))
-            else:
-                self._take(process, found)
+        here = self.here
+        for process, line in self._samples.look([one for one in here if not one.paused]):
+            self._take(process, line)
+        for event in self._watch.look(self._watched(here), self._rank_names(here)):
+            self._put(event)
+
+    def _watched(self, here: Sequence[Process]) -> Sequence[Subject]:
+        """The processes that are to make progress: those that train, or else the programs of the command."""
+        if here:
+            return [one for one in here if not one.paused]
+        return [] if self._root is None else untold(self._root)
+
+    def _rank_names(self, here: Sequence[Process]) -> dict[int, str]:
+        ranks = {one.pid: self._ranks.rank_of(one.name) for one in here}
+        return {pid: f"rank {rank}" for pid, rank in ranks.items() if rank is not None}
+
+    def _keeps(self, kind: str) -> str:
+        """The line of the script that keeps descriptors of this kind."""
+        words = self._command.words
+        path = next((Path(self._command.folder, word) for word in words if word.endswith(".py")), None)
+        lines = {"shared memory": kept_tensors_line, "file": kept_files_line}
+        line = lines[kind](str(path)) if path is not None and kind in lines else 0
+        return f"{path.name}:{line}" if path is not None and line else ""
 
     def finish(self) -> None:
-        """Read the rest, and tell what could not be read."""
+        """Read the rest, and tell what could not be read, and what ended the processes."""
         self.poll(final=True)
+        error = "" if self.ended is None else self.ended[1]
+        if (death := self._watch.children.told_by(error, self.step)) is not None and death[1]:
+            self._put(death[0])
+        if FULL.search(error) and (full := self._watch.descriptors.full(self.step)) is not None:
+            self._put(full)
+        self._watch.close()
         for event in self._ranks.finish():
             self._put(event)
         if damaged := self._records.damaged:
             text = f"{counted(damaged, 'line')} of the observer's records could not be read"
             self._put(MarkEvent("warning", self.step, text))
+
+    @property
+    def deaths(self) -> Sequence[DeathEvent]:
+        """Processes of the script that have died, the first one first."""
+        return self._watch.children.deaths
 
     @property
     def here(self) -> list[Process]:
@@ -320,7 +362,7 @@ class Follower:
             return
         data = event.data
         if "timed" in data:  # where batches are made
-            self._stalls.sources.add((data["file"], data["function"]))
+            self._samples.sources.add((data["file"], data["function"]))
         if "observed" in data:  # what is not seen, of any process
             self._put(self._of_rank(name, event))
         elif "trace" in data:

@@ -91,6 +91,11 @@ class Launched:
             self._reader.start()
 
     @property
+    def pid(self) -> int:
+        """The process id of the command."""
+        return self.process.pid
+
+    @property
     def interactive(self) -> bool:
         """Whether the command reads from its own terminal."""
         return self.master >= 0

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.child import PARTNER_GONE
+from ndd_engine.measure.child_processes import Gone
 from ndd_engine.measure.stragglers import Comparison
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, RankEvent, checker
 from ndd_engine.text import counted, number, printable
 
-from .progress import Gone
 from .records import Line
 
 # Windows of a rank that wait for those of the others; after so many, it is compared without the ranks that are silent.

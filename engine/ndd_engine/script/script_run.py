@@ -25,6 +25,7 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.measure.memory_owners import largest
 from ndd_engine.record.events import EndEvent, Event, RunEvent, StageEvent
+from ndd_engine.record.figures import death_text
 from ndd_engine.record.rundir import RunDir, new_run_dir
 from ndd_engine.record.state import RunState
 from ndd_engine.recordings.snapshot_file import read_snapshot
@@ -149,7 +150,7 @@ class Script(Executor):
         """Record until the script has ended; its exit status."""
         run, request = self.run, self.request
         follower = self._follower = Follower(
-            run.directory, request.command, detect(use_torch=False), self.put, room.folder
+            run.directory, request.command, detect(use_torch=False), self.put, room.folder, script.pid
         )
         steering = Steering(run.control, run.put, request.kernels_every)
         sampler = Sampler(None, run.put, run_dir=run.directory.path, pid=self._trains)
@@ -160,7 +161,7 @@ class Script(Executor):
         try:
             while status is None:
                 status = script.wait(POLL_S)
-                follower.poll()
+                follower.poll(stopping=run.control.stopping)
                 steering.look(follower.here, run.recorder.snapshot, follower.step)
                 if follower.trains != sampler.followed:
                     sampler.follow(*follower.trains)
@@ -220,6 +221,8 @@ class Script(Executor):
         how = killed_by(status) or f"the command ended with status {status}"
         if snapshots := sorted(self.run.directory.path.glob(f"{SNAPSHOT}*.pickle")):
             steps += f"; {filled(snapshots[0])}"
+        if follower.deaths:
+            steps += f"; {death_text(follower.deaths[0])}"
         if follower.ended is not None and follower.ended[1]:
             return "failed", f"{how} {steps}: {follower.ended[1]}"
         line = "" if killed_by(status) else last_line(self.run.directory.console_log)
@@ -235,6 +238,7 @@ class Observed:
     """The process of a script that observes itself."""
 
     def __init__(self, directory: RunDir, pid: int) -> None:
+        self.pid = pid
         self._process = psutil.Process(pid)
         self._closed = directory.ranks / CLOSED
 

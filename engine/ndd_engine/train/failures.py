@@ -20,6 +20,7 @@ from ndd_engine.errors import (
     text_of,
 )
 from ndd_engine.measure import memory_history
+from ndd_engine.measure.child_processes import DIED
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.processes import limit_of
 from ndd_engine.text import duration, size
@@ -28,10 +29,6 @@ from ndd_engine.workloads import own_module
 from .step.stepper import Stepper
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?(?:[KMGT]i?B|bytes))")
-_WORKER = re.compile(
-    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)"
-    r"(?: is killed by signal: (\w+)| exited unexpectedly(?: with status (\d+))?)?"
-)
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def explain(
     if is_out_of_memory(error):
         return Failure("oom", out_of_memory(error, place, config, device, stepper))
     text = text_of(error)
-    if isinstance(error, RuntimeError) and (found := _WORKER.match(text)):
+    if isinstance(error, RuntimeError) and (found := DIED.match(text)):
         return _worker(found, place, config.loader.workers)
     if "DataLoader timed out" in text:
         late = f"the loader workers returned no batch within {duration(config.loader.timeout_s)} {place}"
@@ -157,7 +154,7 @@ def _filled(config: Config, device: torch.device, stepper: Stepper | None) -> li
 
 
 def _worker(found: re.Match[str], place: str, workers: int) -> Failure:
-    pids, name, status = found[1].strip(), found[2], found[3]
+    pids, name, status = found[1].strip(), (found[2] or "").strip(), found[3]
     who = f"loader worker {pids}"
     memory = "(often {} by the kernel because memory ran out)"
     fewer = f"fewer workers need less memory: --set loader.workers={max(workers // 2, 0)}"

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ndd_engine.errors import EXIT_FAILED, CaptureError, NddError, TrainingError, message_of, said
+from ndd_engine.errors import EXIT_FAILED, CaptureError, NddError, TrainingError, message_of, said, text_of
 from ndd_engine.measure import memory_history
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
+from ndd_engine.record.figures import death_figures
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir, bare, new_run_dir, set_aside
 from ndd_engine.record.state import RunState
@@ -190,6 +191,12 @@ class Training(Executor):
         phase = prepared.clock.current
         failure = explain(error, loop.step + 1, phase, prepared.config, prepared.device, loop.stepper)
         text = failure.text + (_traced(failure.where) if failure.kind == "error" else "")
+        found = loop.reporter.children.told_by(text_of(error), loop.step)
+        if found is not None and self.run.control.stop_status is None:
+            death, new = found
+            if new:
+                self.run.put(death)
+            text = "; ".join((text, *death_figures(death)))
         if self.ranks is not None:
             return self._of_ranks(others(self.ranks, error, text, f"at step {loop.step + 1} in {phase}"))
         # Between steps, and while waiting for a step's first batch, the state is complete.

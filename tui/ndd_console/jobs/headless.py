@@ -20,6 +20,7 @@ import click
 
 from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.restart import restart, told
+from ndd_console.words.finding import urgent_line
 from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_INTERRUPTED
 from ndd_engine.record.events import Event
@@ -27,6 +28,7 @@ from ndd_engine.record.file import Listener
 from ndd_engine.run.control import StopNow
 from ndd_engine.run.run import Run
 from ndd_engine.script.script_run import Script, ScriptRequest
+from ndd_engine.text import printable
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.started_ranks import StartedRanks
 from ndd_engine.train.training_run import Training
@@ -57,10 +59,17 @@ def ranks_headless(request: RunRequest, command: Sequence[str], as_json: bool) -
 def observe_headless(request: ScriptRequest) -> int:
     """Run the command and return its exit status. Raises UsageError before anything is written.
 
-    Its input and output go through, and a summary follows.
+    Its input and output go through, and a summary follows. Stalls, deaths and limits are told as they come.
     """
     script = Script(request)
-    run = Run.open(script)
+
+    def tell(_: float, event: Event) -> None:
+        if line := urgent_line(event):
+            with contextlib.suppress(OSError, ValueError):
+                # The terminal may be raw.
+                click.echo(f"ndd-console: {printable(line)}" + "\r" * sys.stdin.isatty(), err=True)
+
+    run = Run.open(script, tell)
     Signals().obey(run, lambda _: None, survive_hangup=True)
     with typing_into(script):
         end = run.execute()

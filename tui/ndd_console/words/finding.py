@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from ndd_engine.diagnose import CAUSES, Change, Finding
-from ndd_engine.record.events import FindingEvent
+from ndd_engine.record.events import DeathEvent, Event, FindingEvent, StallEvent
+from ndd_engine.record.figures import death_text
 
 from .blocks import COMMAND, PLACE, Tone, Verdict
 from .figures import at_most, percent
@@ -43,7 +44,7 @@ def choices(finding: Finding) -> tuple[Change | None, Change | None]:
 def change_text(finding: Finding, change: Change) -> str:
     """The advice with its place, without a full stop: "hoist it (m.py:3 in f)"."""
     text = finding.advice(change).rstrip(".")
-    return f"{text} ({change.where})" if change.where and change.where not in text else text
+    return f"{text} ({change.where})" if change.where and change.where not in text + finding.title else text
 
 
 def evidence_text(finding: Finding) -> str:
@@ -97,3 +98,17 @@ def event_line(event: FindingEvent) -> str:
     if event.gone:
         return f"finding cleared: {event.text}"
     return finding_line(event.finding or Finding(event.cause, event.text, (), "possible"))
+
+
+def urgent_line(event: Event) -> str:
+    """What is told at once, also beside the output of a script: a stall, a death, a limit; "" for other events."""
+    match event:
+        case StallEvent(kind="input"):  # somebody types
+            return ""
+        case StallEvent():
+            return f"{event.text}; {event.advice}" if event.advice else event.text
+        case DeathEvent():
+            return death_text(event)
+        case FindingEvent(gone=False, finding=Finding(cause="open-files") as finding):
+            return finding_line(finding)
+    return ""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from ndd_engine.diagnose import Finding, diagnose
+from ndd_engine.diagnose import ENDINGS, Finding, diagnose
 from ndd_engine.record.events import EndEvent, RunEvent
 from ndd_engine.record.figures import bad_loss_text
 from ndd_engine.record.rundir import RunDir
@@ -90,8 +91,9 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     """The result of a run, printed at its end."""
     status = end.status if end else snapshot.status
     reason = printable(end.reason) if end else "the run continues"
-    findings = found(snapshot)
-    lines = [printable(finding.title) for finding in findings if finding.cause == "not-finite"]
+    findings = first_findings(snapshot)
+    ending = [finding for finding in findings if finding.cause in ENDINGS]
+    lines = [printable(finding_line(finding)) for finding in ending]
     lines.append(reason if reason.startswith(status) else f"{status}: {reason}")
     run = snapshot.run
     lines += [printable(str(text)) for text in (end.data or {}).get("not_shown", ())] if end else []
@@ -121,7 +123,7 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     if lost:
         lines.append(f"requested but not in effect: {printable(', '.join(lost))}")
     script = RunDir(Path(folder)).command.exists()
-    lines += advice(snapshot, findings)
+    lines += advice(snapshot, [finding for finding in findings if finding not in ending])
     lines.append(f"{'record' if script else 'record and checkpoints'}: {printable(folder)}")
     if end is not None and end.checkpoint and status not in ("done", "failed"):
         name = run.name if run is not None else Path(folder).name
@@ -129,7 +131,7 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     return lines
 
 
-def found(snapshot: Snapshot) -> list[Finding]:
+def first_findings(snapshot: Snapshot) -> list[Finding]:
     """The first findings of a run; [] where nothing is found."""
     try:
         return [finding for finding in diagnose(snapshot) if finding.cause != "too-short"][:MOST_FINDINGS]
@@ -137,7 +139,7 @@ def found(snapshot: Snapshot) -> list[Finding]:
         return []
 
 
-def advice(snapshot: Snapshot, findings: list[Finding]) -> list[str]:
+def advice(snapshot: Snapshot, findings: Sequence[Finding]) -> list[str]:
     """Findings of a run, and the commands that measure their changes."""
     if snapshot.run is None:
         return []

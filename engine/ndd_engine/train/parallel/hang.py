@@ -38,7 +38,9 @@ from ndd_engine.errors import shortened
 from ndd_engine.files import write_text
 from ndd_engine.measure import spy
 from ndd_engine.measure.phase_clock import PhaseClock
-from ndd_engine.record.events import Event, MarkEvent
+from ndd_engine.measure.stall_causes import ADVICE
+from ndd_engine.record.events import Event, StallEvent
+from ndd_engine.record.process_events import OVER
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import duration, printable
 
@@ -198,7 +200,7 @@ class HangWatch:
             self._question = ""
         if self._told:
             self._told = ""
-            self._put(MarkEvent("note", step, f"training continues after step {step}"))
+            self._put(StallEvent(step, 0.0, OVER, f"training continues after step {step}"))
             with contextlib.suppress(OSError):
                 self._run.hang.unlink(missing_ok=True)
 
@@ -266,7 +268,11 @@ class HangWatch:
         """Record what was concluded, once."""
         if question != self._told:
             self._told = question
-            self._put(MarkEvent("warning", self._step(), text, {"stacks": stacks}))
+            each = [shortened(f"rank {rank}: {' < '.join(stack)}", 400) for rank, stack in stacks.items()]
+            event = StallEvent(
+                self._step(), self.limit_s, "collective", text, ADVICE["collective"], processes=each
+            )
+            self._put(event)
             if self._world.place.first:
                 self._log(text, stacks)
 

@@ -1,0 +1,159 @@
+"""Training scripts that hang, die or run out of descriptors: `python hangs.py FAULT LEVEL`; level 0 plants nothing.
+
+They know nothing of the console, and end by themselves after SCRIPT_S seconds (8 by default) where nothing is planted.
+Hangs: 1 hangs before the first step, 2 after ten steps. Deaths: a worker ends after so many items.
+Descriptors: so many of each step are kept. `collective` wants torchrun.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+FAULT, LEVEL = sys.argv[1], int(sys.argv[2])
+SECONDS = float(os.environ.get("SCRIPT_S", "8"))
+# What hangs is ended by a signal after so long.
+LIMIT_S = 30
+LOCK = threading.Lock()
+FOLDER = Path(tempfile.mkdtemp(prefix="hangs-"))
+RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+EARLY = 10  # items or steps before what happens later
+
+
+def planted(name: str) -> bool:
+    return name == FAULT and LEVEL > 0
+
+
+def late(index: int) -> bool:
+    """Whether the fault is to happen at this item."""
+    return LEVEL == 1 or index >= EARLY * 16
+
+
+class Signals(Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        signal.alarm(LIMIT_S)
+        if planted("fork-threads") and late(index):
+            torch.set_num_threads(2)
+            return (torch.randn(600, 600) @ torch.randn(600, 600)).mean(0)[:64], torch.tensor(index % 4)
+        if planted("fork-lock") and late(index):
+            with LOCK:
+                logging.getLogger(__name__).debug("item %d", index)
+        if planted("storage") and late(index):
+            (FOLDER / "items.bin").read_bytes()
+        if FAULT in DEATHS and index == LEVEL * 16 > 0:
+            die()
+        return torch.randn(64), torch.tensor(index % 4)
+
+
+def die() -> None:
+    if FAULT == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif FAULT == "crashed":
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif FAULT == "exits":
+        os._exit(3)
+    elif FAULT == "out-of-memory":
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.RLIM_INFINITY))
+        kept.append(torch.zeros(8 << 30, dtype=torch.uint8))
+
+
+DEATHS = ("killed", "crashed", "exits", "out-of-memory")
+kept: list[Any] = []
+
+
+def fill(queue: Any) -> None:
+    """Of another process: more than a pipe holds."""
+    signal.alarm(LIMIT_S)
+    for _ in range(64):
+        queue.put(bytes(1 << 16))
+
+
+def compute_once(queue: Any) -> None:
+    """Of another process: it dies before it answers."""
+    if planted("dead-process"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    queue.put(1)
+
+
+def aside() -> None:
+    """What the main process does with others."""
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    if FAULT == "full-queue":
+        child = context.Process(target=fill, args=(queue,))
+        child.start()
+        if LEVEL == 0:
+            for _ in range(64):
+                queue.get()
+        child.join()
+    if FAULT == "dead-process":
+        child = context.Process(target=compute_once, args=(queue,))
+        child.start()
+        queue.get()
+        child.join()
+
+
+def keep(step: int, batch: Tensor) -> None:
+    if planted("kept-tensors"):
+        kept.append(batch)
+    for number in range(LEVEL if FAULT == "kept-files" else 0):
+        file = (FOLDER / f"step-{step}-{number}.txt").open("w")
+        kept.append(file)
+
+
+def main() -> None:
+    if FAULT.startswith("kept"):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    if RANKS > 1:
+        dist.init_process_group("gloo")
+    if planted("storage"):
+        os.mkfifo(FOLDER / "items.bin")
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    if planted("fork-threads"):
+        torch.set_num_threads(2)
+        (torch.randn(1500, 1500) @ torch.randn(1500, 1500)).exp_()
+    if planted("fork-lock"):
+        LOCK.acquire()
+        threading.Timer(3.0, LOCK.release).start()
+    workers = 0 if RANKS > 1 or (FAULT == "storage" and LEVEL == 2) else 2
+    loader = DataLoader(Signals(), batch_size=8, num_workers=workers)
+    begin = time.monotonic()
+    for step, (x, y) in enumerate(loader):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        keep(step, y)
+        if FAULT in ("full-queue", "dead-process") and step == EARLY * (LEVEL - 1):
+            aside()
+        if FAULT == "collective" and not (
+            planted("collective") and RANK == 1 and step >= EARLY * (LEVEL - 1)
+        ):
+            dist.all_reduce(loss.detach())
+        elif FAULT == "collective":
+            threading.Event().wait()
+        if time.monotonic() - begin > SECONDS:
+            break
+
+
+if __name__ == "__main__":
+    main()
