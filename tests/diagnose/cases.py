@@ -231,6 +231,16 @@ PROCESSOR = [
         ("run.threads=2",),
     ),
     Pair(
+        "many-threads",
+        Planted(
+            run={"threads": 2}, baseline=alone(threads=2, by_threads=[[1.0, 10e6]]), host=cores(1.9, 1.9)
+        ),
+        Planted(
+            run={"threads": 2}, baseline=alone(threads=2, by_threads=[[1.0, 18e6]]), host=cores(1.9, 1.9)
+        ),
+        ("run.threads=1",),
+    ),
+    Pair(
         "few-threads",
         Planted(run={"threads": 1}, baseline=BETTER, host=cores(1.0, 1.0)),
         Planted(

@@ -306,5 +306,5 @@ def test_a_capture_and_a_setting_are_told_with_their_figures() -> None:
     text = capture_text(event)
     assert all(part in text for part in ("3 steps", "50%", "aten::mm 30%", "t.json"))
     text = setting_text(setting("loader.workers", False, applied="0", verified="no fork here"))
-    assert all(part in text for part in ("loader.workers", "requested 4", "applied 0", "no fork here"))
+    assert all(part in text for part in ("loader.workers", " = 4", "applied as 0", "no fork here"))
     assert "applied" not in setting_text(setting("loader.workers"))

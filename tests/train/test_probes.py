@@ -148,6 +148,13 @@ def test_a_micro_batch_of_another_size_and_with_other_threads() -> None:
     assert event.operations is not None and event.operations > 10
     assert torch.get_num_threads() == 1
     assert all(parameter.grad is None for parameter in stepper.parameters)
+    torch.set_num_threads(2)
+    try:
+        event = rehearse(stepper, batches.sample(), Baseline(make, 1e3, 2)).baseline
+        assert event is not None and [threads for threads, _ in event.by_threads] == [1.0]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
     one, few = made("batch.micro=1", "workload.model=lstm", "workload.hidden=[8]")
     event = rehearse(one, few.sample(), Baseline(few.sample, 1e3, 1)).baseline
     assert event is not None and event.other_micro == 2 and event.by_threads == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from textual.pilot import Pilot
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.screens.dialogs import TextQuestion
 from ndd_console.screens.home import HomeScreen
-from ndd_console.screens.interfaces import RunSource, StartRow
+from ndd_console.screens.interfaces import RunRow, RunSource, StartRow
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.keys import NEEDS
@@ -186,6 +187,21 @@ async def test_home_writes_the_report_of_a_run(tmp_path: Path) -> None:
         await press(pilot, "end", "x")
         await until(pilot, lambda: "written:" in text_of(app))
     assert "<html" in directory.report.read_text()
+
+
+async def test_home_shows_how_far_a_script_is_whose_end_is_unknown() -> None:
+    class Scripts(FakeHome):
+        def runs(self) -> list[RunRow]:
+            first = super().runs()[0]
+            return [
+                replace(first, name="ran", step=1_200, total_steps=0),
+                replace(first, step=0, total_steps=0),
+            ]
+
+    app = make(None, Scripts())
+    async with app.run_test(size=(120, 30)) as pilot:
+        await until(pilot, lambda: "not started" in text_of(app))
+        assert "step 1,200 " in text_of(app) and text_of(app).count("not started") == 1
 
 
 async def test_home_compares_two_runs(tmp_path: Path) -> None:

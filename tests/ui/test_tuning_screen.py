@@ -168,6 +168,17 @@ def test_an_interval_is_drawn_where_it_lies(ratio: float, low: float, high: floa
     assert interval_rows(float("nan"), low, high, 60) == [] and interval_rows(ratio, 0.0, high, 60) == []
 
 
+async def test_what_a_narrow_table_leaves_out_is_shown_with_enter() -> None:
+    app = TuningApp(FixedTuning(DONE))
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert "breaks even after 310 steps" not in text_of(app)
+        await press(pilot, "enter")
+        shown = " ".join(text_of(app).split())
+        assert "breaks even after 310 steps" in shown and "vs. baseline 1.60x" in shown
+        await press(pilot, "end", "enter")
+        assert "why no CUDA GPU" in " ".join(text_of(app).split())
+
+
 def test_a_new_file_never_replaces_another(tmp_path: Path) -> None:
     assert [save_new("run-x", text, tmp_path).name for text in "abc"] == [
         "run-x.toml",

@@ -236,7 +236,7 @@ def test_proposals_that_fit_come_first_in_every_order() -> None:
         ]),
         # The same memory: one column, and one label in place of two that are equal.
         ((4.0, 4.0, 4.0001), (0.04, 0.02, 0.08), [
-            "  6,400 ┤                              ●", *["        ┤"] * 3,
+            "  6,400 ┤                              ●", "items/s ┤", *["        ┤"] * 2,
             "        ┤                              ▲", "        ┤",
             "        ┤                              ●", "        ┤", "      0 ┤",
             "                                all need 4.0 GB",

@@ -59,25 +59,22 @@ def test_settings_are_told_once_and_again_when_they_change() -> None:
     progress.look(value)
     told = [line for line in lines if line.startswith(("setting ", "warning: speed."))]
     assert told == [
-        "setting loader.workers: requested 4, in effect: 4 worker processes answered the first batch",
-        "setting loader.pin_memory: requested true, in effect: the first batch was in pinned memory",
-        "setting precision.amp: requested bf16, in effect: 98 % of the products were computed in bfloat16",
-        "warning: speed.attention: requested flash, applied efficient, not in effect: the mask needs another back end",
+        "setting loader.workers = 4, in effect: 4 worker processes answered the first batch",
+        "setting loader.pin_memory = true, in effect: the first batch was in pinned memory",
+        "setting precision.amp = bf16, in effect: 98 % of the products were computed in bfloat16",
+        "warning: speed.attention = flash, applied as efficient, not in effect: the mask needs another back end",
     ]
     lines.clear()
     progress.look(replace(value, step=4_219))
     assert not [line for line in lines if "setting" in line or "speed." in line]
     found = replace(SETTINGS[1], in_effect=True, verified="fused is set")
     progress.look(replace(value, settings=(SETTINGS[0], found, *SETTINGS[2:])))
-    assert (
-        lines[-1]
-        == "setting optimizer.implementation: requested auto, applied fused, in effect: fused is set"
-    )
+    assert lines[-1] == "setting optimizer.implementation = auto, applied as fused, in effect: fused is set"
 
 
 def test_a_setting_that_is_not_in_effect_is_told_once_though_it_is_a_mark_too() -> None:
     lines: list[str] = []
-    lost = mark(0, "warning", "speed.attention: requested flash", setting="speed.attention")
+    lost = mark(0, "warning", "speed.attention = flash", setting="speed.attention")
     teller(lines).look(snapshot(marks=(lost,)))
     assert len([line for line in lines if "speed.attention" in line]) == 1
 

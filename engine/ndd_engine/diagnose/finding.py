@@ -24,6 +24,7 @@ CAUSES: dict[str, str] = {
     # CPU.
     "oversubscribed": "more threads than cores",
     "few-threads": "fewer threads than cores",
+    "many-threads": "threads that slow each other down",
     "neighbour-cores": "another process on the CPU cores",
     "quota": "throttled by the CPU quota",
     "gc": "garbage collection pauses",

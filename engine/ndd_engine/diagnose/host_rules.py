@@ -30,11 +30,25 @@ from .view import (
 
 # Minimum speedup of another thread count before it is proposed.
 FASTER = 1.1
+# The same for one thread alone: the baseline is short, and other processes may have used a core during it.
+FASTER_ALONE = 1.3
 # The same for times from the run itself, which are noisier.
 FASTER_IN_RUN = 1.35
 # Maximum share of one collection in the time between two, and the intervals in steps that are proposed.
 GC_SHARE = 0.06
 GC_STEPS = (50, 100, 200, 500, 1000, 2000)
+
+
+def one_thread(view: View) -> Finding | None:
+    """One thread per core, measured to be slower than one alone."""
+    threads, cores = view.threads, view.whole_cores
+    if view.gpu or threads is None or threads != cores or threads < 2:
+        return None
+    now, then = view.thread_ns(threads), view.thread_ns(1)
+    if now is None or then is None or now < FASTER_ALONE * then:
+        return None
+    title = f"{threads} threads are slower than one"
+    return _other_count(view, "many-threads", title, now, then, 1)
 
 
 def oversubscribed(view: View) -> Finding | None:
@@ -171,20 +185,25 @@ def collections(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (oversubscribed, few_threads, neighbour_cores, quota, collections)
+RULES = (one_thread, oversubscribed, few_threads, neighbour_cores, quota, collections)
 
 
 def _one_per_core(view: View, cause: str, title: str, now: float, then: float, least: float = 1.0) -> Finding:
-    """Finding that one thread per core is faster.
+    """Finding that one thread per core is faster. least: part of the computing time that may remain at best."""
+    return _other_count(view, cause, title, now, then, view.whole_cores or 1, least)
 
-    now, then: nanoseconds of a micro-batch. least: part of the computing time that may remain at best.
-    """
-    computing, part, cores = view.cost(*COMPUTING), 1 - min(then / now, least), view.whole_cores
+
+def _other_count(
+    view: View, cause: str, title: str, now: float, then: float, count: int, least: float = 1.0
+) -> Finding:
+    """Finding that `count` threads are faster. now, then: nanoseconds of a micro-batch. least: see above."""
+    computing, part = view.cost(*COMPUTING), 1 - min(then / now, least)
     draft = Draft(cause, title, view.part(part * computing.share), "certain")
     threads = f"{view.threads} thread{'' if view.threads == 1 else 's'}"
-    text = f"a micro-batch takes {span(now)} with {threads} and {span(then)} with {cores}"
+    text = f"a micro-batch takes {span(now)} with {threads} and {span(then)} with {count}"
     draft.saw(f"{text} ({times(now / then)})", BASELINE)
-    draft.change("use one thread per core", f"run.threads={cores}")
+    each = "use one thread" if count == 1 and count != view.whole_cores else "use one thread per core"
+    draft.change(each, f"run.threads={count}")
     return draft.done()
 
 

@@ -413,10 +413,10 @@ def _fits(run: RunEvent, free: int | None, memory: MemoryEvent | None) -> int | 
 
 
 def setting_text(setting: SettingEvent) -> str:
-    """One setting in one line: "loader.pin_memory: requested true, not in effect: no CUDA GPU"."""
-    asked = f"{setting.name}: requested {setting.requested}"
+    """One setting in one line: "loader.pin_memory = true, not in effect: no CUDA GPU"."""
+    asked = f"{setting.name} = {setting.requested}"
     if setting.applied != setting.requested:
-        asked += f", applied {setting.applied}"
+        asked += f", applied as {setting.applied}"
     states = {True: ", in effect", False: ", not in effect", None: ", default"}
     return asked + states[setting.in_effect] + (f": {setting.verified}" if setting.verified else "")
 

@@ -64,8 +64,9 @@ def _start_cells(row: StartRow) -> list[Span]:
 
 
 def _run_cells(row: RunRow) -> list[Span]:
-    # A run that ended while it was prepared has no steps.
-    step = f"step {row.step:,} of {row.total_steps:,}" if row.total_steps else "not started"
+    # A run that ended while it was prepared has no steps; where a script ends is not known.
+    step = f"step {row.step:,}" + (f" of {row.total_steps:,}" if row.total_steps else "")
+    step = step if row.step or row.total_steps else "not started"
     texts = (step, row.best or MISSING, when(row.started_t))
     figures = [(text, "text" if text != MISSING else "dim") for text in texts]
     return [(row.name, "bold"), status_span(row.status), *figures, (row.workload, "dim")]

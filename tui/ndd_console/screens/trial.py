@@ -224,6 +224,9 @@ class TrialScreen(WidgetScreen):
             self.field.focus()
         self.set_interval(POLL_S, self.poll)
 
+    def on_descendant_focus(self) -> None:
+        self.paint_if_current()  # other keys may work
+
     def on_unmount(self) -> None:
         # However the screen is closed: a trial must not keep the run paused in the background.
         if self._job is not None:
@@ -272,7 +275,7 @@ class TrialScreen(WidgetScreen):
             case "choosing":
                 return state.stage == "choose"
             case "proposal":
-                return self.body.chosen is not None
+                return self.body.chosen is not None and not self.field.has_focus  # which takes the key
             case "more time":
                 return state.stage == "choose" or (state.stage == "result" and state.longer_s is not None)
             case "faster":

@@ -173,7 +173,20 @@ class TuningScreen(WidgetScreen):
         return bool(self._source.problem) or (state is not None and state.done)
 
     def has(self, need: str) -> bool:
+        if need == "setting":
+            return self.body.chosen is not None
         return self._over and not self._source.problem and not self._source.saved
+
+    def on_option_list_option_selected(self) -> None:
+        self.action_use("open")
+
+    def action_open(self) -> None:
+        """Show what the table cuts or leaves out at this width."""
+        cells = _cells(self.body.chosen)
+        # A row without a trial has a reason in place of its figures.
+        names = _COLUMNS if len(cells) == len(_COLUMNS) else (*_COLUMNS[:2], "why")
+        named = (f"{name} {foreign(text)}" for name, (text, _) in zip(names, cells, strict=True) if text)
+        self.say("; ".join(named))
 
     def word(self, key: Key) -> str:
         if key.action == "back":

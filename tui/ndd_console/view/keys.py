@@ -52,6 +52,7 @@ NEEDS: dict[str, str] = {
     "run": "this key works on a run",
     "result": "there is no result to write yet",
     "search": "search for a text first, with /",
+    "setting": "no setting is selected",
     "startable": "only configurations and workloads can be started; press enter to open a run",
     "table page": "this key works on the page of the trade-offs",
     "training": "the run is still being prepared",
@@ -73,7 +74,7 @@ APP_KEYS = (
 )
 LIVE_KEYS = (
     Key("t", "try", "try", "try a change: measure it against the current configuration", ("change",)),
-    Key("d", "diagnosis", "diagnosis", "diagnosis: all findings with their evidence"),
+    Key("d,enter", "diagnosis", "diagnosis", "diagnosis: all findings with their evidence"),
     Key("r", "ranks", "ranks", "ranks: work, waiting and phases of each, slowest first", ("ranks",)),
     Key(
         "w", "wizard", "wizard", "wizard: propose and measure configurations for this machine", ("wizard",), drop=5
@@ -136,6 +137,7 @@ TRIAL_KEYS = (
     _BACK,
 )
 TUNING_KEYS = (
+    Key("enter", "open", "whole row", "show all figures of the selected setting", ("setting",)),
     Key("w", "write", "write the configuration", "write the settings that help to a new file", ("result",)),
     _BACK,
 )

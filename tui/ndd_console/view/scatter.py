@@ -57,7 +57,8 @@ def plot_rows(
     for one, mark, style in marks:
         y = int((1 - (one.items_per_s or 0.0) / fastest) * (height - 2))
         grid[y][column_of(one.memory_bytes or 0)] = (mark, style)
-    labels = [number(fastest), *[""] * (height - 3), "0"][: height - 1]
+    unit = [] if level else ["items/s"]
+    labels = [number(fastest), *unit, *[""] * (height - 3 - len(unit)), "0"][: height - 1]
     out: list[Row] = [
         ((label.rjust(_LEFT - 2) + " ┤", "dim"), *line) for label, line in zip(labels, grid, strict=True)
     ]

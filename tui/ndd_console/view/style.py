@@ -91,6 +91,9 @@ _ASCII = str.maketrans(
         **dict(zip("━╸─│╭╮╰╯├┤┼", "=>-|++++[]+", strict=True)),
         **dict(zip("█▉▊▋▌▍▎▏▓▒░", "#####   Xx.", strict=True)),
         **dict(zip("▁▂▃▄▅▆▇▔", "_.-=+*%-", strict=True)),
+        # Of the command palette, in two cells.
+        "🔎": "> ",
+        **dict(zip("═µ", "=u", strict=True)),
         **dict(zip("°…·↑↓→←▲▾≥≤’“”", ' ~-^v><^v><\'""', strict=True)),
     }
 )

@@ -272,17 +272,20 @@ class Baseline:
         return None if measured is None else measured[0]
 
     def _threads(self, stepper: Stepper, batch: Batch, expected_ns: float, deadline: int) -> list[ThreadTime]:
-        """The same micro-batch with one thread per core, if the run uses another number of threads."""
+        """The same micro-batch with one thread per core; with one thread alone if the run uses that number.
+
+        Threads of small operators, and beside other processes, may take longer than one thread alone.
+        """
         threads = torch.get_num_threads()
-        if stepper.device.type != "cpu" or threads == self.cores or not _plain(stepper):
+        other = self.cores if threads != self.cores else 1
+        if stepper.device.type != "cpu" or threads == other or not _plain(stepper):
             return []
-        # The user chose the number of threads, so comparing it with another one is worth the time.
         left = max(deadline - time.perf_counter_ns(), 0)
         if 2 * expected_ns > max(left, 2 * SLOW_NS):
             return []
 
         def measure() -> tuple[float, int]:
-            torch.set_num_threads(self.cores)
+            torch.set_num_threads(other)
             time_micro(stepper, batch)  # starts the thread pool
             return time_micro(stepper, batch, MOST_RUNS, left - expected_ns, SLOW_NS)
 
@@ -290,7 +293,7 @@ class Baseline:
             measured = _guarded(stepper, measure)
         finally:
             torch.set_num_threads(threads)
-        return [] if measured is None else [(float(self.cores), measured[0])]
+        return [] if measured is None else [(float(other), measured[0])]
 
 
 def _other_size(stepper: Stepper, micro: int) -> int:
