@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from planted_runs import GIB, Planted, cores, evaluating, of_workers
 
-from ndd_engine.diagnose.memory_rules import slope_interval, wants_look
+from ndd_engine.diagnose.memory_rules import wants_look
 from ndd_engine.record.events import Holder, HoldersEvent
 
 MB = 1 << 20
@@ -145,11 +145,3 @@ def test_the_peak_of_an_evaluation_may_become_known_after_it() -> None:
 
 def _sample(peak: int) -> Any:
     return replace(evaluating(400)[0], host=cores(1.9, 1.9, rss_peak_bytes=peak))  # type: ignore[type-var]
-
-
-def test_the_interval_of_a_slope() -> None:
-    line = [(float(n), 3.0 * n) for n in range(12)]
-    assert slope_interval(line) == (3.0, 3.0)
-    wavy = [(float(n), 3.0 * n + (-1) ** n) for n in range(12)]
-    low, high = slope_interval(wavy)
-    assert 2.5 < low <= 3.0 <= high < 3.5 and low < high

@@ -69,7 +69,7 @@ def test_skipped_updates_say_what_was_not_finite_first(
 def test_a_loss_that_is_not_finite_is_the_first_finding_and_the_first_line() -> None:
     snapshot = run(LOST).snapshot()
     assert loss_text(snapshot) == "loss NaN since about step 40"
-    assert summary(snapshot, None, "runs/it")[0] == "the loss is NaN since about step 40"
+    assert summary(snapshot, None, "runs/it")[0].startswith("finding: the loss is NaN since about step 40; ")
     exact = run({"bad_loss": ("infinite", 40, 39, 0.7, 0.6)}).snapshot()
     assert loss_text(exact) == "loss infinite since step 40"
 

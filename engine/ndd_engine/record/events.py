@@ -36,7 +36,6 @@ from .event import (
     OwnValues,
     PhaseTimes,
     Place,
-    ShapeCount,
     Side,
     ThreadTime,
     Time,
@@ -47,6 +46,8 @@ from .event import Json as Json
 from .event import writable as writable
 from .process_events import DeathEvent as DeathEvent
 from .process_events import DescriptorsEvent as DescriptorsEvent
+from .process_events import Holder as Holder
+from .process_events import HoldersEvent as HoldersEvent
 from .process_events import StallEvent as StallEvent
 from .ranks import RankEvent as RankEvent
 from .ranks import RanksEvent as RanksEvent
@@ -437,50 +438,6 @@ class NotFiniteEvent(Event):
     line: Count = 0
     function: str = ""
     made: Place | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A container, or a tensor, that has grown between two looks at what a process keeps.
-
-    type: "list", "tensor". length, grown: elements, and those since the earlier look. bytes: of the latter, estimated
-    from the newest ones, without their autograd graphs; graphs: whether they have some. holds: the newest element,
-    "tensor 4 x 512". kind, name, owner: who refers to it, as far as that is known. "global" is a variable of the module
-    `file`; "local", "closure", "default" and "cache" belong to the function `owner`, which begins at file:line;
-    "attribute" and "class" to an object of the class `owner`, or to the class itself. limit: the most elements that it
-    can have, null without one. at: file and line where it grows,
-    if the source shows that.
-    """
-
-    type: str
-    length: Count
-    grown: Count
-    bytes: Count
-    holds: str
-    graphs: Flag
-    kind: str = ""
-    name: str = ""
-    owner: str = ""
-    file: str = ""
-    line: Count = 0
-    limit: Count | None = None
-    at: tuple[str, Count] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HoldersEvent(Event):
-    """A look at what the process that trains keeps, when its memory grows.
-
-    step: optimizer steps done. steps: since the look before it, which it is compared with; 0 for the first. ns: what
-    it took. holders: what has grown, the most bytes first. tensors: [shape, number, bytes] of the live ones.
-    """
-
-    type: ClassVar[str] = "holders"
-    step: Count
-    steps: Count
-    ns: Count
-    holders: list[Holder]
-    tensors: list[ShapeCount] = field(default_factory=list)
 
 
 Confidence = Literal["certain", "likely", "possible"]
