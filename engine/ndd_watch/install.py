@@ -360,7 +360,7 @@ class Observer:
         """The training begins to read a loader: record its settings if they are new."""
         found = {**settings, "place": place}
         if found["items"] is None and found["place"] == self.loader.get("place"):
-            found["items"] = self.loader["items"]
+            found["items"] = self.loader.get("items")
         if found != self.loader:
             self.loader = found
             self.emitter.loader(found)

@@ -206,7 +206,7 @@ class StepProfiler:
         for (code, line, name), (count, ns) in self.blocking.spent.items():
             if self._own(code):
                 waits.append([code.co_filename, line, _name(code), name, count, ns])
-        if self._loop is not None and self._loop not in own:
+        if self._loop is not None:
             at = [self._loop.co_filename, self._loop.co_firstlineno, _name(self._loop)]
             waits += [[*at, *wait] for wait in self._waits_of_loop(stats)]
         is_loop, self.blocking.spent, self._loop = self._loop is not None, {}, None

@@ -13,7 +13,7 @@ from torch import nn
 
 import torch
 
-DONE, ASKED, LENGTHS_AT = 8, 25, 96 + 2048 * 25  # see ndd_watch.mapped
+DONE, ASKED, LENGTHS_AT = 8, 26, 96 + 2048 * 25  # see ndd_watch.mapped
 words = sys.argv[1:]
 clock = sys.modules.get("_ndd_watch.clock")
 observer = getattr(sys.modules.get("_ndd_watch.install"), "observer", None)
