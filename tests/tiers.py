@@ -4,6 +4,9 @@ A test that starts Python processes, or computes for over a second, is marked `l
 not, and those that are marked `promise` as well: for most promises of tests/PROMISES.md. A test that starts a process
 without being marked fails. With NDD_TEST_BUDGET=1, which `make test-all` sets, a test fails that takes more processor
 time than its tier allows, or than its mark `budget` says. What is marked `slow` is in no tier but `make test-slow`.
+
+NDD_TEST_UNTIL is a Unix time in seconds, after which no `long` test begins: CI has 20 minutes, also on a slow machine.
+These tests are skipped, and the summary says how many.
 """
 
 from __future__ import annotations
@@ -53,6 +56,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     _started.clear()
     _begin[:] = [_spent_s()]
+    until = float(os.environ.get("NDD_TEST_UNTIL") or "inf")
+    if time.time() > until and item.get_closest_marker("long") is not None:
+        pytest.skip("no time is left for long tests (NDD_TEST_UNTIL)")
     yield
 
 
