@@ -119,9 +119,9 @@ def test_a_stop_at_once_in_the_middle_of_saving_is_a_stop(store: CheckpointStore
         for delay_ms in (0.5, *range(1, 30)):
             control = Control()
             signals = Timer(delay_ms / 1000, signal.raise_signal, [signal.SIGUSR1])
-            signals.start()
             # Python drops what a handler raises in a weak reference's callback; the request remains.
             with pytest.raises(StopNow):
+                signals.start()
                 while True:
                     for body in bodies:
                         store.save(20, body, None, True)
