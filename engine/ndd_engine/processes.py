@@ -119,19 +119,26 @@ def undisturbed(work: Callable[[], T]) -> T:
     """
     results: list[T] = []
     errors: list[BaseException] = []
+    done = threading.Event()
 
     def run() -> None:
         try:
             results.append(work())
         except BaseException as error:  # noqa: BLE001  raised again below
             errors.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=run, name="ndd-undisturbed", daemon=True)
-    thread.start()
     interruption: BaseException | None = None
-    while thread.is_alive():
+    try:
+        threading.Thread(target=run, name="ndd-undisturbed", daemon=True).start()
+    except BaseException as error:  # of a handler, which can come before `start` returns
+        if isinstance(error, RuntimeError) and "new thread" in text_of(error):
+            raise
+        interruption = error
+    while not done.is_set():
         try:
-            thread.join()
+            done.wait()
         except BaseException as error:  # noqa: BLE001  raised again below
             interruption = interruption or error
     if interruption is not None:
