@@ -17,9 +17,13 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     modules     calls of modules: forward passes and evaluations
     waits       where a rank waits for others
     steps       counts steps, decides which are timed by phase, and where they end
-    graphs      whether the script keeps the graphs of earlier steps
+    graphs      whether the script keeps the graphs of earlier steps, or carries one from step to step
+    slowing     tells when steps have become slower, so that another close look is worth it
+    passes      counts passes over the data, and compares first batches
+    finite      skipped updates, losses that are not finite
     garbage     times garbage collections, and decides when they happen
     looks       looks at tensors without running code of the script
+    attributes  reads attributes without running code of the script
     exceptions  tells our exceptions from the script's
     own         which code is the script's own, and where it makes loaders and optimizers
     library     functions of Python's library as they were at the start
@@ -27,7 +31,10 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     profiler    profiles one step; the engine's own runs use it, too
     called      what the user's lines call in libraries, in such a profile
     asides      decides which evaluations and checkpoints are profiled
-    timed_calls how it does so from Python 3.12 on
+    sizes       counts what may grow, in such a step
+    holders     which containers and tensors grow, and who refers to them, on request
+    origin      finds the first thing that is not finite in a step
+    timed_calls the profiler of one thread from Python 3.12 on
     blocking    times waits for a GPU that no profiler sees
     captures    captures a few steps with torch's profiler
     frameworks  what Hugging Face's Trainer and Lightning know of a run

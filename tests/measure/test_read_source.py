@@ -1,4 +1,4 @@
-"""The line of a script that keeps a loss with its graph."""
+"""Lines of a script that are found by reading it: what is kept, carried on, added, collected or drawn at random."""
 
 from __future__ import annotations
 
