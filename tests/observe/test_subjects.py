@@ -50,7 +50,7 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
         assert (ran.word("GRAPHS"), ran.word("BREAKS")) == (bare.word("GRAPHS"), bare.word("BREAKS"))
     if name == "accumulate":
         assert sum(window["micro_steps"] for window in windows) == 4 * steps
-        assert "1 update" in ran.marks("gradient scaler")[0]["text"]
+        assert sum(window.get("skipped", 0) for window in windows) == 1
     if name in ("recurs", "ahead"):  # a state that is carried on is no batch
         (source,) = ran.marks("batches are made by")
         assert source["data"]["function"] == "get_batch" and source["data"]["timed"]
