@@ -575,7 +575,7 @@ class Hooks:
                 optimizer = given[0][0]
                 key = key_of(optimizer)
                 if S[TRAINER] != get_ident():
-                    if S[TRAINER] and not faking():
+                    if not faking():
                         self._elsewhere(optimizer)
                     return 0
                 if steps.skip > 1 and steps.only == key and plain():

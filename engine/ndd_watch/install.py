@@ -93,7 +93,9 @@ class Observer:
         # What the current step is observed for: "", "learn", "profile", "capture" or "origin"; the steps before one of
         # "learn"; when the next one of "profile" is.
         self._study, self._heard_at, self._profile_due = "", 0, 0
-        self._armed = self._stopped = self._told_functions = False
+        self._armed = self._stopped = self._arming = self._told_functions = False
+        # Steps of other threads while the first one is armed.
+        self._uncounted = 0
         self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)
         self._wire()
 
@@ -161,10 +163,14 @@ class Observer:
 
     def _arm(self) -> bool:
         """This process trains on this thread. Returns False if it cannot be observed."""
-        if self._stopped:
+        if self._stopped or self._arming:
             return False
-        with WithoutCompiler():
-            return self._begin()
+        self._arming = True
+        try:
+            with WithoutCompiler():
+                return self._begin()
+        finally:
+            self._arming = False
 
     def _begin(self) -> bool:
         here = place(self._torch)
@@ -190,6 +196,7 @@ class Observer:
         self._try()
         clock.begin(get_ident())
         self.steps.time(get_ident())
+        self._count_elsewhere(0)
         return True
 
     def _try(self) -> None:
@@ -204,6 +211,10 @@ class Observer:
     def _elsewhere(self, optimizer: Any) -> None:
         """Another thread than the one that trains steps an optimizer."""
         me = get_ident()
+        if not S[TRAINER]:
+            if self._arming:  # that thread begins at this moment
+                self._count_elsewhere(sum(self._others.setdefault(me, Ends()).stepped(key_of(optimizer))))
+            return
         silent = clock.now() - S[clock.LAST] > SILENT_NS
         if not (self.steps.heard or S[DONE] or S[ELSEWHERE]) or silent:
             # The first backward pass was somebody else's, or that thread does not train any more.
@@ -216,8 +227,14 @@ class Observer:
             self.steps.time(me)
             del self.steps.phases[:]
             return
-        ended, missed = self._others.setdefault(me, Ends()).stepped(key_of(optimizer))
-        S[ELSEWHERE] += ended + missed
+        self._count_elsewhere(sum(self._others.setdefault(me, Ends()).stepped(key_of(optimizer))))
+
+    def _count_elsewhere(self, steps: int) -> None:
+        """Count steps of another thread. The memory begins empty when the first thread is armed."""
+        self._uncounted += steps
+        if S[TRAINER]:
+            S[ELSEWHERE] += self._uncounted
+            self._uncounted = 0
 
     def _device_found(self, device: Any) -> None:
         """A loss is on this device. On the CPU it may be that of a model on a GPU, or of another one before that."""
@@ -473,6 +490,7 @@ class Observer:
         self.emitter.pause()
         self.profiler.blocking.end()
         self.emitter, self._study, self._others = self._emitter(), "", {}
+        self._arming, self._uncounted = False, 0
         self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)
         steps = self.steps
         del steps.phases[:]
