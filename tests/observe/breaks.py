@@ -33,8 +33,6 @@ ENTRIES = {
     "Steps.failed",
     "Recorder._collected",
 }
-# See `ndd_watch.mapped`.
-ASKED = 25
 RAISE = """
 def {name}(*args, **kwargs):
     _planted.append(1)
@@ -70,8 +68,9 @@ def train() -> tuple[str, int]:
         return loss
 
     memory = sys.modules["_ndd_watch.clock"].S  # type: ignore[attr-defined]
+    asked: int = sys.modules["_ndd_watch.mapped"].CAPTURES  # type: ignore[attr-defined]
     for number in range(40):
-        memory[ASKED] += 1
+        memory[asked] += 1
         loss = step(*get_batch(x, y, number))
         count += 1
     for a, b in DataLoader(TensorDataset(x, y), batch_size=8):

@@ -78,11 +78,10 @@ class Holder:
 
     type: "list", "tensor". length, grown: elements, and those since the earlier look. bytes: of the latter, estimated
     from the newest ones, without their autograd graphs; graphs: whether they have some. holds: the newest element,
-    "tensor 4 x 512". kind, name, owner: who refers to it, as far as that is known. "global" is a variable of the module
-    `file`; "local", "closure", "default" and "cache" belong to the function `owner`, which begins at file:line;
-    "attribute" and "class" to an object of the class `owner`, or to the class itself. limit: the most elements that it
-    can have, null without one. at: file and line where it grows,
-    if the source shows that.
+    "tensor 4 x 512". kind, name, owner: who refers to it, as far as that is known. A "global" is a variable of the
+    module `file`. A "local", "closure", "default" or "cache" belongs to the function `owner`, which begins at
+    file:line. An "attribute" belongs to an object of the class `owner`, and a "class" to the class itself. limit: the
+    most elements that it can have, null without one. at: file and line where it grows, if the source shows that.
     """
 
     type: str

@@ -304,8 +304,8 @@ class Snapshot(Facts):
     """A run at one moment; nothing changes it. Rates are per second of training time without pauses; None is unknown.
 
     micro_steps: forward and backward passes per step; step_ns: nanoseconds per step. memory_trend: bytes of allocated
-    GPU memory, or of resident memory on the CPU; heap_trend: of the heap, which falls when something is freed;
-    evaluating_bytes: by how much the memory of an evaluation exceeded that of training at most, and what that was;
+    GPU memory, or of resident memory on the CPU. heap_trend: of the heap, which falls when something is freed.
+    evaluating_bytes: by how much the memory of an evaluation exceeded that of training at most, and what that was.
     resident_trend: of resident memory, also of a run on a GPU. workers_trend: private bytes of all loader workers,
     workers_shared_trend: what they still share with the process that forked them. pace: of the steps since the start or
     resume. scalars: (name, trend) of what the user's own training code logged; texts: its newest samples. ranks: of a

@@ -13,9 +13,8 @@ from torch import nn
 
 import torch
 
-DONE, ASKED, LENGTHS_AT = 8, 26, 96 + 2048 * 25  # see ndd_watch.mapped
 words = sys.argv[1:]
-clock = sys.modules.get("_ndd_watch.clock")
+clock, mapped = sys.modules.get("_ndd_watch.clock"), sys.modules.get("_ndd_watch.mapped")
 observer = getattr(sys.modules.get("_ndd_watch.install"), "observer", None)
 
 
@@ -66,7 +65,7 @@ def captured():
 
 def ask():
     if clock is not None:
-        clock.S[ASKED] += 1
+        clock.S[mapped.CAPTURES] += 1
 
 
 def events(profiler):
@@ -144,7 +143,8 @@ def main():
         "LEFT", open_files() == before, "KINETO_LOG_LEVEL" in os.environ, torch.autograd._profiler_enabled()
     )
     if clock is not None:
-        left_out = [number for number in range(clock.S[DONE]) if not clock.S[LENGTHS_AT + number]]
+        lengths = clock.S[mapped.LENGTHS_AT : mapped.LENGTHS_AT + clock.S[mapped.DONE]]
+        left_out = [number for number, length in enumerate(lengths) if not length]
         print("OUT", ",".join(map(str, left_out)), flush=True)
 
 

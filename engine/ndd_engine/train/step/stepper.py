@@ -353,7 +353,9 @@ class Stepper:
 
     def _look_closely(self, loss: Tensor, batch: Batch) -> None:
         """If a loss is not finite, and can be read without waiting: find out why. Fake tensors have no values."""
-        if not self._moves and type(loss) is Tensor and not math.isfinite(loss.item()):
+        # What cannot have a gradient is an error of the backward pass, which says so.
+        number = type(loss) is Tensor and loss.numel() == 1 and loss.is_floating_point()
+        if not self._moves and number and not math.isfinite(loss.item()):
             self.origin = self.origin or self.first_not_finite(batch)
 
     def first_not_finite(self, batch: Batch) -> Json:
