@@ -219,7 +219,7 @@ WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
 # From one loss that is read to the next: reading one costs several microseconds.
 LOSS_NS = WINDOW_NS // 10
 # For each backward pass of so long a step, the loss is read where that does not wait for a GPU.
-LONG_NS = 4_000_000
+LONG_NS = 40_000_000
 # From one profiled step to the next; 0: none.
 PROFILE_NS = int(float(os.environ.get("NDD_WATCH_PROFILE_S", "30")) * 1e9)
 # What timing the phases of a step costs, and the share of a step that it may cost.
