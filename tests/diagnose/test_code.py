@@ -58,6 +58,14 @@ def test_writers_and_print_are_logging_unless_they_take_little(
     assert "logging" not in script(8.0, called("torch.log", "torch", 7.0)).causes()
 
 
+def test_one_call_in_each_step_is_usual_unless_it_takes_much() -> None:
+    def takes(ms: float, calls: int) -> bool:
+        return "logging" in script(8.0, called("LightningModule.log", "lightning", ms, calls=calls)).causes()
+
+    assert not takes(3.0, calls=1)
+    assert takes(3.0, calls=2) and takes(7.0, calls=1)
+
+
 def test_a_function_that_logs_is_found_by_its_name() -> None:
     step = profiled(("other", "/me/train.py", 40, "Board.add_scalar", 6.0))
     found = script(8.0, functions=step).verdict()
@@ -128,7 +136,7 @@ def test_neighbours_cost_no_more_than_they_use_and_come_last(threads: int, wante
     own = {1: 0.4, 2: 1.4}[threads]
     neighbours = [{"pid": 7, "name": "your run two", "cores": 0.5, "stoppable": True}]
     host = cores(own + 0.5, own, usable=float(threads), neighbours=neighbours)
-    run = script(2.9, called("print", "", 2.0), host=host)
+    run = script(2.9, called("print", "", 2.0, calls=9), host=host)
     run.run = {**SCRIPT, "threads": threads, "usable_cores": float(threads)}
     assert run.causes()[0] == "logging"
     found = run.named("neighbour-cores")
