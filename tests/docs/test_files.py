@@ -1,7 +1,8 @@
-"""Limits of source files that CONTRIBUTING.md names."""
+"""Limits of source files that CONTRIBUTING.md names, and lists of them."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -18,3 +19,10 @@ def test_no_source_file_is_too_long() -> None:
     }
     assert len(lengths) > 500
     assert not {name: lines for name, lines in lengths.items() if lines > LONGEST}
+
+
+def test_every_part_of_the_observer_is_described() -> None:
+    folder = ROOT / "engine" / "ndd_watch"
+    parts = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    listed = (folder / "__init__.py").read_text("utf-8").split('"""')[1]
+    assert parts <= set(re.findall(r"^    (\w+) ", listed, re.MULTILINE))
