@@ -210,3 +210,22 @@ def test_an_evaluation_is_profiled_once_by_function(slow: Any) -> None:
     rows = {row[2]: row for row in found[0].functions}
     assert rows["tokenize"][0] == "slow_data.py" and rows["penalty"][5] > 0
     assert {"forward", "data_wait"} & {row[7] for row in found[0].calls}
+
+
+PUBLISH = """\
+def publish(path, train):
+    total = 0
+    for number in range(9000):
+        total += number % 5
+
+
+def factory("""
+
+
+def test_a_checkpoint_is_profiled_once_by_function(slow: Any, tmp_path: Path) -> None:
+    text = SLOW.replace("def factory(", PUBLISH).replace('"on_step": log_norms', '"on_checkpoint": publish')
+    (tmp_path / "slow_data.py").write_text(text)
+    result = slow("checkpoint.every_steps=4", "run.max_steps=12")
+    found = [event for event in profiles(result) if event.inside]
+    assert [event.inside for event in found] == ["checkpoint"] and found[0].step == 8
+    assert {row[2] for row in found[0].functions} == {"publish"}

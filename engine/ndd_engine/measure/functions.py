@@ -7,7 +7,8 @@ profiled, so that it is part of no statistics.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from ndd_engine.errors import said
 from ndd_engine.record.events import PHASES, FunctionsEvent, MarkEvent
 from ndd_engine.text import printable
 from ndd_watch.asides import Asides
-from ndd_watch.clock import EVALUATE
 from ndd_watch.looks import Looks
 from ndd_watch.own import own, product, short
 from ndd_watch.profiler import StepProfiler
@@ -112,13 +112,18 @@ class FunctionProfiles:
             )
         )
 
-    def evaluation(self, step: int, on: bool) -> None:
-        """An evaluation begins or ends; once in a while, (the end of) one is profiled."""
+    @contextmanager
+    def aside(self, phase: int, step: int) -> Iterator[None]:
+        """An evaluation or a checkpoint; once in a while, one is profiled, or its end."""
         self._step = step
-        if self._every_ns and on:
-            self._asides.begins(EVALUATE)
-        elif self._every_ns:
-            self._asides.ends(EVALUATE)
+        if not self._every_ns:
+            yield
+            return
+        self._asides.begins(phase)
+        try:
+            yield
+        finally:
+            self._asides.ends(phase)
             self._asides.settle(False)
 
     def evaluation_goes_on(self) -> None:

@@ -28,6 +28,7 @@ from ndd_engine.record.events import Json, MarkEvent, NotFiniteEvent
 from ndd_engine.run.control import pause_mark, resume_mark
 from ndd_engine.text import size
 from ndd_engine.workloads.base import Batch
+from ndd_watch.clock import CHECKPOINT, EVALUATE
 from ndd_watch.holders import Holders
 from ndd_watch.looks import Looks
 from ndd_watch.own import own
@@ -346,11 +347,8 @@ class Loop:
         self._status("evaluating")
         self._window()
         self.clock.enter(phase.EVALUATE)
-        self.functions.evaluation(self.step, on=True)
-        try:
+        with self.functions.aside(EVALUATE, self.step):
             result = self._evaluated()
-        finally:
-            self.functions.evaluation(self.step, on=False)
         self.clock.enter(phase.OTHER)
         self._last_result = (self.step, result)
         for event in self.settings.of_evaluation(result.inference_mode):
@@ -389,6 +387,13 @@ class Loop:
         self._status("checkpointing")
         self.clock.enter(phase.CHECKPOINT)
         self._check(self.losses.drain(), saving=True)
+        with self.functions.aside(CHECKPOINT, step):
+            self._save(step, metric)
+        self.clock.enter(phase.OTHER)
+        self._status(self._resting)
+        return self.save_error is None
+
+    def _save(self, step: int, metric: float | None) -> None:
         state = self.state()
         if why := unloadable(state) or changed(self.layout, layout(state["model"])):
             raise TrainingError(f"no checkpoint at step {step}: {why}; {last_good(self.saved)}")
@@ -403,9 +408,6 @@ class Loop:
             data = {"file": saved.path.name, "bytes": saved.bytes}
             self.put(MarkEvent("checkpoint", step, f"checkpoint at step {step} ({size(saved.bytes)})", data))
             self.callbacks.saved(saved.path)
-        self.clock.enter(phase.OTHER)
-        self._status(self._resting)
-        return self.save_error is None
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint contains. The learning rate follows from the step, as does the engine's order."""
