@@ -234,3 +234,71 @@ def test_nan_is_no_improvement() -> None:
     assert monitor.see("loss", float("nan")) is None
     assert monitor.see("loss", float("nan")) is not None  # its patience has ended
     assert monitor.see("loss", 1.0) is None
+
+
+OFF = (
+    "evaluate.every_steps=0",
+    "evaluate.at_end=false",
+    "checkpoint.every_steps=0",
+    "checkpoint.every_minutes=0",
+)
+
+
+@pytest.mark.parametrize(
+    ("part", "sets", "what"),
+    [
+        (
+            "on_evaluate=lambda metrics, train: 0",
+            (),
+            "on_evaluate: is never called, since evaluations are off",
+        ),
+        ("samples=lambda model: []", (), "samples: is never called, since evaluations are off"),
+        ("on_checkpoint=lambda path, train: 0", ("checkpoint.at_end=false",), "since checkpoints are off"),
+        ("", ("evaluate.patience=3",), "evaluate.patience = 3: is not used"),
+    ],
+)
+def test_what_no_evaluation_or_checkpoint_would_use_is_refused(
+    own: Written, trainer: Trainer, part: str, sets: tuple[str, ...], what: str
+) -> None:
+    result = trainer.train(*own(f"def factory(settings): return parts({part})"), *OFF, *sets)
+    assert result.end.status == "failed" and what in result.end.reason
+    assert "never called" not in result.end.reason or ".py:" in result.end.reason
+
+
+def test_what_an_evaluation_or_checkpoint_at_the_end_uses_is_accepted(own: Written, trainer: Trainer) -> None:
+    parts = (
+        "on_evaluate=lambda metrics, train: 0, samples=lambda model: [], on_checkpoint=lambda path, train: 0"
+    )
+    result = trainer.train(
+        *own(f"def factory(settings): return parts({parts})"), *OFF, "evaluate.at_end=true"
+    )
+    assert result.end.status == "done"
+
+
+STEP = """
+def step(batch, train):
+    loss = nn.functional.mse_loss(train.model(batch[0]), batch[1])
+    {backward}
+    if train.step >= 2:
+        {update}
+    return loss
+def factory(settings): return parts(step=step)
+"""
+
+
+@pytest.mark.parametrize(
+    ("backward", "update", "clips", "scales"),
+    [
+        ("loss.backward()", "train.optimizer.step()", False, False),
+        ("train.backward(loss)", "train.update()", True, True),
+    ],
+)
+def test_a_step_of_its_own_that_clips_or_scales_nothing_is_told(
+    own: Written, trainer: Trainer, backward: str, update: str, clips: bool, scales: bool
+) -> None:
+    source = STEP.format(backward=backward, update=update)
+    sets = ("clip.max_norm=0.5", "precision.amp=fp16", "run.epochs=2", "run.max_steps=18")
+    result = trainer.train(*own(source), *sets)
+    assert result.end.status == "done", result.end
+    assert result.settings["clip.max_norm"].in_effect is clips
+    assert ("nothing scales" in result.settings["precision.amp"].verified) is not scales

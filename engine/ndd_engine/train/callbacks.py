@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from ndd_engine.config.schema import EvaluateSection
+from ndd_engine.config.schema import Config, EvaluateSection
 from ndd_engine.errors import TrainingError, said
 from ndd_engine.measure.losses import LossReader
 from ndd_engine.processes import limit_of
 from ndd_engine.record.events import Event, TextsEvent
 from ndd_engine.text import printable
 from ndd_engine.workloads.own_module import kind, place
+from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.training_parts import TrainingParts
 
 from .evaluate import Result
@@ -60,6 +61,30 @@ class Monitor:
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state`."""
         self.best, self.waited = state["best"], state["waited"]
+
+
+def check_used(parts: TrainingParts, config: Config) -> None:
+    """Raises ConfigError for callbacks and settings that no evaluation or checkpoint of this run would use."""
+    problems, evaluate, checkpoint = Problems(parts.where or "run"), config.evaluate, config.checkpoint
+    in_training = evaluate.every_steps or evaluate.every_epochs
+    saves = checkpoint.every_steps or checkpoint.every_epochs or checkpoint.every_minutes or checkpoint.at_end
+    off = {
+        "evaluations": [] if in_training or evaluate.at_end else ["on_evaluate", "samples"],
+        "checkpoints": [] if saves else ["on_checkpoint"],
+    }
+    for what, names in off.items():
+        section = what.removesuffix("s").replace("evaluation", "evaluate")
+        for name in names:
+            if getattr(parts, name) is not None:
+                advice = f"set {section}.every_epochs or {section}.at_end, or remove it"
+                problems.add(name, f"is never called, since {what} are off", suggestion=advice)
+    if evaluate.patience and not in_training:
+        message = "is not used, since there are no evaluations during the training"
+        advice = "set evaluate.every_epochs or evaluate.every_steps"
+        Problems("workload", found=problems.found).add(
+            "evaluate.patience", message, evaluate.patience, "0", advice
+        )
+    problems.check()
 
 
 class Callbacks:

@@ -39,6 +39,7 @@ from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 from ndd_watch.changes import GLOBALS
 
+from .callbacks import check_used
 from .checkpoint import Saved, newest_good
 from .checkpoint_state import unloadable
 from .data.loader import Batches, EvalBatches
@@ -85,6 +86,8 @@ def prepare_run(run: OpenRun) -> Prepared:
     seed(config.run.seed)
     with draft.locating():
         workload = prepare(config, run.stage)
+        if run.request.probes:
+            check_used(workload.training, config)
     strategy = strategy_of(config, device, workload.training)
     share = ALONE if world is None else Share(world.rank, world.size)
     batches = training_batches(workload, config, device, run.stage, share)

@@ -97,7 +97,14 @@ class VerifiedSettings:
         how = "the test step ran no matrix product"
         if seen:
             how = f"matrix products in the test step returned {', '.join(seen)}"
-        self._check("precision.amp", applied, how, wanted in seen)
+        effect = wanted in seen
+        if self._unused("backward") and self.stepper.precision.scaler is not None:
+            how, effect = (
+                "the step calls backward() of the loss, which nothing scales: call train.backward(loss)",
+                False,
+            )
+        self._check("precision.amp", applied, how, effect)
+        self._clipping()
         rounds, how = False, NO_GPU
         if self._gpu:
             rounds = rounds_to_tf32(self.stepper.device)
@@ -161,6 +168,20 @@ class VerifiedSettings:
                     self._check(f"{section}.{name}", getattr(table, name), how)
         return self._take()
 
+    def _unused(self, name: str) -> bool:
+        """Whether the user's own step has not called this function of `train` so far."""
+        return self.stepper.workload_parts.step is not None and name not in self.stepper.training.used
+
+    def _clipping(self) -> None:
+        if max_norm := self.config.clip.max_norm:
+            unused = self._unused("update")
+            how = (
+                "train.update() clips, which the step has not called"
+                if unused
+                else "the update clips gradients"
+            )
+            self._check("clip.max_norm", 0.0 if unused else max_norm, how)
+
     def of_loader(self, epochs_begun: int) -> list[SettingEvent]:
         """Loader settings, after the first batch of an epoch; persistent workers show in the second one.
 
@@ -168,6 +189,7 @@ class VerifiedSettings:
         """
         if epochs_begun > 2:
             return []
+        self._clipping()  # a step may update only now and then
         self._workers(epochs_begun)
         self._items()
         if every := self.config.run.gc_every_steps:

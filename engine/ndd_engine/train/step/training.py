@@ -37,7 +37,8 @@ class Training:
     """Passed to `step(batch, train)` and to the callbacks.
 
     step: optimizer steps done. loss: of the last step, a detached scalar tensor; None before the first one. stopping:
-    why the run was asked to stop, or None. logged: (name, value) pairs that wait to be recorded.
+    why the run was asked to stop, or None. logged: (name, value) pairs that wait to be recorded. used: which of
+    "backward" and "update" the user's code has called.
     """
 
     def __init__(self, stepper: Stepper) -> None:
@@ -46,6 +47,7 @@ class Training:
         self.stopping: str | None = None
         self.logged: list[tuple[str, Tensor | float]] = []
         self.names: set[str] = set()
+        self.used: set[str] = set()
         self._stepper = stepper
         self._enter: Callable[[int], object] = no_phase
         self._phase = phase.OTHER
@@ -109,6 +111,7 @@ class Training:
     def backward(self, loss: Tensor, **options: Any) -> None:
         """loss.backward(**options), with loss scaling if configured, as phase backward."""
         scaler = self._stepper.precision.scaler
+        self.used.add("backward")
         with self.phase("backward"):
             (loss if scaler is None else scaler.scale(loss)).backward(**options)  # type: ignore[no-untyped-call]
 
@@ -118,6 +121,7 @@ class Training:
         Gradients stay until `zero_grad` or the end of the step.
         """
         bundle, scaler = self._stepper.optimizer, self._stepper.precision.scaler
+        self.used.add("update")
         chosen = bundle.chosen(optimizer)
         if (max_norm := self._stepper.config.clip.max_norm) > 0:
             with self.phase("clip"):
