@@ -35,16 +35,16 @@ def finite(value: object) -> float | None:
 
 
 def size(count: float | None) -> str:
-    """Bytes in binary units: 1.5 GB, 512 MB, 17 B."""
+    """Bytes in binary units: 1.5 GiB, 512 MiB, 17 B."""
     value = finite(count)
     if value is None:
         return MISSING
-    for unit in ("B", "KB", "MB", "GB"):
+    for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
-            digits = 0 if unit in ("B", "KB") or abs(value) >= 100 else 1
-            return f"{value:.{digits}f} {unit}"
+            digits = 0 if unit in ("B", "KiB") or abs(value) >= 100 else 1
+            return f"{value:,.{digits}f} {unit}"
         value /= 1024
-    return f"{value:.1f} TB"
+    return f"{value:,.1f} TiB"
 
 
 def duration(seconds: float | None) -> str:

@@ -180,7 +180,7 @@ class Captures:
     def overdue(self) -> None:
         """Something was heard: end a capture that another thread wants ended, or whose step does not end.
 
-        The training may be over, and torch records what follows, about 2 KB for each operation.
+        The training may be over, and torch records what follows, about 2 KiB for each operation.
         """
         if self._left and self._thread == get_ident():
             self._left = False

@@ -319,7 +319,7 @@ _ROWS = (
     ),
     # Exchange.
     Row(
-        "parallel.bucket_mb", "gradient buckets of 100 MB",
+        "parallel.bucket_mb", "gradient buckets of 100 MiB",
         tries=Once("buckets", "100", lambda here: "" if here.strategy == "ddp" else None),
     ),
     Row("parallel.compress", "exchanged gradients", alters=ARITHMETIC, tries=Sweep("compress", _compress)),

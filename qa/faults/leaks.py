@@ -78,7 +78,7 @@ def _after(events: list[dict[str, Any]], where: str) -> str:
         if told and one["finding"]["changes"][0]["where"] == where:
             before = next((size for t, size in sizes if t >= begin), 0)
             now = next((size for t, size in sizes if t >= one["t"]), before)
-            return f"{one['t'] - begin:.0f} s, {(now - before) / 1e6:.0f} MB"
+            return f"{one['t'] - begin:.0f} s, {(now - before) / 2**20:.0f} MiB"
     return "-"
 
 

@@ -569,7 +569,7 @@ IN_PROCESSES = [
     data_with("workers", "pass", settings=WORKERS),
     code("limits: open files", "", "too many open files", settings=WORKERS, limits=((resource.RLIMIT_NOFILE, 20),)),
     code("limits: fewer open files", "", "too many open files", settings=WORKERS, limits=((resource.RLIMIT_NOFILE, 16),)),
-    code("limits: file size", "class Net(Base):\n    def init(self):\n        self.big = nn.Linear(300, 300)", "file too large.*of this process is 64 KB.*ulimit -f",
+    code("limits: file size", "class Net(Base):\n    def init(self):\n        self.big = nn.Linear(300, 300)", "file too large.*of this process is 64 KiB.*ulimit -f",
           settings=PLAIN, limits=((resource.RLIMIT_FSIZE, 65536),)),
     code("stopped at once while workers start", "", "immediately|interrupted", settings=WORKERS, stop_when="running a test step"),
 ]  # fmt: skip

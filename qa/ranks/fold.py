@@ -25,7 +25,7 @@ COLUMNS = (
     "named for noise",
     "runs",
 )
-TARGETS = "targets: at most 25 ms and 2 KB a window; 95 % named; none named for noise"
+TARGETS = "targets: at most 25 ms and 2 KiB a window; 95 % named; none named for noise"
 WORLDS = (2, 8, 64, 1024)
 WINDOWS = 20
 PHASES = ("data_wait", "forward", "backward", "optimizer")

@@ -60,7 +60,7 @@ def capture(
 
 
 def memory(**changes: Any) -> MemoryEvent:
-    """8 of 80 GB used."""
+    """8 of 80 GiB used."""
     body: dict[str, Any] = {
         "allocated_bytes": 6 << 30, "reserved_bytes": 8 << 30, "peak_allocated_bytes": 7 << 30,
         "peak_reserved_bytes": 8 << 30, "growth_bytes": 1 << 30, "retries": 0, "ooms": 0, "free_bytes": 70 << 30,

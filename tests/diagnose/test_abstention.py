@@ -143,7 +143,7 @@ def test_more_workers_are_not_proposed_where_no_core_is_free() -> None:
 
 
 def test_items_that_do_not_fit_in_memory_are_not_to_be_kept() -> None:
-    large = files(batch_bytes=32 << 20, items=20_000)  # 20 GB
+    large = files(batch_bytes=32 << 20, items=20_000)  # 20 GiB
     host = cores(1.2, 1.1)
     assert Planted(phases=healthy(data_wait=32.0), loader=large, host=host).verdict().cause == "few-workers"
     small = Planted(phases=healthy(data_wait=32.0), loader=files(), host=host).verdict()

@@ -331,9 +331,9 @@ def test_anything_else_is_none(values: list[float]) -> None:
 def test_a_leak_says_when_memory_is_full_and_whether_this_run_gets_there() -> None:
     used = [(400 + 20 * n) * MB for n in range(12)]
     leak = Planted(host=cores(1.9, 1.9), used=used, run={"total_steps": 100_000})
-    # 20 MB in 20 steps, and 16 GB free.
+    # 20 MiB in 20 steps, and 16 GiB free.
     found = leak.verdict()
-    assert "1.0 MB per step" in found.title
+    assert "1.0 MiB per step" in found.title
     assert "16,384 steps" in " ".join(item.text for item in found.evidence)
     assert found.leave == ""
     survives = replace(leak, run={"total_steps": 1000}).verdict()

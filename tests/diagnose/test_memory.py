@@ -12,9 +12,9 @@ from ndd_engine.diagnose.memory_rules import wants_look
 from ndd_engine.record.events import Holder, HoldersEvent
 
 MB = 1 << 20
-# Of 20 steps a window: 2 MB a step.
+# Of 20 steps a window: 2 MiB a step.
 GROWS = [(400 + 40 * n) * MB for n in range(12)]
-# 10 KB a step.
+# 10 KiB a step.
 CREEPS = [400 * MB + 200 * 1024 * n for n in range(24)]
 HISTORY = Holder(
     "list", 500, 200, 200 * 2 * MB, "tensor 512 x 1024", False, "local", "history", "train", "/home/me/train.py", 10,
@@ -35,7 +35,7 @@ def run(used: list[int], *looks: HoldersEvent, **more: Any) -> Planted:
 def test_the_holder_of_growing_memory_is_named_with_the_line_where_it_grows() -> None:
     found = run(GROWS, looked(HISTORY)).verdict()
     assert found.cause == "leak" and found.confidence == "certain"
-    assert found.title == "memory grows by 2.0 MB per step, held by list `history` in `train`"
+    assert found.title == "memory grows by 2.0 MiB per step, held by list `history` in `train`"
     assert found.changes[0].where == "train.py:31"
     told = " ".join(item.text for item in found.evidence)
     assert "1 more each step" in told and "tensor 512 x 1024" in told and "begins at train.py:10" in told
@@ -79,7 +79,7 @@ def test_what_a_look_has_found_is_not_blamed_for_much_more() -> None:
 
 def test_a_buffer_that_ends_growing_and_fits_is_no_leak() -> None:
     assert "leak" not in run(GROWS, looked(replace(HISTORY, type="deque", limit=1000))).causes()
-    # 10,000 elements of 2 MB are more than is free.
+    # 10,000 elements of 2 MiB are more than is free.
     assert "leak" in run(GROWS, looked(replace(HISTORY, type="deque", limit=10_000))).causes()
 
 
@@ -107,7 +107,7 @@ def test_the_host_memory_of_a_run_on_a_gpu_is_judged_as_well() -> None:
         samples[n] = [replace(samples[n][0], host={**cores(1.9, 1.9), "rss_bytes": used})]  # type: ignore[type-var]
     found = Planted(device={"forward": 7.0, "backward": 11.5}, after=samples).found()
     (leak,) = [item for item in found if item.cause == "leak"]
-    assert leak.title.startswith("host memory grows by 2.0 MB per step")
+    assert leak.title.startswith("host memory grows by 2.0 MiB per step")
 
 
 def test_copies_of_workers_name_the_objects_of_the_dataset() -> None:
@@ -116,10 +116,10 @@ def test_copies_of_workers_name_the_objects_of_the_dataset() -> None:
     memory = of_workers([(100, 1500), (250, 1350), (330, 1270), (370, 1230)])
     found = Planted(host=cores(1.9, 1.9), after=memory, run={"config": config}).verdict()
     assert found.title == (
-        "private memory of 2 loader workers grows: 270 MB more in 60 steps, copies of the dataset's Python objects"
+        "private memory of 2 loader workers grows: 270 MiB more in 60 steps, copies of the dataset's Python objects"
     )
     told = " ".join(item.text for item in found.evidence)
-    assert "list `Lines.lines` of 2,000,000 dict" in told and "1.2 GB more will be copied" in told
+    assert "list `Lines.lines` of 2,000,000 dict" in told and "1.2 GiB more will be copied" in told
     assert found.changes[0].where == "train.py:26"
 
 
@@ -130,8 +130,8 @@ def test_new_workers_of_each_epoch_are_not_growth() -> None:
 
 def test_an_evaluation_is_compared_with_training() -> None:
     found = Planted(host=cores(1.9, 1.9), after={6: evaluating(1300)}).verdict()
-    assert found.title == "evaluating takes up to 900 MB more memory than training"
-    assert "at most 400 MB in training" in found.evidence[0].text
+    assert found.title == "evaluating takes up to 900 MiB more memory than training"
+    assert "at most 400 MiB in training" in found.evidence[0].text
 
 
 def test_the_peak_of_an_evaluation_may_become_known_after_it() -> None:

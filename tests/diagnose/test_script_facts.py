@@ -133,7 +133,7 @@ def test_memory_that_is_kept_for_an_epoch_and_then_released(kept: int, found: bo
     leak = findings(windows=40, after=windows, used=[GIB] * 40, host=cores(1.9, 1.9)).get("leak")
     assert (leak is not None) == found
     if leak is not None:
-        assert "2.0 MB per step" in leak.title
+        assert "2.0 MiB per step" in leak.title
         assert "full" not in " ".join(item.text for item in leak.evidence)
 
 
@@ -142,7 +142,7 @@ def test_kept_graphs_explain_memory_that_rises_once_and_stays() -> None:
     rise = [200 * MEMORY, *(400 * MEMORY + min(index, 4) * 200 * MEMORY for index in range(11))]
     host, window = cores(1.9, 1.9), {"kept_steps": 400}
     found = findings(used=rise, host=host, window=window)["leak"]
-    assert "2.0 MB per step" in found.title and "400" in found.title
+    assert "2.0 MiB per step" in found.title and "400" in found.title
     # What is kept is small, or nothing is kept: data that was read into memory once.
     assert "leak" not in findings(used=[400 * MEMORY] * 12, host=host, window=window)
     assert "leak" not in findings(used=rise, host=host)

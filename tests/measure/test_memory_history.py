@@ -19,7 +19,7 @@ from ndd_watch.allocations import Allocations
 
 MIB = 1 << 20
 # Size and line of an owner.
-OWNER = re.compile(r"([\d.]+) MB me/model\.py:(\d)")
+OWNER = re.compile(r"([\d.]+) MiB me/model\.py:(\d)")
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -99,9 +99,9 @@ def test_errors_of_the_gpu_that_are_not_about_memory_write_none(memory: Memory, 
 def test_memory_without_a_recorded_line_is_the_first_owner() -> None:
     line = [{"filename": "/me/model.py", "line": 3, "name": "forward"}]
     assert largest([([], 30 << 30), (line, 1 << 20)]).startswith(
-        "30.0 GB of 30.0 GB without a recorded line, 1.0 MB"
+        "30.0 GiB of 30.0 GiB without a recorded line, 1.0 MiB"
     )
-    assert largest([([], 1 << 20), (line, 30 << 30)]) == "30.0 GB me/model.py:3 forward"
+    assert largest([([], 1 << 20), (line, 30 << 30)]) == "30.0 GiB me/model.py:3 forward"
     assert largest([([], 1 << 20)]) == ""
 
 
@@ -162,7 +162,7 @@ def test_an_error_of_the_recording_does_not_hide_the_failure(memory: Memory, tmp
     memory_history.start(GPU, "always", tmp_path)
     memory_history.settle(9)
     text = message(FULL)
-    assert "2.00 GB" in text and "launch failure" not in text
+    assert "2.00 GiB" in text and "launch failure" not in text
     memory.broken = False
     memory_history.start(GPU, "always", tmp_path / "missing")
     assert OWNER.search(message(FULL))  # the folder does not exist, but the owners are known

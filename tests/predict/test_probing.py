@@ -104,7 +104,7 @@ def test_a_third_size_confirms_the_line_or_lowers_confidence() -> None:
     family, asked = grows({4: 4, 8: 8, 16: 80, 32: 96})
     assert asked == [4, 8, 16, 32] and family.nonlinear
     memory = Memory(family, "gpu", 0, "test")
-    assert not memory.reliable and "104 MB" in memory.why_not and "232 MB" in memory.why_not
+    assert not memory.reliable and "104 MiB" in memory.why_not and "232 MiB" in memory.why_not
     # One that grows only from 8 on: 16 contradicts 4 and 8, 32 confirms 8 and 16.
     family, _ = grows({4: 8, 8: 8, 16: 16, 32: 32})
     assert family.at == (8, 16) and Memory(family, "gpu", 0, "test").reliable
@@ -192,7 +192,7 @@ def test_a_single_size_is_used_for_all_sizes() -> None:
     assert found.aligned and found.trace(1).peak() == found.trace(2).peak() == 450
 
 
-@pytest.mark.parametrize(("replayed", "words"), [(1000, ""), (1019, ""), (1100, "1 KB"), (800, "800 B")])
+@pytest.mark.parametrize(("replayed", "words"), [(1000, ""), (1019, ""), (1100, "1 KiB"), (800, "800 B")])
 def test_a_disagreeing_allocator_is_reported(replayed: int, words: str) -> None:
     found = disagreement(replayed, 1000)
     assert (words in found) if words else found == ""

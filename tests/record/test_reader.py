@@ -148,7 +148,7 @@ def test_a_missing_log_has_no_torn_line(tmp_path: Path) -> None:
 
 
 def long_log(run: RunDir, megabytes: int) -> int:
-    """Windows, and a fold event every 512 KB as the recorder writes them; returns the last step."""
+    """Windows, and a fold event every 512 KiB as the recorder writes them; returns the last step."""
     state = RunState()
     state.fold(1.0, run_event(total_steps=10**9))
     step = 0
@@ -197,7 +197,7 @@ def test_a_log_of_50_megabytes_opens_by_its_end(run: RunDir) -> None:
     assert snapshot.run is not None
     assert snapshot.loss_trend[-1] == (step, 1.0)
     assert load_state(run).snapshot().step == step
-    os.truncate(run.events, 0)  # 50 MB need not stay until the folder is cleaned
+    os.truncate(run.events, 0)  # 50 MiB need not stay until the folder is cleaned
 
 
 def test_opening_by_the_end_and_reading_it_all_agree(run: RunDir) -> None:

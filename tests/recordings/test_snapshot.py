@@ -345,4 +345,4 @@ def test_other_settings_of_a_warm_history_come_with_their_error(gpu_data: Path, 
     assert device.peak.reserved_bytes == 1_390_411_776 and device.peak.active_bytes is not None
     # The arrangement before the history is unknown for other settings, so the same replay is off by some per cent.
     assert device.peak_error is not None and 0 < abs(device.peak_error) < 0.05
-    assert "1.2 GB" in device.notes[0]
+    assert "1.2 GiB" in device.notes[0]

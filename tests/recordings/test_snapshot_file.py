@@ -121,7 +121,7 @@ def test_the_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(trace_file, "MAX_BYTES", 1000)
     path = tmp_path / "snapshot.pickle.gz"
     path.write_bytes(gzip.compress(pickle.dumps({"segments": ["x" * 5000]})))
-    with pytest.raises(UsageError, match="1000 B"):
+    with pytest.raises(UsageError, match="1,000 B"):
         read_snapshot(path)
 
 

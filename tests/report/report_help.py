@@ -140,7 +140,7 @@ def whole_life(cuda: bool = True) -> list[Timed]:
         if index % 48 == 47:
             t += 2.1
             put(evaluating(step), evaluation(step, 1.5 - index / 900))
-            put(MarkEvent("checkpoint", step, f"checkpoint at step {step} (123 MB)", {"bytes": 1}))
+            put(MarkEvent("checkpoint", step, f"checkpoint at step {step} (123 MiB)", {"bytes": 1}))
         if index == 100:
             put(MarkEvent("warning", step, "2 losses were not finite; the scaler skipped their steps"))
         if index == 120:

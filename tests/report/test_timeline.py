@@ -89,7 +89,7 @@ def test_a_value_axis_holds_its_values(a: float, b: float, kind: str, log: bool)
 
 
 def test_units_suit_the_largest_value() -> None:
-    assert value_axis(0, 3 << 30, "bytes", "").unit == "GB"
+    assert value_axis(0, 3 << 30, "bytes", "").unit == "GiB"
     assert value_axis(0, 0.08, "seconds", "").unit == "ms"
     assert value_axis(0, 0.5, "share", "").ticks[-1] == (0.5, "50")
     assert isinstance(value_axis(0, 0, "plain", "W"), Axis)

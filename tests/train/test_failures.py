@@ -116,9 +116,9 @@ def config_of() -> Any:
     ("error", "kind", "parts"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity"),
-         "oom", ["step 7", "20.00 MB", "batch.micro=8"]),
+         "oom", ["step 7", "20.00 MiB", "batch.micro=8"]),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1073741824 bytes."),
-         "oom", ["1.0 GB"]),
+         "oom", ["1.0 GiB"]),
         (MemoryError(), "oom", ["step 7"]),
         (RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed. "),
          "killed", ["worker 4711", "SIGKILL", "loader.workers=2"]),

@@ -132,7 +132,7 @@ def test_a_setting_left_alone_is_not_judged(trainer: Trainer) -> None:
 
 def test_placement_on_the_device_is_seen_in_the_batch(trainer: Trainer) -> None:
     found = trainer.train(*trainer.ndd, "run.max_steps=2", "loader.placement=device").settings
-    assert found["loader.placement"].in_effect is True and "3 KB" in found["loader.placement"].verified
+    assert found["loader.placement"].in_effect is True and "3 KiB" in found["loader.placement"].verified
 
 
 @pytest.mark.long

@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers(monkeypatch: pytest.Monke
         Batches(Counted(100), config("batch.micro=4", key))
     text = str(caught.value)
     assert key.partition("=")[0] in text
-    assert "needs 3 KB" in text  # 100 items of 16 bytes, twice while they are stacked
+    assert "needs 3 KiB" in text  # 100 items of 16 bytes, twice while they are stacked
     assert "150 B are free" in text
     assert caught.value.exit_status == 3
 

@@ -94,7 +94,7 @@ def test_the_result_and_its_sentence_have_the_figures_and_their_interval() -> No
     assert (event.against, event.cause, event.device) == ("run one", "few-workers", "a CPU")
     assert (event.in_effect, event.loss, event.confidence) == (True, "same", 0.95)
     assert (event.low, event.high, event.pairs, event.abba_blocks) == (1.38, 1.47, 6, 12)
-    for figure in ("faster 1.42x", "1.38 to 1.47", "34.2 s", "1.0 GB → 2.0 GB", "6 pairs"):
+    for figure in ("faster 1.42x", "1.38 to 1.47", "34.2 s", "1.0 GiB → 2.0 GiB", "6 pairs"):
         assert figure in event.text
     few = Estimate(1.4, 1.3, 1.5, 9, 1, 10.0, "usual difference", 0.01)
     event = result(request, "faster", "", few, (facts(), change), [], 3.0)

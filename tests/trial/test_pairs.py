@@ -78,7 +78,7 @@ class Process:
             raise ChildError("late", "no answer within the time limit")
         world.fails(self.side, world.count("prepare", self.side))
         if sum(other.prepared for other in world.open) >= world.room:
-            raise ChildError("oom", "tried to allocate 9 GB")
+            raise ChildError("oom", "tried to allocate 9 GiB")
         self.prepared, self.trained = True, 0
         self.facts = SideFacts("cpu", "a CPU", 1, 16, 10**6, prepare_s=world.start_s, peak_bytes=1 << 30)
         self.facts.stock = world.stock if self.side else 0

@@ -135,9 +135,9 @@ class FakeHome:
 
     def gpu_lines(self) -> list[str]:
         return [
-            "NVIDIA GeForce RTX 4080 SUPER, 16.0 GB, compute capability 8.9, driver 550.54",
+            "NVIDIA GeForce RTX 4080 SUPER, 16.0 GiB, compute capability 8.9, driver 550.54",
             "bf16 and TF32 in hardware; no other processes on this GPU",
-            "16 cores, 64.0 GB of memory, 180 GB free for runs",
+            "16 cores, 64.0 GiB of memory, 180 GiB free for runs",
         ]
 
     def runs(self) -> list[RunRow]:

@@ -40,7 +40,7 @@ ROWS = (
 TOML = (
     "# Proposed for NVIDIA GeForce RTX 4080 SUPER: highest throughput.",
     "[batch]",
-    "micro = 128 # predicted peak 11.2 GB of 12.9 GB, measured 11.3 GB",
+    "micro = 128 # predicted peak 11.2 GiB of 12.9 GiB, measured 11.3 GiB",
 )
 
 
@@ -48,8 +48,8 @@ class FakeWizard:
     """See screens.wizard.WizardSource. Work runs until `go_on` is called."""
 
     machine = (
-        "NVIDIA GeForce RTX 4080 SUPER", "  memory    16.0 GB, 12.9 GB free  (NVML)",
-        "  others    python (pid 812) 2.1 GB", "device      cuda:0  (the only GPU)",
+        "NVIDIA GeForce RTX 4080 SUPER", "  memory    16.0 GiB, 12.9 GiB free  (NVML)",
+        "  others    python (pid 812) 2.1 GiB", "device      cuda:0  (the only GPU)",
     )  # fmt: skip
     stage = "probing guide, sequence 256: timing micro-batch 16"
     notes: tuple[str, ...] = ()

@@ -110,7 +110,7 @@ PREPARING = empty_snapshot(
     run=run_event(), sample=sample(), started_t=T0, preparing_t=T0, stage="compiling the model"
 )
 FAILED = ended(
-    "failed", "CUDA out of memory at step 4,218: tried 512 MB, 210 MB free. Lower batch.micro from 128 to 96, or use "
+    "failed", "CUDA out of memory at step 4,218: tried 512 MiB, 210 MiB free. Lower batch.micro from 128 to 96, or use "
     "batch.accumulation 3; console.log has the whole message",
 )  # fmt: skip
 UNDER_WAY = FakeJob(progress=Progress("measuring the candidate", 18.0, 60.0, 3, 1.4, 1.2, 1.61))

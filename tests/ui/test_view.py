@@ -118,7 +118,7 @@ def test_processes_of_a_script_are_not_called_workers_and_none_have_no_memory() 
         run = run_event(False, config={"script": {"file": "train.py"}})
         return screen(snapshot(False, run=run, sample=replace(sample(False), host=host)))
 
-    assert "2 subprocesses" in shown(2, 7 << 20) and "subprocesses 7.0 MB" in shown(2, 7 << 20)
+    assert "2 subprocesses" in shown(2, 7 << 20) and "subprocesses 7.0 MiB" in shown(2, 7 << 20)
     assert "0 subprocesses" in shown(0, 0) and "subprocesses 0 B" not in shown(0, 0)
     assert "worker" not in shown(2, 7 << 20)
 
@@ -127,7 +127,7 @@ def test_memory_in_swap_is_a_warning_and_none_takes_no_room() -> None:
     for swapped, shown in ((3 << 30, True), (0, False), (None, False)):
         host = {**sample(False).host, "swap_bytes": swapped}
         text = screen(snapshot(False, sample=replace(sample(False), host=host)), 120, 40)
-        assert ("3.0 GB in swap" in text or "3.2 GB in swap" in text) is shown
+        assert ("3.0 GiB in swap" in text or "3.2 GiB in swap" in text) is shown
 
 
 def test_missing_is_never_zero() -> None:
@@ -350,7 +350,7 @@ def test_cutting_keeps_cells(text: str, start: int, length: int) -> None:
 WORDS = st.text("ab数 \x1b", max_size=30)
 
 
-@given(st.lists(st.tuples(WORDS, WORDS, st.just("2.4 GB"), WORDS), max_size=4), st.integers(30, 120))
+@given(st.lists(st.tuples(WORDS, WORDS, st.just("2.4 GiB"), WORDS), max_size=4), st.integers(30, 120))
 def test_columns_stand_below_each_other_and_fit(texts: list[tuple[str, ...]], width: int) -> None:
     grid = [[(text, "text") for text in row] for row in (*texts, ("name", "no figures " * 20))]
     rows = aligned(grid, width, wide=1, drop=(3, 2))

@@ -113,7 +113,7 @@ def test_a_gpu_that_is_not_in_this_machine_is_shown_from_the_first_page_on() -> 
     made = WizardJob(Answers(workload="chartext", gpu="RTX 4080 SUPER"), None, 10.0)
     until(lambda: made.machine is not None)
     text = "\n".join(made.machine or [])
-    assert "RTX 4080 SUPER" in text and "14.6 GB usable" in text and "nothing is" in text
+    assert "RTX 4080 SUPER" in text and "14.6 GiB usable" in text and "nothing is" in text
     made.choose([row.name for row in made.workloads()].index("chartext"))
     press(made, "reserved memory")
     press(made, "reserved memory")

@@ -162,7 +162,7 @@ async def test_measured_rows_stay_marked_and_failed_ones_cannot_be_written() -> 
     async with at_the_table(WizardApp(wizard), wizard, (120, 40)) as pilot:
         keys = {one.key for one in screen_of(pilot).marked}
         first = ROWS[4]  # the second fastest
-        failed = replace(first, measured=Measured(None, None, "out of memory: 2 GB more"))
+        failed = replace(first, measured=Measured(None, None, "out of memory: 2 GiB more"))
         wizard.rows = tuple(failed if row is first else row for row in wizard.rows)
         await until(pilot, lambda: failed in screen_of(pilot).marked)
         assert {one.key for one in screen_of(pilot).marked} == keys
@@ -224,22 +224,22 @@ def test_proposals_that_fit_come_first_in_every_order() -> None:
     ("memory", "steps", "expected"),
     [
         # Nothing to compare: a sentence instead of a single dot.
-        ((4.0, 4.0, 4.0001), (0.04, 0.04, 0.04), ["all 3 need 4.0 GB and process 3,200 items/s: nothing to plot"]),
+        ((4.0, 4.0, 4.0001), (0.04, 0.04, 0.04), ["all 3 need 4.0 GiB and process 3,200 items/s: nothing to plot"]),
         # The same speed: one row over memory.
         ((3.0, 4.0, 5.0), (0.04, 0.04, 0.04), [
             "  3,200 ┤▲                             ●                             ●",
-            "         3.0 GB             memory, at 3,200 items/s            5.0 GB",
+            "         3.0 GiB            memory, at 3,200 items/s           5.0 GiB",
         ]),
         ((3.0, 4.0, 5.0), (0.04, 0.0399, 0.0398), [
             "  3,216 ┤▲                             ●                             ●",
-            "         3.0 GB        memory, at 3,200 to 3,216 items/s        5.0 GB",
+            "         3.0 GiB       memory, at 3,200 to 3,216 items/s       5.0 GiB",
         ]),
         # The same memory: one column, and one label in place of two that are equal.
         ((4.0, 4.0, 4.0001), (0.04, 0.02, 0.08), [
             "  6,400 ┤                              ●", "items/s ┤", *["        ┤"] * 2,
             "        ┤                              ▲", "        ┤",
             "        ┤                              ●", "        ┤", "      0 ┤",
-            "                                all need 4.0 GB",
+            "                                all need 4.0 GiB",
         ]),
     ],
 )  # fmt: skip

@@ -109,7 +109,7 @@ def test_a_model_that_does_not_fit_a_gpu_is_sharded(count: int) -> None:
     assert all(not row.fits for row in found.rows if row.layout != one.layout)
     text = written(answers, found.situation, one)
     assert tomli.loads(text)["parallel"]["strategy"] == "fsdp2"
-    assert "1.2 GB" in text  # what each rank needs with the whole model
+    assert "1.2 GiB" in text  # what each rank needs with the whole model
     document = one.to_dict()
     assert (document["ranks"], document["strategy"]) == (count, "fsdp2")
     assert f"parallel.ranks={count}" in document["set"]

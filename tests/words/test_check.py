@@ -27,7 +27,7 @@ def shown(**changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "memory: predicted 115 MB of 214 MB available, fits: activations 115 MB"),
+        ({}, "memory: predicted 115 MiB of 214 MiB available, fits: activations 115 MiB"),
         ({"fits": False}, "DOES NOT FIT"),
         ({"fits": None, "available_bytes": None}, "of n/a available, available memory unknown"),
         ({"retries": 1}, ", fits, with retries:"),
@@ -38,7 +38,7 @@ def shown(**changes: Any) -> str:
         ({}, "advice: loader.workers exceeds the cores"),
         (
             {"fits": False, "sharded": {"ranks": 4, "peak_bytes": 40 * MB, "fits": True}},
-            "does not fit one GPU: 115 MB of 214 MB; with FSDP2 on 4 ranks 40.0 MB each: "
+            "does not fit one GPU: 115 MiB of 214 MiB; with FSDP2 on 4 ranks 40.0 MiB each: "
             "--set parallel.ranks=4 --set parallel.strategy=fsdp2",
         ),
     ],

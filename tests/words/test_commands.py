@@ -45,8 +45,8 @@ def test_a_memory_snapshot_names_the_owner_and_the_failure(tmp_path: Path) -> No
     facts = [block for block in blocks if isinstance(block, Facts)]
     assert [block.title for block in facts] == ["GPU 0", "Out of memory at entry 2"]
     assert dict(facts[0].rows)["retries"] == "none"
-    assert dict(facts[1].rows)["request"] == "60.0 MB requested, 40.0 MB free on the GPU"
-    assert tables[0].rows == (("60.0 MB", "100 %", "1x", "me/train.py:7 build"),)
+    assert dict(facts[1].rows)["request"] == "60.0 MiB requested, 40.0 MiB free on the GPU"
+    assert tables[0].rows == (("60.0 MiB", "100 %", "1x", "me/train.py:7 build"),)
     assert tables[-1].note.startswith(
         "Error on this recording +0.0%, every segment as recorded. Replayed with a limit"
     )

@@ -19,8 +19,8 @@ def test_both_sides_are_shown_in_a_table() -> None:
     )  # fmt: skip
     assert lines(trial_blocks(event)) == [
         "                        step     throughput                      setup  peak memory",
-        "baseline               50 ms    640 items/s                      2.0 s       1.0 GB",
-        "speed.compile=default  25 ms  1,280 items/s  40.0 s (38.0 s compiling)       1.0 GB",
+        "baseline               50 ms    640 items/s                      2.0 s      1.0 GiB",
+        "speed.compile=default  25 ms  1,280 items/s  40.0 s (38.0 s compiling)      1.0 GiB",
         "",
         "losses: close: the first 10 losses differ by up to 0.1 %",
         "not in effect: loader.workers = 2 is 0: \\x1b[2J",

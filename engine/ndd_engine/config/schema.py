@@ -21,7 +21,7 @@ class ParallelSection(Section):
         description="ddp: every rank holds the whole model; fsdp2: parameters, gradients and optimizer state are "
         "sharded over the ranks",
     )
-    bucket_mb: float = Field(25.0, gt=0, le=10_000, description="ddp: size of a gradient bucket in MB")
+    bucket_mb: float = Field(25.0, gt=0, le=10_000, description="ddp: size of a gradient bucket in MiB")
     compress: Literal["off", "fp16", "bf16"] = Field(
         "off", description="ddp: exchange gradients in half precision"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ndd_engine.text import counted, percent, span, times
+from ndd_engine.text import counted, percent, size, span, times
 
 from .data_facts import data_bytes
 from .finding import Change, Finding
@@ -56,7 +56,7 @@ def transfer(view: View) -> Finding | None:
         return None
     loader, free = view.snapshot.loader, view.snapshot.headroom.free_bytes
     if loader is not None and loader.batch_bytes:
-        draft.saw(f"a micro-batch is {loader.batch_bytes / 1e6:.1f} MB", "record")
+        draft.saw(f"a micro-batch is {size(loader.batch_bytes)}", "record")
     pinned, deferred = view.get("loader.pin_memory"), view.get("loader.non_blocking")
     if pinned is not None or deferred is not None:
         draft.saw(
@@ -207,7 +207,7 @@ def neighbour_gpu(view: View) -> Finding | None:
     draft.saw(
         f"forward and backward take {slowed:.2g} times as long as before training", "device and host clock"
     )
-    used = f", using {others / (1 << 30):.1f} GB" if others else ""
+    used = f", using {size(others)}" if others else ""
     draft.saw(f"other processes on the GPU: {processes}{used}", NVML)
     draft.change("use another GPU, or wait until the other processes have ended (nvidia-smi lists them)")
     return draft.done()
@@ -251,7 +251,7 @@ def thrash(view: View) -> Finding | None:
     title = f"GPU memory is full: the allocator freed its cache and retried {memory.retries} times"
     draft = Draft("thrash", title, view.part(share), "certain")
     draft.saw(f"{memory.retries} retries in {totals.steps} steps", "allocator")
-    draft.saw(f"peak reserved memory is {memory.peak_reserved_bytes / (1 << 30):.1f} GB", "allocator")
+    draft.saw(f"peak reserved memory is {size(memory.peak_reserved_bytes)}", "allocator")
     draft.add(smaller_batches(view))
     draft.change("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before starting the run")
     return draft.done()

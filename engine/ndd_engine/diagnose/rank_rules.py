@@ -173,7 +173,7 @@ def _replicated_changes(view: View, draft: Draft) -> None:
     bucket = view.get("parallel.bucket_mb")
     if isinstance(bucket, (int, float)) and bucket > 0:
         larger = f"parallel.bucket_mb={bucket * MORE:g}"
-        draft.change(f"use larger buckets of {bucket * MORE:g} MB, for fewer exchanges", larger)
+        draft.change(f"use larger buckets of {bucket * MORE:g} MiB, for fewer exchanges", larger)
     if view.get("parallel.compress") == "off":
         half = "bf16" if view.gpu else "fp16"  # gloo does not compress to bf16
         draft.change(f"exchange gradients in {half} (rounds them)", f"parallel.compress={half}")

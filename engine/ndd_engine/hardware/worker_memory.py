@@ -15,7 +15,7 @@ FEW, FIRST_SHARE, SHARE = 6, 2e-2, 2e-3
 class WorkerMemory:
     """Reads /proc/PID/smaps_rollup, for which Linux goes through all pages of a process. Not thread-safe.
 
-    Of 1 GB that takes 5 to 20 ms, so it is read less often where there is more.
+    Of 1 GiB that takes 5 to 20 ms, so it is read less often where there is more.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:

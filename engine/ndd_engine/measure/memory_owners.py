@@ -75,7 +75,7 @@ def owners(live: Iterable[tuple[Frames, int]]) -> tuple[Owner, ...]:
 
 
 def largest(live: Iterable[tuple[Frames, int]]) -> str:
-    """The largest owners that have a line, in words: "9.1 GB model.py:31 forward, 3.2 GB ..."; "" without one.
+    """The largest owners that have a line, in words: "9.1 GiB model.py:31 forward, 3.2 GiB ..."; "" without one.
 
     What has no line comes first where it is a large part, since the lines then explain little.
     """

@@ -21,7 +21,7 @@ from .step_traces import Trace
 LOOK_S = 1.0
 # Share of the free memory that a probe may use.
 GPU_SHARE = 0.95
-# Memory of the CUDA context and libraries on a GPU that is not in this machine (measured on others: 287 to 667 MB).
+# Memory of the CUDA context and libraries on a GPU that is not in this machine (measured on others: 287 to 667 MiB).
 ABSENT_CONTEXT = 667 << 20
 
 

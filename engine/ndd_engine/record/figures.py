@@ -281,7 +281,7 @@ def bad_loss_text(known: NotFinite) -> str:
 
 
 def death_text(event: DeathEvent) -> str:
-    """ "loader worker 2 (pid 4711) was killed by SIGKILL after 12 steps; it had 3.1 GB of memory"."""
+    """ "loader worker 2 (pid 4711) was killed by SIGKILL after 12 steps; it had 3.1 GiB of memory"."""
     how = f"ended with {event.how}" if event.how.startswith("status") else f"was killed by {event.how}"
     who = f"{printable(event.name)} (pid {event.pid})"
     text = f"{who} {printable(how) if event.how else 'died'} after {counted(event.step, 'step')}"

@@ -29,10 +29,10 @@ from .snapshot import FINAL, Snapshot
 from .state import RunState
 
 FOLD_MARK = b'"type":"fold"'
-# Maximum bytes of a line. An event has a few hundred, a fold event up to 100 KB.
+# Maximum bytes of a line. An event has a few hundred, a fold event up to 100 KiB.
 MAX_LINE = 8 * 1024 * 1024
 BLOCK = 256 * 1024
-# Maximum distance to search back for a fold event; they are written every 512 KB.
+# Maximum distance to search back for a fold event; they are written every 512 KiB.
 SEARCH_BYTES = 8 * 1024 * 1024
 MAX_HANG = 65_536
 # Minimum seconds between two looks at whether the file is still in its folder.

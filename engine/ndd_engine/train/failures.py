@@ -103,7 +103,7 @@ def out_of_memory(
 ) -> str:
     """The message: what filled the memory, and the next smaller micro-batch with the same effective batch."""
     found = _ASKED.search(str(error))
-    asked = found[1].replace("bytes", "B").replace("iB", "B") if found else None
+    asked = re.sub("([KMGT])B", r"\1iB", found[1].replace("bytes", "B")) if found else None
     if asked and asked.endswith(" B"):
         asked = size(float(asked.removesuffix(" B")))
     parts = [f"out of memory on {device} {place}" + (f": tried to allocate {asked}" if asked else "")]

@@ -22,7 +22,7 @@ _POLL_S = 0.5
 def log(asked: Asked) -> None:
     """RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run).
 
-    Control characters are escaped. Of a long log, the last 800 kB are printed; the whole is console.log in the run's
+    Control characters are escaped. Of a long log, the last 800 KB are printed; the whole is console.log in the run's
     folder.
     """
     directory = find_run(asked.root, asked.run)

@@ -29,7 +29,7 @@ LONG_BYTES = 20 << 20
     help="Allocator setting to try, as in PYTORCH_ALLOC_CONF; repeatable (default: a few common ones).",
 )  # fmt: skip
 @click.option(
-    "--limit", type=Finite(min=1), metavar="MB",
+    "--limit", type=Finite(min=1), metavar="MiB",
     help="Memory limit of the process (default: what the recording proves).",
 )  # fmt: skip
 @json_option

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--reserve-memory",
     type=options.Finite(min=0),
-    metavar="MB",
+    metavar="MiB",
     help="Memory to keep free (default: 8 % of the free memory).",
 )
 @click.option(

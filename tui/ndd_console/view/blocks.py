@@ -279,7 +279,7 @@ def idle_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
 
 
 def memory_heading(snapshot: Snapshot) -> str:
-    """ "memory 16.0 GB" of the GPU, or of the host."""
+    """ "memory 16.0 GiB" of the GPU, or of the host."""
     what = "memory" if snapshot.headroom.kind == "gpu" else "host memory"
     return f"{what} {size(snapshot.headroom.total_bytes)}"
 

@@ -94,6 +94,7 @@ _GROUPS = {
         "about batch N fits": "largest micro-batch predicted to fit; not measured",
         "retries": "the allocator emptied its cache to find memory",
         "RSS": "resident host memory of the run's process",
+        "KiB, MiB, GiB": "powers of 1,024 bytes; GPUs keep their names in GB",
     },
     "machine": {
         "busy": "GPU utilization as in nvidia-smi",
