@@ -17,6 +17,8 @@ EXTRAS_VENV ?= $(VENV)-extras
 EXTRAS ?= dev,docs,tensorboard,safetensors,wandb,mlflow,lightning,transformers,bench
 # Tests at a time, also on two cores: many of them wait for other processes most of their time.
 JOBS ?= 4
+# Compiled files are kept: without them each of hundreds of processes compiles the packages, and each worker the tests.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 15 --durations-min 2
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/python $(INSTALL)
@@ -24,7 +26,7 @@ PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
 # Both ends of the range in pyproject.toml.
 TEXTUAL_RANGE ?= 6.0.0 8.2.8
 
-.PHONY: run test test-all test-slow test-textual test-extras lint docs dist bench faults gpu hostile screenshots serve clean
+.PHONY: run test test-all test-slow test-textual test-extras lint docs compiled dist bench faults gpu hostile screenshots serve clean
 
 # In the background, so that a SIGTERM that only make receives reaches the program; a signal ends wait, not the program.
 run: $(VENV)/.run
@@ -34,8 +36,9 @@ run: $(VENV)/.run
 	echo "call the program with: $(BIN)/ndd-console (or: make run ARGS='--max-steps 200' to train again);" >&2; \
 	echo "to call it as ndd-console in this shell: source $(BIN)/activate" >&2; exit $$status
 
-# The tiers are described in tests/tiers.py.
-test: lint docs
+# The tiers are described in tests/tiers.py. mypy alone takes as long as the rest of the checks.
+test: $(VENV)/.docs
+	@$(MAKE) --no-print-directory --jobs 3 lint docs compiled
 	$(PYTEST) -m "not slow and (promise or not long)"
 
 test-all: export NDD_TEST_BUDGET = 1
@@ -59,6 +62,10 @@ test-textual: $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)/.dev
 		$(VENV)-textual-$$version/bin/python -m pytest tests/ui tests/terminal -n $(JOBS) --dist loadfile \
 			--ignore tests/ui/test_snapshots.py || exit 1; \
 	done
+
+# pytest compiles the tests when it collects them; its workers would all do so at the same time, and tell every error.
+compiled: $(VENV)/.dev
+	@$(BIN)/python -m pytest --collect-only -qq -o addopts= >/dev/null || true
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.tiers import pytest_runtest_setup as pytest_runtest_setup
 from tests.tiers import pytest_runtest_teardown as pytest_runtest_teardown
 from tests.tiers import pytest_sessionstart as pytest_sessionstart

@@ -5,8 +5,9 @@ not, and those that are marked `promise` as well: for most promises of tests/PRO
 without being marked fails. With NDD_TEST_BUDGET=1, which `make test-all` sets, a test fails that takes more processor
 time than its tier allows, or than its mark `budget` says. What is marked `slow` is in no tier but `make test-slow`.
 
-NDD_TEST_UNTIL is a Unix time in seconds, after which no `long` test begins: CI has 20 minutes, also on a slow machine.
-These tests are skipped, and the summary says how many.
+Long tests begin first: those of FIRST, and of these the ones with the largest budget. NDD_TEST_UNTIL is a Unix time in
+seconds, after which no `long` test begins: CI has 20 minutes, also on a slow machine. These tests are skipped, and the
+summary says how many.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,10 @@ SHORT_S, LONG_S = 2.0, 10.0
 REFERENCE_S = 0.006
 # A busy machine takes up to this much more processor time for the same test, since caches and cores are shared.
 BUSY = 2.0
+# Folders whose long tests guard the most: others are skipped before them when time runs out.
+FIRST = ("observe", "same", "script", "trial", "parallel")
+# Test -> marks of each of its cases, of all that were collected, also of those that are not selected.
+marks: dict[str, list[set[str]]] = {}
 _started: list[str] = []
 _begin: list[float] = []
 
@@ -52,12 +58,67 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         import ndd_engine.train.prepare  # noqa: F401
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    for item in items:
+        marks.setdefault(item.nodeid.partition("[")[0], []).append(
+            {mark.name for mark in item.iter_markers()}
+        )
+    yield
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        items[:] = [item for part in parts(items, workers) for item in part]
+
+
+def parts(items: Sequence[pytest.Item], workers: int) -> list[list[pytest.Item]]:
+    """What each worker of pytest-xdist begins with: an equal part of the list, with some of the long tests in front.
+
+    Those of one file stay together where they can, since they may share what they made.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if _is_long(item):
+            files.setdefault(item.path, []).append(item)
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    # As `--dist worksteal` divides them.
+    room = [(len(items) + number) // workers for number in range(workers)]
+    loads = [0.0] * workers
+    for tests in sorted(
+        files.values(), key=lambda tests: (not _guards(tests[0]), -max(map(_allowed_s, tests)))
+    ):
+        left = sorted(tests, key=lambda test: -_allowed_s(test))
+        while left:
+            least = min((number for number in range(workers) if room[number]), key=loads.__getitem__)
+            taken, left = left[: room[least]], left[room[least] :]
+            parts[least] += taken
+            room[least] -= len(taken)
+            loads[least] += sum(map(_allowed_s, taken))
+    short = [item for item in items if not _is_long(item)]
+    for part, more in zip(parts, room, strict=True):
+        part += short[:more]
+        del short[:more]
+    return parts
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
+
+
+def _guards(item: pytest.Item) -> bool:
+    return item.path.parent.name in FIRST
+
+
+def _allowed_s(item: pytest.Item) -> float:
+    """Processor seconds that a test may take."""
+    more = item.get_closest_marker("budget")
+    return more.args[0] if more is not None else LONG_S if _is_long(item) else SHORT_S
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     _started.clear()
     _begin[:] = [_spent_s()]
     until = float(os.environ.get("NDD_TEST_UNTIL") or "inf")
-    if time.time() > until and item.get_closest_marker("long") is not None:
+    if time.time() > until and _is_long(item):
         pytest.skip("no time is left for long tests (NDD_TEST_UNTIL)")
     yield
 
@@ -65,13 +126,10 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield
-    long = item.get_closest_marker("long") is not None
-    if _started and not long and item.get_closest_marker("slow") is None:
+    if _started and not _is_long(item) and item.get_closest_marker("slow") is None:
         pytest.fail(f"mark this test with pytest.mark.long: it starts {_started[0]!r}", pytrace=False)
     if os.environ.get("NDD_TEST_BUDGET") and item.get_closest_marker("slow") is None:
-        more = item.get_closest_marker("budget")
-        spent = _spent_s() - _begin[0]
-        limit = more.args[0] if more is not None else LONG_S if long else SHORT_S
+        spent, limit = _spent_s() - _begin[0], _allowed_s(item)
         if spent > limit * BUSY and spent > limit * BUSY * (slowness := _slowness()):
             pytest.fail(
                 f"takes {spent:.1f} s of processor time, more than {limit:g} s (x {BUSY:g} x {slowness:.1f})",

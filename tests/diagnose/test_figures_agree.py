@@ -249,5 +249,6 @@ def test_lines_of_a_headless_run_agree(run: Planted) -> None:
     rates = [re.findall(r"([0-9.,]+) steps/s", part) for part in (line, *lines)]
     assert len({value for found in rates for value in found}) == 1
     shares = next(part for part in lines if part.startswith("recent steps by phase"))
-    assert sum(percents(shares)) <= 1.02
+    # "<1 %" is less than half a percent.
+    assert sum(percents(shares.replace("<1 %", "0 %"))) <= 1.02
     assert "/" not in shares

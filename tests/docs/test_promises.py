@@ -1,19 +1,19 @@
-"""tests/PROMISES.md names tests that exist, and in which target they run."""
+"""tests/PROMISES.md names tests that exist, and in which target they run. The most important tests begin first."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests import tiers
 
 TESTS = Path(__file__).parents[1]
 PROMISES = (TESTS / "PROMISES.md").read_text("utf-8")
 ROW = re.compile(r"^\| .+ \| `([\w/.]+\.py)::(\w+)` \|(.*)\|$", re.MULTILINE)
-# As the Makefile selects them; what neither selects is in test-slow.
-TARGETS = {"": "not slow and (promise or not long)", "make test-all": "not slow and long and not promise"}
+TARGETS = ("", "make test-all", "make test-slow")
 
 
 def test_every_promise_has_its_test() -> None:
@@ -25,19 +25,57 @@ def test_every_promise_has_its_test() -> None:
         assert re.search(rf"^(async )?def {test}\(", source, re.MULTILINE), f"{file}::{test}"
 
 
-@pytest.mark.long
-@pytest.mark.budget(40)
 def test_every_promise_says_where_its_test_runs() -> None:
-    """Of several cases of a test, the first target that runs one of them counts."""
-    runs: dict[str, str] = {}
-    for target, marks in TARGETS.items():
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-o", "addopts=", "-q", "-m", marks]
-        done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=True)
-        for line in done.stdout.splitlines():
-            if "::" in line:
-                runs.setdefault(line.partition("[")[0], target)
-    told = {}
+    """Of those that were collected. Of several cases of a test, the first target that runs one of them counts."""
     for file, test, note in ROW.findall(PROMISES):
         found = re.search(r"`(make [\w-]+)`", note)
-        told[file if file.startswith("qa/") else f"tests/{file}", test] = found[1] if found else ""
-    assert told == {(file, test): runs.get(f"{file}::{test}", "make test-slow") for file, test in told}
+        name = f"{file if file.startswith('qa/') else f'tests/{file}'}::{test}"
+        if cases := tiers.marks.get(name):
+            assert (found[1] if found else "") == min(map(target, cases), key=TARGETS.index), name
+
+
+def target(marks: set[str]) -> str:
+    if "slow" in marks:
+        return "make test-slow"
+    return "make test-all" if "long" in marks and "promise" not in marks else ""
+
+
+def test_the_targets_select_by_these_marks() -> None:
+    makefile = (TESTS.parent / "Makefile").read_text("utf-8")
+    for selected in ("not slow and (promise or not long)", "not slow and long and not promise"):
+        assert f'-m "{selected}"' in makefile
+
+
+class Item:
+    """A collected test, as far as its order needs it."""
+
+    def __init__(self, file: str, number: int, *marks: pytest.MarkDecorator) -> None:
+        self.path, self.number = TESTS / file, number
+        self.marks = {each.name: each.mark for each in marks}
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self.marks.get(name)
+
+
+@pytest.mark.parametrize("short", [0, 200])
+def test_long_tests_that_guard_the_most_begin_first(short: int) -> None:
+    """Each worker has some of them, and the slowest of its own begins first."""
+    long = pytest.mark.long
+    items = [Item(f"cli/test_{number % 7}.py", number, long) for number in range(40)]
+    items += [Item("same/test_same.py", number, long) for number in range(3)]
+    items += [
+        Item(f"script/test_{number % 4}.py", number, long, pytest.mark.budget(10 + number))
+        for number in range(12)
+    ]
+    items += [Item("ui/test_app.py", number) for number in range(short)]
+    given: Any = items
+    parts: Any = tiers.parts(given, 4)
+    assert sorted(map(id, items)) == sorted(id(item) for part in parts for item in part)
+    # As pytest-xdist divides a list.
+    assert [len(part) for part in parts] == [(len(items) + number) // 4 for number in range(4)]
+    for part in parts:
+        order = [item.path.parent.name for item in part]
+        assert order[0] == "script" and order == sorted(order, key=["script", "same", "cli", "ui"].index)
+        of_scripts = [item.number for item in part if item.path.parent.name == "script"]
+        assert of_scripts == sorted(of_scripts, reverse=True)
+    assert sum(len({item.path for item in part if "script" in str(item.path)}) for part in parts) == 4

@@ -31,6 +31,8 @@ from .trials import RunTrials, ScriptTrials
 
 # Time limit for a run to pause, which it does after its current step or evaluation.
 PAUSE_PATIENCE_S = 60.0
+# And until its record says that it has resumed. Until then the next trial would take the old pause for its own.
+RESUME_PATIENCE_S = 10.0
 DAMAGE_SHOWN_S = 20.0
 
 TITLES = {
@@ -91,6 +93,7 @@ class _RunFolder:
         if not self.live:
             yield
             return
+        before = self.snapshot().status
         self._request("pause")
         try:
             report("waiting for the run to pause after its step")
@@ -105,6 +108,12 @@ class _RunFolder:
         finally:
             with suppress(UsageError):  # it has ended
                 self._request("resume")
+                if before != "paused":
+                    self._resumed(time.monotonic() + RESUME_PATIENCE_S)
+
+    def _resumed(self, deadline: float) -> None:
+        while self.live and self.snapshot().status == "paused" and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def _keep(self, trial: TrialEvent) -> None:
         from ndd_engine.trial.store import record_trial
