@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Callable, NoReturn
 
-from . import clock
+from . import LINKED, clock
 from .clock import CURRENT, DATA_WAIT, S
 from .exceptions import Dropped
 from .gate import Trainer, gate, signal_to, still
@@ -242,18 +242,23 @@ def give_up(error: Exception) -> NoReturn:
 
 
 def outside() -> Outside | None:
-    """In a process of a trial: ends it before it writes where that is not allowed. None in any other process."""
-    text = os.environ.get("NDD_WATCH_TRY", "")
-    if not text:
+    """In a scratch copy: ends the process before it writes where that is not allowed. None in any other process."""
+    text, place = os.environ.get("NDD_WATCH_TRY", ""), os.environ.get(LINKED, "")
+    if not text and not place:
         return None
-    spec = json.loads(text)
+    spec = json.loads(text) if text else {}
 
     def refuse(path: str) -> NoReturn:
-        sys.stderr.write(f"the script writes to {path}, outside its folder\n")
+        sys.stderr.write(
+            f"the script writes to {path}, outside its folder: add --allow-side-effects to allow it\n"
+        )
         sys.stderr.flush()
         os._exit(1)
 
-    return Outside(None if spec.get("outside") else refuse, spec.get("original"))
+    if not text:  # observed before a trial: only what the copy links to must not be written
+        return Outside(links=refuse, scratch=place)
+    may = None if spec.get("outside") else refuse
+    return Outside(may, spec.get("original"), may, os.path.dirname(spec["socket"]))
 
 
 def before_start(observer: Any) -> None:

@@ -43,7 +43,16 @@ from ndd_engine.trial.trial_request import Parts, Progress, TrialRequest
 from ndd_watch import SITE
 from ndd_watch.changes import AT_START, OF_SCRIPTS
 
-from .command import OFFLINE, Command, check_contained, command_of, copy, environment
+from .command import (
+    OFFLINE,
+    SCRATCH,
+    UNWRITTEN,
+    Command,
+    check_contained,
+    command_of,
+    environment,
+    scratch,
+)
 from .edits import Edit, edit_of
 from .follower import Follower
 from .launch import becoming
@@ -279,7 +288,7 @@ class ScriptProcess(Trained):
     ) -> None:
         super().__init__()
         self._command = command
-        self._temporary = tempfile.TemporaryDirectory(prefix=".ndd-", ignore_cleanup_errors=True)
+        self._temporary = tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True)
         self.folder = Path(self._temporary.name)
         self._log = self.folder / "log"
         # Of several ranks: what their steps consist of.
@@ -287,10 +296,8 @@ class ScriptProcess(Trained):
         self._parts, self._measuring = Parts(), False
         address = str(self.folder / "s")
         try:
-            work = self.folder / "work"
-            work.mkdir()
             (self.folder / "ranks").mkdir()
-            copy(command.folder, work, but)
+            work = scratch(command.folder, self.folder, but)
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(address)
             self._listener.listen(128)
@@ -299,7 +306,9 @@ class ScriptProcess(Trained):
                 "outside": outside,
             }  # fmt: skip
             made = environment(
-                self.folder / "ranks", SITE, {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **extra}
+                self.folder / "ranks",
+                SITE,
+                {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **UNWRITTEN, **extra},
             )
             guard = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(self.folder)]
             guarded = [*guard, *becoming(command.words, 0)]
