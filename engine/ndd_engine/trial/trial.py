@@ -119,13 +119,8 @@ class Trial:
             verdict, reason = "stopped", "stopped before there was a result"
         except NotMeasurableError as error:
             verdict, reason = "inconclusive", str(error)
-        except BlocksDoNotFitError as error:
-            verdict, reason = (
-                "inconclusive",
-                f"{error}; {self._more((self._budget.elapsed_s + error.needed_s) * 1.2)}",
-            )
-        except SideFailedError as error:
-            verdict, reason = self._failed(error)
+        except (BlocksDoNotFitError, SideFailedError) as error:
+            verdict, reason = self._interrupted(error)
         self._sides.speeds()
         facts = self._sides.facts
         found = self._replicates.estimate()
@@ -141,7 +136,7 @@ class Trial:
         try:
             return self._in_one_process()
         except SideFailedError as error:
-            if error.kind == "late":
+            if error.kind == "late" or (error.kind == "ended" and self._replicates.blocks):
                 raise
             first = error
         # Processes of their own show which side fails, and may have enough memory.
@@ -244,6 +239,15 @@ class Trial:
         return (
             f"raise --budget to about {math.ceil(seconds / 10) * 10 if seconds > 20 else math.ceil(seconds)}"
         )
+
+    def _interrupted(self, error: BlocksDoNotFitError | SideFailedError) -> tuple[str, str]:
+        """Where a process had no time left to start, or its script came to its end, the blocks before that count."""
+        harmless = isinstance(error, BlocksDoNotFitError) or error.kind in ("late", "ended")
+        if harmless and (verdict := self._replicates.last()) != "inconclusive":
+            return verdict, ""
+        if isinstance(error, SideFailedError):
+            return self._failed(error)
+        return "inconclusive", f"{error}; {self._more((self._budget.elapsed_s + error.needed_s) * 1.2)}"
 
     def _failed(self, error: SideFailedError) -> tuple[str, str]:
         if error.kind == "late":
