@@ -103,6 +103,11 @@ class Looks:
                 return None
             return int(tensor.data_ptr()), size
 
+    def whole_numbers(self, tensor: Any) -> bool:
+        """Whether the elements of a tensor are whole numbers, such as tokens."""
+        with self.silent():
+            return not (tensor.is_floating_point() or tensor.is_complex())
+
     def device(self, tensor: Any) -> Any:
         """The device of a tensor."""
         with self.silent():
