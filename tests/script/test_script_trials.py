@@ -22,7 +22,7 @@ from ndd_console.__main__ import status_of
 from ndd_engine.child import ChildError
 from ndd_engine.script.command import Command
 from ndd_engine.script.trials import ScriptProcess
-from ndd_engine.trial.trial_request import SideFacts
+from ndd_engine.trial.trial_request import LOSSES, SideFacts
 
 # Items wait for a slow disk: workers wait in parallel, however busy the cores are.
 SCRIPT = """import os
@@ -183,8 +183,13 @@ def trained(folder: Path, *words: str) -> SideFacts:
 @pytest.mark.long
 def test_a_script_trains_with_files_and_packages_beside_its_folder(beside: Path) -> None:
     before = hashes(beside.parent)
-    assert trained(beside).items_per_step == 4
+    once, again = trained(beside), trained(beside)
+    assert (once.items_per_step, once.item, once.of_tokens) == (4, [8], False)
     assert hashes(beside.parent) == before
+    # Of the same steps, in every process; the first step is not seen whole.
+    assert once.loss_steps == again.loss_steps and len(once.loss_steps) == LOSSES
+    assert once.losses == again.losses and len(set(once.losses)) == LOSSES
+    assert len(once.lengths_us) >= 12 and min(once.lengths_us) > 0
 
 
 @pytest.mark.long
