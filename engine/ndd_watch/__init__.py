@@ -56,3 +56,5 @@ SITE = Path(__file__).resolve().parent / "site"
 FOLDER = "NDD_WATCH"
 # The same with the folder for the traces of profiler captures, and with that for snapshots of a full GPU memory.
 CAPTURES, MEMORY = "NDD_WATCH_CAPTURES", "NDD_WATCH_MEMORY"
+# The same with a scratch copy that a command is observed in before a trial.
+LINKED = "NDD_WATCH_LINKED"

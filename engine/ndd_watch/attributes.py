@@ -10,7 +10,7 @@ from .exceptions import Dropped
 from .library import os
 
 # What a class has, whatever its metaclass says.
-_bases: Callable[[Any], Any] = type.__dict__["__mro__"].__get__
+bases: Callable[[Any], Any] = type.__dict__["__mro__"].__get__
 namespace: Callable[[Any], Any] = type.__dict__["__dict__"].__get__
 class_name: Callable[[Any], str] = type.__dict__["__name__"].__get__
 # Elements from which on the Python objects of a dataset are many, and datasets within datasets.
@@ -35,7 +35,7 @@ def python_objects(dataset: Any) -> list[Any] | None:
 
 def attributes(thing: Any) -> Any:
     """The attributes of an object; None if it has none. A property of this name is not run."""
-    for base in _bases(type(thing)):
+    for base in bases(type(thing)):
         found = namespace(base).get("__dict__")
         if found is not None:
             return found.__get__(thing) if type(found) is types.GetSetDescriptorType else None
@@ -45,7 +45,7 @@ def attributes(thing: Any) -> Any:
 def slots(thing: Any, value: Any) -> list[str]:
     """The slots in which an object has a value."""
     found = []
-    for base in _bases(type(thing)):
+    for base in bases(type(thing)):
         for name, slot in list(namespace(base).items()):
             if type(slot) is types.MemberDescriptorType:
                 with Dropped(AttributeError):  # it is empty

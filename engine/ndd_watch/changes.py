@@ -258,6 +258,12 @@ def _of_loader(kind: type[Loader]) -> Argument:
     return Argument("DataLoader", lambda value: {kind.name: value})
 
 
+def _workers_of(count: int) -> dict[str, Any]:
+    """Without workers, a loader refuses what they need."""
+    alone = {} if count else {Prefetch.name: None, Persistent.name: False}
+    return {Workers.name: count, **alone}
+
+
 def _flags(value: str) -> dict[str, bool]:
     return {"foreach": False} if value == "loop" else {value: True}
 
@@ -278,7 +284,7 @@ _ROWS = (
     Row("loader.placement", "data on the GPU", alters=AUGMENTATION, tries=Sweep("device", _device)),
     # Processes.
     Row(
-        "loader.workers", "loader workers", Workers, LOADER, _of_loader(Workers), AUGMENTATION,
+        "loader.workers", "loader workers", Workers, LOADER, Argument("DataLoader", _workers_of), AUGMENTATION,
         Sweep("workers, workers-N", _workers),
     ),
     Row(

@@ -12,11 +12,12 @@ import sys
 from typing import Any, Callable
 
 from . import FOLDER, clock
+from .attributes import class_name
 from .clock import DONE, NAMES, TRAINER, S, memory
 from .compilers import Compilations
 from .exceptions import Dropped, ours
 from .library import os, threading, time
-from .looks import Looks
+from .looks import Looks, groups_of
 from .mapped import CORRECTION, FIRST_NS, MICRO, NATIVE, PENDING, SKIPPED, STARTS
 from .own import Places
 from .process import Heap, allocator, let_read, resident
@@ -245,37 +246,33 @@ class Emitter:
             "window", step=step, epoch=self._epoch, epoch_step=max(step - self._epoch_begin, 0), steps=count,
             micro_steps=micro, items=items, tokens=0, wall_ns=wall, step_p50_ns=None, step_p95_ns=None,
             step_max_ns=None, phases={}, loss=None if newest is None else newest[1],
-            last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=self._rate(),
+            last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=_read(self._rate),
             gc_ns=garbage.ns, gc_count=garbage.number, gc_max_ns=garbage.longest_ns, profiled=profiled,
-            heap_bytes=self._heap.read(), kept_steps=kept, passes=passes, loss_scale=self._scale(), skipped=skipped,
-            first_skipped=first_skipped, skipping_since=skipping_since, bad_loss=self._bad_loss(), timed=timed,
+            heap_bytes=self._heap.read(), kept_steps=kept, passes=passes, loss_scale=_read(self._scale),
+            skipped=skipped, first_skipped=first_skipped, skipping_since=skipping_since,
+            bad_loss=self._bad_loss(), timed=timed,
         )  # fmt: skip
 
     def _rate(self) -> float | None:
         for optimizer in self._steps.optimizers()[-1:]:
-            groups = optimizer.__dict__.get("param_groups")
-            if type(groups) is list and groups and type(groups[0]) is dict:
-                given, values = groups[0].get("lr"), self._steps.values
-                if values is None or not self._looks.number_on_gpu(given):
-                    return self._looks.number(given)
-                self._send(given, "lr")
-                return self._late.get("lr")
+            for group in groups_of(optimizer)[:1]:
+                return self._value(group.get("lr"), "lr")
         return None
 
     def _scale(self) -> float | None:
-        scale = self._steps.finite.scale
-        if self._steps.values is None or not self._looks.number_on_gpu(scale):
-            return self._looks.number(scale)
-        self._send(scale, "scale")
-        return self._late.get("scale")
+        return self._value(self._steps.finite.scale, "scale")
 
-    def _send(self, tensor: Any, name: str) -> None:
-        """Have the value of a tensor on a GPU arrive until the next window."""
+    def _value(self, given: Any, name: str) -> float | None:
+        """A number of the script, at the end of a window; that of a tensor on a GPU arrives until the next one."""
+        values = self._steps.values
+        if values is None or not self._looks.number_on_gpu(given):
+            return self._looks.number(given)
 
-        def arrived(values: list[float]) -> None:
-            self._late[name] = values[0] if math.isfinite(values[0]) else None
+        def arrived(read: list[float]) -> None:
+            self._late[name] = read[0] if math.isfinite(read[0]) else None
 
-        self._steps.values.send([tensor], arrived)  # type: ignore[union-attr]
+        values.send([given], arrived)
+        return self._late.get(name)
 
     def _bad_loss(self) -> list[Any] | None:
         """Since when the losses are not finite, see WindowEvent of the record; null while they are."""
@@ -289,7 +286,7 @@ class Emitter:
         device = self._steps.device
         optimizers = self._steps.optimizers()
         # An attribute that a subclass computes, and subclasses of tensors, would run code of the script.
-        groups = [group for one in optimizers for group in one.__dict__.get("param_groups") or ()]
+        groups = [group for one in optimizers for group in groups_of(one)]
         torch: Any = sys.modules["torch"]
         parameters = {id(item): item for group in groups for item in group["params"]}
         plain = [item for item in parameters.values() if self._looks.is_tensor(item)]
@@ -299,8 +296,9 @@ class Emitter:
             # Ranks that share a model read batches of their own, of the same size unless the script is odd.
             self._readers = self._config["parallel"]["ranks"] if strategy else 1
         if optimizers:
-            self._config["optimizer"] = {"name": type(optimizers[-1]).__name__}
-        if groups and (implementation := _implementation(groups[0], device.type)) is not None:
+            self._config["optimizer"] = {"name": class_name(type(optimizers[-1]))}
+        implementation = _read(lambda: _implementation(groups[0], device.type)) if groups else None
+        if implementation is not None:
             self._config["optimizer"]["implementation"] = implementation
         if places := [place for one in optimizers if (place := self._places.of(one))]:
             self.script(optimizer=places[0], **({"optimizers": places} if places[1:] else {}))
@@ -311,7 +309,7 @@ class Emitter:
             self.script(main=self._main)
         self.know(
             device=str(device), model=self._steps.model,
-            parameters=sum(item.numel() for item in plain if item.requires_grad),
+            parameters=_read(lambda: sum(item.numel() for item in plain if item.requires_grad)) or 0,
             gpu=_gpu(torch, device) if device.type == "cuda" else None,
         )  # fmt: skip
 
@@ -343,6 +341,13 @@ class Emitter:
             if not ours(error):
                 raise
             self._once(_UNMEASURED, str(error).partition("\n")[0] or type(error).__name__)
+
+
+def _read(look: Callable[[], Any]) -> Any:
+    """What a look at values of the script finds; None if one is not as torch makes it: that costs this field only."""
+    with Dropped():
+        return look()
+    return None
 
 
 def _by_name(times: dict[int, float]) -> dict[str, int]:
@@ -379,7 +384,7 @@ def _implementation(group: dict[str, Any], device: str) -> str | None:
     """ "fused", "foreach" or "loop" for an optimizer of torch that has a choice; by default foreach on a GPU."""
     if "foreach" not in group:
         return None
-    if group.get("fused"):
+    if group.get("fused") is True:
         return "fused"
     chosen = group["foreach"]
-    return "foreach" if chosen or (chosen is None and device == "cuda") else "loop"
+    return "foreach" if chosen is True or (chosen is None and device == "cuda") else "loop"

@@ -21,7 +21,7 @@ from .holders import Holders
 from .hooks import Hooks
 from .library import open_file, os, threading
 from .listening import Learning, make_way
-from .looks import Looks, key_of
+from .looks import Looks, groups_of, key_of
 from .mapped import ELSEWHERE, NATIVE
 from .modules import Modules
 from .origin import Origin
@@ -264,7 +264,7 @@ class Observer:
     def _of_parameters(self) -> Any:
         """The device of the first parameter that the newest optimizer steps; None if that is unknown."""
         for optimizer in self.steps.optimizers()[-1:]:
-            for group in optimizer.__dict__.get("param_groups") or ():
+            for group in groups_of(optimizer):
                 for parameter in group["params"]:
                     if self.looks.is_tensor(parameter):
                         return self.looks.device(parameter)

@@ -29,13 +29,12 @@ time: Any = SimpleNamespace(**_AT_START.get("time", vars(_time)))
 
 
 class _Encoder(_json.JSONEncoder):
-    """Its methods are those of now."""
+    """Its methods are those of now. A value of the script that is no JSON costs its field only: it becomes null."""
 
-    default, encode, iterencode = (
-        _json.JSONEncoder.default,
-        _json.JSONEncoder.encode,
-        _json.JSONEncoder.iterencode,
-    )
+    encode, iterencode = _json.JSONEncoder.encode, _json.JSONEncoder.iterencode
+
+    def default(self, o: Any) -> None:
+        return None
 
 
 dumps = _Encoder().encode

@@ -10,11 +10,18 @@ import math
 import sys
 from collections.abc import Iterator
 from functools import partial
+from types import ModuleType
 from typing import Any, Callable
+
+from .attributes import attributes
 
 # Tells objects apart while they exist. Unlike `id`, Python does not report it to audit hooks, which would take about a
 # microsecond in a step.
 key_of: Callable[[Any], int] = object.__hash__
+# Classes of NumPy whose values are numbers.
+_SCALARS = (
+    "float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool_",
+)  # fmt: skip
 # Containers within containers that are looked into.
 DEPTH = 3
 
@@ -96,6 +103,11 @@ class Looks:
                 return None
             return int(tensor.data_ptr()), size
 
+    def whole_numbers(self, tensor: Any) -> bool:
+        """Whether the elements of a tensor are whole numbers, such as tokens."""
+        with self.silent():
+            return not (tensor.is_floating_point() or tensor.is_complex())
+
     def device(self, tensor: Any) -> Any:
         """The device of a tensor."""
         with self.silent():
@@ -129,9 +141,31 @@ class Looks:
         return found if found is not None and math.isfinite(found) else None
 
     def _number(self, value: Any) -> float | None:
-        if type(value) in (int, float, bool):
-            return float(value)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and type(value) in (numpy.float64, numpy.float32):
-            return float(value)
-        return self.on_host(value) if self.is_tensor(value) and self.allowed() else None
+        kind = type(value)
+        if self.is_tensor(value):
+            return self.on_host(value) if self.allowed() else None
+        return float(value) if kind is int or kind is float or kind is bool or scalar(kind) else None
+
+
+def scalar(kind: type) -> bool:
+    """Whether values of a class are numbers of NumPy, with an attribute `device` and operators as tensors have."""
+    numpy = sys.modules.get("numpy")
+    found = numpy.__dict__ if type(numpy) is ModuleType else {}
+    return any(found.get(name) is kind for name in _SCALARS)
+
+
+def whole(value: Any) -> int | None:
+    """A whole number; None for anything else, and for a class of the script, which may compute it."""
+    kind = type(value)
+    return int(value) if kind is int or kind is bool or (scalar(kind) and value == int(value)) else None
+
+
+def groups_of(optimizer: Any) -> list[dict[str, Any]]:
+    """The parameter groups of an optimizer that are as torch makes them, with a list of parameters."""
+    found = attributes(optimizer)
+    groups = found.get("param_groups") if type(found) is dict else None
+    return [group for group in groups if _plain(group)] if type(groups) is list else []
+
+
+def _plain(group: Any) -> bool:
+    return type(group) is dict and type(group.get("params")) is list

@@ -225,6 +225,8 @@ class Modules:
             shape = (shape[1], shape[0], *shape[2:])
         if known is not None:
             self._steps.shape = shape
+            if self._steps.gate is not None:
+                self._steps.whole_numbers = self._looks.whole_numbers(tensor)
             S[INPUT] = shape[0] if shape else 0
 
     def _inner(self, module: Any, args: Any, _kwargs: Any) -> None:

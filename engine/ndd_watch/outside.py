@@ -29,14 +29,22 @@ class Outside:
     """places, hosts: what was seen.
 
     In a trial, refuse is called with the path of a write before it happens; original: the folder whose copy this is.
+    links: the same for a write through a link of the folder `scratch`, which holds a copy.
     """
 
-    def __init__(self, refuse: Callable[[str], None] | None = None, original: str | None = None) -> None:
+    def __init__(
+        self,
+        refuse: Callable[[str], None] | None = None,
+        original: str | None = None,
+        links: Callable[[str], None] | None = None,
+        scratch: str | None = None,
+    ) -> None:
         self.places: dict[str, bool] = {}
         self.hosts: dict[str, bool] = {}
         # Lines of these were recorded already.
         self.told = 0
-        self._refuse = refuse
+        self._refuse, self._links = refuse, links
+        self._scratch = os.path.join(os.path.realpath(scratch), "") if scratch else None
         self._original = os.path.join(os.path.realpath(original), "") if original else None
         home = os.path.expanduser("~")
         caches = [os.environ.get(name) for name in ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "NDD_WATCH")]
@@ -64,6 +72,13 @@ class Outside:
         # Through links: a large file of the scratch copy is one.
         real = os.path.realpath(path)
         place = os.path.join(real, "")
+        copied = self._scratch
+        if (
+            copied
+            and self._links is not None
+            and os.path.abspath(path).startswith(copied) > place.startswith(copied)
+        ):
+            self._links(real)
         # Python's `tempfile` reads these when it is used first; the script may set them before.
         temporary = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
         inside = (*self._inside, *(os.path.join(os.path.realpath(one), "") for one in temporary if one))

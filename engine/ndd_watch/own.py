@@ -10,7 +10,8 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Callable
 
-from .attributes import python_objects
+from .attributes import bases, class_name, namespace, python_objects
+from .looks import whole
 
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
 _PLUMBING = ("base", "data_order", "factory_data", "own_module", "registry", "result", "training")
@@ -99,32 +100,33 @@ class Places:
     def loader_of(self, iterator: Any) -> tuple[dict[str, Any], tuple[str, int] | None]:
         """Settings of the loader that an iterator belongs to, and the place where it was made."""
         dataset, sampler = iterator._dataset, iterator._index_sampler
+        workers = whole(iterator._num_workers) or 0
         # Items of a dataset with an index, joined to batches, can be cached.
         joined = getattr(iterator, "_auto_collation", None) is True
         # A sampler of the script may compute it.
         ordinary = type(sampler).__module__ == _SAMPLERS
         return {
-            "workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory),
-            "prefetch": getattr(iterator, "_prefetch_factor", None) if iterator._num_workers else None,
+            "workers": workers, "pin_memory": bool(iterator._pin_memory),
+            "prefetch": whole(getattr(iterator, "_prefetch_factor", None)) if workers else None,
             "persistent": bool(getattr(iterator, "_persistent_workers", False)),
-            "in_order": getattr(iterator, "_in_order", None) if iterator._num_workers else None,
+            "in_order": getattr(iterator, "_in_order", None) if workers else None,
             "fetch": "item" if joined and _is_tensors(iterator) else None,
-            "batch_size": getattr(sampler, "batch_size", None) if ordinary else None,
-            "dataset": type(dataset).__name__, "items": _items_of(iterator),
-            "sampler": type(getattr(sampler, "sampler", sampler) if ordinary else sampler).__name__,
+            "batch_size": whole(getattr(sampler, "batch_size", None)) if ordinary else None,
+            "dataset": class_name(type(dataset)), "items": _items_of(iterator),
+            "sampler": class_name(type(getattr(sampler, "sampler", sampler) if ordinary else sampler)),
             "reads": self._method_of(dataset, "__getitem__" if iterator._dataset_kind == 0 else "__iter__"),
             "by_item": joined and getattr(iterator, "_dataset_kind", None) == 0,
-            "objects": python_objects(dataset) if iterator._num_workers else None,
+            "objects": python_objects(dataset) if workers else None,
         }, self.of(dataset)  # fmt: skip
 
     def _method_of(self, dataset: Any, name: str) -> tuple[str, int, str] | None:
         """File, line and name of a method of the script's own; None for one of a library."""
-        for kind in type(dataset).__mro__:
-            if name in kind.__dict__:
-                code = getattr(kind.__dict__[name], "__code__", None)
+        for kind in bases(type(dataset)):
+            if name in namespace(kind):
+                code = getattr(namespace(kind)[name], "__code__", None)
                 if type(code) is not CodeType or not self._own(code):
                     return None
-                return code.co_filename, code.co_firstlineno, f"{kind.__name__}.{name}"
+                return code.co_filename, code.co_firstlineno, f"{class_name(kind)}.{name}"
         return None
 
     def remember(self, thing: object, frame: Any) -> None:

@@ -10,7 +10,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from .looks import Looks, key_of
+from .attributes import class_name
+from .looks import Looks, groups_of, key_of
 
 # Modules of a model that are looked at, and names that are told, those with the highest counts.
 MOST_MODULES, MOST_TOLD = 4096, 12
@@ -55,11 +56,8 @@ class Sizes:
     def optimizers(self, optimizers: Iterable[Any]) -> None:
         """Count the parameters of optimizers, each as often as it is in one."""
         for one in optimizers:
-            groups = one.__dict__.get("param_groups")
-            if type(groups) is list:
-                own = [group.get("params") for group in groups if type(group) is dict]
-                count = sum(len(parameters) for parameters in own if type(parameters) is list)
-                self._count("parameters", type(one).__name__, count)
+            count = sum(len(group["params"]) for group in groups_of(one))
+            self._count("parameters", class_name(type(one)), count)
 
     def handlers(self) -> None:
         """Count the handlers of loggers, each of which writes every message."""

@@ -266,6 +266,7 @@ class Steps:
         self.loss_due = 0
         self.model = ""
         self.shape: tuple[int, ...] | None = None
+        self.whole_numbers = False
         self.caller: Any = None
         self.graphs = KeptGraphs()
         self.finite = Finite()

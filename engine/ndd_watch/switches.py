@@ -256,6 +256,8 @@ class Loader(AtStart):
         def __init__(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
             if len(args) < place:
                 kwargs[name] = value
+            else:
+                args = (*args[: place - 1], value, *args[place:])
             if name == "num_workers" and not value:
                 # They need workers.
                 kwargs.pop("prefetch_factor", None)

@@ -16,10 +16,11 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable, NoReturn
 
-from . import clock
+from . import LINKED, clock
 from .clock import CURRENT, DATA_WAIT, S
 from .exceptions import Dropped
 from .gate import Trainer, gate, signal_to, still
@@ -28,6 +29,8 @@ from .outside import Outside
 from .waits import place
 
 LOSSES = 10
+# Lengths of steps that are kept.
+MOST_LENGTHS = 2048
 # Words of an error that is one of memory.
 _OF_MEMORY = ("OutOfMemoryError", "MemoryError", "allocate memory")
 
@@ -58,7 +61,12 @@ class Script(Trainer):
         self._ranks = here["ranks"] or 1
         self.send({"rank": here["rank"] or 0, "ranks": self._ranks, "here": here["here"]})
         self._started_s = 0.0
-        self._losses: list[float] = []
+        # By the number of the step, which is the same in every process of the script.
+        self._losses: dict[int, float] = {}
+        # Of the steps so far, in microseconds; when the last one ended. Item shapes that were seen.
+        self._lengths: deque[int] = deque(maxlen=MOST_LENGTHS)
+        self._ended_s = 0.0
+        self._items: set[tuple[int, ...]] = set()
         self._current = self._waited_ns = self._rows = 0
         # Micro-steps of a step.
         self._micro = 1
@@ -83,18 +91,22 @@ class Script(Trainer):
     def begin(self, command: dict[str, Any]) -> None:
         self._on(command["side"] if len(self._sides) > 1 else 0)
         # The wait for the command belongs to no step.
+        self._ended_s = self._host_s()
         clock.enter(S[CURRENT])
         clock.clear()
 
     def end(self) -> None:
         self._read_back()
 
+    def _host_s(self) -> float:
+        return float(time.perf_counter_ns() - self._steps.aside_ns) / 1e9
+
     def now(self) -> float:
         """Without evaluations and checkpoints, which are not what is tried."""
         cuda, device = self._torch.cuda, self._steps.device
         if cuda.is_initialized():
             cuda.synchronize(device if device is not None and device.type == "cuda" else None)
-        return float(time.perf_counter_ns() - self._steps.aside_ns) / 1e9
+        return self._host_s()
 
     def waited(self) -> float:
         for row in range(max(self._rows, S[ROWS] - MOST_ROWS), S[ROWS]):
@@ -103,17 +115,24 @@ class Script(Trainer):
         return self._waited_ns / 1e9
 
     def stepped(self) -> None:
-        """Keep the losses of the first steps; from a GPU they arrive some steps late."""
+        """Keep the length of the step, and the losses of the first ones; from a GPU they arrive some steps late."""
+        steps, ended_s = self._steps, self._host_s()
+        if self._ended_s:
+            self._lengths.append(round((ended_s - self._ended_s) * 1e6))
+        self._ended_s = ended_s
+        if steps.shape and len(self._items) < 2:
+            self._items.add(steps.shape[1:])
         if len(self._losses) == LOSSES:
             return
-        steps = self._steps
         found = [] if steps.loss is None else [steps.loss]
         steps.loss = None
         if steps.values is not None:
             steps.values.read()
             found += steps.late
             steps.late.clear()
-        self._losses += [value for _, value in found][: LOSSES - len(self._losses)]
+        for step, value in found:
+            if step in self._losses or len(self._losses) < LOSSES:
+                self._losses[step] = value
 
     def facts(self) -> dict[str, Any]:
         """The fields of SideFacts that this process knows."""
@@ -124,17 +143,20 @@ class Script(Trainer):
         items = (self._steps.shape or (1,))[0]
         loader, passes = self._observer.loader, self._observer.hooks.passes
         sides = []
+        # Where items are padded to the longest one of a batch, there is no single shape.
+        item = list(next(iter(self._items))) if len(self._items) == 1 else None
         for changes in self._sides:
             unknown = "", None, ""
             settings = {
                 key: [change.requested, *self._applied.get(key, unknown)] for key, change in changes.items()
             }
-            losses = self._losses if len(self._sides) == 1 else []
+            losses = self._losses if len(self._sides) == 1 else {}
             sides.append({
                 "device": device, "threads": self._torch.get_num_threads(),
                 "items_per_step": max(int(items), 1) * self._micro * self._ranks, "prepare_s": self._started_s,
-                "steps_per_epoch": passes.per_pass, "losses": losses, "settings": settings,
-                "peak_bytes": _peak(self._torch, device),
+                "steps_per_epoch": passes.per_pass, "settings": settings,
+                "losses": list(losses.values()), "loss_steps": list(losses), "lengths_us": list(self._lengths),
+                "item": item, "of_tokens": self._steps.whole_numbers, "peak_bytes": _peak(self._torch, device),
                 "stock": -(-(loader.get("workers") or 0) * (loader.get("prefetch") or 2) // self._micro),
             })  # fmt: skip
         return {"sides": sides}
@@ -242,18 +264,23 @@ def give_up(error: Exception) -> NoReturn:
 
 
 def outside() -> Outside | None:
-    """In a process of a trial: ends it before it writes where that is not allowed. None in any other process."""
-    text = os.environ.get("NDD_WATCH_TRY", "")
-    if not text:
+    """In a scratch copy: ends the process before it writes where that is not allowed. None in any other process."""
+    text, place = os.environ.get("NDD_WATCH_TRY", ""), os.environ.get(LINKED, "")
+    if not text and not place:
         return None
-    spec = json.loads(text)
+    spec = json.loads(text) if text else {}
 
     def refuse(path: str) -> NoReturn:
-        sys.stderr.write(f"the script writes to {path}, outside its folder\n")
+        sys.stderr.write(
+            f"the script writes to {path}, outside its folder: add --allow-side-effects to allow it\n"
+        )
         sys.stderr.flush()
         os._exit(1)
 
-    return Outside(None if spec.get("outside") else refuse, spec.get("original"))
+    if not text:  # observed before a trial: only what the copy links to must not be written
+        return Outside(links=refuse, scratch=place)
+    may = None if spec.get("outside") else refuse
+    return Outside(may, spec.get("original"), may, os.path.dirname(spec["socket"]))
 
 
 def before_start(observer: Any) -> None:

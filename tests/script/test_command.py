@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from ndd_engine.errors import UsageError
-from ndd_engine.script.command import Command, environment, kept_out
+from ndd_engine.script.command import LINKED, Command, environment, kept_out, scratch
 from ndd_engine.script.trials import started
+from ndd_watch.outside import Outside
 
 
 def command(text: str, folder: Path = Path("/somewhere")) -> Command:
@@ -109,3 +110,53 @@ def test_a_variable_is_set() -> None:
 def test_what_changes_nothing_is_refused(item: str, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         started(command("python t.py -b 32"), [item], {})
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a script and an environment; beside it, and above that, are data and a package."""
+    folder = tmp_path / "up" / "project"
+    files = {
+        "up/project/train.py": "", "up/project/src/own.py": "", "up/project/runs/base/events.jsonl": "",
+        "up/project/.venv/pyvenv.cfg": "", "up/data/x.txt": "1", "package/__init__.py": "",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with (folder / "large.bin").open("wb") as file:
+        file.truncate(LINKED + 1)
+    return folder
+
+
+def test_relative_paths_that_leave_the_folder_reach_the_original(project: Path, tmp_path: Path) -> None:
+    copied = scratch(project, tmp_path / "place", project / "runs")
+    assert copied.name == "project" and not (copied / "runs").exists()
+    assert (copied / "../data/x.txt").read_text() == "1"
+    for entry in ("src/own.py", "../../package/__init__.py", ".venv/pyvenv.cfg", "large.bin"):
+        assert (copied / entry).exists()
+    # A copied file is another one; what is linked is the original.
+    (copied / "train.py").write_text("changed")
+    assert (project / "train.py").read_text() == ""
+    assert (copied / "../data").resolve() == tmp_path / "up" / "data"
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("../data/x.txt", True),
+        ("../data/new.txt", True),
+        ("../../package/__init__.py", True),
+        ("large.bin", True),
+        ("out.txt", False),
+        ("../out.txt", False),  # in the scratch folder, and lost with it
+        ("src/own.py", False),
+    ],
+)
+def test_what_a_scratch_copy_links_to_is_not_written(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, refused: bool
+) -> None:
+    place, told = tmp_path / "place", list[str]()
+    monkeypatch.chdir(scratch(project, place, project / "runs"))
+    outside = Outside(links=told.append, scratch=str(place))
+    outside.writes(path)
+    assert told == ([str(Path(path).resolve())] if refused else [])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.records import run_event
+from torch.utils.data import DataLoader
 
 from ndd_engine.errors import UsageError
 from ndd_engine.record.file import load_state
@@ -15,6 +16,7 @@ from ndd_engine.run.run import Run
 from ndd_engine.script.command import Command
 from ndd_engine.script.edits import edit_of, with_arguments, with_cached_items, with_statement
 from ndd_engine.script.script_run import Script, ScriptRequest
+from ndd_watch.changes import TABLE, Argument
 
 SCRIPT = """import torch as th
 from torch.utils.data import DataLoader
@@ -70,11 +72,49 @@ def test_items_are_cached_where_the_loader_is_made_once(script: str, line: int, 
         (SCRIPT, False),
         ("a, b = DataLoader(x), DataLoader(y)\n", False),
         ("def (", False),
-        ("DataLoader(*parts, **more)\n", True),
+        ("DataLoader(*parts, batch_size=8)\n", False),
+        ("DataLoader(parts, **more)\n", True),
+        ("DataLoader(parts, **more, **most)\n", False),
+        ("DataLoader(parts, **more, num_workers=1, **most)\n", True),
     ],
 )
 def test_no_edit_without_a_single_call(script: str, edited: bool) -> None:
     assert (with_arguments(script, 1, ("DataLoader",), {"num_workers": 4}) is not None) == edited
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize(
+    "made",
+    [
+        "DataLoader(data, sampler=s, **kwargs)",
+        "DataLoader(data, **{'num_workers': 1, 'persistent_workers': True, 'prefetch_factor': 4})",
+        "DataLoader(data, num_workers=1, persistent_workers=True, prefetch_factor=4, **{})",
+        "DataLoader(data, 8, False, None, None, 1)",
+        "DataLoader(data, 8, False, None, None, 1, None, False, True, prefetch_factor=4)",
+        "DataLoader(data, num_workers=1)",
+        "DataLoader(data, **(kwargs or {}))",
+        "DataLoader(data)",
+    ],
+)
+def test_an_edited_loader_is_made_with_its_argument_given_once(made: str, count: int) -> None:
+    (given,) = [row.edit for row in TABLE.values() if row.key == "loader.workers"]
+    assert isinstance(given, Argument)
+    text = with_arguments(f"loader = {made}\n", 1, ("DataLoader",), given.given(count))
+    names: dict[str, Any] = {
+        "DataLoader": DataLoader, "data": [1, 2, 3], "s": [2, 1, 0], "kwargs": {"num_workers": 1, "batch_size": 2},
+    }  # fmt: skip
+    assert text is not None
+    exec(text, names)
+    assert names["loader"].num_workers == count
+
+
+def test_where_no_edit_is_safe_the_argument_and_its_place_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\nloader = DataLoader(*parts)\n")
+    found = edit_of({"script": {"loader": [str(path), 2]}}, {"loader.workers": 2}, "cpu", path)
+    assert found.path is None
+    (advice,) = found.advice
+    assert "num_workers=2" in advice and f"{path}:2" in advice
 
 
 def test_a_diff_that_is_applied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,10 @@ from script_help import report, run, start
 from tests.waiting import until
 
 from ndd_console.__main__ import status_of
+from ndd_engine.child import ChildError
+from ndd_engine.script.command import Command
+from ndd_engine.script.trials import ScriptProcess
+from ndd_engine.trial.trial_request import LOSSES, SideFacts
 
 # Items wait for a slow disk: workers wait in parallel, however busy the cores are.
 SCRIPT = """import os
@@ -62,7 +66,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def leftovers(name: str) -> list[Any]:
-    found: list[Any] = list(Path(tempfile.gettempdir()).glob(f".ndd-*/work/{name}"))
+    found: list[Any] = list(Path(tempfile.gettempdir()).glob(f".ndd-*/above/**/{name}"))
     running = psutil.process_iter(["cmdline"])
     return [*found, *(one for one in running if name in " ".join(one.info["cmdline"] or ()))]
 
@@ -131,3 +135,66 @@ def test_a_killed_trial_leaves_nothing(script: Path, tmp_path: Path) -> None:
     process.communicate()
     until(lambda: not leftovers(script.name), 60)
     assert hashes(tmp_path) == before
+
+
+BESIDE = """import sys
+from pathlib import Path
+
+import torch
+from shared import size
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(size(), 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+width = int(Path("../data/width.txt").read_text())
+for step in range(10**9):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, width)).square().mean()
+    loss.backward()
+    optimizer.step()
+    if len(sys.argv) > 1:
+        Path("../data/width.txt").write_text("9")
+"""
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script that needs data and a package which are beside it."""
+    for name, text in (
+        ("lib/shared.py", "def size():\n    return 8\n"), ("data/width.txt", "8"), ("own/train.py", BESIDE),
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", "../lib")
+    return tmp_path / "own"
+
+
+def trained(folder: Path, *words: str) -> SideFacts:
+    """What is known of a script that trains in a scratch copy."""
+    command = Command((sys.executable, "train.py", *words), folder)
+    with ScriptProcess(command, [{}], {}, folder / "runs", False) as process:
+        process.prepare(60.0, lambda _: None)
+        process.train(12, 60.0, lambda _: None, lead=0)
+        process.learn(lambda _: None)
+        return process.facts
+
+
+@pytest.mark.long
+def test_a_script_trains_with_files_and_packages_beside_its_folder(beside: Path) -> None:
+    before = hashes(beside.parent)
+    once, again = trained(beside), trained(beside)
+    assert (once.items_per_step, once.item, once.of_tokens) == (4, [8], False)
+    assert hashes(beside.parent) == before
+    # Of the same steps, in every process; the first step is not seen whole.
+    assert once.loss_steps == again.loss_steps and len(once.loss_steps) == LOSSES
+    assert once.losses == again.losses and len(set(once.losses)) == LOSSES
+    assert len(once.lengths_us) >= 12 and min(once.lengths_us) > 0
+
+
+@pytest.mark.long
+def test_a_script_that_writes_beside_its_folder_ends_before_it_does(beside: Path) -> None:
+    before = hashes(beside.parent)
+    with pytest.raises(ChildError, match="outside its folder"):
+        trained(beside, "writes")
+    assert hashes(beside.parent) == before

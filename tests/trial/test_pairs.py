@@ -235,6 +235,26 @@ def test_what_was_measured_before_a_script_came_to_its_end_counts(world: World) 
     assert event.verdict == "faster" and event.pairs > 1, event.text
 
 
+def test_a_clear_result_stays_where_a_later_start_takes_too_long(world: World) -> None:
+    # Of the second pair, the batches in stock cannot be used up in the rest of the budget.
+    def fails(side: int, number: int) -> None:
+        world.stock = 10**7 if number > 1 else 0
+
+    world.fails, world.gain = fails, 4.0
+    event = run()
+    assert (event.verdict, event.pairs) == ("faster", 1) and "stock" not in event.text, event.text
+
+
+def test_a_script_that_ends_while_it_starts_again_loses_no_result(world: World) -> None:
+    def fails(side: int, number: int) -> None:
+        if number > 2:
+            raise ChildError("ended", "the script came to its end")
+
+    world.fails, world.gain = fails, 4.0
+    event = run()
+    assert (event.verdict, event.pairs) == ("faster", 2), event.text
+
+
 def test_a_script_that_ends_before_a_block_is_no_failure(world: World) -> None:
     world.life = 60
     event = run()

@@ -30,6 +30,10 @@ MOST_BYTES = 2 << 30
 LEFT_OUT = frozenset(
     {".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache"}
 )
+# How the names of folders with scratch copies begin.
+SCRATCH = ".ndd-"
+# Python does not write its compiled files beside the originals that a scratch copy links to.
+UNWRITTEN = {"PYTHONDONTWRITEBYTECODE": "1"}
 # Trackers write into the scratch folder instead of a server.
 OFFLINE = {
     "WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "file:./mlruns", "NEPTUNE_MODE": "offline",
@@ -56,6 +60,35 @@ def named(items: Sequence[str]) -> str:
     """The first few items, printable."""
     shown = ", ".join(printable(item) for item in items[:FEW])
     return shown + (f" and {len(items) - FEW} more" if len(items) > FEW else "")
+
+
+def scratch(folder: Path, place: Path, but: Path) -> Path:
+    """Make a copy of a folder below `place`, and return its path. but: as of `copy`.
+
+    The copy lies as deep as the folder, and what is beside each folder above it is linked: a relative path that leaves
+    the folder, such as ../data, reaches the original. Processes in it must not write there, see `ndd_watch.outside`.
+    """
+    folder = folder.resolve()
+    there, here = Path(folder.anchor), place / "above"
+    here.mkdir(parents=True)
+    for part in folder.parts[1:]:
+        _link(there, here, part)
+        there, here = there / part, here / part
+        here.mkdir()
+    copy(folder, here, but)
+    for path in folder.iterdir():
+        # The command may be a program of an environment in the folder.
+        if path.is_dir() and _is_environment(path):
+            (here / path.name).symlink_to(path)
+    return here
+
+
+def _link(there: Path, here: Path, but: str) -> None:
+    """Link what a folder contains, other than `but` and scratch copies; nothing of one that cannot be read."""
+    with contextlib.suppress(OSError):
+        beside = [path for path in there.iterdir() if path.name != but and not path.name.startswith(SCRATCH)]
+        for path in beside if len(beside) <= MOST_FILES else ():
+            (here / path.name).symlink_to(path)
 
 
 def copy(folder: Path, target: Path, but: Path) -> list[Path]:

@@ -19,7 +19,10 @@ from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
 from ndd_engine.text import printable
 from ndd_watch.changes import TABLE, Argument, Items, Statement
+from ndd_watch.switches import Persistent, PinMemory, Workers
 
+# Arguments of a DataLoader that may be given by their place.
+_PLACES = {kind.name: kind.place for kind in (Workers, PinMemory)}
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
@@ -103,14 +106,19 @@ def _planned(
         return [] if main is None else [(main, partial(with_statement, statement=edit.text, value=new))], text
     if isinstance(edit, Items):
         place = _place(places.get("loader"))
-        return [] if place is None else [(place[0], partial(with_cached_items, line=place[1]))], edit.advice
+        where = "" if place is None else f" ({short(place[0])}:{place[1]})"
+        steps: list[Step] = [] if place is None else [(place[0], partial(with_cached_items, line=place[1]))]
+        return steps, edit.advice + where
     arguments, names = edit.given(value), None
     made = places.get("optimizers") or [places.get("optimizer")]
     if edit.call == "DataLoader":
         made, names = [places.get("loader")], ("DataLoader",)
     calls = [found for found in map(_place, made) if found is not None]
     change = partial(with_arguments, names=names, arguments=arguments)
-    text = f"make the {edit.call} with {', '.join(f'{name}={new!r}' for name, new in arguments.items())}"
+    where = "".join(f" ({short(file)}:{line})" for file, line in calls)
+    text = (
+        f"make the {edit.call}{where} with {', '.join(f'{name}={new!r}' for name, new in arguments.items())}"
+    )
     return [(file, partial(change, line=line)) for file, line in calls if len(calls) == len(made)], text
 
 
@@ -123,19 +131,27 @@ def with_arguments(
     """
     tree = _parsed(text)
     call = _call(tree, line, names) if tree is not None else None
-    if call is None:
+    if call is None or any(isinstance(one, ast.Starred) for one in call.args):
         return None
-    changed = [
-        (keyword, arguments[keyword.arg])
-        for keyword in call.keywords
-        if keyword.arg and keyword.arg in arguments
-    ]
-    # None is the default of an argument that is not there.
-    given = {name: value for name, value in arguments.items() if value is not None}
-    new = [name for name in given if all(keyword.arg != name for keyword, _ in changed)]
+    known = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    if names is not None:
+        known |= {name: call.args[place] for name, place in _PLACES.items() if place < len(call.args)}
+    mappings = [keyword.value for keyword in call.keywords if keyword.arg is None]
+    new = [name for name in arguments if name not in known and (mappings or not _default(name, arguments))]
     source = _Source(text)
-    for keyword, value in sorted(changed, key=lambda item: -source.end(item[0].value)):
-        source.replace(keyword.value, repr(value))
+    changed = [(known[name], repr(value)) for name, value in arguments.items() if name in known]
+    if new and mappings:
+        if len(mappings) > 1:
+            return None  # it is not known which of them has it
+        # The mapping may have it, and it must be given once.
+        more = ", ".join(f'"{name}": {arguments[name]!r}' for name in new)
+        before = source.of(mappings[0])
+        if not isinstance(mappings[0], (ast.Name, ast.Attribute, ast.Call, ast.Dict)):
+            before = f"({before})"
+        changed.append((mappings[0], f"{{**{before}, {more}}}"))
+        new = []
+    for node, words in sorted(changed, key=lambda item: -source.end(item[0])):
+        source.replace(node, words)
     if new:
         added = ", ".join(f"{name}={arguments[name]!r}" for name in new)
         # Keywords that were replaced lie before this place, or end at it.
@@ -147,6 +163,11 @@ def with_arguments(
         at = fresh.end(last) if last is not None else fresh.end(again) - 1
         return fresh.text[:at] + (", " if last is not None else "") + added + fresh.text[at:]
     return source.text
+
+
+def _default(name: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether an argument that is not there has this value."""
+    return arguments[name] is None or (name == Persistent.name and not arguments[name])
 
 
 def with_cached_items(text: str, line: int) -> str | None:
@@ -249,6 +270,10 @@ class _Source:
         """Index of the character after a node."""
         return self._index(node.end_lineno or node.lineno, node.end_col_offset or 0)
 
+    def of(self, node: ast.expr) -> str:
+        """The text of a node."""
+        return self.text[self._index(node.lineno, node.col_offset) : self.end(node)]
+
     def replace(self, node: ast.expr, new: str) -> None:
         """Replace a node; call it from the last node to the first one."""
         begin, end = self._index(node.lineno, node.col_offset), self.end(node)
@@ -278,6 +303,14 @@ def _name(node: ast.expr) -> str:
 def _place(found: Any) -> tuple[Path, int] | None:
     known = isinstance(found, (list, tuple)) and len(found) == 2 and isinstance(found[1], int)
     return (Path(str(found[0])), found[1]) if known else None
+
+
+def short(path: Path) -> str:
+    """A file as it is called from the current folder, printable."""
+    try:
+        return printable(str(path.relative_to(Path.cwd())))
+    except ValueError:
+        return printable(str(path))
 
 
 def _read(path: Path) -> str:

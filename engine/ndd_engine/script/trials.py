@@ -35,15 +35,26 @@ from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
-from ndd_engine.trial.outcome import changed_items, flatten
+from ndd_engine.trial.blocks import common
+from ndd_engine.trial.outcome import changed_items, flatten, same_steps
 from ndd_engine.trial.pausing import alone
-from ndd_engine.trial.sides import SHARED_ENVIRONMENT, SIDES, Budget, Sides, Tell, Trained
+from ndd_engine.trial.periods import period_of, recurs, undecided
+from ndd_engine.trial.sides import SHARED_ENVIRONMENT, SIDES, Budget, SideFailedError, Sides, Tell, Trained
 from ndd_engine.trial.trial import Trial
-from ndd_engine.trial.trial_request import Parts, Progress, TrialRequest
+from ndd_engine.trial.trial_request import Parts, Progress, SideFacts, TrialRequest
 from ndd_watch import SITE
 from ndd_watch.changes import AT_START, OF_SCRIPTS
 
-from .command import OFFLINE, Command, check_contained, command_of, copy, environment
+from .command import (
+    OFFLINE,
+    SCRATCH,
+    UNWRITTEN,
+    Command,
+    check_contained,
+    command_of,
+    environment,
+    scratch,
+)
 from .edits import Edit, edit_of
 from .follower import Follower
 from .launch import becoming
@@ -138,6 +149,8 @@ PLAIN = {"NDD_WATCH_SHARE": "0", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_WINDOW_S
 POLL_S = 0.1
 # Seconds of the first look for the end of an epoch; each further one is twice as long.
 EPOCH_S = 0.5
+# The same of the first look for a period of the steps.
+PERIOD_S = 0.3
 # Seconds in which a launcher notices the end of a rank and says why.
 LAUNCHER_S = 5.0
 _GUARD = str(Path(__file__).with_name("guard.py"))
@@ -279,7 +292,7 @@ class ScriptProcess(Trained):
     ) -> None:
         super().__init__()
         self._command = command
-        self._temporary = tempfile.TemporaryDirectory(prefix=".ndd-", ignore_cleanup_errors=True)
+        self._temporary = tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True)
         self.folder = Path(self._temporary.name)
         self._log = self.folder / "log"
         # Of several ranks: what their steps consist of.
@@ -287,10 +300,8 @@ class ScriptProcess(Trained):
         self._parts, self._measuring = Parts(), False
         address = str(self.folder / "s")
         try:
-            work = self.folder / "work"
-            work.mkdir()
             (self.folder / "ranks").mkdir()
-            copy(command.folder, work, but)
+            work = scratch(command.folder, self.folder, but)
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(address)
             self._listener.listen(128)
@@ -299,7 +310,9 @@ class ScriptProcess(Trained):
                 "outside": outside,
             }  # fmt: skip
             made = environment(
-                self.folder / "ranks", SITE, {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **extra}
+                self.folder / "ranks",
+                SITE,
+                {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **UNWRITTEN, **extra},
             )
             guard = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(self.folder)]
             guarded = [*guard, *becoming(command.words, 0)]
@@ -434,8 +447,8 @@ class ScriptSides(Sides):
         self.by_epochs = "loader.persistent" in self._changes and all(one["loader.workers"] for one in values)
         self._outside = request.outside
         self.doubt = "the baseline was started only once: is the script seeded?"
-        # First losses of the script as it is, of its first process.
-        self._usual: list[float] | None = None
+        # Of the first process of the script as it is.
+        self._usual: SideFacts | None = None
         run = request.base.run
         self._but = run.path.parent if run is not None else Path(os.devnull)
 
@@ -450,7 +463,22 @@ class ScriptSides(Sides):
 
     def period(self, index: int, step_s: float) -> int:
         key = "run.gc_every_steps"
-        return max(int(self._values[index][key]), 1) if key in self._changes else 1
+        own = max(int(self._values[index][key]), 1) if key in self._changes else 1
+        return common((own, period_of(self.facts[index].lengths_us)))
+
+    def compare_items(self) -> str:
+        base, change = self.facts
+        if base.item is None or change.item is None or base.item == change.item:
+            return ""
+        if len(base.item) == len(change.item) == 1 and base.of_tokens and change.of_tokens:
+            for facts in self.facts:
+                if not facts.unit and facts.item is not None:
+                    facts.items_per_step, facts.unit = facts.items_per_step * facts.item[0], "token"
+            return ""
+        shapes = [" x ".join(map(str, facts.item or ())) or "a single number" for facts in (change, base)]
+        return (
+            f"items are not comparable: one of the candidate is {shapes[0]}, one of the baseline {shapes[1]}"
+        )
 
     def started(self, index: int) -> ScriptProcess:
         command = self._start.command if index else self._command
@@ -462,20 +490,63 @@ class ScriptSides(Sides):
 
     def prepare(self, index: int) -> float:
         """As for other sides. Losses that differ between two starts of the unchanged script say nothing."""
+        known = bool(self.facts[index].lengths_us)
         found = super().prepare(index)
+        if not known and not self._find_period(index):
+            self.close(index)
+            self.open(index)
+            found = super().prepare(index)
         if self.by_epochs:
             self._find_epoch(index)
         if not index:
-            losses = self._learned(index, "warming up the baseline").losses
+            now = self._learned(index, "warming up the baseline")
             if self._usual is None:
-                self._usual = losses
-            elif any(a != b for a, b in zip(losses, self._usual, strict=False)):
+                self._usual = now
+            elif len({tuple(losses) for losses in same_steps(now, self._usual)}) > 1:
                 for facts in self.facts:
                     facts.losses = []
                 self.note = "two starts of the unchanged script differ in their losses (is it seeded?)"
             else:
                 self.doubt = ""
         return found
+
+    def open_one(self) -> tuple[float, float]:
+        known = bool(self.facts[0].lengths_us)
+        found = super().open_one()
+        if not known:
+            ended = not self._find_period(0)
+            lengths = self.facts[0].lengths_us
+            if ended:
+                self.close()
+                found = super().open_one()
+            for facts in self.facts:
+                facts.lengths_us = lengths
+        return found
+
+    def _find_period(self, index: int) -> bool:
+        """Train until the period of the steps is known, or until there is none as far as can be seen.
+
+        Returns whether the script still trains; otherwise it has come to its end.
+        """
+        stage, facts, left_s = (
+            f"looking at the steps of {SIDES[index]}",
+            self.facts[index],
+            self.budget.left_s,
+        )
+        spent_s, part_s = 0.0, PERIOD_S
+        while undecided(facts.lengths_us):
+            limit_s = left_s / (8 if recurs(facts.lengths_us) else 20)
+            if spent_s >= limit_s:
+                break
+            try:
+                spent_s += self.train(index, 1 << 40, stage, until_s=min(part_s, limit_s - spent_s))[0]
+            except SideFailedError as error:
+                if error.kind != "ended":
+                    raise
+                return False
+            part_s *= 2
+            facts.lengths_us = self._learned(index, stage).lengths_us
+        return True
 
     def _find_epoch(self, index: int) -> None:
         """Train until the second pass over the data has begun, which tells how many steps an epoch has."""

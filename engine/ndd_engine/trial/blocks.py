@@ -288,7 +288,7 @@ def plan_switches(
 
 
 def _too_small(plan: BlockPlan, by_epochs: bool, recurs: bool) -> BlocksDoNotFitError:
-    what = "a whole epoch" if by_epochs else "a period of the changed setting" if recurs else "a step"
+    what = "a whole epoch" if by_epochs else "a period of its steps" if recurs else "a step"
     units = FEWEST_ABBA * BLOCKS
     text = f"{what} takes {duration(plan.block_s)}, and the budget is too small for {units} of them"
     return BlocksDoNotFitError(text, FEWEST_ABBA * plan.abba_s)

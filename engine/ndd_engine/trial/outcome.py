@@ -81,6 +81,15 @@ def compare_losses(
     return verdict, f"{steps} {differ} by up to {apart * 100:.2g} % (close: up to {CLOSE * 100:.0f} %)"
 
 
+def same_steps(*every: SideFacts) -> list[list[float]]:
+    """The first losses of each, of the same steps, as far as their steps are known."""
+    if not all(facts.loss_steps for facts in every):
+        return [facts.losses for facts in every]
+    known = [dict(zip(facts.loss_steps, facts.losses, strict=True)) for facts in every]
+    steps = sorted(set.intersection(*map(set, known)))
+    return [[losses[step] for step in steps] for losses in known]
+
+
 def startup_s(side: Mapping[str, Any]) -> float:
     """Seconds before training, plus the excess time of the slower first steps. side: the fields of SideFacts."""
     slow = (side.get("warmup_s") or 0.0) - side.get("warmup_steps", 0) * (side.get("step_s") or 0.0)
@@ -115,9 +124,10 @@ def result(
     base, change = sides
     in_effect, why_not = effect(change, changed)
     loss, loss_text = "not comparable", note
+    losses = same_steps(base, change)
     if base.losses and change.losses:
         items = (base.items_per_step, change.items_per_step)
-        loss, loss_text = compare_losses(base.losses, change.losses, changed, items)
+        loss, loss_text = compare_losses(losses[0], losses[1], changed, items)
         if loss == "differs" and doubt:
             loss_text += f"; {doubt}"
     event = TrialEvent(

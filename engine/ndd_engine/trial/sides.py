@@ -5,6 +5,7 @@ Does not import torch.
 
 from __future__ import annotations
 
+import math
 import secrets
 import shutil
 import tempfile
@@ -30,8 +31,8 @@ from .blocks import (
     saves,
     switched_off,
 )
-from .estimates import Replicates
-from .outcome import differences
+from .estimates import Estimate, Replicates
+from .outcome import differences, same_steps
 from .trial_request import CACHES, LOSSES, MEASURING, Progress, SideFacts, TrialRequest
 
 T = TypeVar("T")
@@ -55,6 +56,8 @@ WAITS = 0.1
 TIMES_STOCK = 2
 # Seconds beyond the budget after which a side that does not answer has failed.
 PATIENCE_S = 120.0
+# The share of the end of an interval that mean speeds have to show at least.
+SHOWN = 0.5
 # Interval of progress reports.
 TELL_S = 0.5
 # By index.
@@ -237,9 +240,10 @@ def of_ranks(every: Sequence[SideFacts]) -> SideFacts:
     missing = {key: value for facts in every for key, value in facts.settings.items() if value[2] is False}
     peaks = [facts.peak_bytes for facts in every if facts.peak_bytes is not None]
     reserved = [facts.reserved_bytes for facts in every if facts.reserved_bytes is not None]
-    losses = [sum(values) / len(values) for values in zip(*(facts.losses for facts in every), strict=False)]
+    losses = [sum(values) / len(values) for values in zip(*same_steps(*every), strict=False)]
+    steps = sorted(set.intersection(*(set(facts.loss_steps) for facts in every)))
     return replace(
-        first, ranks=len(every), rank_peaks=peaks, peak_bytes=max(peaks, default=None), losses=losses,
+        first, ranks=len(every), rank_peaks=peaks, peak_bytes=max(peaks, default=None), losses=losses, loss_steps=steps,
         reserved_bytes=max(reserved, default=None), settings={**first.settings, **missing},
         stock=max(facts.stock for facts in every),
     )  # fmt: skip
@@ -279,6 +283,10 @@ class Sides:
 
     def never_happens(self) -> str:
         """Why the change cannot be measured because what it affects never happens; "" if it does."""
+        return ""
+
+    def compare_items(self) -> str:
+        """Make items of both sides comparable. Returns why they are not, "" if they are."""
         return ""
 
     def period(self, index: int, step_s: float) -> int:
@@ -440,6 +448,12 @@ class Sides:
             rates.clear()
             facts.peaks.clear()
             parts.clear()
+
+    def contradicts(self, found: Estimate) -> bool:
+        """Whether the mean speeds of both sides do not show the difference that an interval shows."""
+        base, change = (sum(rates) / len(rates) if rates else 0.0 for rates in self.rates)
+        nearest = found.low if found.ratio > 1 else found.high
+        return bool(base and change) and math.log(change / base) / math.log(nearest) < SHOWN
 
     def speeds(self) -> None:
         """Put the mean speeds into the facts."""

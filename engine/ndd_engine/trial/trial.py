@@ -31,7 +31,7 @@ from .blocks import (
     plan_pairs,
     plan_switches,
 )
-from .estimates import ENOUGH, FLOOR, OneProcess, Replicates, Usual, abba_log_ratio
+from .estimates import DIFFERENT, ENOUGH, FLOOR, OneProcess, Replicates, Usual, abba_log_ratio
 from .outcome import History, differences, result
 from .pausing import alone
 from .sides import ESTIMATE_S, SIDES, Budget, OwnSides, SideFailedError, Sides, Tell
@@ -119,13 +119,8 @@ class Trial:
             verdict, reason = "stopped", "stopped before there was a result"
         except NotMeasurableError as error:
             verdict, reason = "inconclusive", str(error)
-        except BlocksDoNotFitError as error:
-            verdict, reason = (
-                "inconclusive",
-                f"{error}; {self._more((self._budget.elapsed_s + error.needed_s) * 1.2)}",
-            )
-        except SideFailedError as error:
-            verdict, reason = self._failed(error)
+        except (BlocksDoNotFitError, SideFailedError) as error:
+            verdict, reason = self._interrupted(error)
         self._sides.speeds()
         facts = self._sides.facts
         found = self._replicates.estimate()
@@ -141,7 +136,7 @@ class Trial:
         try:
             return self._in_one_process()
         except SideFailedError as error:
-            if error.kind == "late":
+            if error.kind == "late" or (error.kind == "ended" and self._replicates.blocks):
                 raise
             first = error
         # Processes of their own show which side fails, and may have enough memory.
@@ -224,7 +219,10 @@ class Trial:
 
     def _verdict(self) -> tuple[str, str]:
         """(verdict, reason) of what was measured."""
-        verdict = self._replicates.last()
+        verdict, found = self._replicates.last(), self._replicates.estimate()
+        if verdict in DIFFERENT and found is not None and self._sides.contradicts(found):
+            text = "the mean speeds of both sides do not show the difference, since runs of a side differ too much"
+            return "inconclusive", f"{text}; raise --budget"
         if verdict != "inconclusive":
             return verdict, ""
         noisy = f"too noisy to resolve a difference of {FLOOR * 100:.0f} %"
@@ -244,6 +242,15 @@ class Trial:
         return (
             f"raise --budget to about {math.ceil(seconds / 10) * 10 if seconds > 20 else math.ceil(seconds)}"
         )
+
+    def _interrupted(self, error: BlocksDoNotFitError | SideFailedError) -> tuple[str, str]:
+        """Where a process had no time left to start, or its script came to its end, the blocks before that count."""
+        harmless = isinstance(error, BlocksDoNotFitError) or error.kind in ("late", "ended")
+        if harmless and (found := self._verdict())[0] != "inconclusive":
+            return found
+        if isinstance(error, SideFailedError):
+            return self._failed(error)
+        return "inconclusive", f"{error}; {self._more((self._budget.elapsed_s + error.needed_s) * 1.2)}"
 
     def _failed(self, error: SideFailedError) -> tuple[str, str]:
         if error.kind == "late":
@@ -288,6 +295,8 @@ class Trial:
     def _paces(self, base_s: float, change_s: float) -> tuple[SidePace, SidePace]:
         if missing := self._sides.never_happens():
             raise NotMeasurableError(missing)
+        if unlike := self._sides.compare_items():
+            raise NotMeasurableError(unlike)
         if self._budget.left_s < self._budget.budget_s / 10:
             enough_s = FEWEST_ABBA * 4 * max(base_s, change_s, ESTIMATE_S)
             text = f"preparing both sides took {duration(self._budget.elapsed_s)}"

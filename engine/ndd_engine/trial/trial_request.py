@@ -123,6 +123,10 @@ def not_in_effect(settings: Mapping[str, list[Any]]) -> list[str]:
     ]
 
 
+# Fields of SideFacts that only the trial itself needs.
+_OF_THE_PLAN = ("stock", "lengths_us", "item", "of_tokens")
+
+
 @dataclass
 class SideFacts:
     """What was measured of one side. Seconds and bytes.
@@ -136,6 +140,10 @@ class SideFacts:
     peak_bytes and reserved_bytes are those of the rank with the most, rank_peaks those of each, losses are means over
     the ranks, and findings what the diagnosis found. parts_ns: of a step, means over the ranks, see `Parts`; {}
     without a window or if one process has both sides.
+
+    Of a script: loss_steps: the number of the step of each loss. lengths_us: of its steps so far. item: the shape of an
+    item in the input of the model, None if it is not always the same; of_tokens: whether it is of whole numbers. unit:
+    what an item is called, "" for an item.
     """
 
     device: str = ""
@@ -154,6 +162,11 @@ class SideFacts:
     peaks: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     settings: dict[str, list[Any]] = field(default_factory=dict)
+    loss_steps: list[int] = field(default_factory=list)
+    lengths_us: list[int] = field(default_factory=list)
+    item: list[int] | None = None
+    of_tokens: bool = False
+    unit: str = ""
     stock: int = 0
     ranks: int = 1
     rank_peaks: list[int] = field(default_factory=list)
@@ -164,7 +177,8 @@ class SideFacts:
         """For the trial event."""
         body = asdict(self)
         body["not_in_effect"] = not_in_effect(body.pop("settings"))
-        del body["stock"]
+        for name in _OF_THE_PLAN:
+            del body[name]
         return body
 
 

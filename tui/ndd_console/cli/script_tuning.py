@@ -17,12 +17,13 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.run.run import Run
-from ndd_engine.script.command import OFFLINE, Command, check_contained, copy
+from ndd_engine.script.command import OFFLINE, SCRATCH, UNWRITTEN, Command, check_contained, scratch
 from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.script.script_tuning import tune_script
 from ndd_engine.script.trials import run_script_trial
 from ndd_engine.trial.trial_request import Progress, TrialRequest
 from ndd_engine.trial.tuning import Tuning, place_of
+from ndd_watch import LINKED
 
 from .measuring import stoppable
 from .options import Asked
@@ -36,7 +37,9 @@ OBSERVED_STEPS, OBSERVED_S, MOST_S = 60, 10.0, 60.0
 def tune_script_run(asked: Asked, script: RunDir | None) -> int:
     """Tune the script of a run, or the command that was given. Returns the exit status."""
     with stoppable("tuning") as stop:
-        directory = script or observed(asked.root, Command(asked.words, Path.cwd()), stop)
+        directory = script or observed(
+            asked.root, Command(asked.words, Path.cwd()), stop, asked.allow_side_effects
+        )
         state = load_state(directory)
         if state.run is None:
             raise UsageError(f"run {directory.name} has not trained: there is nothing to tune")
@@ -62,13 +65,16 @@ def tune_script_run(asked: Asked, script: RunDir | None) -> int:
     return stop.exit_status or (EXIT_FAILED if tuned.stopped else 0)
 
 
-def observed(root: Path, command: Command, stop: threading.Event) -> RunDir:
-    """Run the command in a scratch copy until enough of it was seen, then end it."""
+def observed(root: Path, command: Command, stop: threading.Event, outside: bool = False) -> RunDir:
+    """Run the command in a scratch copy until enough of it was seen, then end it.
+
+    outside: whether it may write to what the copy links to.
+    """
     command.check()
-    with tempfile.TemporaryDirectory(prefix=".ndd-", ignore_cleanup_errors=True) as scratch:
-        copy(command.folder, Path(scratch), root.absolute())
-        os.environ.update(OFFLINE)
-        run = Run.open(Script(ScriptRequest(command, root, screen=True, folder=Path(scratch))))
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as place:
+        folder = scratch(command.folder, Path(place), root.absolute())
+        os.environ.update({**OFFLINE, **UNWRITTEN, LINKED: "" if outside else place})
+        run = Run.open(Script(ScriptRequest(command, root, screen=True, folder=folder)))
         say(f"observing {command.text} as run {run.directory.name}")
         done = threading.Event()
 

@@ -102,7 +102,8 @@ def try_(asked: options.Asked) -> int:
         from .script_tuning import observed
 
         with stoppable("the trial") as stop:
-            baseline = observed(asked.root, Command(asked.words, Path.cwd()), stop).name
+            command = Command(asked.words, Path.cwd())
+            baseline = observed(asked.root, command, stop, asked.allow_side_effects).name
         if stop.exit_status:
             return stop.exit_status
     base = baseline_of(baseline, asked.workload, asked.root)

@@ -61,7 +61,7 @@ def trial_blocks(trial: TrialEvent) -> Iterator[Block]:
             setup, rate = duration(side["prepare_s"]), side.get("items_per_s")
             if side.get("compile_s") is not None:
                 setup += f" ({duration(side['compile_s'])} compiling)"
-            throughput = MISSING if rate is None else f"{number(rate)} items/s"
+            throughput = MISSING if rate is None else f"{number(rate)} {side.get('unit') or 'item'}s/s"
             rows.append((name, duration(side.get("step_s")), throughput, setup, size(side.get("peak_bytes"))))
     if rows:
         columns = ("", "step", "throughput", "setup", "peak memory")
