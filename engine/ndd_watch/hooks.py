@@ -328,10 +328,12 @@ class Hooks:
         if steps.device_due:
             steps.device_due = False
             self.device_found(looks.device(loss))
-        begin, wanted = now(), steps.graphs.wanted
+        begin, wanted, tables = now(), steps.graphs.wanted, self.modules.tables
         with looks.silent():
             steps.graphs.mark(loss, S[DONE])
-        if wanted:
+            if tables is not None:
+                tables.loss(loss)
+        if wanted or tables is not None:
             steps.aside(now() - begin)
         if self._origin.active:
             self._origin.loss(loss, sys._getframe(1))

@@ -135,3 +135,18 @@ class Looks:
         if numpy is not None and type(value) in (numpy.float64, numpy.float32):
             return float(value)
         return self.on_host(value) if self.is_tensor(value) and self.allowed() else None
+
+
+def modules_within(root: Any) -> Iterator[tuple[str, Any]]:
+    """(name, module) of a module and those in it, each once, in their order. The name of the first one is ""."""
+    seen: set[int] = set()
+    todo = [("", root)]
+    while todo:
+        name, module = todo.pop()
+        if module is None or key_of(module) in seen:
+            continue
+        seen.add(key_of(module))
+        yield name, module
+        inner = module.__dict__.get("_modules")
+        if type(inner) is dict:
+            todo += [(f"{name}.{key}" if name else str(key), one) for key, one in reversed(inner.items())]
