@@ -91,8 +91,8 @@ class Observer:
         self._moved = 0
         # The steps before what is recorded now, where that is not the present one.
         self._done: int | None = None
-        # What the current step is observed for: "", "learn", "profile", "capture" or "origin"; the steps before one of
-        # "learn"; when the next one of "profile" is.
+        # What the current step is observed for: "", "learn", "profile", "retained", "capture" or "origin"; the steps
+        # before one of "learn"; when the next one of "profile" is.
         self._study, self._heard_at, self._profile_due = "", 0, 0
         self._armed = self._stopped = self._arming = self._told_functions = False
         # Steps of other threads while the first one is armed.
@@ -154,6 +154,7 @@ class Observer:
         with Dropped():
             self.captures.close()
         self.origin.end()
+        self.steps.retained.end()
         if study == "learn":
             self.learning.deaf()
         elif study == "profile":
@@ -431,8 +432,12 @@ class Observer:
             if found["wall_ns"]:
                 self.emitter.put("functions", step=self.emitter.step, **self._counted(), **found)
             self.modules.end_counting()
-            self.steps.graphs.wanted = False
-            self._study = ""
+            steps.graphs.wanted = False
+            self._study = "retained" if steps.retained.step() else ""
+        elif self._study == "retained":
+            self._study = "retained" if steps.retained.step() else ""
+            if steps.retained.where is not None:
+                self.emitter.script(retains=steps.retained.where)
         elif self._learned < MOST_LEARNED and learning.source is None and not reads:
             # It is not known where batches come from.
             self._learned += 1
@@ -453,6 +458,7 @@ class Observer:
     def _profile(self) -> None:
         if not self.profiler.begin(sum(self.steps.last_row)):
             self._study = "profile"
+            self.steps.retained.begin()
             self.modules.count(Sizes(self.looks), Tables(self._torch, self.looks))
             self.steps.graphs.wanted, self.steps.graphs.reached, self.steps.loss_due = True, 0, 0
 

@@ -246,7 +246,7 @@ def main() -> None:
         loss = nn.functional.mse_loss(model(augment(x)), y)
         if extra:
             loss = loss + sum(p.sum() for p in extra) * 0.0
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward(retain_graph=planted("retain-graph"))
         scaler.step(optimizer)
         scaler.update()
         schedule(step)

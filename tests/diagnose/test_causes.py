@@ -14,6 +14,7 @@ from ndd_engine.diagnose import CAUSES
 ELSEWHERE = {
     "too-short", "healthy", "no-effect", "slow-function", "anomaly", "gpu-unseen", "straggler", "exchange", "skew",
     "iterator-restart", "repeated-items", "dense-embedding", "data-parallel",
+    "retain-graph",
 }  # fmt: skip
 
 

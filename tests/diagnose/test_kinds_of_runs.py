@@ -32,6 +32,9 @@ OF_SCRIPTS = {
     "data-parallel": Planted(
         run={"config": {"script": {"data_parallel": 4}, "batch": {"accumulation": 1, "micro": 8}}}
     ),
+    "retain-graph": Planted(
+        run={"config": {"script": {"retains": ["train.py", 9]}, "batch": {"accumulation": 1, "micro": 8}}}
+    ),
     "dense-embedding": Planted(
         phases=healthy(optimizer=12.0),
         functions=replace(profiled(), tables=[("Net.table", "Embedding", 100_000, 64, 512, 0.9, "Adam")]),

@@ -1,4 +1,4 @@
-"""What a profiled step of a script shows: dense gradients of tables, DataParallel."""
+"""What a script does without need: dense gradients of tables, graphs that stay, DataParallel."""
 
 from __future__ import annotations
 
@@ -76,3 +76,10 @@ def test_data_parallel_on_several_gpus(devices: int | None, told: bool) -> None:
     if told:
         found = run.named("data-parallel")
         assert found.ceiling is None and f"--nproc-per-node={devices}" in found.changes[0].text
+
+
+def test_graphs_that_are_retained_without_need_cost_no_time() -> None:
+    (found,) = script(facts={"retains": ["/me/train.py", 27]}).found()
+    assert found.cause == "retain-graph" and found.ceiling is None and found.share is None
+    assert found.changes[0].where == "train.py:27" and "retain_graph" in found.changes[0].text
+    assert script().causes() == ["healthy"]

@@ -74,6 +74,7 @@ CAUSES: dict[str, str] = {
     "worker-memory": "memory of loader workers grows",
     "evaluation-memory": "evaluations take much memory",
     "near-limit": "memory almost full",
+    "retain-graph": "graphs kept without need",
     "repeated-items": "items repeated within an epoch",
 }
 # Causes that keep a run from going on or make it worthless, the first one first: a summary begins with them.

@@ -1,4 +1,4 @@
-"""What a training script does without need, as a profiled step shows: gradients of whole tables, DataParallel."""
+"""What a training script does without need: gradients of whole tables, graphs that stay, DataParallel."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from ndd_engine.record.event import Table
 from ndd_engine.text import counted, number, percent, printable, span
+from ndd_watch.graphs import RETAINED_STEPS
 
 from .finding import Finding
 from .view import CLOCK, CONFIG, DEVICE, FLOOR, MODEL, PROFILER, Cost, Draft, View, taken
 
+LOOK = "graphs of the losses"
 # Backward usually takes up to so many times as long as forward and the loss.
 BACKWARD = 2.0
 # Optimizers that take sparse gradients as they are.
@@ -113,4 +115,23 @@ def data_parallel(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (dense_embedding, data_parallel)
+def retain_graph(view: View) -> Finding | None:
+    """Backward passes keep their graphs, and none goes through one again."""
+    where = view.script_place("retains")
+    if where is None:
+        return None
+    draft = Draft("retain-graph", "backward passes keep their graphs without need (retain_graph=True)", None)
+    draft.saw(
+        f"in {RETAINED_STEPS} steps in a row, each backward pass at {where} kept its graph, and none went through an "
+        "earlier one again",
+        LOOK,
+    )
+    draft.saw(
+        "the activations of a step stay until its loss is replaced: the next forward pass needs memory for both",
+        "PyTorch documentation",
+    )
+    draft.change("call backward() without retain_graph=True (same gradients)", where=where)
+    return draft.done()
+
+
+RULES = (dense_embedding, data_parallel, retain_graph)
