@@ -19,8 +19,8 @@ from .clock import CHECKPOINT, CURRENT, EVALUATE, LAST, NAMES, OTHER, S, gpu, no
 from .exceptions import Dropped, ours
 from .library import dumps, gc, os, time
 from .listening import profiled
-from .looks import Looks, key_of
-from .modules import Modules, modules_within
+from .looks import Looks, key_of, modules_within
+from .modules import Modules
 from .own import own, own_frame
 from .phases import ANCHOR, NOTED
 from .probes import Probes
@@ -274,7 +274,7 @@ class Captures:
         if self._marks:
             self._marks[-1] = self._marks[-1][0], phase
 
-    def enters(self, module: Any, depth: int) -> None:
+    def enters(self, module: Any, depth: int, _given: Any) -> None:
         """A module is called, so many calls deep."""
         if self._leave:
             self.overdue()

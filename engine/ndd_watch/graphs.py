@@ -24,6 +24,8 @@ _FEW, _MOST = 8, 512
 _DENSE = 0.5
 # Nodes of a graph that are visited, each for about 2 us; and losses whose numbers are remembered.
 _VISITED, _NUMBERS = 1000, 64
+# Steps in a row that are looked at where graphs are retained, the visited nodes of each graph, and attempts at most.
+RETAINED_STEPS, _RETAINED_VISITED, _ATTEMPTS = 8, 10_000, 3
 
 
 class _Mark:
@@ -103,3 +105,64 @@ class KeptGraphs:
         number, first, _ = self._marks[0]
         since = self._looked // self._stride - number + 1
         return step - first if len(self._marks) >= _DENSE * since else 0
+
+
+class Retained:
+    """Finds out whether a script passes `retain_graph=True` although no backward pass goes through a graph again.
+
+    Looks at all backward passes of some steps in a row. active: these are looked at now. where: (file, line) that
+    passes it without need, once that is known.
+    """
+
+    def __init__(self) -> None:
+        self.active = False
+        self.where: tuple[str, int] | None = None
+        self._attempts = self._steps = 0
+        self._line: tuple[str, int] | None = None
+        # Number of the first node of the last graph: 0 before any.
+        self._newest = 0
+
+    def begin(self) -> None:
+        """The next step is the first one."""
+        if self.where is None and self._attempts < _ATTEMPTS:
+            self.active, self._line, self._newest, self._steps = True, None, 0, 0
+
+    def end(self) -> None:
+        """What is known does not suffice, or a graph is needed again. Safe to call twice."""
+        self.active = False
+
+    def hear(self, loss: Any, retains: bool, line: tuple[str, int] | None) -> None:
+        """A backward pass begins. loss: a plain tensor. retains: whether its graph stays, and gradients have none."""
+        node = loss.grad_fn
+        if not retains or line is None or node is None or self._oldest(node) <= self._newest:
+            self.end()
+            return
+        self._line, self._newest = line, node._sequence_nr()
+
+    def step(self) -> bool:
+        """A step has ended; whether the next one is to be looked at as well."""
+        if not self.active:
+            return False
+        self._steps += 1
+        if self._line is None:  # it had no backward pass
+            self.end()
+        elif self._steps == 1:
+            self._attempts += 1
+        elif self._steps > RETAINED_STEPS:
+            self.where, self.active = self._line, False
+        return self.active
+
+    @staticmethod
+    def _oldest(node: Any) -> int:
+        """The lowest number of the nodes of a graph; 0 if it is too large to tell."""
+        newest = node._sequence_nr()
+        seen, left = {newest}, [node]
+        while left:
+            for one, _ in left.pop().next_functions:
+                # As above.
+                if one is not None and (number := one._sequence_nr()) < newest and number not in seen:
+                    seen.add(number)
+                    left.append(one)
+            if len(seen) > _RETAINED_VISITED:
+                return 0
+        return int(min(seen))

@@ -131,6 +131,9 @@ class Hooks:
         )
         zeroed = self.timed(ZERO_GRAD, self.steps.zeroed)
         self._put(optimizer.zero_grad, *zeroed, False, phase=ZERO_GRAD, rests="all")
+        self._put(
+            torch.autograd.grad, self._seen(lambda frame: self.steps.retained.end()), None, False, rests="all"
+        )
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False, phase=CLIP)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
@@ -274,9 +277,9 @@ class Hooks:
         def begun(_probe: Any, given: Any) -> int:
             try:
                 if not S[TIMED]:
-                    self._glance(given)
+                    self._glance(given[:1])
                     return 0
-                self._look(given)
+                self._look(*given)
                 self._enter(BACKWARD)
             except Exception as error:  # noqa: BLE001
                 steps.failed(error)
@@ -309,29 +312,35 @@ class Hooks:
                 steps.failed(error)
             return zero
 
-        return Look(begins, begun, ("tensors",)), ends
+        return Look(begins, begun, ("tensors", "retain_graph", "create_graph")), ends
 
     def _glance(self, tensors: Any) -> None:
         """Read the loss in a step that is timed as a whole."""
         if self._looks.allowed() and (loss := self._looks.first_tensor(tensors, 2)) is not None:
             self._read(loss, due=False)
 
-    def _look(self, tensors: Any) -> None:
-        """Look at the loss."""
+    def _look(self, tensors: Any, retains: Any, creates: Any) -> None:
+        """Look at the loss, before its backward pass with these arguments."""
         steps, looks = self.steps, self._looks
         steps.loss_due = S[LAST] + LOSS_NS
-        if not looks.allowed():
-            return
-        loss = looks.first_tensor(tensors, 2)
+        loss = looks.first_tensor((tensors,), 2) if looks.allowed() else None
         if loss is None:
+            steps.retained.end()
             return
         if steps.device_due:
             steps.device_due = False
             self.device_found(looks.device(loss))
-        begin, wanted = now(), steps.graphs.wanted
+        begin, wanted, tables = now(), steps.graphs.wanted, self.modules.tables
         with looks.silent():
             steps.graphs.mark(loss, S[DONE])
-        if wanted:
+            if tables is not None:
+                tables.loss(loss)
+            if steps.retained.active:
+                steps.loss_due = 0  # look at the next one, too
+                frame = own_frame(sys._getframe(2), self._own)
+                line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+                steps.retained.hear(loss, retains is True and not creates, line)
+        if wanted or tables is not None or not steps.loss_due:
             steps.aside(now() - begin)
         if self._origin.active:
             self._origin.loss(loss, sys._getframe(1))

@@ -31,6 +31,7 @@ from .profiler import StepProfiler
 from .requests import Requests
 from .sizes import Sizes
 from .steps import PROFILE_NS, Ends, Steps
+from .tables import Tables
 from .waits import place
 
 # Hooks of one module, or whatever else is counted, from which on it is asked where they are added.
@@ -90,8 +91,8 @@ class Observer:
         self._moved = 0
         # The steps before what is recorded now, where that is not the present one.
         self._done: int | None = None
-        # What the current step is observed for: "", "learn", "profile", "capture" or "origin"; the steps before one of
-        # "learn"; when the next one of "profile" is.
+        # What the current step is observed for: "", "learn", "profile", "retained", "capture" or "origin"; the steps
+        # before one of "learn"; when the next one of "profile" is.
         self._study, self._heard_at, self._profile_due = "", 0, 0
         self._armed = self._stopped = self._arming = self._told_functions = False
         # Steps of other threads while the first one is armed.
@@ -153,10 +154,11 @@ class Observer:
         with Dropped():
             self.captures.close()
         self.origin.end()
+        self.steps.retained.end()
         if study == "learn":
             self.learning.deaf()
         elif study == "profile":
-            self.modules.sizes = None
+            self.modules.end_counting()
             with Dropped():
                 self.profiler.end()
         self.emitter.pause()
@@ -428,9 +430,14 @@ class Observer:
             lengths = {name: own + wait for name, own, wait in took if own + wait}
             found = self.profiler.end(self.hooks.roots, lengths)
             if found["wall_ns"]:
-                self.emitter.put("functions", step=self.emitter.step, sizes=self._sizes(), **found)
-            self.modules.sizes, self.steps.graphs.wanted = None, False
-            self._study = ""
+                self.emitter.put("functions", step=self.emitter.step, **self._counted(), **found)
+            self.modules.end_counting()
+            steps.graphs.wanted = False
+            self._study = "retained" if steps.retained.step() else ""
+        elif self._study == "retained":
+            self._study = "retained" if steps.retained.step() else ""
+            if steps.retained.where is not None:
+                self.emitter.script(retains=steps.retained.where)
         elif self._learned < MOST_LEARNED and learning.source is None and not reads:
             # It is not known where batches come from.
             self._learned += 1
@@ -451,14 +458,17 @@ class Observer:
     def _profile(self) -> None:
         if not self.profiler.begin(sum(self.steps.last_row)):
             self._study = "profile"
-            self.modules.sizes = Sizes(self.looks)
+            self.steps.retained.begin()
+            self.modules.count(Sizes(self.looks), Tables(self._torch, self.looks))
             self.steps.graphs.wanted, self.steps.graphs.reached, self.steps.loss_due = True, 0, 0
 
-    def _sizes(self) -> dict[str, int]:
-        """What can grow, in the step that was profiled."""
-        sizes, graphs = self.modules.sizes, self.steps.graphs
-        if sizes is None:
+    def _counted(self) -> dict[str, Any]:
+        """What can grow, and embeddings with gradients for all of their rows, in the step that was profiled."""
+        sizes, tables, graphs = self.modules.sizes, self.modules.tables, self.steps.graphs
+        if sizes is None or tables is None:
             return {}
+        if tables.devices > 1:
+            self.emitter.script(data_parallel=tables.devices)
         sizes.optimizers(self.steps.optimizers())
         sizes.handlers()
         sizes.graph(graphs.reached)
@@ -469,7 +479,7 @@ class Observer:
             for kind in ("hooks", "handlers", "parameters"):
                 if sizes.most(kind) > MANY:
                     self.emitter.look_in(kind, file)
-        return sizes.counts()
+        return {"sizes": sizes.counts(), "tables": tables.found(self.steps.optimizers())}
 
     def _begin_aside(self) -> bool:
         """Profile an evaluation or a checkpoint from now on; the step in which it happens is not profiled."""
@@ -497,7 +507,7 @@ class Observer:
         self.modules.reset()
         self.captures.forked()
         self.origin.end()
-        self.modules.sizes = None
+        self.modules.end_counting()
         # The hooks hold these two.
         kept = {"phases": steps.phases, "_made": steps._made, "compiled": steps.compiled}
         kept |= {"rest": steps.rest, "faking": steps.faking}

@@ -169,3 +169,18 @@ def groups_of(optimizer: Any) -> list[dict[str, Any]]:
 
 def _plain(group: Any) -> bool:
     return type(group) is dict and type(group.get("params")) is list
+
+
+def modules_within(root: Any) -> Iterator[tuple[str, Any]]:
+    """(name, module) of a module and those in it, each once, in their order. The name of the first one is ""."""
+    seen: set[int] = set()
+    todo = [("", root)]
+    while todo:
+        name, module = todo.pop()
+        if module is None or key_of(module) in seen:
+            continue
+        seen.add(key_of(module))
+        yield name, module
+        inner = module.__dict__.get("_modules")
+        if type(inner) is dict:
+            todo += [(f"{name}.{key}" if name else str(key), one) for key, one in reversed(inner.items())]

@@ -6,7 +6,6 @@ All modules share `nn.Module.__call__`, so one probe sees them all. Calls within
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from threading import get_ident
 from typing import Any, Callable
 
@@ -35,6 +34,7 @@ from .mapped import INPUT
 from .probes import Look, Probes
 from .sizes import Sizes
 from .steps import Steps
+from .tables import Tables
 
 # Calls of modules within another one, up to which hearing them costs less than taking the probes out and putting them
 # back.
@@ -60,9 +60,10 @@ class Modules:
         self._listen: Callable[[bool], None] = lambda on: None
         # Called with the first tensor that a model receives.
         self.received: Callable[[Any], None] | None = None
-        # In a profiled step: counts the hooks of the models that train.
+        # In a profiled step: count the hooks of the models that train, and the rows of embeddings that it reads.
         self.sizes: Sizes | None = None
-        # Of a capture: `enters` and `leaves` hear every call.
+        self.tables: Tables | None = None
+        # Of a capture and of a profiled step: `enters` and `leaves` hear every call.
         self.watch: Any = None
         # DistributedDataParallel, if this process exchanges data, and its modules.
         self.replica: type | None = None
@@ -89,6 +90,16 @@ class Modules:
             self._deaf = False
             self._listen(True)
 
+    def count(self, sizes: Sizes, tables: Tables) -> None:
+        """The next step is profiled."""
+        self.sizes, self.tables, self.watch = sizes, tables, tables
+
+    def end_counting(self) -> None:
+        """It has ended, or is profiled no more. Safe to call twice."""
+        if self.watch is self.tables:
+            self.watch = None
+        self.sizes = self.tables = None
+
     def _call_hooks(self) -> tuple[Any, Any]:
         steps, depth, calls, traced = self._steps, self._depth, self._calls, self._looks.traced
 
@@ -110,7 +121,7 @@ class Modules:
                 else:
                     self._outermost(*given)
                 if self.watch is not None:
-                    self.watch.enters(given[0], depth[0])
+                    self.watch.enters(given[0], depth[0], given[1:])
                 if depth[0] > 1:
                     return 0
                 if calls[0] <= FEW_CALLS or self.watch is not None:
@@ -299,18 +310,3 @@ class Modules:
                 del kind.__call__
             else:
                 kind.__call__ = before  # type: ignore[method-assign]
-
-
-def modules_within(root: Any) -> Iterator[tuple[str, Any]]:
-    """(name, module) of a module and those in it, each once, in their order. The name of the first one is ""."""
-    seen: set[int] = set()
-    todo = [("", root)]
-    while todo:
-        name, module = todo.pop()
-        if module is None or key_of(module) in seen:
-            continue
-        seen.add(key_of(module))
-        yield name, module
-        inner = module.__dict__.get("_modules")
-        if type(inner) is dict:
-            todo += [(f"{name}.{key}" if name else str(key), one) for key, one in reversed(inner.items())]

@@ -18,8 +18,7 @@ from typing import Any, Callable
 from .clock import now
 from .exceptions import Dropped, ours
 from .listening import Listening
-from .looks import Looks
-from .modules import modules_within
+from .looks import Looks, modules_within
 from .own import own, own_frame
 
 # Steps in a row that are looked at until one is not finite, looks at most, and nanoseconds between two.

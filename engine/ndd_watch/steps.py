@@ -49,7 +49,7 @@ from .device import SAMPLE_NS, DeviceValues
 from .exceptions import ours
 from .finite import Finite
 from .garbage import Garbage
-from .graphs import KeptGraphs
+from .graphs import KeptGraphs, Retained
 from .looks import key_of
 from .mapped import (
     BEGUN,
@@ -268,7 +268,7 @@ class Steps:
         self.shape: tuple[int, ...] | None = None
         self.whole_numbers = False
         self.caller: Any = None
-        self.graphs = KeptGraphs()
+        self.graphs, self.retained = KeptGraphs(), Retained()
         self.finite = Finite()
         self.ends = Ends()
         # The key of the optimizer that steps at present, the phase around it, whether it got a closure, and the

@@ -35,12 +35,12 @@ CLOSE = 0.10
 WORDS = frozenset({
     "slow-function", "slowing", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile",
     "not-finite", "iterator-restart", "short-epochs", "repeated-items", "logging", "worker-memory", "evaluation-memory",
-    "hang", "died", "open-files",
+    "hang", "died", "open-files", "dense-embedding", "retain-graph",
 })  # fmt: skip
 HANGS = "hangs.py"
 INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates", "scales",
-    "stream", "one-batch", "logs",
+    "stream", "one-batch", "logs", "tokens",
 )  # fmt: skip
 # Innocent kinds of the script that becomes slower.
 NOT_SLOWING = ("bounded", "larger-batches", "evaluates", "detached")
@@ -79,6 +79,8 @@ FAULTS = (
     Fault("python-objects", ("worker-memory",), (4, 10)),
     Fault("evaluation-keeps", ("evaluation-memory", "evaluation"), (10, 40)),
     Fault("recompile", ("recompile",), (1, 1), "weighed"),
+    Fault("dense-embedding", ("dense-embedding",), (2, 10), "WithIds.table"),
+    Fault("retain-graph", ("retain-graph",), (1, 1), "planted.py"),
     Fault("optimizer-loop", ("optimizer",), (2, 8)),
     Fault("checkpoint", ("checkpoint",), (2, 10)),
     Fault("evaluate", ("evaluation",), (2, 10)),

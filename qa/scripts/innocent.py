@@ -37,6 +37,19 @@ class Recurrent(nn.Module):
         return found
 
 
+class Tokens(nn.Module):
+    """A batch reads most rows of its table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2000, 128)
+        self.body = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(self.table((x * 1000).long() % 2000)).mean(1)
+        return found
+
+
 def dense() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 1536), nn.ReLU(), nn.Linear(1536, 1536), nn.ReLU(), nn.Linear(1536, 1))
 
@@ -62,6 +75,7 @@ KINDS = {
     "stream": (convolutions, (3, 32, 32), 16),
     "one-batch": (convolutions, (3, 32, 32), 16),
     "logs": (dense, (64,), 64),
+    "tokens": (Tokens, (64,), 64),
 }
 
 

@@ -119,6 +119,19 @@ def loader(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
         yield from batches
 
 
+class WithIds(nn.Module):
+    """A model with a large table, of which a batch reads as many rows as it has items."""
+
+    def __init__(self, body: nn.Module, rows: int) -> None:
+        super().__init__()
+        self.table, self.body = nn.Embedding(rows, 64), body
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = torch.randint(self.table.num_embeddings, (len(x),))
+        found: Tensor = self.body(x + self.table(ids))
+        return found
+
+
 def schedule(step: int) -> float:
     if planted("slow-function"):
         work(MS)
@@ -204,6 +217,8 @@ def main() -> None:
     for _ in range(depth):
         layers += [nn.Linear(width, width), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(width, 1))
+    if planted("dense-embedding"):
+        model = WithIds(model, int(MS * 20_000))  # type: ignore[assignment]
     if RANKS > 1:
         dist.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(model)  # type: ignore[assignment]
@@ -231,7 +246,7 @@ def main() -> None:
         loss = nn.functional.mse_loss(model(augment(x)), y)
         if extra:
             loss = loss + sum(p.sum() for p in extra) * 0.0
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward(retain_graph=planted("retain-graph"))
         scaler.step(optimizer)
         scaler.update()
         schedule(step)

@@ -13,7 +13,8 @@ from ndd_engine.diagnose import CAUSES
 # Of scripts: see test_script.py; of several ranks: see test_rank_findings.py.
 ELSEWHERE = {
     "too-short", "healthy", "no-effect", "slow-function", "anomaly", "gpu-unseen", "straggler", "exchange", "skew",
-    "iterator-restart", "repeated-items",
+    "iterator-restart", "repeated-items", "dense-embedding", "data-parallel",
+    "retain-graph",
 }  # fmt: skip
 
 

@@ -29,6 +29,16 @@ OF_SCRIPTS = {
         run={"config": {"script": {"anomaly": True}, "batch": {"accumulation": 1, "micro": 8}}}
     ),
     "clip": Planted(phases=healthy(clip=8.0)),
+    "data-parallel": Planted(
+        run={"config": {"script": {"data_parallel": 4}, "batch": {"accumulation": 1, "micro": 8}}}
+    ),
+    "retain-graph": Planted(
+        run={"config": {"script": {"retains": ["train.py", 9]}, "batch": {"accumulation": 1, "micro": 8}}}
+    ),
+    "dense-embedding": Planted(
+        phases=healthy(optimizer=12.0),
+        functions=replace(profiled(), tables=[("Net.table", "Embedding", 100_000, 64, 512, 0.9, "Adam")]),
+    ),
     "iterator-restart": Planted(
         phases=healthy(**{"data_wait": 12.0, "data_wait/first_batch": 8.0}),
         window={"passes": 20},

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from observed import run
 
-from ndd_watch.graphs import KeptGraphs
+from ndd_watch.graphs import RETAINED_STEPS, KeptGraphs, Retained
 
 STEPS = 60
 
@@ -134,3 +136,81 @@ def test_a_large_graph_is_not_followed_to_its_end() -> None:
         graphs.wanted = True
         graphs.mark(loss, step)
     assert graphs.reached == 0
+
+
+LINE = ("train.py", 9)
+
+
+def retained(
+    losses: Callable[[torch.Tensor, int], list[torch.Tensor]],
+    retains: Callable[[int], bool] = lambda step: True,
+    steps: int = RETAINED_STEPS + 1,
+) -> tuple[str, int] | None:
+    """What is known after these steps. losses: of each step, from the output of the model."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    found = Retained()
+    found.begin()
+    for step in range(steps):
+        for loss in losses(model(torch.randn(3, 4)), step):
+            found.hear(loss, retains(step), LINE)
+            loss.backward(retain_graph=True)
+        found.step()
+    return found.where
+
+
+def test_graphs_that_no_later_pass_goes_through_are_retained_without_need() -> None:
+    assert retained(lambda output, step: [output.square().mean()]) == LINE
+    # Micro-batches, or models of their own.
+    assert (
+        retained(lambda output, step: [output.square().mean(), torch.ones(1, requires_grad=True).sum()])
+        == LINE
+    )
+    assert retained(lambda output, step: [output.square().mean()], steps=RETAINED_STEPS - 1) is None
+
+
+def test_a_graph_that_is_needed_again_is_no_finding() -> None:
+    assert retained(lambda output, step: [output.square().mean(), output.abs().mean()]) is None
+    kept: list[torch.Tensor] = []
+
+    def of_an_earlier_step(output: torch.Tensor, step: int) -> list[torch.Tensor]:
+        kept.append(output.square())
+        return [kept[step // 2 * 2].mean()]
+
+    assert retained(of_an_earlier_step) is None
+
+
+def test_graphs_that_are_not_retained_in_each_step_or_too_large_are_not_judged() -> None:
+    assert retained(lambda output, step: [output.square().mean()], lambda step: step != 5) is None
+    assert retained(lambda output, step: []) is None
+
+    def large(output: torch.Tensor, step: int) -> list[torch.Tensor]:
+        for _ in range(11_000):
+            output = output + 1
+        return [output.sum()]
+
+    assert retained(large, steps=3) is None
+
+
+def test_it_is_told_once_and_not_looked_for_forever() -> None:
+    found = Retained()
+    for _ in range(10):
+        found.begin()
+        for _ in range(2):
+            if found.active:
+                found.hear(torch.ones(1, requires_grad=True).sum(), True, LINE)
+            found.step()
+        found.end()
+    found.begin()
+    assert not found.active and found.where is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("word", ["", "twice", "later", "grad", "creates", "some", "carries"])
+def test_retained_graphs_of_a_script(tmp_path: Path, word: str) -> None:
+    ran = run(tmp_path, "retains.py", *word.split(), NDD_WATCH_PROFILE_S="0.05", NDD_WATCH_WINDOW_S="0.05")
+    assert not ran.status, ran.errors
+    assert not word or word == "carries" or ran.of("functions")
+    told = [one["config"]["script"].get("retains") for one in ran.of("run")]
+    assert bool(told[-1]) is (not word)
+    if not word:
+        assert told[-1][0].endswith("retains.py")

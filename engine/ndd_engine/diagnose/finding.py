@@ -47,6 +47,7 @@ CAUSES: dict[str, str] = {
     "small-micro": "micro-batches too small",
     "stepwise": "repeated work in the decoder loop",
     "optimizer": "optimizer step",
+    "dense-embedding": "gradients of unused rows",
     "clip": "gradient clipping",
     "evaluation": "frequent evaluations",
     "checkpoint": "frequent checkpoints",
@@ -54,6 +55,7 @@ CAUSES: dict[str, str] = {
     "user-code": "host code between operators",
     "slow-function": "a slow function",
     "slowing": "slower over time",
+    "data-parallel": "DataParallel instead of one process per GPU",
     "anomaly": "anomaly detection is on",
     "recompile": "repeated recompilation",
     "compile-cost": "compile time exceeds the gain",
@@ -72,6 +74,7 @@ CAUSES: dict[str, str] = {
     "worker-memory": "memory of loader workers grows",
     "evaluation-memory": "evaluations take much memory",
     "near-limit": "memory almost full",
+    "retain-graph": "graphs kept without need",
     "repeated-items": "items repeated within an epoch",
 }
 # Causes that keep a run from going on or make it worthless, the first one first: a summary begins with them.

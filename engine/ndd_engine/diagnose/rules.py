@@ -28,6 +28,7 @@ from . import (
     process_rules,
     rank_rules,
     run_rules,
+    script_rules,
 )
 from .finding import ENDINGS, Change, Evidence, Finding
 from .view import CLOCK, MODEL, Cost, View, ceiling, rounded_up, taken
@@ -189,6 +190,7 @@ RULES: tuple[Rule, ...] = (
     pace_rules.slowing,
     *model_rules.RULES,
     *run_rules.SCRIPT_RULES,
+    *script_rules.RULES,
     *code_rules.RULES,
     *host_rules.STEP_RULES,
 )

@@ -37,6 +37,7 @@ from .event import (
     PhaseTimes,
     Place,
     Side,
+    Table,
     ThreadTime,
     Time,
     Wait,
@@ -389,7 +390,9 @@ class FunctionsEvent(Event):
     "checkpoint" if this is (the end of) one of these instead of a step; calls then name functions inside libraries.
     sizes: the highest numbers of what may grow, by kind and name, such as "hooks:block.3", "parameters:SGD" (of an
     optimizer) and "handlers:root" (of a logger). "graph:" is how many steps back the graph of the loss reaches, at
-    least.
+    least. tables: [name, class, rows, columns, indices, share, optimizer] of embeddings of which this step reads few
+    rows, while their gradients have values for all of them. Indices are those that it reads, and share is the part of
+    all values that the optimizers update.
     """
 
     type: ClassVar[str] = "functions"
@@ -401,6 +404,7 @@ class FunctionsEvent(Event):
     calls: list[Call] = field(default_factory=list)
     inside: str = ""
     sizes: dict[str, Count] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
