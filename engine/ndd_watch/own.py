@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Callable
 
-from .attributes import python_objects
+from .attributes import augments, python_objects
 
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
 _PLUMBING = ("base", "data_order", "factory_data", "own_module", "registry", "result", "training")
@@ -110,8 +110,10 @@ class Places:
             "in_order": getattr(iterator, "_in_order", None) if iterator._num_workers else None,
             "fetch": "item" if joined and _is_tensors(iterator) else None,
             "batch_size": getattr(sampler, "batch_size", None) if ordinary else None,
+            "drop_last": bool(getattr(sampler, "drop_last", False)) if ordinary else None,
             "dataset": type(dataset).__name__, "items": _items_of(iterator),
             "sampler": type(getattr(sampler, "sampler", sampler) if ordinary else sampler).__name__,
+            "augments": augments(dataset),
             "reads": self._method_of(dataset, "__getitem__" if iterator._dataset_kind == 0 else "__iter__"),
             "by_item": joined and getattr(iterator, "_dataset_kind", None) == 0,
             "objects": python_objects(dataset) if iterator._num_workers else None,
@@ -154,7 +156,8 @@ def _items_of(iterator: Any) -> int | None:
         return None
     items = batches.f_locals.get("sampler_iter")
     if type(items) is type(iter(range(0))):
-        return len(items.__reduce__()[1][0])
+        given: Any = items.__reduce__()[1][0]
+        return int(given.stop)  # some Pythons leave out what was given
     frame = getattr(items, "gi_frame", None)
     if frame is not None and frame.f_globals.get("__name__") == _SAMPLERS:
         found = frame.f_locals.get("n")
