@@ -16,6 +16,17 @@ class_name: Callable[[Any], str] = type.__dict__["__name__"].__get__
 # Elements from which on the Python objects of a dataset are many, and datasets within datasets.
 MANY, WITHIN = 10_000, 3
 
+# Attributes in which a dataset has its transforms, or what it is made of; and transforms that change items at random,
+# besides those whose names begin so.
+TRANSFORMS = frozenset({
+    "dataset", "transform", "transforms", "augment", "augmentation", "augmentations", "aug", "pipeline", "_modules",
+})  # fmt: skip
+RANDOM = frozenset({
+    "ColorJitter", "AutoAugment", "AugMix", "TrivialAugmentWide", "RandAugment", "GaussianNoise", "ElasticTransform",
+    "MixUp", "CutMix", "SpecAugment", "TimeMasking", "FrequencyMasking",
+})  # fmt: skip
+MOST_LOOKS = 64
+
 
 def python_objects(dataset: Any) -> list[Any] | None:
     """[attribute, type, length, type of an element] of the longest list or dictionary of a dataset; None without."""
@@ -31,6 +42,29 @@ def python_objects(dataset: Any) -> list[Any] | None:
                 best = len(value), [name, class_name(kind), len(value), class_name(type(element))]
         dataset = found.get("dataset")  # of a Subset
     return best[1]
+
+
+def augments(dataset: Any) -> str:
+    """The class of a transform of a dataset that changes items at random: "RandomCrop"; "" if none is known."""
+    todo, looks = [(dataset, 0)], 0
+    while todo and looks < MOST_LOOKS:
+        looks += 1
+        value, depth = todo.pop(0)
+        kind = type(value)
+        if kind is list or kind is tuple:
+            todo += [(one, depth) for one in value[:MOST_LOOKS]]
+            continue
+        name = class_name(kind)
+        if depth and (name.startswith("Random") or name in RANDOM):
+            return name
+        found = attributes(value)
+        if depth <= WITHIN and type(found) is dict:
+            todo += [
+                (list(dict.values(one)) if type(one) is dict else one, depth + (key != "dataset"))
+                for key, one in list(found.items())
+                if type(key) is str and key in TRANSFORMS
+            ]
+    return ""
 
 
 def attributes(thing: Any) -> Any:

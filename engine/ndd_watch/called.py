@@ -36,6 +36,8 @@ _OPTIMIZERS = os.path.join("torch", "optim", "optimizer.py")
 
 # Phases whose calls of torch are the model's.
 _OF_MODEL = ("forward", "loss", "backward")
+# What `data[i]` calls, and properties of pandas that are read so.
+_SUBSCRIPT, _INDEXED = "__getitem__", frozenset({"iloc", "loc", "iat", "at"})
 
 # Code and line of the user's function that calls.
 Place = tuple[Any, int]
@@ -245,12 +247,18 @@ def _text(code: Any, name: Callable[[Any], str]) -> str:
 
 
 def _line(code: Any, callee: Any) -> int | None:
-    """The line in which a function names another one first; None if it names it nowhere."""
+    """The line in which a function names another one first; None if it names it nowhere.
+
+    A subscript names nothing: it is that of a property of pandas, or the only one of the function.
+    """
     wanted = _text(callee, lambda one: str(one.co_name)).rpartition(".")[2]
-    line = code.co_firstlineno
+    line, subscripts = code.co_firstlineno, set()
+    indexed = _INDEXED if wanted == _SUBSCRIPT and library(callee) == "pandas" else frozenset()
     for one in get_instructions(code):
         starts = getattr(one, "line_number", one.starts_line)  # from Python 3.13 on, the latter says whether
         line = starts if type(starts) is int else line
-        if one.argval == wanted and one.opname.startswith("LOAD_"):
+        if one.opname.startswith("LOAD_") and (one.argval == wanted or one.argval in indexed):
             return line
-    return None
+        if wanted == _SUBSCRIPT and (one.opname == "BINARY_SUBSCR" or one.argrepr == "[]"):
+            subscripts.add(line)
+    return subscripts.pop() if len(subscripts) == 1 else None

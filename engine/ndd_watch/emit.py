@@ -20,6 +20,7 @@ from .library import os, threading, time
 from .looks import Looks, groups_of
 from .mapped import CORRECTION, FIRST_NS, MICRO, NATIVE, PENDING, SKIPPED, STARTS
 from .own import Places
+from .passes import Passes
 from .process import Heap, allocator, let_read, resident
 from .steps import Steps
 from .waits import strategy_of
@@ -31,6 +32,8 @@ _LOADER = ("workers", "pin_memory", "prefetch", "persistent", "in_order", "fetch
 # Marks that are recorded once.
 _UNTIMED, _UNREAD = "steps are not timed on the GPU", "losses and other values on the GPU are not read"
 _UNMEASURED = "the memory of the GPU is not measured"
+# Micro-steps at the beginning whose items are counted later.
+FEW = 8
 
 
 class Emitter:
@@ -39,8 +42,11 @@ class Emitter:
     opened: others can read it; before that, its lines are kept.
     """
 
-    def __init__(self, steps: Steps, looks: Looks, places: Places, replicated: Callable[[], bool]) -> None:
+    def __init__(
+        self, steps: Steps, looks: Looks, places: Places, passes: Passes, replicated: Callable[[], bool]
+    ) -> None:
         self._steps, self._looks, self._places, self._replicated = steps, looks, places, replicated
+        self._passes = passes
         self._compilations, self._heap = Compilations(), Heap()
         self.opened = self.paused = self._closed = False
         self._early: list[tuple[str, dict[str, Any]]] = []
@@ -55,6 +61,8 @@ class Emitter:
         self._shown = self._cpu = self._micro = 0
         # Items of a micro-step: the first size of the model's input, or else the loader's. Ranks that read some.
         self._items, self._batch, self._readers = 0, 0, 1
+        # Micro-steps before that was known, at the beginning.
+        self._unknown = 0
         self._skipped = self._first_ns = self._starts = 0
         # Python forgets it before a short script's model is described at its exit.
         self._main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -137,6 +145,7 @@ class Emitter:
         self.script(
             loader=settings["place"], dataset=settings["dataset"], by_item=settings["by_item"],
             items=settings["items"], sampler=settings["sampler"], reads=settings["reads"], objects=settings["objects"],
+            augments=settings["augments"],
         )  # fmt: skip
 
     def _record_run(self) -> None:
@@ -222,10 +231,10 @@ class Emitter:
         first_skipped, skipping_since = (None if one is None else one + self._earlier for one in since)
         step = self.step - self._earlier
         count, self._shown = max(step - self._shown, 0), step
-        self._items = shape[0] if shape else self._items or self._batch
-        items = self._items * micro * self._readers
-        if items and count and not self._run["items_per_step"]:
-            self.know(items_per_step=round(items / count))
+        self._items = self._passes.full(shape[0], self._items) if shape else self._items or self._batch
+        if self._items and count and not self._run["items_per_step"]:
+            self.know(items_per_step=round(self._items * micro * self._readers / count))
+        items = self._items_of(micro)
         timed = {
             "end": S[DONE], "shown": step, "rest": rest, "device": [_by_name(found) for _, found in device],
             "outside": _by_name(clock.gpu.outside()), "first_ns": first,
@@ -252,6 +261,16 @@ class Emitter:
             skipped=skipped, first_skipped=first_skipped, skipping_since=skipping_since,
             bad_loss=self._bad_loss(), timed=timed,
         )  # fmt: skip
+
+    def _items_of(self, micro: int) -> int:
+        """Items of the micro-steps of a window."""
+        if not self._items:
+            self._unknown += micro
+            return 0
+        # The model is known at its second call. Where it takes longer to know the items, it is not by chance.
+        before, self._unknown = self._unknown * (self._unknown <= FEW), 0
+        found = self._items * (micro + before) - self._passes.lacked(self._items)
+        return max(found, 0) * self._readers
 
     def _rate(self) -> float | None:
         for optimizer in self._steps.optimizers()[-1:]:

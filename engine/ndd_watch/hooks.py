@@ -425,7 +425,9 @@ class Hooks:
                     new = self._iterator != key_of(iterator)
                     if new:
                         self._iterator = key_of(iterator)
-                        self.loader_read(*self.places.loader_of(iterator))
+                        settings, place = self.places.loader_of(iterator)
+                        self.passes.reads_loader(settings)
+                        self.loader_read(settings, place)
                     self.passes.ranks = steps.ranks
                     self.passes.reads(iterator, new)
                 self._reading = t = now()

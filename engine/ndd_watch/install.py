@@ -101,7 +101,8 @@ class Observer:
         self._wire()
 
     def _emitter(self) -> Emitter:
-        return Emitter(self.steps, self.looks, self.hooks.places, lambda: self.hooks.waits.replicated)
+        hooks = self.hooks
+        return Emitter(self.steps, self.looks, hooks.places, hooks.passes, lambda: hooks.waits.replicated)
 
     def _mark(self, kind: str, text: str, **data: Any) -> None:
         self.emitter.mark(kind, text, **data)

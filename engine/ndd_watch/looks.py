@@ -89,6 +89,11 @@ class Looks:
             sizes = tuple(tensor.shape)
         return sizes if all(type(size) is int for size in sizes) else None
 
+    def fractions(self, tensor: Any) -> bool:
+        """Whether the elements of a tensor are no whole numbers."""
+        with self.silent():
+            return bool(tensor.is_floating_point())
+
     def bytes_of(self, tensor: Any) -> int:
         """The bytes of the elements of a tensor; 0 if they cannot be counted."""
         with self.silent():

@@ -193,7 +193,7 @@ class Modules:
             self._kinds.add(key_of(kind))
             if self.replica is not None and isinstance(module, self.replica):
                 self._replicate(module)
-            if self.received is not None or self._steps.shape is None:
+            if self.received is not None or (self._steps.shape is None and grad):
                 self._look(kind, (args, kwargs))
             if self.sizes is not None:
                 begin = now()
@@ -234,7 +234,9 @@ class Modules:
             self._root = key_of(kind), shape[0] if shape else None
         elif known and len(shape) > 1:
             shape = (shape[1], shape[0], *shape[2:])
-        if known is not None:
+        elif len(shape) == 1 and self._looks.fractions(tensor):
+            shape = ()  # the features of one item, such as the state of an environment
+        if known is not None and self._grad_enabled():  # what trains, and not what acts or labels before
             self._steps.shape = shape
             if self._steps.gate is not None:
                 self._steps.whole_numbers = self._looks.whole_numbers(tensor)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Callable
 
-from .attributes import bases, class_name, namespace, python_objects
+from .attributes import augments, bases, class_name, namespace, python_objects
 from .looks import whole
 
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
@@ -112,8 +112,10 @@ class Places:
             "in_order": getattr(iterator, "_in_order", None) if workers else None,
             "fetch": "item" if joined and _is_tensors(iterator) else None,
             "batch_size": whole(getattr(sampler, "batch_size", None)) if ordinary else None,
+            "drop_last": getattr(sampler, "drop_last", None) is True if ordinary else None,
             "dataset": class_name(type(dataset)), "items": _items_of(iterator),
             "sampler": class_name(type(getattr(sampler, "sampler", sampler) if ordinary else sampler)),
+            "augments": augments(dataset),
             "reads": self._method_of(dataset, "__getitem__" if iterator._dataset_kind == 0 else "__iter__"),
             "by_item": joined and getattr(iterator, "_dataset_kind", None) == 0,
             "objects": python_objects(dataset) if workers else None,
@@ -156,7 +158,8 @@ def _items_of(iterator: Any) -> int | None:
         return None
     items = batches.f_locals.get("sampler_iter")
     if type(items) is type(iter(range(0))):
-        return len(items.__reduce__()[1][0])
+        given: Any = items.__reduce__()[1][0]
+        return int(given.stop)  # some Pythons leave out what was given
     frame = getattr(items, "gi_frame", None)
     if frame is not None and frame.f_globals.get("__name__") == _SAMPLERS:
         found = frame.f_locals.get("n")

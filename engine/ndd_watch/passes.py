@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from .clock import DONE, S
 from .looks import Looks, key_of
-from .mapped import STARTS
+from .mapped import MICRO, STARTS
 from .own import own_frame
 
 # Batches of each worker, and of each rank, whose checksums are taken, and the bytes of a tensor that these are of.
@@ -43,6 +43,10 @@ class Passes:
         # Of the next batch: its number in its pass, and the worker that made it, -1 if that is unknown.
         self._next = (0, -1)
         self._batches: list[tuple[int, int, int]] = []
+        # Of the loader: items of a batch, by how many the last one of a pass is smaller, and batches of a pass.
+        self._size = self._smaller = self._whole = 0
+        # Micro-steps before the pass, and whether its last batch is counted; items that such batches lacked.
+        self._micro, self._over, self._lacked = 0, False, 0
         self._news: dict[str, Any] = {}
 
     def news(self) -> dict[str, Any]:
@@ -57,6 +61,8 @@ class Passes:
     def began(self, frame: Any) -> None:
         """An iterator of a loader was made. frame: of the function of torch that made it."""
         S[STARTS] += 1
+        self._end()
+        self._micro, self._over = S[MICRO], False
         self._waiting += 1
         steps = S[DONE] - self._begun_at
         if steps <= 1 and self._given == 1:
@@ -92,6 +98,36 @@ class Passes:
             return False
         self._waiting -= 1
         return True
+
+    def reads_loader(self, settings: dict[str, Any]) -> None:
+        """The training begins to read a loader with these settings, see `Places`."""
+        size, items = settings["batch_size"] or 0, settings["items"]
+        if items is None and size == self._size:
+            return  # it is not known at each moment
+        self._size, self._smaller, self._whole = size, 0, 0
+        if size and items and not settings["drop_last"]:
+            self._smaller, self._whole = -items % size, -(-items // size)
+
+    def full(self, items: int, before: int) -> int:
+        """Items of a usual micro-step, if the one that was looked at has so many, and earlier ones had `before`."""
+        last = self._size - self._smaller
+        if not self._smaller:
+            return items
+        if items * self._size == before * last:
+            return before
+        return self._size if items == last else items
+
+    def lacked(self, each: int) -> int:
+        """Items that the last batches of passes lacked since the last call, if a usual micro-step has `each`."""
+        self._end()
+        found, self._lacked = self._lacked, 0
+        return found * each // self._size if self._size else 0
+
+    def _end(self) -> None:
+        """Count the last batch of a pass if as many micro-steps were made of it as it has batches."""
+        if self._smaller and not self._over and S[MICRO] - self._micro == self._whole:
+            self._over = True
+            self._lacked += self._smaller
 
     def _look(self, batch: Any) -> None:
         tensors = list(self._looks.tensors(batch))

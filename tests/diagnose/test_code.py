@@ -175,3 +175,21 @@ def test_of_a_profiled_evaluation_the_parts_add_up_to_no_more_than_the_whole() -
     )
     view = View(Planted(run=SCRIPT, after={5: [inside]}).snapshot())
     assert sum(call.share for call in view.called_in("evaluate")) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"), [("CartPoleEnv.step", True), ("Game.reset", True), ("Trainer.step", False)]
+)
+def test_a_step_of_an_environment_is_not_advised_away(name: str, needed: bool) -> None:
+    run = script(8.0, functions=profiled(("other", "/me/rl.py", 7, name, 7.4))).named("slow-function")
+    assert ("several environments" in run.changes[0].text) == needed
+    assert ("cache" in run.changes[0].text) != needed
+
+
+def test_a_call_that_the_training_may_need_is_not_advised_to_be_left_out() -> None:
+    many = script(8.0, called("Categorical.log_prob", "torch", 7.0, calls=20)).named("user-code")
+    assert many.changes[0].text == "do it for all at once, instead of 20 times in a step"
+    once = script(8.0, called("torch.svd", "torch", 7.0)).named("user-code")
+    assert "if the training does not need it" in once.changes[0].text
+    world = script(8.0, called("TimeLimit.step", "gymnasium", 7.0, calls=20)).named("user-code")
+    assert "several environments" in world.changes[0].text and "few steps" not in world.changes[0].text

@@ -10,7 +10,7 @@ import pytest
 from planted_runs import HEALTHY, Planted, cores
 
 from ndd_engine.diagnose import Finding, diagnose
-from ndd_engine.record.events import FunctionsEvent, MarkEvent, WindowEvent
+from ndd_engine.record.events import FunctionsEvent, MarkEvent, StacksEvent, WindowEvent
 
 MS = 1_000_000
 MEMORY, GIB = 1 << 20, 1 << 30
@@ -252,3 +252,50 @@ def test_epochs_so_short_that_their_starts_cost_time(passes: int, found: bool) -
     assert ("short-epochs" in told) == found
     if found:
         assert "4 steps" in told["short-epochs"].title
+
+
+READS = {"reads": ["/home/me/train.py", 15, "Table.__getitem__"]}
+
+
+def waits_at(line: int, function: str, **frames: int) -> Finding:
+    """A wait for data whose samples are in a function. frames: its samples in other phases."""
+    rows = [["data_wait", "/home/me/train.py", line, function, 30, 1]]
+    rows += [[phase, "/home/me/train.py", line + 2, function, count, 1] for phase, count in frames.items()]
+    stacks = StacksEvent(100, sum(row[4] for row in rows), rows)
+    phases = {**HEALTHY, "data_wait": 10.0}
+    return findings({"workers": 0}, phases=phases, script=READS, stacks=stacks)["data-wait"]
+
+
+def test_the_line_that_waits_for_a_batch_is_not_where_less_work_is_to_be_done() -> None:
+    assert "__getitem__" in (change := waits_at(30, "main", backward=5).changes[-1]).text
+    assert change.where == "train.py:15 in Table.__getitem__"
+    assert waits_at(40, "decode").changes[-1].where == "train.py:40 in decode"
+
+
+def test_a_library_that_makes_the_items_is_named_with_the_line_that_calls_it() -> None:
+    row = ["/home/me/train.py", 15, "Table.__getitem__", 64, 10 * MS, 10 * MS, "", "data_wait"]
+    call = [
+        "/home/me/train.py", 20, "Table.__getitem__", "_LocationIndexer.__getitem__", "pandas", 128, 6 * MS,
+        "data_wait",
+    ]  # fmt: skip
+    more = [*call[:3], "Series.__getitem__", "pandas", 64, 2 * MS, "data_wait"]
+    phases = {**HEALTHY, "data_wait": 10.0}
+
+    def found(*calls: list[Any]) -> Finding:
+        step = FunctionsEvent(100, 30 * MS, [row], phases={"data_wait": 10 * MS}, calls=list(calls))
+        return findings({"workers": 0}, phases=phases, script=READS, functions=step)["data-wait"]
+
+    pandas = found(call, more)
+    assert "most of it in iloc or loc of pandas (train.py:20 in Table.__getitem__)" in pandas.title
+    assert any(
+        "pandas takes" in item.text and "called from train.py:20" in item.text for item in pandas.evidence
+    )
+    assert pandas.changes[-1].where == "train.py:20 in Table.__getitem__"
+    # A function that takes its time by itself is named itself.
+    assert "pandas" not in found([*call[:6], MS, "data_wait"]).title
+
+
+def test_a_transform_that_is_random_is_not_cached() -> None:
+    found = loaded(0, augments="RandomCrop", items=1000, batch_bytes=8 << 10)
+    assert "loader.cache=true" not in changes(found)
+    assert any("RandomCrop" in item.text for item in found.evidence)

@@ -183,3 +183,46 @@ def test_an_outlier_changes_a_slope_little() -> None:
     ]
     line = line_through(points)
     assert line is not None and line.slope == pytest.approx(2.0, abs=0.1)
+
+
+def neighbours_come_and_go(chance: random.Random) -> Callable[[int], float]:
+    slower = [1.0]
+    for _ in range(WINDOWS):
+        slower.append(chance.choice([1.0, 1.1, 1.2, 1.3]) if chance.random() < 0.1 else slower[-1])
+    return lambda index: 200 * slower[index]
+
+
+def alike_from_one_to_the_next(chance: random.Random) -> Callable[[int], float]:
+    level = [0.0]
+    for _ in range(WINDOWS):
+        level.append(0.9 * level[-1] + chance.gauss(0, 0.02))
+    return lambda index: 200 * (1 + abs(level[index]))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("series", [neighbours_come_and_go, alike_from_one_to_the_next])
+@pytest.mark.parametrize("phase", ["other", "data_wait"])
+def test_series_without_a_trend_are_silent(
+    series: Callable[[random.Random], Callable[[int], float]], seed: int, phase: str
+) -> None:
+    assert slowing(series(random.Random(seed)), phase=phase) is None
+
+
+def test_a_small_rise_that_nothing_explains_is_no_finding() -> None:
+    """Steps that collect garbage took 199 and then 228 ms, and nothing had grown but the load of the machine."""
+
+    def steps(grown: float) -> Callable[[int], float]:
+        return lambda index: 199 * (1 + grown * index / WINDOWS)
+
+    assert slowing(steps(0.14)) is None and slowing(steps(0.3)) is not None
+    piled = (3, profile(200, 1.0, {"hooks:block": 2})), (170, profile(8550, 1.0, {"hooks:block": 900}))
+    named = slowing(steps(0.14), *piled)
+    assert named is not None and "hooks of block" in named.title
+
+
+@pytest.mark.parametrize(("grows", "found"), [(0.3, False), (2.0, True)])
+def test_on_a_busy_machine_a_rise_in_one_phase_has_to_be_larger(grows: float, found: bool) -> None:
+    busy = cores(2.0, 1.0, neighbours=[{"pid": 7, "name": "stress", "cores": 0.9}])
+    run = Planted(grows={"forward": grows}, windows=24, host=busy)
+    assert ("slowing" in run.causes()) == found
+    assert "slowing" in replace(run, host=None).causes()

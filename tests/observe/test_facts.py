@@ -107,3 +107,51 @@ def test_skipped_updates_are_told_with_their_first_step_and_what_was_not_finite(
     # The scale was too large at first.
     assert not any(window["skipped"] for window in well.of("window")) and not well.of("not_finite")
     assert well.of("window")[-1]["loss_scale"] < 2.0**127
+
+
+ITEMS = """
+import sys, time, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+kind, count = sys.argv[1], 0
+make, judge = nn.Linear(8, 8), nn.Linear(8, 1)
+optimizers = [torch.optim.SGD(one.parameters(), lr=0.01) for one in (make, judge)]
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 2)
+    def forward(self, state):
+        return self.inner(state)
+policy = Policy()
+if kind == "state":
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+    for step in range(40):
+        loss = sum(policy(torch.randn(8)).sum() for _ in range(3))
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        time.sleep(0.02)
+elif kind == "rollout":
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+    for step in range(40):
+        with torch.no_grad():
+            for _ in range(3): policy(torch.randn(1, 8))
+        loss = policy(torch.randn(32, 8)).sum()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        count += 32
+        time.sleep(0.02)
+else:
+    for epoch in range(12):
+        for (x,) in DataLoader(TensorDataset(torch.randn(76, 8)), batch_size=32, shuffle=kind == "shuffled"):
+            optimizers[1].zero_grad(); judge(x).sum().backward(); optimizers[1].step()
+            optimizers[0].zero_grad(); judge(make(x)).sum().backward(); optimizers[0].step()
+            count += len(x)
+            time.sleep(0.02)
+print("ITEMS", count)
+"""
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "in order", "rollout", "state"])
+def test_as_many_items_as_the_script_trains_on(tmp_path: Path, kind: str) -> None:
+    """The last batch of a pass is smaller; a rollout has batches of its own; one state is no batch."""
+    (tmp_path / "train.py").write_text(ITEMS)
+    ran = run(tmp_path, str(tmp_path / "train.py"), kind)
+    assert sum(window["items"] for window in ran.of("window")) == int(ran.word("ITEMS")), ran.errors

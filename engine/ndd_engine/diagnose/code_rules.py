@@ -36,6 +36,15 @@ _BESIDE = {
     "LRScheduler": "step the scheduler once per epoch, if its schedule allows that",
     "clip_grad": "pass foreach=True to the clipping function",
 }
+# Libraries of environments, and what is in the names of classes that are some.
+_ENVIRONMENTS = frozenset(
+    {"gym", "gymnasium", "pettingzoo", "dm_control", "dm_env", "stable_baselines3", "envpool"}
+)
+_WORLDS = ("env", "game", "world", "simulat")
+ENVIRONMENT = (
+    "step several environments at once, in processes of their own (gymnasium.vector.AsyncVectorEnv), or make a step "
+    "cheaper: the training needs each of them"
+)
 _LOG_LESS = {
     "lightning": "call self.log every few steps only, as with if batch_idx % 50 == 0; "
     "enable_progress_bar=False or a larger refresh_rate for the progress bar",
@@ -52,7 +61,9 @@ def slow_function(view: View) -> Finding | None:
     found = _function_of_script(view) if view.is_script else _function_around(view)
     if found is None or found.share < 2 * FLOOR:
         return None
-    inner = next((call for call in view.calls if _called_by(call, found) and call.library != "torch"), None)
+    inner = next(
+        (call for call in view.calls if data_rules.called_by(call, found) and call.library != "torch"), None
+    )
     if inner is not None and inner.ns < MOST_OF * found.ns:
         inner = None
     does, waits = "takes", inner is not None and _last(inner) in WAITING
@@ -67,7 +78,9 @@ def slow_function(view: View) -> Finding | None:
             f"{counted(inner.calls, 'call')} of {inner.what} take {span(inner.ns)} ({inner.where})", PROFILER
         )
     draft.saw(f"a step takes {span(view.step_ns)}", CLOCK)
-    if waits:
+    if _environment(found.name) or (inner is not None and _environment(inner.function, inner.library)):
+        text = ENVIRONMENT
+    elif waits:
         text = "look at what it waits for: have that done ahead, in another thread or process"
     elif inner is not None and inner.library:
         text = (
@@ -79,12 +92,17 @@ def slow_function(view: View) -> Finding | None:
     return draft.done()
 
 
+def _environment(function: str, library: str = "") -> bool:
+    """Whether a function is a step of an environment of reinforcement learning, without which nothing is trained."""
+    owner, _, last = function.partition(" ")[0].rpartition(".")
+    if last not in ("step", "reset"):
+        return False
+    known = library.partition(".")[0] in _ENVIRONMENTS
+    return known or any(word in owner.lower() for word in _WORLDS)
+
+
 def _last(call: LibraryCall) -> str:
     return call.function.partition(" ")[0].rpartition(".")[2]
-
-
-def _called_by(call: LibraryCall, function: SlowFunction) -> bool:
-    return (call.file, call.name) == (function.file, function.name)
 
 
 def _without_logging(view: View, *phases: str) -> SlowFunction | None:
@@ -94,7 +112,9 @@ def _without_logging(view: View, *phases: str) -> SlowFunction | None:
         if logs(item.name, "") or (phases and item.phase and item.phase not in phases):
             continue
         logged = sum(
-            call.ns for call in view.calls if call.logs and call.library != "torch" and _called_by(call, item)
+            call.ns
+            for call in view.calls
+            if call.logs and call.library != "torch" and data_rules.called_by(call, item)
         )
         ns = max(item.ns - logged, 0.0)
         found.append(replace(item, ns=ns, share=ns / view.step_ns))
@@ -274,8 +294,17 @@ def outside(view: View) -> Finding | None:
     known = next((text for name, text in _BESIDE.items() if named and name in called[0].function), None)
     if known is not None:
         draft.change(known, where=called[0].where)
-    elif line is not None or (named and called[0].library in ("", "torch")):
-        text = "do it every few steps only, or on all tensors at once instead of one by one"
+    elif line is not None or (
+        named and (called[0].library in ("", "torch") or _environment(called[0].function, called[0].library))
+    ):
+        often = called[0].calls if named else 0
+        text = (
+            f"do it for all at once, instead of {counted(often, 'time')} in a step"
+            if often > 1
+            else "do it every few steps only, if the training does not need it in each"
+        )
+        if named and _environment(called[0].function, called[0].library):
+            text = ENVIRONMENT
         draft.change(text, where=called[0].where if named else line)
     return draft.done()
 

@@ -6,7 +6,7 @@ from math import ceil
 
 from ndd_engine.record.events import LoaderEvent
 from ndd_engine.record.snapshot import OTHERS
-from ndd_engine.text import counted, duration, number, size, span
+from ndd_engine.text import counted, duration, number, printable, size, span
 
 from .finding import Change, Evidence
 from .view import BASELINE, CONFIG, SAMPLES, SLOWED, Draft, View
@@ -195,6 +195,8 @@ def why_not_cached(view: View) -> str:
     """Why the items of a script are not to be cached; "" if nothing is known against it."""
     if place := view.script_place("random"):
         return f"items are random ({place}): a cache would give the same ones in each epoch"
+    if name := view.script.get("augments"):
+        return f"items are random ({printable(str(name))}): a cache would give the same ones in each epoch"
     needed, free = cache_bytes(view), (view.snapshot.host or {}).get("memory_available_bytes")
     if needed is not None and free is not None and needed > KEEPING * free:
         return f"all {number(view.items or 0)} items would take about {size(needed)}, of {size(free)} of free memory"

@@ -36,7 +36,19 @@ from .data_facts import (
 )
 from .finding import Change, Finding
 from .pass_rules import at_pass_begins
-from .view import BASELINE, CONFIG, FLOOR, SAMPLES, Draft, SlowFunction, View, taken
+from .view import (
+    BASELINE,
+    CONFIG,
+    FLOOR,
+    PROFILER,
+    SAMPLES,
+    Draft,
+    LibraryCall,
+    SlowFunction,
+    View,
+    place,
+    taken,
+)
 
 # An item that uses the CPU for less than this part of its time waits for storage.
 COMPUTES = 0.4
@@ -45,6 +57,8 @@ EXPLAINS = 0.3
 # Making batches in this process must take at most this part of the wait for workers.
 CHEAPER = 0.6
 USUAL_WORKERS = 8
+# Minimum part of a function that a library takes to be named.
+MOST_OF = 0.5
 # A function that takes longer than this part of the wait does something else.
 LONGEST = 1.3
 # Workers that compute use at least this part of the cores.
@@ -246,12 +260,19 @@ def data_wait(view: View) -> Finding | None:
     if slow is not None and not made_by(view, slow):
         slow = None
     line = slow.where if slow is not None else view.line("data_wait")
+    library = None if slow is None else of_library(view, slow)
     waits_for = "the loader" if not view.is_script or view.get("loader.workers") is not None else "data"
     title = f"input-bound: {percent(wait.share)} of each step is spent waiting for {waits_for}"
+    if library is not None:
+        title += f", most of it in {library.what} ({library.where})"
     draft = Draft("data-wait", title, wait)
     draft.add(taken(wait, "waiting for data takes"), workers_are(view))
     if slow is not None:
         draft.add(slow.taken)
+        if library is not None:
+            draft.saw(
+                f"{library.library} takes {span(library.ns)} of it, called from {library.where}", PROFILER
+            )
     elif line:
         draft.saw(f"most stack samples are at {line}", "stack samples")
     elif view.workers:
@@ -268,9 +289,40 @@ def data_wait(view: View) -> Finding | None:
         text = (
             "do less work in the function that makes the batches, or make them in a DataLoader with workers"
         )
-    draft.change(text, where=line)
+    if slow is None and line is not None and _of_loop(view, line) and waits_for != "data":
+        line = view.reads_place
+    draft.change(text, where=line if library is None else library.where)
     crowding(view, draft, "waiting for the loader")
     return draft.done()
+
+
+def _of_loop(view: View, line: str) -> bool:
+    """Whether samples in other phases show the same function: there it only waits, as with next()."""
+    frames = view.snapshot.stacks.frames if view.snapshot.stacks is not None else []
+    at = int(line.rpartition(" in ")[0].rpartition(":")[2])
+    return any(
+        place(file, at, function) == line
+        for phase, file, _, function, _, own in frames
+        if own and str(phase).partition("/")[0] != "data_wait"
+    )
+
+
+def called_by(call: LibraryCall, function: SlowFunction) -> bool:
+    """Whether a function of the user's own makes a call."""
+    return (call.file, call.name) == (function.file, function.name)
+
+
+def of_library(view: View, slow: SlowFunction) -> LibraryCall | None:
+    """The longest call of the library that takes most of a function, with the time of all of them; None without one."""
+    spent: dict[str, float] = {}
+    calls = [call for call in view.calls if called_by(call, slow) and call.library not in ("", "torch")]
+    for call in calls:
+        spent[call.library] = spent.get(call.library, 0.0) + call.ns
+    name = max(spent, key=spent.__getitem__, default="")
+    if not name or spent[name] < MOST_OF * slow.ns:
+        return None
+    first = next(call for call in calls if call.library == name)  # the longest one comes first
+    return replace(first, ns=min(spent[name], slow.ns))
 
 
 # In this order: the first one that applies is reported.

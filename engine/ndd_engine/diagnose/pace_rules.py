@@ -26,6 +26,9 @@ MOST_OF, ALMOST_ALL = 0.5, 0.9
 MORE, TIMES_MORE = 8, 1.5
 # Earlier steps in the graph of a loss: fewer may be meant so.
 LEAST_STEPS_BACK = 3
+# By so much of the step time it has grown where nothing shows why, and where other programs use the cores as well: they
+# come and go, and take caches and memory from one phase more than from another.
+UNEXPLAINED, UNEXPLAINED_SHARED = 0.2, 0.5
 # Stack samples that show where a phase is that takes most of a step.
 FEW_LOOKS = 3
 # Phases that take this part of a step are busy. They grow alike if each grows by this part of the one that grows most.
@@ -158,9 +161,14 @@ def slowing(view: View) -> Finding | None:
         grown = _function(view, found)
     if grown is None and found.bounds is not CLEAR:
         return None
-    alike = grown is None and _alike(found)
-    if alike and view.snapshot.cores is not None and view.snapshot.cores.shared:
+    alike, shared = (
+        grown is None and _alike(found), view.snapshot.cores is not None and view.snapshot.cores.shared
+    )  # fmt: skip
+    if alike and shared:
         return None  # other programs take the cores
+    least = UNEXPLAINED_SHARED if shared else UNEXPLAINED
+    if grown is None and found.grown_ns < least * found.begin_ns:
+        return None
     name, before, after = found.phases[0]
     part = (after - before) / found.grown_ns
     steps = found.last - found.first

@@ -124,6 +124,10 @@ class SlowFunction:
         return Evidence(f"{self.subject} takes {span(self.ns)} of a step", PROFILER)
 
 
+# Functions of libraries -> what a line of the user calls them by.
+INDEXERS = {"_LocationIndexer.__getitem__": "iloc or loc", "_ScalarAccessIndexer.__getitem__": "iat or at"}
+
+
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
     """A call that is not of the user's own function: time in a step, or in an evaluation, and share of that.
@@ -150,7 +154,8 @@ class LibraryCall:
     def what(self) -> str:
         """ "LightningModule.log of lightning", "print"."""
         known = self.library and not self.function.startswith(("torch.", "Tensor."))
-        return printable(self.function + (f" of {self.library}" if known else ""))
+        function = INDEXERS.get(self.function, self.function)
+        return printable(function + (f" of {self.library}" if known else ""))
 
     @property
     def logs(self) -> bool:
@@ -325,6 +330,14 @@ class View:
     def loader_place(self) -> str | None:
         """Where the script makes its loader: "train.py:41"; None if that is unknown."""
         return self.script_place("loader")
+
+    @property
+    def reads_place(self) -> str | None:
+        """Where the script's dataset makes an item: "data.py:12 in Clips.__getitem__"; None if that is unknown."""
+        found = self.script.get("reads")
+        if not isinstance(found, (list, tuple)) or len(found) != 3:
+            return None
+        return place(str(found[0]), int(found[1]), str(found[2]))
 
     def script_place(self, name: str) -> str | None:
         """What the configuration says of a place in the script: "train.py:41"; None if that is unknown."""

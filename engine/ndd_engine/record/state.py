@@ -498,7 +498,7 @@ class RunState(Facts):
             reason=self.end.reason if self.end else "",
             step_ns=step_ns,
             steps_per_s=steps / busy_s if steps and busy_s > 0 else None,
-            items_per_s=items / busy_s if steps and busy_s > 0 else None,
+            items_per_s=items / busy_s if steps and items and busy_s > 0 else None,
             tokens_per_s=tokens / busy_s if tokens and busy_s > 0 else None,
             micro_steps=micro / steps if steps else None,
             left=left,

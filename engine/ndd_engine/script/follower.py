@@ -179,7 +179,7 @@ class Trained:
             )
         if not self._counts_items:
             found.append(
-                "items/s: not counted, since no tensor with a size was seen in the input of the model"
+                "items/s: not counted, since no tensor that holds a batch of items was seen in the input of the model"
             )
         return found
 
