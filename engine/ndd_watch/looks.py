@@ -39,6 +39,10 @@ class Looks:
         self._of_thread = torch._guards._TLS
         self.traced: Callable[[], Any] = partial(getattr, self._of_thread, "tracing_context", None)
         self.kinds = self._tensor, self._parameter = torch.Tensor, torch.nn.Parameter
+        # Methods of tensors as C has them: a script may replace those of `torch.Tensor`, to find out who calls them.
+        base = getattr(core, "TensorBase", torch.Tensor)
+        self._item, self._numel, self._contiguous = base.item, base.numel, base.is_contiguous
+        self._complex, self._floating = base.is_complex, base.is_floating_point
         self._strided = torch.strided
         self._tracing = core._get_tracing_state
         self._modes: Callable[[], int] = getattr(core, "_len_torch_dispatch_stack", lambda: 0)
@@ -92,26 +96,26 @@ class Looks:
     def fractions(self, tensor: Any) -> bool:
         """Whether the elements of a tensor are no whole numbers."""
         with self.silent():
-            return bool(tensor.is_floating_point())
+            return bool(self._floating(tensor))
 
     def bytes_of(self, tensor: Any) -> int:
         """The bytes of the elements of a tensor; 0 if they cannot be counted."""
         with self.silent():
             plain = not tensor.is_nested and tensor.layout is self._strided
-            return int(tensor.numel() * tensor.element_size()) if plain else 0
+            return int(self._numel(tensor) * tensor.element_size()) if plain else 0
 
     def span(self, tensor: Any) -> tuple[int, int] | None:
         """(address, bytes) of the elements of a tensor on the CPU; None if it has no such."""
         size = self.bytes_of(tensor)
         with self.silent():
-            if not size or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            if not size or tensor.device.type != "cpu" or not self._contiguous(tensor):
                 return None
             return int(tensor.data_ptr()), size
 
     def whole_numbers(self, tensor: Any) -> bool:
         """Whether the elements of a tensor are whole numbers, such as tokens."""
         with self.silent():
-            return not (tensor.is_floating_point() or tensor.is_complex())
+            return not (self._floating(tensor) or self._complex(tensor))
 
     def device(self, tensor: Any) -> Any:
         """The device of a tensor."""
@@ -121,9 +125,14 @@ class Looks:
     def on_host(self, tensor: Any) -> float | None:
         """The value of a tensor with one element on the CPU; on a GPU, reading it would wait for the device."""
         with self.silent():
-            if tensor.device.type != "cpu" or tensor.is_nested or tensor.numel() != 1 or tensor.is_complex():
+            if (
+                tensor.device.type != "cpu"
+                or tensor.is_nested
+                or self._numel(tensor) != 1
+                or self._complex(tensor)
+            ):
                 return None
-            return float(tensor.item())
+            return float(self._item(tensor))
 
     def number_on_gpu(self, value: Any) -> bool:
         """Whether this is a plain tensor on a GPU with a single real value."""
@@ -131,7 +140,7 @@ class Looks:
             return False
         with self.silent():
             plain = value.is_cuda and not value.is_nested
-            return bool(plain and value.numel() == 1 and not value.is_complex())
+            return bool(plain and self._numel(value) == 1 and not self._complex(value))
 
     def copied(self, tensor: Any, found: Any) -> bool:
         """Whether a tensor was copied from the host to a device."""

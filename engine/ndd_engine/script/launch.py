@@ -117,6 +117,10 @@ class Launched:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
+    def pass_on(self, number: int) -> None:
+        """Send a signal to the command's own process, as a shell or a batch system would."""
+        self.process.send_signal(number)
+
     def kill(self) -> None:
         """Kill every process of the command's session, and what it has started in others (torchrun's ranks)."""
         every = set(session_of(self.process.pid))

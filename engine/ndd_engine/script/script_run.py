@@ -84,6 +84,8 @@ class Script(Executor):
         self._output: OutputLog | None = None
         self._loggers: Loggers | None = None
         self._follower: Follower | None = None
+        # Signals that are to be passed on.
+        self._signals: list[int] = []
         # When Ctrl-C was sent, and whether SIGTERM followed.
         self._sent: float | None = None
         self._pressed = False
@@ -101,6 +103,10 @@ class Script(Executor):
         self.request.command.keep(directory)
         self._output = OutputLog(directory.console_log, None if self.request.screen else 1)
         return None
+
+    def pass_on(self, number: int) -> None:
+        """A signal that is meant for the script. Called by signal handlers."""
+        self._signals.append(number)
 
     def refusal(self, action: str) -> str:
         return refusal(self.run.recorder.snapshot().run, action)
@@ -188,6 +194,8 @@ class Script(Executor):
     def _obey(self, script: Launched | Observed) -> None:
         """Pass a requested stop on: Ctrl-C first, SIGTERM if that has no effect, and SIGKILL for an immediate stop."""
         control = self.run.control
+        while self._signals:
+            script.pass_on(self._signals.pop(0))
         if not control.stopping:
             return
         if control.kill:
@@ -263,6 +271,9 @@ class Observed:
         """Send Ctrl-C, and nothing that would end the process of a notebook."""
         if number == signal.SIGINT:
             self._process.send_signal(number)
+
+    def pass_on(self, number: int) -> None:
+        """It gets its signals itself."""
 
     def kill(self) -> None:
         """End it at once."""

@@ -170,6 +170,15 @@ def reason_of(number: int) -> tuple[str, str]:
     return "interrupted (Ctrl-C)", "interrupted"
 
 
+def pass_signals_on(run: Run) -> None:
+    """Signals of batch systems before a time limit, and of users, go to a script; those that are ignored stay so."""
+    executor = run.executor
+    if isinstance(executor, Script):
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda received, _frame: executor.pass_on(received))
+
+
 class Signals:
     """SIGINT and SIGTERM stop a run, after a checkpoint; a second one immediately.
 
@@ -193,6 +202,7 @@ class Signals:
     def obey(self, run: Run, say: Callable[[str], object], survive_hangup: bool) -> None:
         """Stop this run from now on. say: writes a line."""
         self._run, self._say, self._survive_hangup = run, say, survive_hangup
+        pass_signals_on(run)
         report = sys.unraisablehook
 
         def unraisable(unraisable_error: Any) -> None:

@@ -34,7 +34,7 @@ from ndd_engine.train.started_ranks import StartedRanks
 from ndd_engine.train.training_run import Training
 from ndd_engine.wizard.space import BUDGET_S, Answers
 
-from .headless import reason_of
+from .headless import pass_signals_on, reason_of
 from .ranks import rank_command
 from .run_sources import AttachedSource, EngineSource, HomeFolder
 from .wizard import WizardJob, live_run_notes
@@ -221,6 +221,8 @@ class Console:
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
         signal.signal(signal.SIGHUP, lambda *_: app.hang_up())
+        if self.run is not None:
+            pass_signals_on(self.run)
 
     # Leaving.
 
