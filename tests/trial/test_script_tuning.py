@@ -7,12 +7,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from measured import Bench, trial
 from tests.records import run_event
 
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.script import trials
 from ndd_engine.script.edits import Edit
 from ndd_engine.script.script_tuning import candidates_for, tune_script
 from ndd_engine.trial.tuning import Tuning, TuningState
@@ -64,7 +66,9 @@ def tune(tmp_path: Path, bench: Bench) -> tuple[TuningState, Edit | None]:
     return tune_script(directory, run, (), HERE, tuning)
 
 
-def test_what_helps_is_kept_and_made_by_one_edit(tmp_path: Path) -> None:
+def test_what_helps_is_kept_and_made_by_one_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As that of an edit which trained in a scratch copy.
+    monkeypatch.setattr(trials, "digest", lambda edit: "")
     bench = Bench({"loader.workers=2": trial("faster", 2.0), "run.threads=1": trial("faster", 1.2)})
     state, edit = tune(tmp_path, bench)
     assert state.sets == ("loader.workers=2", "run.threads=1")
@@ -73,6 +77,14 @@ def test_what_helps_is_kept_and_made_by_one_edit(tmp_path: Path) -> None:
     assert edit is not None and "num_workers=2" in edit.after and "set_num_threads(1)" in edit.after
     # Persistent workers need workers, which the script has since then.
     assert bench.of("loader.persistent=true").base.sets == ("loader.workers=2",)
+
+
+def test_an_edit_that_has_not_trained_is_described(tmp_path: Path) -> None:
+    refused = trial("faster", 2.0, edit_refused="a scratch copy with it does not train")
+    state, edit = tune(tmp_path, Bench({"loader.workers=2": refused, "all": refused}))
+    assert state.sets == ("loader.workers=2",)
+    assert edit is not None and edit.path is None and not edit.diff
+    assert "num_workers=2" in edit.advice[0] and "does not train" in edit.advice[-1]
 
 
 def test_nothing_that_helps_is_no_edit(tmp_path: Path) -> None:
