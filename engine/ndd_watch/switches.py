@@ -12,6 +12,8 @@ import sys
 import time
 from typing import Any, Callable
 
+from .looks import groups_of
+
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -31,6 +33,10 @@ class Change:
 
     def applied(self) -> tuple[str, bool | None, str]:
         """(value in effect, whether it is the requested one, how that is known)."""
+        return self.requested, None, ""
+
+    def found(self) -> tuple[str, bool | None, str]:
+        """The same where it is not made from here: the script itself makes it, after an edit."""
         return self.requested, None, ""
 
 
@@ -59,6 +65,9 @@ class Global(Change):
     def applied(self) -> tuple[str, bool | None, str]:
         found = self.get()
         return str(found).lower(), found == self.value, "read back from torch"
+
+    def found(self) -> tuple[str, bool | None, str]:
+        return self.applied()
 
 
 class Threads(Global):
@@ -133,6 +142,9 @@ class Tf32(Change):
         places = self._places()
         found = places[0].fp32_precision == "tf32" if places else self._older() != "highest"
         return str(found).lower(), found == self.value, "read back from torch"
+
+    def found(self) -> tuple[str, bool | None, str]:
+        return self.applied()
 
     def _older(self) -> str:
         try:
@@ -230,6 +242,21 @@ class Implementation(Change):
             return "unchanged", False, "no optimizer of torch has this choice"
         return self.requested, True, "set in the parameter groups"
 
+    def found(self) -> tuple[str, bool | None, str]:
+        groups = [group for one in self.observer.steps.optimizers() for group in groups_of(one)]
+        known = {_implementation(group) for group in groups if "foreach" in group}
+        return (
+            ", ".join(sorted(known)) or "unchanged",
+            known == {self.value},
+            "read from the parameter groups",
+        )
+
+
+def _implementation(group: dict[str, Any]) -> str:
+    if group.get("fused") is True:
+        return "fused"
+    return {True: "foreach", False: "loop"}.get(group["foreach"], "default")
+
 
 class Collections(Change):
     """Set while the script trains: automatic collection is off, and steps collect."""
@@ -244,8 +271,8 @@ class Collections(Change):
 class Loader(AtStart):
     """An argument of every `DataLoader` of the script, from its start."""
 
-    # The argument, and its place after the dataset; 99 for one that is given by name only.
-    name, place = "", 99
+    # The argument, its place after the dataset (99 for one that is given by name only), and what `Places` calls it.
+    name, place, fact = "", 99, ""
 
     def switch(self, on: bool) -> None:
         loaders = importlib.import_module("torch.utils.data")
@@ -272,35 +299,39 @@ class Loader(AtStart):
             return "unchanged", False, "the script makes no DataLoader"
         return self.requested, True, f"given to {self.done} loaders"
 
+    def found(self) -> tuple[str, bool | None, str]:
+        found = self.observer.loader.get(self.fact, "unknown")
+        return str(found).lower(), found == self.value, "read from the loader of the training"
+
 
 class Workers(Loader):
     """Processes that load batches."""
 
-    name, place = "num_workers", 5
+    name, place, fact = "num_workers", 5, "workers"
 
 
 class PinMemory(Loader):
     """Batches in pinned memory."""
 
-    name, place = "pin_memory", 7
+    name, place, fact = "pin_memory", 7, "pin_memory"
 
 
 class Prefetch(Loader):
     """Batches that each worker loads ahead."""
 
-    name = "prefetch_factor"
+    name, fact = "prefetch_factor", "prefetch"
 
 
 class InOrder(Loader):
     """Batches in the order of the data, or as soon as a worker has made them."""
 
-    name = "in_order"
+    name = fact = "in_order"
 
 
 class Persistent(Loader):
     """Workers that stay between epochs."""
 
-    name = "persistent_workers"
+    name, fact = "persistent_workers", "persistent"
 
 
 class NonBlocking(Change):
@@ -474,6 +505,10 @@ class Cache(AtStart):
         if self._refused or not self._kept:
             return "false", False, self._refused or "the script reads no map-style dataset in batches"
         return "true", True, f"{sum(len(items) for _, items in self._kept.values())} items are cached"
+
+    def found(self) -> tuple[str, bool | None, str]:
+        kept = self.observer.loader.get("dataset") == "list"
+        return str(kept).lower(), kept, "the training reads a list of items"
 
     def _items(self, dataset: Any) -> list[Any] | None:
         """The items of a dataset; None if they are not cached."""

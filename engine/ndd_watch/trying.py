@@ -50,6 +50,8 @@ class Script(Trainer):
             {key: started.get(key) or make(key, value, observer) for key, value in side.items()}
             for side in spec["sides"]
         ]
+        # What an edited script has to do by itself.
+        self._expected = {key: make(key, value, observer) for key, value in spec.get("expected", {}).items()}
         self._socket = socket.socket(socket.AF_UNIX)
         self._folder = os.path.dirname(spec["socket"])
         here = place(self._torch)
@@ -150,6 +152,7 @@ class Script(Trainer):
             settings = {
                 key: [change.requested, *self._applied.get(key, unknown)] for key, change in changes.items()
             }
+            settings.update({key: [one.requested, *one.found()] for key, one in self._expected.items()})
             losses = self._losses if len(self._sides) == 1 else {}
             sides.append({
                 "device": device, "threads": self._torch.get_num_threads(),

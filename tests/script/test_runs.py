@@ -340,3 +340,31 @@ def test_what_cannot_be_recorded_never_stops_the_training(tmp_path: Path) -> Non
     before = "import ndd_engine\nseen = ndd_engine.observe('it')"
     done = observes(tmp_path, before=before, end="seen.log(3, a=1); seen.close()")
     assert "observed" in done.stderr
+
+
+BREAKS = """
+import sys
+
+import torch
+
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(60):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    if step == 20:
+        sys.modules["_ndd_watch.install"].observer.emitter._heap = None
+print("done", step + 1)
+"""
+
+
+@pytest.mark.long
+def test_where_the_observation_ends_the_terminal_says_so(tmp_path: Path) -> None:
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    words = ("run", "--headless", "--run", "base", "--", sys.executable, "breaks.py")
+    done = run(tmp_path, *words, NDD_WATCH_WINDOW_S="0.01")
+    assert "done 60" in done.stdout and done.returncode == 0
+    # At once, and in the summary.
+    assert "ndd-console: the observation ended at step" in done.stderr
+    assert "what came later is not in these figures" in done.stderr

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from tests.waiting import until
 from ndd_console.__main__ import status_of
 from ndd_engine.child import ChildError
 from ndd_engine.script.command import Command
+from ndd_engine.script.edits import edit_of
 from ndd_engine.script.trials import ScriptProcess
+from ndd_engine.script.tried_edits import refusal
 from ndd_engine.trial.trial_request import LOSSES, SideFacts
 
 # Items wait for a slow disk: workers wait in parallel, however busy the cores are.
@@ -85,15 +88,17 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def script(recorded: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
-    command = next(tmp_path.glob("runs/base/*.json"))
-    command.write_text(command.read_text().replace(str(recorded), str(tmp_path)))
+    for path in tmp_path.glob(
+        "runs/base/*.json*"
+    ):  # the command, and the record with the places of the loader
+        path.write_text(path.read_text().replace(str(recorded), str(tmp_path)))
     return next(tmp_path.glob("waits*.py"))
 
 
 @pytest.mark.slow
 def test_workers_for_slow_storage_are_faster_and_the_edit_is_applied(script: Path, tmp_path: Path) -> None:
     before, there = hashes(tmp_path), set(map(str, leftovers(script.name)))
-    words = ("try", "base", "--set", "loader.workers=2", "--budget", "30")
+    words = ("try", "base", "--set", "loader.workers=2", "--budget", "60")
     done = run(tmp_path, *words, stdin="")
     assert "num_workers=2):" in done.stdout
     assert hashes(tmp_path) == before
@@ -198,3 +203,52 @@ def test_a_script_that_writes_beside_its_folder_ends_before_it_does(beside: Path
     with pytest.raises(ChildError, match="outside its folder"):
         trained(beside, "writes")
     assert hashes(beside.parent) == before
+
+
+LOADED = """import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+torch.manual_seed(0)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kwargs = {"num_workers": 1, "batch_size": 4}
+for epoch in range(10**9):
+    for x in DataLoader(torch.randn(64, 8), sampler=range(64), **kwargs):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+CALL = "DataLoader(torch.randn(64, 8), sampler=range(64), **kwargs)"
+
+
+@pytest.mark.long
+@pytest.mark.budget(60)
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ("", ""),
+        # As version 0.5.0 edited it.
+        (CALL.replace("**kwargs", "**kwargs, num_workers=0"), "num_workers"),
+        (CALL + " ", "instead of 0"),
+        ("DataLoader(torch.randn(64, 8) + 1, batch_size=4)", "losses"),
+    ],
+    ids=["right", "given twice", "without effect", "other losses"],
+)
+def test_an_edit_is_shown_only_if_it_trains_as_the_change_does(
+    tmp_path: Path, call: str, reason: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(LOADED)
+    seen = {"script": {"loader": [str(path), 10]}}
+    edit = edit_of(seen, {"loader.workers": 0}, "cpu", path)
+    if call:
+        edit = replace(edit, after=LOADED.replace(CALL, call))
+    command = Command((sys.executable, str(path)), tmp_path)
+
+    def start(edited: Any, expected: Any, change: Any) -> ScriptProcess:
+        return ScriptProcess(command, [change], {}, tmp_path / "runs", False, edited, expected)
+
+    why = refusal(edit, {"loader.workers": 0}, start, 1.0, lambda _: None)
+    assert reason in why and bool(reason) == bool(why), why
+    assert path.read_text() == LOADED

@@ -11,12 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.records import run_event
 
 from ndd_engine.child import ChildError
-from ndd_engine.record.events import TrialEvent
+from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.script import trials as trials_module
-from ndd_engine.script.trials import run_script_trial
+from ndd_engine.script.trials import edit_for, run_script_trial
 from ndd_engine.trial import sides as sides_module
 from ndd_engine.trial.estimates import Estimate
 from ndd_engine.trial.sides import Budget, Sides
@@ -38,6 +39,8 @@ class World:
         self.facts: Callable[[bool], dict[str, Any]] = lambda changed: {}
         self.random = random.Random(1)
         self.measured: list[int] = []
+        # Whether an edited copy of the script fails, and whether the edit has an effect.
+        self.broken, self.effect = False, True
         self.open = 0
 
 
@@ -53,13 +56,28 @@ class Process:
         extra: Mapping[str, str],
         but: Path,
         outside: bool,
+        edited: Mapping[Path, str] | None = None,
+        expected: Mapping[str, Any] | None = None,
     ) -> None:
+        if edited and self.world.broken:
+            raise ChildError("failed", "TypeError: got multiple values")
+        self._expected = expected or {}
         self._both, self._closed = len(sides) > 1, False
         self._changed = "FASTER" in extra or "--bptt" in command.words
         self._step, self._lengths, self.waited_s = 0, list[int](), 0.0
         self.both: list[SideFacts] = []
         self.world.open += 1
         self.learn(None)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def facts(self) -> SideFacts:
+        return self.both[0]
 
     def prepare(self, limit_s: float, tick: Any) -> None:
         self.world.now += 0.5
@@ -92,6 +110,7 @@ class Process:
         self.both = [
             SideFacts(
                 "cpu", "a CPU", 1, prepare_s=0.5, lengths_us=list(self._lengths),
+                settings={key: [str(new), "2", self.world.effect, ""] for key, new in self._expected.items()},
                 **{"items_per_step": 8, **self.world.facts(changed)},
             )
             for changed in ([False, True] if self._both else [self._changed])
@@ -116,13 +135,18 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def tried(folder: Path, change: str, budget_s: float = 60.0) -> TrialEvent:
-    (folder / "train.py").write_text("pass\n")
+    (folder / "train.py").write_text("import torch\n")
+    request, run = asked(folder, change, budget_s)
+    return run_script_trial(request, run.config, "cpu", lambda _: None)
+
+
+def asked(folder: Path, change: str, budget_s: float = 60.0) -> tuple[TrialRequest, RunEvent]:
     directory = RunDir(folder / "base")
-    directory.path.mkdir()
+    directory.path.mkdir(exist_ok=True)
     directory.command.write_text(json.dumps({"command": ["python", "train.py"], "folder": str(folder)}))
-    request = TrialRequest(Base("run base", run=directory), (change,), budget_s)
-    seen = {"loader": {"workers": 0}, "run": {"threads": 2}}
-    return run_script_trial(request, seen, "cpu", lambda _: None)
+    main = folder / "train.py"
+    config = {"loader": {"workers": 0}, "run": {"threads": 2}, "script": {"main": str(main)}}
+    return TrialRequest(Base("run base", run=directory), (change,), budget_s), run_event(config=config)
 
 
 @pytest.mark.parametrize("change", [APART, TOGETHER])
@@ -187,6 +211,32 @@ def test_a_script_that_ends_while_its_steps_are_looked_at_is_started_again(
     event = tried(tmp_path, APART)
     assert event.verdict == "faster", event.text
     assert world.open == 0
+
+
+def test_the_edit_of_a_faster_change_is_shown_once_it_has_trained(world: World, tmp_path: Path) -> None:
+    world.length = lambda step, changed: 0.004 if changed else 0.005
+    event = tried(tmp_path, TOGETHER)
+    assert event.verdict == "faster" and event.edit and not event.edit_refused and world.open == 0
+    request, run = asked(tmp_path, TOGETHER)
+    edit = edit_for(request, run, event)
+    assert "+torch.set_num_threads(1)" in edit.diff and not edit.advice
+    # One that has not trained is described: without a trial, and after the file has changed.
+    assert not edit_for(request, run, None).diff
+    (tmp_path / "train.py").write_text("import torch  # other\n")
+    found = edit_for(request, run, event)
+    assert found.path is None and "set_num_threads(1)" in found.advice[0] and "measure" in found.advice[-1]
+
+
+@pytest.mark.parametrize(("broken", "reason"), [(True, "multiple values"), (False, "run.threads is 2")])
+def test_an_edit_that_does_not_do_what_was_measured_is_not_shown(
+    world: World, tmp_path: Path, broken: bool, reason: str
+) -> None:
+    world.length = lambda step, changed: 0.004 if changed else 0.005
+    world.broken, world.effect = broken, False
+    event = tried(tmp_path, TOGETHER)
+    assert event.verdict == "faster" and not event.edit and reason in event.edit_refused
+    found = edit_for(*asked(tmp_path, TOGETHER), event)
+    assert found.path is None and "set_num_threads(1)" in found.advice[0] and reason in found.advice[-1]
 
 
 def test_items_of_another_length_are_compared_by_token(world: World, tmp_path: Path) -> None:

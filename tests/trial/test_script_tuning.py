@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from measured import Bench, trial
 from tests.records import run_event
 
+from ndd_console.cli import script_tuning as cli
 from ndd_engine.diagnose import Change, Finding
-from ndd_engine.record.events import RunEvent
+from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.script import trials
 from ndd_engine.script.edits import Edit
 from ndd_engine.script.script_tuning import candidates_for, tune_script
+from ndd_engine.trial.trial_request import TrialRequest
 from ndd_engine.trial.tuning import Tuning, TuningState
 from ndd_watch.changes import Place
 
@@ -64,7 +69,9 @@ def tune(tmp_path: Path, bench: Bench) -> tuple[TuningState, Edit | None]:
     return tune_script(directory, run, (), HERE, tuning)
 
 
-def test_what_helps_is_kept_and_made_by_one_edit(tmp_path: Path) -> None:
+def test_what_helps_is_kept_and_made_by_one_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As that of an edit which trained in a scratch copy.
+    monkeypatch.setattr(trials, "digest", lambda edit: "")
     bench = Bench({"loader.workers=2": trial("faster", 2.0), "run.threads=1": trial("faster", 1.2)})
     state, edit = tune(tmp_path, bench)
     assert state.sets == ("loader.workers=2", "run.threads=1")
@@ -73,6 +80,44 @@ def test_what_helps_is_kept_and_made_by_one_edit(tmp_path: Path) -> None:
     assert edit is not None and "num_workers=2" in edit.after and "set_num_threads(1)" in edit.after
     # Persistent workers need workers, which the script has since then.
     assert bench.of("loader.persistent=true").base.sets == ("loader.workers=2",)
+
+
+def test_an_edit_that_has_not_trained_is_described(tmp_path: Path) -> None:
+    refused = trial("faster", 2.0, edit_refused="a scratch copy with it does not train")
+    state, edit = tune(tmp_path, Bench({"loader.workers=2": refused, "all": refused}))
+    assert state.sets == ("loader.workers=2",)
+    assert edit is not None and edit.path is None and not edit.diff
+    assert "num_workers=2" in edit.advice[0] and "does not train" in edit.advice[-1]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_each_result_is_recorded_as_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dies: bool
+) -> None:
+    run, directory = identity(tmp_path), RunDir(tmp_path / "r")
+    directory.path.mkdir()
+    directory.command.write_text(json.dumps(run.config["script"]))
+    bench = Bench({"loader.workers=2": trial("faster", 2.0)})
+    recorded: list[TrialEvent] = []
+
+    def measured(request: TrialRequest, _seen: Any, _device: str, tell: Any, stop: Any) -> TrialEvent:
+        if dies and len(bench.requests) == 2:
+            raise RuntimeError("planted")
+        return bench(request, tell, stop)
+
+    monkeypatch.setattr(cli, "load_state", lambda _: SimpleNamespace(run=run, snapshot=lambda: None))
+    monkeypatch.setattr(cli, "diagnose", lambda _: [])
+    monkeypatch.setattr(cli, "run_script_trial", measured)
+    monkeypatch.setattr(cli, "record", lambda _, event, tell: recorded.append(event))
+    asked: Any = SimpleNamespace(budget=9.0, only=(), allow_side_effects=False, as_json=False)
+    if dies:
+        with pytest.raises(RuntimeError):
+            cli.tune_script_run(asked, directory)
+    else:
+        assert cli.tune_script_run(asked, directory) == 0
+        assert "num_workers=2" in capsys.readouterr().out
+    assert [event.sets for event in recorded] == [list(request.sets) for request in bench.requests]
+    assert len(recorded) == 2 if dies else len(recorded) > 2
 
 
 def test_nothing_that_helps_is_no_edit(tmp_path: Path) -> None:

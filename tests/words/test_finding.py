@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ndd_console.words.blocks import COMMAND, PLACE
-from ndd_console.words.finding import choices, event_line, finding_line, verdict
+from ndd_console.words.finding import choices, event_line, finding_line, urgent_line, verdict
 from ndd_engine.diagnose import Change, Evidence, Finding
-from ndd_engine.record.events import FindingEvent
+from ndd_engine.record.events import FindingEvent, MarkEvent
 
 HOIST = Change("Hoist it.", (), "m.py:3 in f")
 WORKERS = Change("Load with workers.", ("loader.workers=4", "run.name=a b"))
@@ -67,3 +67,12 @@ def test_the_line_names_the_steps_from_which_a_change_pays_off() -> None:
 def test_the_line_of_a_finding_that_is_cleared_or_too_short() -> None:
     assert event_line(FindingEvent(9, "tf32", "TF32 is off", True)) == "finding cleared: TF32 is off"
     assert event_line(FindingEvent(9, "too-short", "too short")) == ""
+
+
+def test_the_end_of_an_observation_is_told_at_once() -> None:
+    ended = MarkEvent(
+        "warning", 3, "the observation ended at step 3: ValueError: odd", {"observed": "no more"}
+    )
+    assert urgent_line(ended) == ended.text
+    assert not urgent_line(MarkEvent("note", 3, "not timed: f", {"observed": "in part"}))
+    assert not urgent_line(MarkEvent("warning", 3, "something else"))

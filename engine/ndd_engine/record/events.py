@@ -542,6 +542,8 @@ class TrialEvent(Event):
     "differs" or "not comparable"; loss_text: how the losses were compared. break_even_steps: optimizer steps after
     which the change breaks even, null if it is not faster. base, change: measurements of baseline and candidate, see
     trial.request.SideFacts. cause: id of the finding that proposed the change, or null.
+    edit: SHA-256 of the edited file of a script, if it trained in a scratch copy as the change did; "" without one.
+    edit_refused: why the edit is not shown.
     """
 
     type: ClassVar[str] = "trial"
@@ -569,6 +571,8 @@ class TrialEvent(Event):
     base: Side = field(default_factory=dict)
     change: Side = field(default_factory=dict)
     cause: str | None = None
+    edit: str = ""
+    edit_refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,13 @@ _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 @dataclass(frozen=True)
 class Edit:
-    """A changed file. before, after: its text. advice: changes that are only described."""
+    """A changed file. before, after: its text. advice: changes that are only described. made: keys of the others."""
 
     path: Path | None
     before: str
     after: str
     advice: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
 
     @property
     def diff(self) -> list[str]:
@@ -57,14 +58,23 @@ class Edit:
         write_text(self.path, self.after)
 
 
-def edit_of(seen: Mapping[str, Any], changes: Mapping[str, Any], device: str, main: Path | None) -> Edit:
+def edit_of(
+    seen: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    device: str,
+    main: Path | None,
+    described: bool = False,
+) -> Edit:
     """The edit that makes some changes. seen: the recorded configuration; main: the script's file, if it is known.
 
-    A change whose place cannot be found is described. Raises UsageError if a file cannot be read.
+    A change whose place cannot be found is described; with `described`, all of them are.
+
+    Raises UsageError if a file cannot be read.
     """
     path: Path | None = None
     before = after = ""
     advice: list[str] = []
+    made: list[str] = []
     # A statement adds a line: it comes after what is at known lines.
     for key, value in sorted(changes.items(), key=lambda item: isinstance(TABLE[item[0]].edit, Statement)):
         steps, text = _planned(TABLE[key].edit, value, seen, device, main)
@@ -75,12 +85,13 @@ def edit_of(seen: Mapping[str, Any], changes: Mapping[str, Any], device: str, ma
                 break
             path, before = place, before or _read(place)
             edited = step(edited or before)
-        if steps and edited is not None:
+        if steps and edited is not None and not described:
             after = edited
+            made.append(key)
         else:
             advice.append(text)
     after = after or before
-    return Edit(path if before != after else None, before, after, tuple(advice))
+    return Edit(path if before != after else None, before, after, tuple(advice), tuple(made))
 
 
 # A file and how it is edited: from its text to its new text, None where that is in doubt.

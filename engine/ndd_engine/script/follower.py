@@ -204,6 +204,8 @@ class Follower:
         self._ranks = ScriptRanks(command.folder)
         self._samples, self._watch, self._root = Samples(), ProcessWatch(where=self._keeps), root
         self._captures = Captures(directory)
+        # Processes whose observation has ended before their training, in words.
+        self._over: list[str] = []
 
     @property
     def trained(self) -> bool:
@@ -234,7 +236,7 @@ class Follower:
     @property
     def not_shown(self) -> list[str]:
         """What the figures of the run leave out, in words."""
-        found = []
+        found = list(self._over)
         if (steps := self._elsewhere) > 0:
             found.append(f"optimizer steps of other threads: {number(steps)}, counted but not timed")
         trained = [name for name, one in self._trained.items() if not one.shares and one.step]
@@ -272,7 +274,8 @@ class Follower:
         for process, line in sorted(self._records.new(final), key=lambda item: item[1]["t"]):
             self._take(process, line)
         for reason in self._records.unobserved():
-            self._put(MarkEvent("warning", self.step, f"not observed: {printable(reason)}"))
+            text = f"not observed: {printable(reason)}"
+            self._put(MarkEvent("warning", self.step, text, data={"observed": "no more"}))
         if final or stopping:
             return
         here = self.here
@@ -364,7 +367,10 @@ class Follower:
         if "timed" in data:  # where batches are made
             self._samples.sources.add((data["file"], data["function"]))
         if "observed" in data:  # what is not seen, of any process
-            self._put(self._of_rank(name, event))
+            told = self._of_rank(name, event)
+            if data["observed"] == "no more":
+                self._over.append(f"{told.text}; what came later is not in these figures")
+            self._put(told)
         elif "trace" in data:
             for one in self._captures.taken(event, None if leads else self._ranks.rank_of(name)):
                 self._put(one)

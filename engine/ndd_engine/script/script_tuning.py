@@ -41,6 +41,6 @@ def tune_script(
 
     state = tuning.run(base, candidates_for(run, findings, place), refused)
     try:
-        return state, edit_for(TrialRequest(base, state.sets), run) if state.sets else None
+        return state, edit_for(TrialRequest(base, state.sets), run, state.final) if state.sets else None
     except UsageError as error:  # its file is gone; what was measured counts
         return state, Edit(None, "", "", (str(error),))

@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ndd_engine.child import ChildError, Json, Tick, Wire, answers, cause_of_exit, tail_of
+from ndd_engine.child import ChildError, Json, StoppedError, Tick, Wire, answers, cause_of_exit, tail_of
 from ndd_engine.config.parsing import COMMAND_LINE, explain, put, shown
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError, Problem, UsageError
@@ -58,6 +58,7 @@ from .command import (
 from .edits import Edit, edit_of
 from .follower import Follower
 from .launch import becoming
+from .tried_edits import digest, refusal
 
 ARGUMENT, VARIABLE = "arg.", "env."
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -229,13 +230,27 @@ def changes_of(request: TrialRequest, seen: dict[str, Any]) -> dict[str, tuple[A
     return {**changed_items(*values_of(request, seen)), **start_of(request).changed}
 
 
-def edit_for(request: TrialRequest, run: RunEvent) -> Edit:
-    """The edit of the script that makes the change. Raises UsageError if a file cannot be read."""
-    script = run.config.get("script") or {}
+def edit_for(request: TrialRequest, run: RunEvent, trial: TrialEvent | None) -> Edit:
+    """The edit of the script that makes the change, if it trained in a scratch copy during the trial.
+
+    Otherwise it is described, with the reason. Raises UsageError if a file cannot be read.
+    """
+    advice = start_of(request).advice
+    found = _planned(request, run.config, run.device)
+    if found.path is None or (trial is not None and trial.edit == digest(found)):
+        return replace(found, advice=(*found.advice, *advice))
+    why = "it has not trained in a scratch copy: measure the change again"
+    if trial is not None and trial.edit_refused:
+        why = trial.edit_refused
+    words = _planned(request, run.config, run.device, described=True)
+    return replace(words, advice=(*words.advice, *advice, f"no edit is shown: {why}"))
+
+
+def _planned(request: TrialRequest, seen: dict[str, Any], device: str, described: bool = False) -> Edit:
+    script = seen.get("script") or {}
     main = Path(script["main"]) if script.get("main") else None
-    changed = {key: new for key, (_, new) in changes_of(request, run.config).items() if not is_start(key)}
-    found = edit_of(run.config, changed, run.device, main)
-    return replace(found, advice=(*found.advice, *start_of(request).advice))
+    changed = {key: new for key, (_, new) in changes_of(request, seen).items() if not is_start(key)}
+    return edit_of(seen, changed, device, main, described)
 
 
 def start_of(request: TrialRequest) -> Start:
@@ -273,13 +288,22 @@ def run_script_trial(
     with alone(device, waiting, stop, ranks=ranks, what=request.title):
         sides = ScriptSides(request, command, values, Budget(request.budget_s, tell, stop))
         with Trial(request, sides) as trial:
-            return trial.run()
+            event = trial.run()
+            # What is tried on top of other changes is edited together with them.
+            if event.verdict != "faster" or event.in_effect is False or request.base.sets:
+                return event
+            sides.close()
+            try:
+                return sides.with_edit(event, _planned(request, seen, device))
+            except (UsageError, StoppedError) as error:  # a file is gone, or Ctrl-C: what was measured counts
+                return replace(event, edit_refused=str(error))
 
 
 class ScriptProcess(Trained):
     """The command in a scratch copy of its folder. sides: the changes of each side that it can be.
 
-    outside: whether it may write outside that copy.
+    outside: whether it may write outside that copy. edited: texts of files of the folder that it has instead; expected:
+    the changes that it has to make by itself then, by key.
     """
 
     def __init__(
@@ -289,6 +313,8 @@ class ScriptProcess(Trained):
         extra: Mapping[str, str],
         but: Path,
         outside: bool,
+        edited: Mapping[Path, str] | None = None,
+        expected: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._command = command
@@ -302,20 +328,25 @@ class ScriptProcess(Trained):
         try:
             (self.folder / "ranks").mkdir()
             work = scratch(command.folder, self.folder, but)
+            words, more = command.words, dict(extra)
+            if edited:
+                _edit(edited, command.folder.resolve(), work)
+                words, path = _moved(command, work, extra.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")))
+                more |= {"PYTHONPATH": path} if path else {}
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(address)
             self._listener.listen(128)
             spec = {
                 "socket": address, "sides": [dict(side) for side in sides], "original": str(command.folder),
-                "outside": outside,
+                "outside": outside, "expected": dict(expected or {}),
             }  # fmt: skip
             made = environment(
                 self.folder / "ranks",
                 SITE,
-                {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **UNWRITTEN, **extra},
+                {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **UNWRITTEN, **more},
             )
             guard = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(self.folder)]
-            guarded = [*guard, *becoming(command.words, 0)]
+            guarded = [*guard, *becoming(words, 0)]
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
                     guarded, cwd=work, env={**made, **PLAIN, "NDD_WATCH_TRY": json.dumps(spec)},
@@ -409,6 +440,26 @@ class ScriptProcess(Trained):
         self._temporary.cleanup()
 
 
+def _edit(edited: Mapping[Path, str], folder: Path, work: Path) -> None:
+    """Put other texts of files into a copy of a folder. Raises ChildError for a file that is not in it."""
+    for path, text in edited.items():
+        place = work / os.path.relpath(path.resolve(), folder)
+        if not place.resolve().is_relative_to(work):
+            raise ChildError("failed", f"{printable(str(path))} is not in the folder that is copied")
+        place.write_text(text, encoding="utf-8")
+
+
+def _moved(command: Command, work: Path, path: str) -> tuple[tuple[str, ...], str]:
+    """(the words of a command, a PYTHONPATH) where the command's own folder is that of its copy."""
+
+    def moved(word: str) -> str:
+        there = Path(word)
+        inside = there.is_absolute() and there.is_relative_to(command.folder)
+        return str(work / there.relative_to(command.folder)) if inside else word
+
+    return tuple(map(moved, command.words)), os.pathsep.join(map(moved, path.split(os.pathsep)))
+
+
 def _first_line(connection: socket.socket) -> Json:
     """What a rank says when it connects; {} if it has ended."""
     line = b""
@@ -484,6 +535,22 @@ class ScriptSides(Sides):
         command = self._start.command if index else self._command
         more = {**self.environment(index), **(self._start.environment if index else {})}
         return ScriptProcess(command, [self._sides[index]], more, self._but, self._outside)
+
+    def with_edit(self, trial: TrialEvent, edit: Edit) -> TrialEvent:
+        """The result of a trial, with whether the edit that makes the change trains as the change did."""
+        if edit.path is None:
+            return trial
+        start, made = self._start, {key: self._changes[key] for key in edit.made}
+
+        def process(
+            edited: Mapping[Path, str], expected: Mapping[str, Any], change: Mapping[str, Any]
+        ) -> ScriptProcess:
+            more = {**self.environment(1), **start.environment}
+            return ScriptProcess(start.command, [change], more, self._but, self._outside, edited, expected)
+
+        tick = self.budget.tick("trying the edit in a scratch copy")
+        why = refusal(edit, made, process, self.facts[0].prepare_s or 0.0, tick)
+        return replace(trial, edit="" if why else digest(edit), edit_refused=why)
 
     def started_for_both(self) -> ScriptProcess:
         return ScriptProcess(self._command, self._sides, self.environment(0), self._but, self._outside)

@@ -25,7 +25,7 @@ from ndd_engine.trial.trial_request import Progress, TrialRequest
 from ndd_engine.trial.tuning import Tuning, place_of
 from ndd_watch import LINKED
 
-from .measuring import stoppable
+from .measuring import record, stoppable
 from .options import Asked
 from .printing import say, show
 from .tune import TuningProgress
@@ -50,7 +50,10 @@ def tune_script_run(asked: Asked, script: RunDir | None) -> int:
         def measure(
             request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event | None
         ) -> TrialEvent:
-            return run_script_trial(request, run.config, run.device, tell, stop)
+            trial = run_script_trial(request, run.config, run.device, tell, stop)
+            if trial.verdict != "stopped":
+                record(directory, trial, say)
+            return trial
 
         look, side_effects = TuningProgress(say).look, asked.allow_side_effects
         tuning = Tuning(asked.budget, asked.only, look, stop, measure, side_effects)

@@ -126,9 +126,10 @@ def try_(asked: options.Asked) -> int:
         assert state.run is not None
         check_script(request, state.run.config)
         paused = (base.run,) if base.run.live_owner() is not None else ()
-        if asked.apply and not asked.as_json and any(gained(trial, request.sets) for trial in state.trials):
+        known = [trial for trial in state.trials if gained(trial, request.sets)]
+        if asked.apply and not asked.as_json and known:
             say(f"{' '.join(request.sets)} was measured as faster before; it is not measured again")
-            _edit(state.run, request, asked.apply)
+            _edit(state.run, request, known[-1], asked.apply)
             return EXIT_DONE
         measure = partial(run_script_trial, request, state.run.config, state.run.device)
     elif asked.apply:
@@ -167,7 +168,7 @@ def _tell_of_script(state: RunState, request: TrialRequest, trial: TrialEvent, a
         )
     if gained(trial, request.sets):
         assert state.run is not None
-        _edit(state.run, request, apply)
+        _edit(state.run, request, trial, apply)
     elif apply:
         say("nothing was written: --apply needs a change that is faster")
 
@@ -177,11 +178,11 @@ def gained(trial: TrialEvent, sets: Sequence[str]) -> bool:
     return trial.verdict == "faster" and sorted(trial.sets) == sorted(sets) and trial.in_effect is not False
 
 
-def _edit(run: RunEvent, request: TrialRequest, apply: bool) -> None:
+def _edit(run: RunEvent, request: TrialRequest, trial: TrialEvent, apply: bool) -> None:
     """Show the edit that makes the change in the script; write it after a question."""
     from ndd_engine.script.trials import edit_for
 
-    edit = edit_for(request, run)
+    edit = edit_for(request, run, trial)
     show(["", "to make this change in your script:", *edit.diff, *(f"  {text}" for text in edit.advice)])
     if edit.path is None:
         return

@@ -156,6 +156,8 @@ class ScriptTrials(RunTrials):
         self._of = Base(f"run {directory.name}", run=directory)
         self.base = self._of.name
         self._known = run
+        # By what was tried.
+        self._tried: dict[tuple[str, ...], TrialEvent] = {}
 
     def refusal(self) -> str:
         if self._job is not None and not self._job.done:
@@ -175,13 +177,14 @@ class ScriptTrials(RunTrials):
         """The edit of the script."""
         from ndd_engine.script.trials import edit_for
 
-        edit = edit_for(TrialRequest(self._of, tuple(sets)), self._run_event)
+        edit = edit_for(TrialRequest(self._of, tuple(sets)), self._run_event, self._tried.get(tuple(sets)))
         if not edit.diff:
             raise UsageError(f"this change is not an edit of one place: {'; '.join(edit.advice)}")
         return "\n".join(edit.diff)
 
     def write(self, trial: TrialEvent) -> Path:
         """Write the edit of the script as a patch."""
+        self._tried[tuple(trial.sets)] = trial
         return save_new(f"{self._run.name}-change", self.diff(trial.sets) + "\n", suffix=".diff")
 
     @property
@@ -197,4 +200,6 @@ class ScriptTrials(RunTrials):
         from ndd_engine.script.trials import run_script_trial
 
         run = self._run_event
-        return run_script_trial(request, run.config, run.device, tell, stop)
+        trial = run_script_trial(request, run.config, run.device, tell, stop)
+        self._tried[request.sets] = trial
+        return trial

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from ndd_engine.diagnose import CAUSES, Change, Finding
-from ndd_engine.record.events import DeathEvent, Event, FindingEvent, StallEvent
+from ndd_engine.record.events import DeathEvent, Event, FindingEvent, MarkEvent, StallEvent
 from ndd_engine.record.figures import death_text
 
 from .blocks import COMMAND, PLACE, Tone, Verdict
@@ -101,7 +101,10 @@ def event_line(event: FindingEvent) -> str:
 
 
 def urgent_line(event: Event) -> str:
-    """What is told at once, also beside the output of a script: a stall, a death, a limit; "" for other events."""
+    """What is told at once, also beside the output of a script: a stall, a death, a limit, or no more observation.
+
+    "" for other events.
+    """
     match event:
         case StallEvent(kind="input"):  # somebody types
             return ""
@@ -109,6 +112,8 @@ def urgent_line(event: Event) -> str:
             return f"{event.text}; {event.advice}" if event.advice else event.text
         case DeathEvent():
             return death_text(event)
+        case MarkEvent(data={"observed": "no more"}):
+            return event.text
         case FindingEvent(gone=False, finding=Finding(cause="open-files") as finding):
             return finding_line(finding)
     return ""
