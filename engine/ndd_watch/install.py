@@ -480,7 +480,8 @@ class Observer:
             for kind in ("hooks", "handlers", "parameters"):
                 if sizes.most(kind) > MANY:
                     self.emitter.look_in(kind, file)
-        return {"sizes": sizes.counts(), "tables": tables.found(self.steps.optimizers())}
+        found = tables.found(self.steps.optimizers())
+        return {"sizes": sizes.counts(), "tables": found, "denormals": sizes.denormals}
 
     def _begin_aside(self) -> bool:
         """Profile an evaluation or a checkpoint from now on; the step in which it happens is not profiled."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .attributes import class_name
+from .denormals import denormals
 from .looks import Looks, groups_of, key_of
 
 # Modules of a model that are looked at, and names that are told, those with the highest counts.
@@ -27,6 +28,8 @@ class Sizes:
         self._looks = looks
         self._counts: dict[str, int] = {}
         self._seen: set[int] = set()
+        # See `denormals`.
+        self.denormals: dict[str, tuple[float, float]] = {}
 
     def model(self, module: Any) -> None:
         """Count the hooks of a model and of all modules in it."""
@@ -54,8 +57,10 @@ class Sizes:
             left += [(f"{path}.{own}".lstrip("."), child) for own, child in children if child is not None]
 
     def optimizers(self, optimizers: Iterable[Any]) -> None:
-        """Count the parameters of optimizers, each as often as it is in one."""
-        for one in optimizers:
+        """Count the parameters of optimizers, each as often as it is in one, and their denormal numbers."""
+        found = list(optimizers)
+        self.denormals = denormals(self._looks, found)
+        for one in found:
             count = sum(len(group["params"]) for group in groups_of(one))
             self._count("parameters", class_name(type(one)), count)
 

@@ -80,6 +80,7 @@ FAULTS = (
     Fault("evaluation-keeps", ("evaluation-memory", "evaluation"), (10, 40)),
     Fault("recompile", ("recompile",), (1, 1), "weighed"),
     Fault("dense-embedding", ("dense-embedding",), (2, 10), "WithIds.table"),
+    Fault("denormals", ("denormals",), (2, 10)),
     Fault("retain-graph", ("retain-graph",), (1, 1), "planted.py"),
     Fault("optimizer-loop", ("optimizer",), (2, 8)),
     Fault("checkpoint", ("checkpoint",), (2, 10)),

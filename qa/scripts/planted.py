@@ -224,8 +224,11 @@ def main() -> None:
         model = nn.parallel.DistributedDataParallel(model)  # type: ignore[assignment]
     extra = nn.ParameterList(torch.zeros(8) for _ in range(int(MS * 40) if planted("optimizer-loop") else 0))
     parameters = [*model.parameters(), *extra]
+    tiny = nn.Parameter(torch.zeros(int(MS * 100_000) if planted("denormals") else 0))
     if planted("optimizer-loop"):
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-3, foreach=False)
+    elif planted("denormals"):
+        optimizer = torch.optim.Adam([*parameters, tiny], lr=1e-3, fused=True)
     else:
         optimizer = torch.optim.SGD(parameters, lr=1e-2, fused=True)
     scaler = torch.amp.GradScaler("cpu", enabled=planted("not-finite"))
@@ -246,6 +249,8 @@ def main() -> None:
         loss = nn.functional.mse_loss(model(augment(x)), y)
         if extra:
             loss = loss + sum(p.sum() for p in extra) * 0.0
+        if planted("denormals"):
+            loss = loss + tiny.sum() * 1e-20  # the squares of its gradients are denormal
         scaler.scale(loss).backward(retain_graph=planted("retain-graph"))
         scaler.step(optimizer)
         scaler.update()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpu_cases import GPU
 from pairs import MB, Pair, capture, gpu, memory, own
 from planted_runs import (
@@ -283,6 +285,27 @@ STEP = [
         Planted(phases=healthy(optimizer=3.0)),
         ("optimizer.set_to_none=true",),
         "zeros",
+    ),
+    Pair(
+        "denormals",
+        Planted(
+            phases=healthy(optimizer=9.0),
+            functions=replace(profiled(), denormals={"exp_avg_sq": (0.6, 20.0)}),
+        ),
+        # The optimizer takes little time.
+        Planted(functions=replace(profiled(), denormals={"exp_avg_sq": (0.6, 20.0)})),
+        ("speed.flush_denormal=true",),
+    ),
+    Pair(
+        "denormals",
+        Planted(functions=replace(profiled(), denormals={"parameters": (0.2, 3.0)})),
+        # They are zero already.
+        Planted(
+            functions=replace(profiled(), denormals={"parameters": (0.2, 3.0)}),
+            sets=["speed.flush_denormal=true"],
+        ),
+        ("speed.flush_denormal=true",),
+        "parameters",
     ),
     Pair(
         "clip",

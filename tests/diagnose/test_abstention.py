@@ -75,6 +75,7 @@ SECOND = {
     "on-the-fly": ("few-workers",),
     "neighbour-cores": ("few-threads",),
     "user-code": (),
+    "denormals": ("optimizer",),
 }
 
 

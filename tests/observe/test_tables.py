@@ -114,3 +114,13 @@ def test_of_a_script(tmp_path: Path, words: tuple[str, ...], told: bool) -> None
     assert profiled and all(bool(one["tables"]) is told for one in profiled)
     if told:
         assert profiled[-1]["tables"][0][:5] == ["Net.encoder.table", "Embedding", 5000, 8, 40]
+
+
+@pytest.mark.long
+def test_a_script_with_data_parallel(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path, "embeds.py", "5000", "parallel", NDD_WATCH_PROFILE_S="0.05", NDD_WATCH_WINDOW_S="0.05"
+    )
+    assert not ran.status, ran.errors
+    assert ran.of("run")[-1]["config"]["script"]["data_parallel"] == 2
+    assert ran.of("functions")[-1]["tables"][0][0] == "Parallel.module.encoder.table"

@@ -48,6 +48,7 @@ CAUSES: dict[str, str] = {
     "stepwise": "repeated work in the decoder loop",
     "optimizer": "optimizer step",
     "dense-embedding": "gradients of unused rows",
+    "denormals": "slow denormal numbers",
     "clip": "gradient clipping",
     "evaluation": "frequent evaluations",
     "checkpoint": "frequent checkpoints",

@@ -12,7 +12,7 @@ from ndd_engine.text import counted, number, percent, printable, span, times
 from .code_rules import explain_aside, most_of_aside
 from .data_facts import slower
 from .finding import Change, Evidence, Finding
-from .script_rules import dense
+from .script_rules import explains_optimizer
 from .view import (
     BASELINE,
     CLOCK,
@@ -247,8 +247,8 @@ def optimizer(view: View) -> Finding | None:
         edits["optimizer.set_to_none=true"] = "set gradients to None instead of zero"
     if not edits and (cost.share < MUCH or view.crowded):
         return None  # its threads may wait for cores that others use
-    if not edits and (tables := dense(view)) is not None and tables.share >= MUCH:
-        return None  # `dense_embedding` names it
+    if not edits and explains_optimizer(view):
+        return None
     title = f"the optimizer (with zero_grad) takes {percent(cost.share)} of each step"
     draft = Draft("optimizer", title, cost, "certain" if used in ("loop", "foreach") else "likely")
     draft.add(taken(cost, "the parameter update takes"))

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ndd_engine.record.event import Table
-from ndd_engine.text import counted, number, percent, printable, span
+from ndd_engine.text import counted, number, percent, printable, span, times
 from ndd_watch.graphs import RETAINED_STEPS
 
 from .finding import Finding
 from .view import CLOCK, CONFIG, DEVICE, FLOOR, MODEL, PROFILER, Cost, Draft, View, taken
 
 LOOK = "graphs of the losses"
+# What is no state of an optimizer.
+IN_MODEL = ("parameters", "gradients")
+# Tables with this part of all values that are updated explain what the update takes.
+MOST_OF = 0.5
 # Backward usually takes up to so many times as long as forward and the loss.
 BACKWARD = 2.0
 # Optimizers that take sparse gradients as they are.
@@ -115,6 +119,46 @@ def data_parallel(view: View) -> Finding | None:
     return draft.done()
 
 
+def denormals(view: View) -> Finding | None:
+    """Many numbers are denormal, and the processor is slow with them."""
+    functions = view.snapshot.functions
+    if functions is None or not functions.denormals or view.gpu or view.get("speed.flush_denormal") is True:
+        return None
+    costs = {name: _slowed(view, name, slow) for name, (_, slow) in functions.denormals.items()}
+    name = max(costs, key=lambda one: costs[one].share)
+    cost, (share, slow) = costs[name], functions.denormals[name]
+    if cost.share < 2 * FLOOR:
+        return None
+    what = printable(name) + ("" if name in IN_MODEL else " of the optimizer")
+    draft = Draft("denormals", f"{percent(share)} of the {what} are denormal numbers", cost, "possible")
+    draft.saw("they are too small for full precision, as far as a few values of each tensor tell", PROFILER)
+    draft.saw(f"this processor takes {times(slow)} as long for them", "measured in the profiled process")
+    phases = _phases(name)
+    draft.add(taken(view.cost(*phases), f"{', '.join(phases)}: what computes with them takes"))
+    draft.change("take denormal numbers as zero: torch.set_flush_denormal(True)", "speed.flush_denormal=true")
+    return draft.done()
+
+
+def _phases(name: str) -> tuple[str, ...]:
+    return {"parameters": (*MODEL, "optimizer"), "gradients": ("clip", "optimizer")}.get(name, ("optimizer",))
+
+
+def _slowed(view: View, name: str, slow: float) -> Cost:
+    """What removing the slowness saves at most: if all that computes with such numbers is as slow as that."""
+    return view.part(view.cost(*_phases(name)).share * (1 - 1 / slow))
+
+
+def explains_optimizer(view: View) -> bool:
+    """Whether one of these findings says why the optimizer takes long."""
+    tables, functions = dense(view), view.snapshot.functions
+    if tables is not None and tables.share >= MOST_OF:
+        return True
+    slow = functions is not None and "optimizer" in {
+        one for name in functions.denormals for one in _phases(name)
+    }
+    return slow and denormals(view) is not None
+
+
 def retain_graph(view: View) -> Finding | None:
     """Backward passes keep their graphs, and none goes through one again."""
     where = view.script_place("retains")
@@ -134,4 +178,4 @@ def retain_graph(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (dense_embedding, data_parallel, retain_graph)
+RULES = (dense_embedding, data_parallel, denormals, retain_graph)

@@ -109,6 +109,7 @@ class FunctionProfiles:
                 found["phases"],
                 calls=_short(found["calls"]),
                 sizes=sizes.counts(),
+                denormals=sizes.denormals,
             )
         )
 

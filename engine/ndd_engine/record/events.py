@@ -392,7 +392,8 @@ class FunctionsEvent(Event):
     optimizer) and "handlers:root" (of a logger). "graph:" is how many steps back the graph of the loss reaches, at
     least. tables: [name, class, rows, columns, indices, share, optimizer] of embeddings of which this step reads few
     rows, while their gradients have values for all of them. Indices are those that it reads, and share is the part of
-    all values that the optimizers update.
+    all values that the optimizers update. denormals: share of denormal numbers in "parameters", "gradients" or a state
+    of optimizers, and how many times as long the processor takes for them, where that is slow.
     """
 
     type: ClassVar[str] = "functions"
@@ -405,6 +406,7 @@ class FunctionsEvent(Event):
     inside: str = ""
     sizes: dict[str, Count] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
+    denormals: dict[str, tuple[Figure, Figure]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

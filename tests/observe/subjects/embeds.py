@@ -1,4 +1,7 @@
-"""Trains an embedding with so many rows. Words: "sparse", "tied" to the output layer, "functional" use beside it."""
+"""Trains an embedding with so many rows. Words: "sparse", "tied" to the output layer, "functional" use beside it.
+
+With "parallel", the model is a DataParallel that knows two devices, and runs where it is.
+"""
 
 import sys
 
@@ -39,7 +42,15 @@ class Net(nn.Module):
         return self.out(found).mean(1)
 
 
+class Parallel(nn.DataParallel):
+    def forward(self, x):
+        return self.module(x)
+
+
 model = Net()
+if "parallel" in words:
+    model = Parallel(model)
+    model.device_ids = [0, 1]
 kind = torch.optim.SGD if "sparse" in words else torch.optim.Adam
 optimizer = kind(model.parameters(), lr=0.01)
 for _ in range(STEPS):
