@@ -467,6 +467,7 @@ class Hooks:
         self.steps.first_ns += S[LAST] - self._reading
 
     def _has_read(self) -> None:
+        self.steps.read()
         if self.passes.gave(sys._getframe(2)):
             self.steps.first_ns += S[LAST] - self._reading
 

@@ -37,15 +37,16 @@ COLUMNS = 24
 # size of a model's input; 0 before. PENDING: further steps, if nothing else becomes known to end them. FIRST_NS:
 # spent on first batches, of passes over the data that began after the first step; STARTS: these passes. PASSES,
 # OPEN: backward passes since the last step ended, those whose gradients were zeroed again and those after them;
-# published where they are more than usual. PAUSED: 1 during a pause. AT and what follows is written by the console: the
-# step after which the process obeys, the id of the process that holds a pause or 0, and how many captures, checkpoints,
-# evaluations and looks at what it keeps were asked for.
+# published where they are more than usual. LEFT: batches since then that went through the model with gradients, and
+# without a backward pass; only where phases are timed. PAUSED: 1 during a pause. AT and what follows is written by the
+# console: the step after which the process obeys, the id of the process that holds a pause or 0, and how many captures,
+# checkpoints, evaluations and looks at what it keeps were asked for.
 (
     MAGIC, PID, NATIVE, LAST, CURRENT, TIMED, BASE, TRAINER, DONE, CORRECTION, ELSEWHERE, MICRO, SKIPPED, BEGUN, ROWS,
     LINES, DROPPED, PAUSED, INPUT, PENDING, FIRST_NS, STARTS,
-    PASSES, OPEN,
+    PASSES, OPEN, LEFT,
     AT, HOLDER, CAPTURES, CHECKPOINTS, EVALUATIONS, KEPT,
-) = range(30)  # fmt: skip
+) = range(31)  # fmt: skip
 REQUEST = KEPT + 1 - AT
 # The current step by phase, and the time of the window outside steps, in nanoseconds.
 ROW, REST = 32, 32 + COLUMNS

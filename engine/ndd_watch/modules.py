@@ -203,6 +203,8 @@ class Modules:
                 self._wrap(kind)
         if S[TIMED] <= 0:
             return
+        if grad:
+            self._steps.computed = True
         t = now()
         row[current] += t - S[LAST]
         S[LAST] = t

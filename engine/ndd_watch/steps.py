@@ -55,6 +55,7 @@ from .mapped import (
     BEGUN,
     CORRECTION,
     FIRST_NS,
+    LEFT,
     LENGTHS_AT,
     MICRO,
     MOST_LENGTHS,
@@ -247,6 +248,8 @@ class Steps:
 
     def __init__(self) -> None:
         self.backwards = 0
+        # The model was called with gradients since a batch was read, in a step that is timed by phase.
+        self.computed = False
         self.compiled = self.ends_known = False
         # The optimizers that were made, and the key of the only one that is left of them; 0 where there are others.
         self._made: list[weakref.ref[Any]] = []
@@ -474,6 +477,7 @@ class Steps:
                 self.time_this()
         else:
             clock.add_row()
+            S[LEFT], self.computed = 0, False
             S[place] = sum(row) << 1 | 1
             if self.every > 1 and self.ends.only and not first:
                 self.skip, self.usual_backwards = untimed(done + 1, self.every), self.backwards
@@ -525,6 +529,12 @@ class Steps:
             else:
                 self.aside_ns += spent
         self.first_ns = 0
+
+    def read(self) -> None:
+        """The next batch was read, in a step that is timed by phase: whether the one before had a backward pass."""
+        if self.computed and not self.backwards:
+            S[LEFT] += 1
+        self.computed = False
 
     def aside(self, ns: int) -> None:
         """A look within the step took this time, which is no part of it."""

@@ -155,3 +155,45 @@ def test_as_many_items_as_the_script_trains_on(tmp_path: Path, kind: str) -> Non
     (tmp_path / "train.py").write_text(ITEMS)
     ran = run(tmp_path, str(tmp_path / "train.py"), kind)
     assert sum(window["items"] for window in ran.of("window")) == int(ran.word("ITEMS")), ran.errors
+
+
+LEAVES_OUT = """
+import sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+kind, model = sys.argv[1], nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+loader, losses = DataLoader(TensorDataset(torch.randn(80 * 4, 8)), batch_size=4), []
+for epoch in range(6):
+    for step, (x,) in enumerate(loader):
+        if kind == "broken" and epoch == 1 and step == 20:
+            with torch.no_grad():
+                model[0].weight.fill_(float("nan"))
+        loss = model(x).square().mean()
+        if kind == "summed":
+            losses.append(loss)
+            if len(losses) < 10:
+                continue
+            loss, losses = sum(losses), []
+        if not torch.isfinite(loss) or (kind == "some" and step % 3):
+            optimizer.zero_grad()
+            continue
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        for (x,) in loader:
+            model(x)
+"""
+
+
+@pytest.mark.parametrize("kind", ["broken", "summed", "some", "whole"])
+def test_a_loop_that_never_trains_again_is_told(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "train.py").write_text(LEAVES_OUT)
+    done = program.run("run", "--headless", "--", sys.executable, "train.py", kind, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("nothing is trained")]
+    assert bool(told) == (kind == "broken"), done.stderr
+    if told:  # four passes, and what was heard of the one in which it began
+        batches = int(told[0].split("at least ")[1].split()[0])
+        assert "since step 100" in told[0] and 310 <= batches <= 380

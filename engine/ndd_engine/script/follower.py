@@ -184,6 +184,14 @@ class Trained:
         return found
 
 
+def left_out_text(batches: int, step: int) -> str:
+    """What is said of batches that were computed for nothing."""
+    return (
+        f"nothing is trained since step {number(step)}: at least {number(batches)} batches went through the model "
+        "without a backward pass, as where a loop leaves out losses that are not finite; look at losses and weights"
+    )
+
+
 class Follower:
     """put: gets the events of the leading process, which is rank 0 or else the first one that trained, and those that
     compare the ranks."""
@@ -206,6 +214,7 @@ class Follower:
         self._captures = Captures(directory)
         # Processes whose observation has ended before their training, in words.
         self._over: list[str] = []
+        self._told_left_out = False
 
     @property
     def trained(self) -> bool:
@@ -251,6 +260,8 @@ class Follower:
                 f"backward passes without a step of an optimizer of torch: {number(passes)} {after}; other updates of "
                 "the parameters are not counted as steps here"
             )
+        if batches := sum(process.left_out for process in self._records.processes):
+            found.append(left_out_text(batches, self.step))
         if self._trained:
             found += self._trained[min(self._trained, key=_leading)].not_seen
         return found
@@ -273,6 +284,11 @@ class Follower:
         """
         for process, line in sorted(self._records.new(final), key=lambda item: item[1]["t"]):
             self._take(process, line)
+        if not self._told_left_out and (
+            batches := max((one.left_out for one in self._records.processes), default=0)
+        ):
+            self._told_left_out = True
+            self._put(MarkEvent("warning", self.step, left_out_text(batches, self.step)))
         for reason in self._records.unobserved():
             text = f"not observed: {printable(reason)}"
             self._put(MarkEvent("warning", self.step, text, data={"observed": "no more"}))

@@ -34,6 +34,8 @@ _PREFIX = "ndd-"
 _OWNER = "owner"
 # Backward passes without a step that are told: at least so many, and so many times those of a usual step.
 FEW_PASSES, TIMES_USUAL = 8, 4
+# Batches without a backward pass that are told: losses of so many are not added up for one.
+MANY_BATCHES = 100
 # Fields of a window that nobody has measured where its process is gone.
 _UNMEASURED = (
     "step_p50_ns", "step_p95_ns", "step_max_ns", "loss", "last_loss", "lr", "gc_ns", "gc_count", "gc_max_ns",
@@ -133,6 +135,12 @@ class Process:
         usual = value(mapped.MICRO) / max(done, 1)
         more = passes >= FEW_PASSES and passes > TIMES_USUAL * usual and not value(mapped.PENDING)
         return passes if more else 0
+
+    @property
+    def left_out(self) -> int:
+        """Batches since the last step that the model computed, and that no backward pass has; 0 if they are few."""
+        batches = self._reader.value(mapped.LEFT)
+        return batches if batches >= MANY_BATCHES else 0
 
     @property
     def elsewhere(self) -> int:
