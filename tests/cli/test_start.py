@@ -23,7 +23,7 @@ def executed(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 IMPORTS = """
 import sys
 from ndd_console.__main__ import status_of
-for line in ("--help", "--version", "train --help", "runs", "check nope.toml"):
+for line in ("--help", "--version", "train --help", "runs", "check nope.toml", "run --headless -- true"):
     status_of(line.split())
     assert not {"torch", "textual"} & set(sys.modules), line
     assert "pydantic" not in sys.modules or not line.startswith("--"), line

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import errno
 import re
-from typing import TYPE_CHECKING
-
-import torch
+import sys
 
 from ndd_engine.errors import text_of
 from ndd_watch.allocations import OF_GPU
-
-if TYPE_CHECKING:
-    import torch
-
 
 _OF_GPU = re.compile(OF_GPU, re.IGNORECASE)
 # Of the host: torch's allocator and the system.
@@ -24,7 +18,7 @@ _OF_HOST = re.compile(
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether the error means that an allocation failed, on a GPU or on the host."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    if isinstance(error, MemoryError) or _is_of_torch(error):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
@@ -35,6 +29,12 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def is_out_of_gpu_memory(error: BaseException) -> bool:
     """Whether it was the memory of a GPU, also where a library such as cuDNN, MIOpen, rocBLAS or cuFFT asked for it."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and _OF_GPU.search(text_of(error)) is not None
+    return _is_of_torch(error) or (
+        isinstance(error, RuntimeError) and _OF_GPU.search(text_of(error)) is not None
+    )
+
+
+def _is_of_torch(error: BaseException | None) -> bool:
+    """Also in a process that has not imported torch, such as the console of a script."""
+    kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", ())
+    return isinstance(error, kind)
