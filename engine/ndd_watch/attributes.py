@@ -76,6 +76,12 @@ def attributes(thing: Any) -> Any:
     return None
 
 
+def attribute(thing: Any, name: str) -> Any:
+    """An attribute that an object itself has; None without it. Nothing of its class is run."""
+    found = attributes(thing)
+    return found.get(name) if type(found) is dict else None
+
+
 def slots(thing: Any, value: Any) -> list[str]:
     """The slots in which an object has a value."""
     found = []

@@ -15,6 +15,7 @@ from threading import get_ident, main_thread
 from typing import Any, Callable
 
 from . import CAPTURES
+from .attributes import attribute
 from .clock import CHECKPOINT, CURRENT, EVALUATE, LAST, NAMES, OTHER, S, gpu, now, rest
 from .exceptions import Dropped, ours
 from .library import dumps, gc, os, time
@@ -401,13 +402,13 @@ class Captures:
         found: dict[int, tuple[str, str]] = {}
         compiled = False
         roots = [module for one in self._roots.values() if (module := one()) is not None]
-        several = sum(bool(module.__dict__.get("_modules")) for module in roots) > 1
+        several = sum(bool(attribute(module, "_modules")) for module in roots) > 1
         for root in roots:
             above = type(root).__name__ if several else ""
             for name, module in modules_within(root):
                 whole = ".".join(part for part in (above, name) if part)
                 found.setdefault(key_of(module), (whole, type(module).__name__))
-                compiled |= module.__dict__.get("_compiled_call_impl") is not None
+                compiled |= attribute(module, "_compiled_call_impl") is not None
         return found, compiled
 
     def _failed(self, error: Exception) -> None:

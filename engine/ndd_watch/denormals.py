@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, Callable
 
+from .attributes import attribute
 from .clock import now
 from .looks import Looks
 
@@ -52,17 +53,17 @@ def shares(looks: Looks, optimizers: Iterable[Any]) -> dict[str, float]:
     small: dict[str, float] = {}
     with looks.silent(), torch.no_grad():
         for size, name, tensor in found[:MOST_TENSORS]:
-            count = tensor.numel()
+            count = looks.elements(tensor)
             some = tensor.detach().view(-1)[:: max(count // VALUES, 1)].abs()
             denormal = (some > 0) & (some < torch.finfo(tensor.dtype).tiny)
             sizes[name] = sizes.get(name, 0) + size
-            small[name] = small.get(name, 0.0) + size * float(denormal.sum()) / some.numel()
+            small[name] = small.get(name, 0.0) + size * float(denormal.sum()) / looks.elements(some)
     return {name: share for name, size in sizes.items() if (share := small[name] / size) >= LEAST}
 
 
 def _tensors(looks: Looks, optimizers: Iterable[Any]) -> Iterable[tuple[str, Any]]:
     for optimizer in optimizers:
-        groups, state = (optimizer.__dict__.get(name) for name in ("param_groups", "state"))
+        groups, state = (attribute(optimizer, name) for name in ("param_groups", "state"))
         for group in groups if type(groups) is list else ():
             for parameter in group["params"]:
                 if not looks.is_tensor(parameter):

@@ -10,6 +10,7 @@ import math
 import weakref
 from typing import Any, Callable
 
+from .attributes import attribute
 from .clock import S
 from .looks import key_of
 from .mapped import SKIPPED
@@ -84,4 +85,4 @@ class Finite:
     def scale(self) -> Any:
         """The tensor with the scale; None without one."""
         scaler = None if self._scaler is None else self._scaler()
-        return None if scaler is None else scaler.__dict__.get("_scale")
+        return None if scaler is None else attribute(scaler, "_scale")

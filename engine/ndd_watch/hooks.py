@@ -10,6 +10,7 @@ import sys
 from threading import get_ident
 from typing import Any, Callable
 
+from .attributes import attribute
 from .clock import (
     BACKWARD,
     BASE,
@@ -377,7 +378,7 @@ class Hooks:
         def begun(_probe: Any, given: Any) -> int:
             scaler, losses = given
             try:
-                if scaler.__dict__.get("_enabled") is True and looks.allowed():
+                if attribute(scaler, "_enabled") is True and looks.allowed():
                     steps.scaled = True
                     steps.finite.remember(scaler)
                     loss = looks.first_tensor(losses, 2)

@@ -13,7 +13,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Callable
 
-from .attributes import attributes
+from .attributes import attribute, attributes
 
 # Tells objects apart while they exist. Unlike `id`, Python does not report it to audit hooks, which would take about a
 # microsecond in a step.
@@ -97,6 +97,10 @@ class Looks:
         """Whether the elements of a tensor are no whole numbers."""
         with self.silent():
             return bool(self._floating(tensor))
+
+    def elements(self, tensor: Any) -> int:
+        """The number of elements of a tensor."""
+        return int(self._numel(tensor))
 
     def bytes_of(self, tensor: Any) -> int:
         """The bytes of the elements of a tensor; 0 if they cannot be counted."""
@@ -195,6 +199,6 @@ def modules_within(root: Any) -> Iterator[tuple[str, Any]]:
             continue
         seen.add(key_of(module))
         yield name, module
-        inner = module.__dict__.get("_modules")
+        inner = attribute(module, "_modules")
         if type(inner) is dict:
             todo += [(f"{name}.{key}" if name else str(key), one) for key, one in reversed(inner.items())]

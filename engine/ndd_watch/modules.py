@@ -9,6 +9,7 @@ import weakref
 from threading import get_ident
 from typing import Any, Callable
 
+from .attributes import attribute
 from .clock import (
     BASE,
     CURRENT,
@@ -166,7 +167,7 @@ class Modules:
     def _outermost(self, module: Any, args: Any, kwargs: Any) -> None:
         """A module is called from outside other modules."""
         # A module of TorchScript does not keep it here.
-        training, grad = module.__dict__.get("training"), self._grad_enabled()
+        training, grad = attribute(module, "training"), self._grad_enabled()
         if training is None:
             training = grad
         if S[BASE] == EVALUATE:
@@ -246,7 +247,7 @@ class Modules:
 
     def _inner(self, module: Any, args: Any, _kwargs: Any) -> None:
         """A module within one whose class is looked at for the first time: a recurrent one tells the order."""
-        if type(module).__module__ == _RECURRENT and module.__dict__.get("batch_first") is False:
+        if type(module).__module__ == _RECURRENT and attribute(module, "batch_first") is False:
             tensor = self._looks.first_tensor(args)
             shape = None if tensor is None else self._looks.shape(tensor)
             root, length = self._root or (0, None)

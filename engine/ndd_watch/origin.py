@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
 
+from .attributes import attribute
 from .clock import now
 from .exceptions import Dropped, ours
 from .listening import Listening
@@ -159,7 +160,7 @@ class Origin:
             place = {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
         self.found = {
             "what": "output" if between is None else "before", "name": name, "kind": type(module).__name__,
-            "largest": self._largest([given, module.__dict__.get("_parameters")]),
+            "largest": self._largest([given, attribute(module, "_parameters")]),
             **self._part(bad if between is None else between), **place,
         }  # fmt: skip
 
@@ -271,7 +272,12 @@ class Origin:
         torch = self._torch
         with self._looks.silent():
             plain = tensor.is_floating_point() and not tensor.is_nested and tensor.layout is torch.strided
-            if not plain or tensor.device.type == "meta" or tensor.itemsize == 1 or not tensor.numel():
+            if (
+                not plain
+                or tensor.device.type == "meta"
+                or tensor.itemsize == 1
+                or not self._looks.elements(tensor)
+            ):
                 return False
             if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                 return False
@@ -285,8 +291,8 @@ class Origin:
         found = 0.0
         for tensor in self._looks.tensors(values):
             with self._looks.silent():
-                plain = tensor.is_floating_point() and tensor.numel() and tensor.layout is self._torch.strided
-                if plain and tensor.itemsize > 1:
+                plain = tensor.is_floating_point() and tensor.layout is self._torch.strided
+                if plain and tensor.itemsize > 1 and self._looks.elements(tensor):
                     found = max(found, float(tensor.detach().abs().amax().item()))
         return found if math.isfinite(found) else 0.0
 
@@ -353,6 +359,6 @@ def _parameters_of(root: Any, looks: Looks) -> list[tuple[str, Any]]:
     return [
         (f"{path}.{key}" if path else str(key), item)
         for path, module in modules_within(root)
-        for key, item in (module.__dict__.get("_parameters") or {}).items()
+        for key, item in (attribute(module, "_parameters") or {}).items()
         if looks.is_tensor(item)
     ]

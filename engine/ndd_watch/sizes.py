@@ -10,7 +10,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from .attributes import class_name
+from .attributes import attributes, class_name
 from .denormals import denormals
 from .looks import Looks, groups_of, key_of
 
@@ -45,7 +45,7 @@ class Sizes:
             if key_of(one) in self._seen:
                 continue
             self._seen.add(key_of(one))
-            found = one.__dict__
+            found = attributes(one) or {}
             name = path or type(module).__name__
             for kind in _OF_MODULES:
                 self._add("hooks", name, found.get(kind))

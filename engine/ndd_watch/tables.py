@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from .attributes import class_name
+from .attributes import attribute, class_name
 from .clock import BASE, EVALUATE, S
-from .looks import Looks, key_of, modules_within
+from .looks import Looks, groups_of, key_of, modules_within
 
 # Rows from which on a table is large, and how many rows there are for each one that a step reads.
 LEAST_ROWS, TIMES_READ = 1000, 4
@@ -60,7 +60,7 @@ class Tables:
             self._roots.setdefault(key_of(module), weakref.ref(module))
         kind = type(module)
         if issubclass(kind, self._threaded):
-            devices = module.__dict__.get("device_ids")
+            devices = attribute(module, "device_ids")
             self.devices = max(self.devices, len(devices) if type(devices) is list else 0)
         elif issubclass(kind, self._kinds) and self._grad_enabled() and self._looks.allowed():
             self._reads(module, given)
@@ -71,7 +71,7 @@ class Tables:
     def _reads(self, module: Any, given: Any) -> None:
         weight = _weight(module)
         indices = self._looks.first_tensor(given)
-        if module.__dict__.get("sparse") is not False or indices is None or not self._looks.is_tensor(weight):
+        if attribute(module, "sparse") is not False or indices is None or not self._looks.is_tensor(weight):
             return
         shape = self._looks.shape(indices)
         if shape is None:
@@ -118,8 +118,7 @@ class Tables:
         elements: dict[int, int] = {}
         owners: dict[int, str] = {}
         for optimizer in optimizers:
-            groups = optimizer.__dict__.get("param_groups")
-            for group in groups if type(groups) is list else ():
+            for group in groups_of(optimizer):
                 for one in group["params"]:
                     if self._looks.is_tensor(one):
                         elements[key_of(one)] = prod(self._looks.shape(one) or (0,))
@@ -153,5 +152,5 @@ class Tables:
 
 
 def _weight(module: Any) -> Any:
-    parameters = module.__dict__.get("_parameters")
+    parameters = attribute(module, "_parameters")
     return parameters.get("weight") if type(parameters) is dict else None
