@@ -196,7 +196,7 @@ class WizardJob(ThreadJob):
             meaning = "smaller models are faster and need less memory, but reach a higher loss"
             yield Question("model sizes", text, meaning, self._next_sizes)
         reserved = answers.reserve_bytes
-        text = f"{RESERVED_SHARE:.0%} of free memory" if reserved is None else size(reserved)
+        text = f"{RESERVED_SHARE * 100:.0f} % of free memory" if reserved is None else size(reserved)
         meaning = "kept free for evaluation, libraries and other processes"
         yield Question("reserved memory", text, meaning, self._next_reserve)
 

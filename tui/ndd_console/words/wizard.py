@@ -86,7 +86,9 @@ def remark(proposal: Proposal, details: bool = False) -> str:
         words.append(known.verdict)
     elif known is not None:
         memory = f"{size(known.memory_bytes)}, " if details else ""
-        spread = f" (rounds vary by {known.spread:.0%})" if details and known.spread is not None else ""
+        spread = (
+            f" (rounds vary by {known.spread * 100:.0f} %)" if details and known.spread is not None else ""
+        )
         words.append(f"measured {memory}{duration(known.step_s)} per step{spread}")
     if proposal.over_bytes:
         words.append(f"measured memory is over the limit by {size(proposal.over_bytes)}")
