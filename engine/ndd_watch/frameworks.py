@@ -134,7 +134,7 @@ def hugging_face(base: type, put: Put, known: Known, wishes: Wishes) -> type:
                 control.should_evaluate or does,
             )
             for what in ["saves a checkpoint"] * saves + ["evaluates"] * does:
-                put("note", text=f"on request, the Trainer {what} after step {state.global_step}")
+                put("note", text=f"on request, the Trainer {what} after step {state.global_step:,}")
 
         @_safe
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -105,7 +105,7 @@ class Autocast(Change):
         return inside
 
     def applied(self) -> tuple[str, bool | None, str]:
-        return (self.requested, True, f"{self.done} calls of modules under autocast") if self.done else (
+        return (self.requested, True, f"{self.done:,} calls of modules under autocast") if self.done else (
             "off", False, "no module with parameters was called outermost"
         )  # fmt: skip
 
@@ -412,7 +412,7 @@ class ChannelsLast(AtStart):
     def applied(self) -> tuple[str, bool | None, str]:
         if not self.done:
             return "false", False, "no module is called with images"
-        return "true", True, f"{self.done} batches in this format"
+        return "true", True, f"{self.done:,} batches in this format"
 
 
 class Compile(AtStart):
@@ -441,7 +441,7 @@ class Compile(AtStart):
     def applied(self) -> tuple[str, bool | None, str]:
         if not self._seen:
             return "off", False, "no module with parameters was called outermost"
-        return self.requested, True, f"{len(self._seen)} module{'s' * (len(self._seen) != 1)} compiled"
+        return self.requested, True, f"{len(self._seen):,} module{'s' * (len(self._seen) != 1)} compiled"
 
 
 class Gather(AtStart):
@@ -535,7 +535,7 @@ class Cache(AtStart):
         each_s = (time.perf_counter() - t) / max(len(first), 1)
         if each_s * count > MOST_S:
             self._refused = (
-                f"reading all {count} items once would take {each_s * count:.0f} s (at most {MOST_S:.0f})"
+                f"reading all {count:,} items once would take {each_s * count:.0f} s (at most {MOST_S:.0f})"
             )
         self._check(dataset, first)
         items = [] if self._refused else [*first, *(dataset[place] for place in range(len(first), count))]

@@ -124,8 +124,8 @@ class Try:
         if not directory.path.exists():
             return
         saved = sound(directory)
-        if ended.status and (found := re.search(r"the last (?:good )?checkpoint is step (\d+)", output)):
-            assert int(found[1]) in saved
+        if ended.status and (found := re.search(r"the last (?:good )?checkpoint is step ([\d,]+)", output)):
+            assert int(found[1].replace(",", "")) in saved
         if ended.status == 0 or (self.fault.saves and ended.status == 1):
             assert saved, f"no checkpoint: {output[-1000:]}"
 

@@ -357,3 +357,32 @@ def test_the_cuda_context_counts_in_every_prediction_of_a_process(monkeypatch: p
     assert step_probes.context_bytes(gpu, before) == 500
     assert step_probes.context_bytes(gpu, free[0]) == 500
     assert step_probes.context_bytes(torch.device("cuda", 1), free[0]) == 0
+
+
+def test_two_numbers_of_threads_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+
+    def timed(*_: Any) -> tuple[float, int]:
+        used.append(torch.get_num_threads())
+        return 2e6 * used[-1], 1
+
+    monkeypatch.setattr(step_probes, "time_micro", timed)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = prober("chartext", "workload.size=tiny", "batch.micro=2").by_threads(1)
+        assert found == ([0.004] * 3, [0.002] * 3) and used == [2, 2, 1, 1, 2, 1, 2, 1]
+        assert torch.get_num_threads() == 2
+        monkeypatch.setattr(step_probes, "SLOW_NS", 1)
+        assert prober("chartext", "workload.size=tiny", "batch.micro=2").by_threads(1) == ([], [])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_are_not_compared_where_a_micro_batch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> tuple[float, int]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(step_probes, "time_micro", full)
+    assert prober("chartext", "workload.size=tiny", "batch.micro=2").by_threads(1) == ([], [])

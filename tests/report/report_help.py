@@ -88,7 +88,7 @@ def window(
 
 def evaluation(step: int, loss: float, seconds: float = 2.1) -> MarkEvent:
     data = {"metrics": {"loss": loss, "bits": loss / 0.69}, "seconds": seconds, "better": "lower"}
-    return MarkEvent("evaluation", step, f"evaluation at step {step}: loss {loss:.3g}", data)
+    return MarkEvent("evaluation", step, f"evaluation at step {step:,}: loss {loss:.3g}", data)
 
 
 def evaluating(step: int, seconds: float = 2.1) -> WindowEvent:
@@ -134,13 +134,13 @@ def whole_life(cuda: bool = True) -> list[Timed]:
             put(FindingEvent(step, "gc", "collections take 2 % of the time"))
         if index == 90:
             put(FindingEvent(step, "gc", "collections take 2 % of the time", True))
-            put(MarkEvent("pause", step, f"paused at step {step}"))
+            put(MarkEvent("pause", step, f"paused at step {step:,}"))
             t += 30
             put(MarkEvent("resume", step, "resumed after 30.0 s", {"seconds": 30.0}))
         if index % 48 == 47:
             t += 2.1
             put(evaluating(step), evaluation(step, 1.5 - index / 900))
-            put(MarkEvent("checkpoint", step, f"checkpoint at step {step} (123 MiB)", {"bytes": 1}))
+            put(MarkEvent("checkpoint", step, f"checkpoint at step {step:,} (123 MiB)", {"bytes": 1}))
         if index == 100:
             put(MarkEvent("warning", step, "2 losses were not finite; the scaler skipped their steps"))
         if index == 120:

@@ -201,7 +201,7 @@ async def test_home_shows_how_far_a_script_is_whose_end_is_unknown() -> None:
     app = make(None, Scripts())
     async with app.run_test(size=(120, 30)) as pilot:
         await until(pilot, lambda: "not started" in text_of(app))
-        assert "step 1,200 " in text_of(app) and text_of(app).count("not started") == 1
+        assert "1,200 " in text_of(app) and text_of(app).count("not started") == 1
 
 
 async def test_home_compares_two_runs(tmp_path: Path) -> None:

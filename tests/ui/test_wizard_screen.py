@@ -59,7 +59,7 @@ async def test_from_the_machine_to_the_file() -> None:
         assert "low memory use" in text_of(pilot)
         await press(pilot, "left", "enter")
         assert screen_of(pilot).page == "probing"
-        await seen(pilot, "40%")
+        await seen(pilot, "40 %")
         assert "micro-batch 16" in text_of(pilot) and "9.0 s left" in text_of(pilot)
         wizard.go_on()
         await until(pilot, lambda: screen_of(pilot).page == "trade-offs")
@@ -113,14 +113,14 @@ async def test_stopping_keeps_the_answers() -> None:
     wizard = FakeWizard()
     async with WizardApp(wizard).run_test(size=(100, 30)) as pilot:
         await press(pilot, "enter", "enter", "right", "enter")
-        await seen(pilot, "40%")
+        await seen(pilot, "40 %")
         wizard.error = "stopped"
         await press(pilot, "b")
         assert wizard.stopped == 1
         await until(pilot, lambda: screen_of(pilot).message == ("stopped", "bad"))
         assert "retry" in text_of(pilot)
         await press(pilot, "enter")
-        await seen(pilot, "40%")
+        await seen(pilot, "40 %")
         await press(pilot, "b")
         await until(pilot, lambda: screen_of(pilot).message == ("stopped", "bad"))
         await press(pilot, "b")

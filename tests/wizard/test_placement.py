@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 from situations import HOST, KEPT, MODEL, OPENED, situation
 
+from ndd_console.words.wizard import threads_line
 from ndd_engine.hardware.gpus import Machine
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import Items, Memory, StepTime, TimedBatch
+from ndd_engine.predict.probe_process import other_is_faster
 from ndd_engine.predict.step_traces import Family, Trace
-from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals
+from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals, unprobed_present
 from ndd_engine.wizard.proposals import ranked
 from ndd_engine.wizard.session import reasons
 from ndd_engine.wizard.space import Answers, gpu_named
@@ -74,6 +76,62 @@ def test_chosen_threads_are_written_with_a_reason() -> None:
     assert reasons(there, one)["run.threads"]
     usual = situation(gpu=None)
     assert "run.threads" not in reasons(usual, proposals(usual, Answers(), found())[0])
+
+
+FASTER = replace(OPENED, threads=1, faster=True, by_threads=[(2, 0.02), (1, 0.01)])
+AS_FAST = replace(OPENED, threads=2, by_threads=[(2, 0.01), (1, 0.0098)])
+
+
+def test_threads_that_are_faster_are_proposed_beside_the_present_configuration() -> None:
+    there = situation(gpu=None, opened=FASTER)
+    rows = proposals(there, Answers(), found())
+    assert {one.threads for one in rows} == {1} and not any(one.present for one in rows)
+    assert reasons(there, rows[0])["run.threads"] == (
+        "20 ms a micro-batch with 2 threads, 10 ms a micro-batch with 1 thread"
+    )
+    sized = Answers(sets=("workload.size=tiny",))
+    present = unprobed_present(there, sized, rows)
+    assert present is not None and present.threads is None and present.given == () and present.allowed
+    # Another model or batch than any of the rows is outside the limits.
+    outside = unprobed_present(there, sized, ())
+    assert outside is not None and not outside.allowed
+
+
+def test_threads_that_are_as_fast_are_not_proposed() -> None:
+    there = situation(gpu=None, opened=AS_FAST)
+    rows = proposals(there, Answers(), found())
+    assert {one.threads for one in rows} == {None} and any(one.present for one in rows)
+    assert "run.threads" not in reasons(there, rows[0])
+
+
+def test_the_wizard_says_with_how_many_threads_it_measured() -> None:
+    assert threads_line(situation(gpu=None, opened=FASTER)) == (
+        "measured with 1 thread; a micro-batch takes 20 ms with 2 threads, 10 ms with 1 thread; "
+        "run.threads=1 is proposed",
+    )
+    assert threads_line(situation(gpu=None, opened=AS_FAST)) == (
+        "measured with 2 threads; a micro-batch takes 10 ms with 2 threads, 9.8 ms with 1 thread",
+    )
+    assert threads_line(situation(gpu=None, opened=replace(OPENED, threads=4))) == (
+        "measured with 4 threads",
+    )
+    assert threads_line(situation(opened=FASTER)) == ()  # for another GPU
+
+
+@pytest.mark.parametrize(
+    ("present", "other", "faster"),
+    [
+        ([2.0, 2.1, 2.0], [1.0, 1.1, 1.0], True),
+        ([2.0, 2.1, 2.0], [1.0, 1.9, 1.0], False),  # one turn is as slow
+        ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], False),
+        ([1.0, 1.0, 1.0], [2.0, 2.0, 2.0], False),
+        ([], [], False),
+    ],
+)
+def test_another_number_of_threads_has_to_be_faster_in_every_turn(
+    present: list[float], other: list[float], faster: bool
+) -> None:
+    assert other_is_faster(present, other) is faster
 
 
 def test_bf16_is_probed_if_the_cpu_supports_it() -> None:

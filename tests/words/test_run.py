@@ -104,9 +104,9 @@ def test_the_last_words_hold_the_rates_and_the_work() -> None:
 
 
 def test_a_stopped_run_gives_its_reason_once_and_how_to_resume() -> None:
-    value = ended("stopped", "stopped from the console; checkpoint at step 4218")
+    value = ended("stopped", "stopped from the console; checkpoint at step 4,218")
     lines = summary(value, value.end, "runs/x")
-    assert lines[0] == "stopped from the console; checkpoint at step 4218"
+    assert lines[0] == "stopped from the console; checkpoint at step 4,218"
     assert value.run is not None
     assert lines[-1] == f"resume with: ndd-console train --resume {value.run.name}"
     done = ended("done", "finished all 10 steps")

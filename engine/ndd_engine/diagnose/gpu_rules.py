@@ -248,9 +248,9 @@ def thrash(view: View) -> Finding | None:
         return None  # a few retries while the cache grew
     step, usual = view.model.ns, view.usual_model_ns
     share = max(1 - usual / step, FLOOR) * view.model.share if step and usual else FLOOR
-    title = f"GPU memory is full: the allocator freed its cache and retried {memory.retries} times"
+    title = f"GPU memory is full: the allocator freed its cache and retried {memory.retries:,} times"
     draft = Draft("thrash", title, view.part(share), "certain")
-    draft.saw(f"{memory.retries} retries in {totals.steps} steps", "allocator")
+    draft.saw(f"{memory.retries:,} retries in {totals.steps:,} steps", "allocator")
     draft.saw(f"peak reserved memory is {size(memory.peak_reserved_bytes)}", "allocator")
     draft.add(smaller_batches(view))
     draft.change("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before starting the run")

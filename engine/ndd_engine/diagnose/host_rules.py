@@ -173,7 +173,7 @@ def collections(view: View) -> Finding | None:
     steps = next((steps for steps in GC_STEPS if steps >= enough), max(GC_STEPS[-1], 10 * every))
     cost = Cost(totals.gc_ns / totals.steps, share, None, share)
     draft = Draft("gc", f"garbage collection pauses take {percent(share)} of the time", cost, "certain")
-    taken = f"{totals.gc_count} collections took {span(totals.gc_ns)} of {span(totals.wall_ns)}"
+    taken = f"{totals.gc_count:,} collections took {span(totals.gc_ns)} of {span(totals.wall_ns)}"
     draft.saw(f"{taken}; the longest took {span(totals.gc_max_ns)}", "garbage collector")
     if view.collects:  # a setting cannot change what the code asks for
         file, line, name, _, calls, ns = max(view.collects, key=lambda wait: wait[5])
@@ -181,7 +181,7 @@ def collections(view: View) -> Finding | None:
         draft.saw(f"{where} calls gc.collect() {counted(calls, 'time')} in a step: {span(ns)}", PROFILER)
         draft.change("remove the call of gc.collect(), or make it every few hundred steps only", where=where)
         return draft.done()
-    draft.change(f"collect garbage only every {steps} steps", f"run.gc_every_steps={steps}")
+    draft.change(f"collect garbage only every {steps:,} steps", f"run.gc_every_steps={steps}")
     draft.change("keep fewer Python objects alive: use tensors or arrays instead of lists and dicts")
     return draft.done()
 
@@ -372,7 +372,7 @@ def _shorter_evaluations(view: View) -> list[Change]:
     if isinstance(batches, int) and batches > 1 and periods and each_s:
         count = max(int(batches * AIM * min(periods.values()) / each_s), 1)
         if count < batches:
-            text = f"evaluate on {count} of {batches} batches"
+            text = f"evaluate on {count:,} of {batches:,} batches"
             changes.append(Change(text, (f"evaluate.batches={count}",)))
     if view.get("workload.name") == "summarise" and view.whole("workload.summaries"):
         text = "do not generate summaries for ROUGE during training"

@@ -136,7 +136,9 @@ def repeated(view: View) -> Finding | None:
     where = place(*loops) if isinstance(loops, list) and len(loops) == 3 else view.loader_place
     name = printable(view.dataset) or "the dataset"
     if ranks := view.script.get("same_ranks"):
-        title = f"each item is trained on {len(ranks)} times per epoch: {len(ranks)} ranks read the same data"
+        title = (
+            f"each item is trained on {len(ranks):,} times per epoch: {len(ranks)} ranks read the same data"
+        )
         draft = Draft("repeated-items", title, None, "certain")
         listed = ", ".join(map(str, ranks))
         draft.saw(f"ranks {listed} read the same batches one after the other", CONTENT)

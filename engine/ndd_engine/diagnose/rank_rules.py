@@ -58,7 +58,7 @@ def subject(late: Mapping[str, Any]) -> tuple[str, bool]:
     """The straggler: "rank 5", "rank 5 and 2 others", or "host node3 (8 ranks)"; and whether that is several."""
     count = int(late.get("count", 1))
     if count > 1 and late.get("same_host"):
-        return f"host {printable(late['host'])} ({count} ranks)", True
+        return f"host {printable(late['host'])} ({count:,} ranks)", True
     if count > 1:
         return f"rank {late['rank']} and {count - 1} other{'s' if count > 2 else ''}", True
     return f"rank {late['rank']}", False

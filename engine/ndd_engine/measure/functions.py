@@ -188,7 +188,7 @@ class FunctionProfiles:
         """Say once why no functions are known."""
         if not self._told:
             self._told = True
-            text = f"the functions of step {step + 1} were not profiled: {printable(reason)}"
+            text = f"the functions of step {step + 1:,} were not profiled: {printable(reason)}"
             self._reporter.put(MarkEvent("note", step, text))
 
     def _changed(self, _now: int, index: int) -> None:

@@ -135,7 +135,7 @@ class Memory:
             return self.caveat
         if self.family.aligned:
             return self.family.nonlinear
-        return f"the two recorded steps differ: {self.family.loose} large allocations could not be matched"
+        return f"the two recorded steps differ: {self.family.loose:,} large allocations could not be matched"
 
     def _trace(self, micro: int, accumulation: int) -> Trace:
         return self.family.trace(micro).until(ONE if accumulation == 1 else MANY)

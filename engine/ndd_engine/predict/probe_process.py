@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from .step_traces import Trace
 
 # Maximum seconds for sampling the lengths of items.
 LOOK_S = 1.0
+# Another number of threads is proposed if it is so many times as fast.
+CLEARLY = 1.1
 # Share of the free memory that a probe may use.
 GPU_SHARE = 0.95
 # Memory of the CUDA context and libraries on a GPU that is not in this machine (measured on others: 287 to 667 MiB).
@@ -34,7 +36,8 @@ class Opened:
     after a step, without the model. context_bytes: GPU memory outside the allocator. free_bytes: of the GPU before this
     process took its share, None if unknown or without a GPU. setup_s: seconds to prepare the data. train_items: None if
     the number is unknown. lengths: tokens per sampled item, ascending, if they vary. not_shared: why several ranks
-    cannot train it, or "".
+    cannot train it, or "". threads: intra-op threads of the measurements, 0 if unknown; those of the configuration,
+    unless others are `faster`. by_threads: fastest seconds of a micro-batch by number of threads, if two were compared.
     """
 
     device: str
@@ -57,6 +60,9 @@ class Opened:
     setup_s: float
     lengths: list[int]
     not_shared: str = ""
+    threads: int = 0
+    faster: bool = False
+    by_threads: list[tuple[int, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class Probes(ChildServer):
         import torch
 
         from ndd_engine.hardware.detect import detect, with_free_memory
+        from ndd_engine.hardware.host import usable_threads
         from ndd_engine.train.parallel.strategy import why_not
         from ndd_engine.train.prepare import seed
         from ndd_engine.train.probes.autosize import decide
@@ -111,11 +118,26 @@ class Probes(ChildServer):
         setup_s = time.monotonic() - begin
         weights = _weights(workload)
         with pretended(config.parallel.ranks, device):
-            process = Prober(config, workload, device, self.pipe.tell).warm() - weights
+            prober = Prober(config, workload, device, self.pipe.tell)
+            process = prober.warm() - weights
+        chosen, threads, faster = None if choice is None else choice.threads, torch.get_num_threads(), False
+        by_threads: list[tuple[int, float]] = []
+        if told := command.get("threads"):  # by the process before this one
+            torch.set_num_threads(told)
+        elif device.type == "cpu" and config.parallel.ranks == 1 and chosen is None:
+            cores = usable_threads(machine.host)
+            other = cores if threads != cores else 1
+            times = prober.by_threads(other) if other != threads else ([], [])
+            faster = other_is_faster(*times)
+            by_threads = [
+                (count, min(each)) for count, each in zip((threads, other), times, strict=True) if each
+            ]
+            if faster:
+                torch.set_num_threads(other)
         self._opened = Opened(
             device=machine.device,
             device_name=machine.chosen.name if machine.chosen is not None else machine.host.cpu,
-            chosen_threads=None if choice is None else choice.threads,
+            chosen_threads=chosen,
             item=workload.item,
             token=workload.token,
             tokens_per_item=workload.tokens_per_item,
@@ -133,6 +155,9 @@ class Probes(ChildServer):
             setup_s=setup_s,
             lengths=lengths(workload),
             not_shared=why_not(replaced(config, 2, "ddp"), workload.training) or "",
+            threads=torch.get_num_threads(),
+            faster=faster,
+            by_threads=by_threads,
         )
         return {"opened": asdict(self._opened)}
 
@@ -219,6 +244,11 @@ def _absent(config: Config, workload: Any, slug: str) -> tuple[Memory, StepTime 
         return memory, None
     points = tuple(TimedBatch(micro, flops[micro] / (peak * 1e12), 0.0, 0.0) for micro in family.at)
     return memory, StepTime(points, 0.0, on_gpu=True)
+
+
+def other_is_faster(present: list[float], other: list[float]) -> bool:
+    """Whether each time of the other number of threads is clearly shorter than all of the present one."""
+    return bool(present and other) and max(other) * CLEARLY < min(present)
 
 
 def _weights(workload: Any) -> int:

@@ -28,13 +28,14 @@ from ndd_engine.config import Config
 from ndd_engine.hardware.host import resident_peak
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.phase_clock import PhaseClock
-from ndd_engine.text import size
+from ndd_engine.text import counted, size
 from ndd_engine.train.data.item_sources import Source, can_keep, gathers, kept_bytes
 from ndd_engine.train.data.loader import Batches, gathered
 from ndd_engine.train.data.streams import StreamOrder
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.autosize import ALONE, probe_batches
+from ndd_engine.train.probes.rehearsal import MOST_RUNS, SLOW_NS, time_micro
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, Workload
 from ndd_engine.workloads.data_order import Stream, item_count
@@ -55,6 +56,9 @@ from .rank_memory import alone, is_sharded, stepper_of_rank
 from .step_traces import DATA, DATA_END, FREED, Family, Trace, fit
 
 STEPS_OF_ONE = 2
+# Numbers of threads are compared in so many turns each, which take at least one micro-batch
+# and about this long; after so many seconds, two turns are enough.
+THREAD_TURNS, THREADS_NS, THREADS_S = 3, 300_000_000, 5.0
 _MARK = "ndd/mark/"
 # Operators that exchange between ranks; what they allocate is labelled with them.
 EXCHANGE = "c10d::"
@@ -296,6 +300,37 @@ class Prober:
         _tidy()
         return resident()
 
+    def by_threads(self, other: int) -> tuple[list[float], list[float]]:
+        """Seconds of a micro-batch with the present number of intra-op threads, and with `other`, in turns.
+
+        Leaves torch with the present number. Both are empty if a micro-batch is too slow with both, or fails.
+        """
+        self._tell(f"timing {counted(other, 'thread')}")
+        present, items = torch.get_num_threads(), item_count(self.workload.train_data)
+        micro = self.config.batch.micro if items is None else min(self.config.batch.micro, items)
+        found: tuple[list[float], list[float]] = ([], [])
+        begin = time.perf_counter()
+        try:
+            stepper = self._timed_stepper()
+            batch = next(endless(self.workload, self.config, micro))
+            for turn in range(2 * THREAD_TURNS):
+                torch.set_num_threads((present, other)[turn % 2])
+                if turn < 2:
+                    time_micro(stepper, batch)  # starts the threads
+                spent, _ = time_micro(stepper, batch, MOST_RUNS, THREADS_NS)
+                found[turn % 2].append(spent * 1e-9)
+                if turn % 2 and min(each[-1] for each in found) * 1e9 > SLOW_NS:
+                    return [], []
+                if turn >= 3 and turn % 2 and time.perf_counter() - begin > THREADS_S:
+                    break
+            stepper.drop_gradients()
+        except RuntimeError:  # such as out of memory: the probes choose smaller micro-batches
+            return [], []
+        finally:
+            torch.set_num_threads(present)
+            _tidy()
+        return found
+
     def memory(self, outside_bytes: int) -> Memory:
         """Predict memory from recordings at small micro-batches. Raises what a step raises."""
         cuda = self.device.type == "cuda"
@@ -519,7 +554,7 @@ def endless(workload: Workload, config: Config, micro: int, as_kept: bool = Fals
         # Reading on would take items from other probes, and may never end.
         return (batches.sample() for _ in count())
     if not batches.per_epoch:
-        raise ValueError(f"the data has fewer than {micro} items")
+        raise ValueError(f"the data has fewer than {micro:,} items")
     return (batch for epoch in count() for batch in batches.epoch(epoch))
 
 

@@ -305,7 +305,7 @@ def death_figures(event: DeathEvent) -> list[str]:
 def capture_text(kernels: KernelsEvent) -> str:
     """A profiler capture in one line: "profiler capture of 3 steps (kernels): GPU idle 63%: launch gaps 57%; …"."""
     what = "GPU" if kernels.method == "kernels" else "compute"
-    steps = f"{kernels.steps} step{'' if kernels.steps == 1 else 's'}"
+    steps = f"{kernels.steps:,} step{'' if kernels.steps == 1 else 's'}"
     wall = max(kernels.wall_ns, 1)
     text = f"profiler capture of {steps} ({kernels.method}): {what} idle {1 - kernels.busy_ns / wall:.0%}"
     causes = [f"{cause} {ns / wall:.0%}" for cause, ns in kernels.idle_ns.items() if ns / wall >= 0.005]

@@ -392,7 +392,7 @@ class LogWriter:
             overflowed, self._overflowed = self._overflowed, False
         data = line
         if self.error is not None or overflowed:
-            text = f"{self.dropped} events were not written: {self.error or NO_ANSWER}"
+            text = f"{self.dropped:,} events were not written: {self.error or NO_ANSWER}"
             data = MarkEvent("warning", self._step(), text).to_json(time.time()).encode() + b"\n" + line
         try:
             write_whole(self._handle, data)

@@ -202,7 +202,7 @@ def _lives(process: psutil.Process) -> bool:
 def pause_mark(step: int, holders: list[int]) -> MarkEvent:
     """holders: ids of the processes that hold the pause."""
     if not holders:
-        return MarkEvent("pause", step, f"paused at step {step}")
+        return MarkEvent("pause", step, f"paused at step {step:,}")
     who = f"process{'' if len(holders) == 1 else 'es'} {', '.join(map(str, holders))}"
     return MarkEvent("pause", step, f"paused for a trial by {who}", {"holders": holders})
 

@@ -190,7 +190,7 @@ class Callbacks:
 def failure(name: str, step: int, parts: TrainingParts, error: BaseException) -> str:
     """The message for a callback that raised: its place, its name and its error."""
     text = limit_of(error) or (str(error) if isinstance(error, TrainingError) else said(error))
-    return f"{place(error) or parts.where}: {name} failed at step {step}: {text}"
+    return f"{place(error) or parts.where}: {name} failed at step {step:,}: {text}"
 
 
 def _checked(found: Any) -> list[str]:

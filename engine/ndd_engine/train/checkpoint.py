@@ -79,7 +79,7 @@ def last_good(saved: Saved | None) -> str:
     return (
         "there is no checkpoint"
         if saved is None
-        else f"the last good checkpoint is step {saved.step} ({saved.path.name})"
+        else f"the last good checkpoint is step {saved.step:,} ({saved.path.name})"
     )
 
 
@@ -88,7 +88,7 @@ def unwritten(error: OSError, step: int, folder: Path) -> str:
     reason = limit_of(error) or error.strerror or said(error)
     where = printable(str(folder))
     return (
-        f"cannot write the checkpoint of step {step} to {where}: {reason} ({size(free_space(folder))} free)"
+        f"cannot write the checkpoint of step {step:,} to {where}: {reason} ({size(free_space(folder))} free)"
     )
 
 
@@ -303,7 +303,7 @@ def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved,
         chosen = [saved for saved in every if saved.step == step]
         if not chosen:
             there = ", ".join(str(saved.step) for saved in every) or "none"
-            raise CheckpointError(f"there is no checkpoint of step {step}; available: {there}{damaged}")
+            raise CheckpointError(f"there is no checkpoint of step {step:,}; available: {there}{damaged}")
         return chosen[0], store.load(chosen[0])
     if not every:
         folder = printable(str(store.folder))

@@ -54,7 +54,7 @@ def explain(
 ) -> Failure:
     """Explain an error in optimizer step `step` (counted from 1)."""
     between = phase in ("evaluate", "checkpoint")  # these follow a step
-    place = f"at step {step - 1 if between else step} in {phase}"
+    place = f"at step {step - 1 if between else step:,} in {phase}"
     if is_out_of_memory(error):
         return Failure("oom", out_of_memory(error, place, config, device, stepper))
     text = text_of(error)
@@ -125,7 +125,7 @@ def smaller_batch(config: Config) -> str:
         advice = f"reduce batch.sequence ({batch.sequence}) or use a smaller model"
         return f"the micro-batch is already 1: {advice}"
     return (
-        f"the next smaller micro-batch with the same effective batch of {batch.items}: "
+        f"the next smaller micro-batch with the same effective batch of {batch.items:,}: "
         f"--set batch.micro={smaller} --set batch.accumulation={batch.items // smaller}"
     )
 

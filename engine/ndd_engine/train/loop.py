@@ -168,8 +168,8 @@ class Loop:
                     self._end_pass(own)
                     break
                 if loss is None:
-                    early = f"the loader ended early, at step {self.step}"
-                    raise TrainingError(f"{early}; the epoch has steps up to {end}")
+                    early = f"the loader ended early, at step {self.step:,}"
+                    raise TrainingError(f"{early}; the epoch has steps up to {end:,}")
                 self.step += 1
                 self.reporter.steps += 1  # also if a callback or a check raises
                 training.step, training.loss = self.step, loss
@@ -321,7 +321,7 @@ class Loop:
         saved = not self.step or self.save()
         self._window()
         if not saved:
-            raise TrainingError(f"stopped at step {self.step}, but {self.save_error}")
+            raise TrainingError(f"stopped at step {self.step:,}, but {self.save_error}")
         return self.control.stops or "stopped"
 
     def _finish(self) -> None:
@@ -335,7 +335,7 @@ class Loop:
             self.callbacks.evaluated(last[1].metrics)
         self._window()
         if not saved:
-            raise TrainingError(f"finished all {self.step} steps, but {self.save_error}")
+            raise TrainingError(f"finished all {self.step:,} steps, but {self.save_error}")
 
     def evaluate(self, again: bool = False, due: bool = False) -> None:
         """Evaluate now. Does nothing if this step was already evaluated, unless `again`.
@@ -396,7 +396,7 @@ class Loop:
     def _save(self, step: int, metric: float | None) -> None:
         state = self.state()
         if why := unloadable(state) or changed(self.layout, layout(state["model"])):
-            raise TrainingError(f"no checkpoint at step {step}: {why}; {last_good(self.saved)}")
+            raise TrainingError(f"no checkpoint at step {step:,}: {why}; {last_good(self.saved)}")
         self._last_save = time.monotonic()
         try:
             saved = self.store.save(step, state, metric, self.better == "lower")
@@ -406,7 +406,9 @@ class Loop:
         else:
             self.saved, self.save_error = saved, None
             data = {"file": saved.path.name, "bytes": saved.bytes}
-            self.put(MarkEvent("checkpoint", step, f"checkpoint at step {step} ({size(saved.bytes)})", data))
+            self.put(
+                MarkEvent("checkpoint", step, f"checkpoint at step {step:,} ({size(saved.bytes)})", data)
+            )
             self.callbacks.saved(saved.path)
 
     def state(self) -> dict[str, Any]:
@@ -499,10 +501,10 @@ class Loop:
             origin = NotFiniteEvent(step=bad[0], **(self.stepper.origin or self._looked_at(bad[0])))
             self.put(origin)
             cause = cause_text(origin)
-            what = f"the loss is {bad[1]} at step {bad[0]}{f': {cause}' if cause else ''}"
+            what = f"the loss is {bad[1]} at step {bad[0]:,}{f': {cause}' if cause else ''}"
             raise TrainingError(self._not_finite(what, origin))
         if saving and (name := not_finite(self.stepper.model, self._finite_buffers)) is not None:
-            raise TrainingError(self._not_finite(f"{name} is not finite at step {self.step}"))
+            raise TrainingError(self._not_finite(f"{name} is not finite at step {self.step:,}"))
 
     def _looked_at(self, step: int) -> Json:
         """What was not finite first in the batch of a step whose loss has arrived later, as from a GPU."""

@@ -99,7 +99,7 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
     least = min(filter(None, limits), default=None)
     if from_step is None and state.status == "done" and least is not None and state.step >= least:
         grown = "--set run.epochs" if config.run.max_steps is None else "--max-steps"
-        raise UsageError(f"run {name} has finished all {state.step} steps; to train longer, raise {grown}")
+        raise UsageError(f"run {name} has finished all {state.step:,} steps; to train longer, raise {grown}")
 
 
 def _section(run: RunEvent, name: str) -> Json:

@@ -134,7 +134,7 @@ def prepare_run(run: OpenRun) -> Prepared:
         _resume(run, loop, device)
         # A run that was killed between its last checkpoint and its end has nothing left to train: it ends as done.
         if loop.finished and (loop.step > total or run.request.from_step is not None):
-            done = f"run {run.directory.name} has finished all {loop.step} steps"
+            done = f"run {run.directory.name} has finished all {loop.step:,} steps"
             raise UsageError(f"{done}; to train longer, raise run.epochs")
     run.stage("running a test step")
     # Probes would exchange gradients, too.

@@ -165,9 +165,9 @@ class Training(Executor):
         loop = prepared.loop
         if status is None:
             if (early := loop.callbacks.early) is not None:
-                return self._ended("done", f"ended early at step {loop.step}: {early}")
-            return self._ended("done", f"finished all {loop.step} steps")
-        return self._ended(status, f"{self.run.control.stop_reason}; checkpoint at step {loop.step}")
+                return self._ended("done", f"ended early at step {loop.step:,}: {early}")
+            return self._ended("done", f"finished all {loop.step:,} steps")
+        return self._ended(status, f"{self.run.control.stop_reason}; checkpoint at step {loop.step:,}")
 
     def _failed(self, error: BaseException) -> EndEvent:
         """Explain an error in one message, after saving a checkpoint if the state is complete."""
@@ -198,7 +198,7 @@ class Training(Executor):
                 self.run.put(death)
             text = "; ".join((text, *death_figures(death)))
         if self.ranks is not None:
-            return self._of_ranks(others(self.ranks, error, text, f"at step {loop.step + 1} in {phase}"))
+            return self._of_ranks(others(self.ranks, error, text, f"at step {loop.step + 1:,} in {phase}"))
         # Between steps, and while waiting for a step's first batch, the state is complete.
         whole = loop.boundary or (phase == "data_wait" and prepared.config.batch.accumulation == 1)
         if loop.step and whole:
@@ -209,7 +209,7 @@ class Training(Executor):
         stopped, saved = self.run.control.stop_status, loop.saved
         if stopped is not None and failure.kind in ("worker", "killed") and saved and saved.step == loop.step:
             # A signal to the process group also kills the workers: this is the requested stop, not a failure.
-            return self._ended(stopped, f"{self.run.control.stop_reason}; checkpoint at step {loop.step}")
+            return self._ended(stopped, f"{self.run.control.stop_reason}; checkpoint at step {loop.step:,}")
         return self._ended("failed", text + self._resumable())
 
     def _stopped(self) -> EndEvent:
@@ -234,7 +234,7 @@ class Training(Executor):
             return ""
         if (saved := self._prepared.loop.saved) is None:
             return "; there is no checkpoint"
-        text = f"; the last checkpoint is step {saved.step}"
+        text = f"; the last checkpoint is step {saved.step:,}"
         if self._restart is not None:
             return text  # nobody has to resume
         return f"{text}; resume with: {' '.join(('ndd-console train --resume', self.run.directory.name, *options))}"

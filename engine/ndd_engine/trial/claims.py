@@ -241,7 +241,7 @@ class Measurer:
             raise NotMeasuredError("the startup time is unknown")
         extra = max(startup_s(change) - startup_s(base), 0.0)
         steps_s = part.steps * base["step_s"]
-        note = f"over {part.steps} steps plus {duration(extra)} of additional startup; {found.ratio:.3g}x per step"
+        note = f"over {part.steps:,} steps plus {duration(extra)} of additional startup; {found.ratio:.3g}x per step"
         if trial.break_even_steps:
             note += f", {breaks_even(trial.break_even_steps)}"
         over = found.map(lambda speed: float(steps_s / (extra + steps_s / speed)))

@@ -546,7 +546,7 @@ def _unlike(a: Recorded, b: Recorded) -> Iterator[str]:
         yield f"the runs had different numbers of cores ({_text(left.usable_cores)}, {_text(right.usable_cores)})"
     if left.items_per_step != right.items_per_step:
         yield (
-            f"the effective batch differs ({left.items_per_step}, {right.items_per_step} items per step), which "
+            f"the effective batch differs ({left.items_per_step:,}, {right.items_per_step:,} items per step), which "
             "changes what is trained"
         )
     if left.parameters != right.parameters or left.model != right.model:

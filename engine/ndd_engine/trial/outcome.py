@@ -69,7 +69,7 @@ def compare_losses(
     count = min(len(base), len(change))
     if not count:
         return "not comparable", "no loss was recorded"
-    steps = f"the first {count} losses" if count > 1 else "the first loss"
+    steps = f"the first {count:,} losses" if count > 1 else "the first loss"
     pairs = list(zip(base[:count], change[:count], strict=True))
     if all(a == b for a, b in pairs):
         return "same", f"{steps} {'are' if count > 1 else 'is'} bitwise identical"

@@ -138,7 +138,7 @@ def points(
             total = config.items_per_step
             if total % count:
                 raise UsageError(
-                    f"--ranks {count}: the effective batch of {total} cannot be shared by {count} ranks: choose "
+                    f"--ranks {count}: the effective batch of {total:,} cannot be shared by {count} ranks: choose "
                     "another number, or --hold rank"
                 )
             each = total // count

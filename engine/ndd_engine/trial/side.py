@@ -130,7 +130,7 @@ class Side(ChildServer):
             )
             text = failure.text + (f" ({failure.where})" if failure.where else "")
             raise ChildError("oom" if failure.of_memory else "failed", printable(text)) from error
-        raise ChildError("failed", f"the training ended by itself at step {loop.step}")
+        raise ChildError("failed", f"the training ended by itself at step {loop.step:,}")
 
     def _opened(self, command: Json) -> Training:
         """The run of this process. Of several ranks, the command has "rank", "ranks" and "port"."""

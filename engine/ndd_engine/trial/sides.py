@@ -396,7 +396,7 @@ class Sides:
                 return
             spent_s, left, done = spent_s + seconds, left - steps, done + steps
         if left > 0 and any(key.startswith(("loader.", "arg.", "env.")) for key in self.changed):
-            text = f"{SIDES[index]} has batches of {stock} steps in stock, and the budget is too small to use them up"
+            text = f"{SIDES[index]} has batches of {stock:,} steps in stock, and the budget is too small to use them up"
             raise BlocksDoNotFitError(text, 4 * TIMES_STOCK * stock * spent_s / max(done, 1))
 
     def train(

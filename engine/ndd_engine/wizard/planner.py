@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ndd_engine.child import ChildError, ChildProcess, Json, StoppedError, decoded, spec_of, ticker
@@ -224,7 +224,7 @@ class Planner:
             if self._child is not None and self._child.ended:  # the previous model ran out of memory
                 self._child.close()
                 self._start()
-                self._ask({"do": "open", **self._spec})
+                self._ask({"do": "open", **self._spec, "threads": situation.opened.threads})
             found = decoded(Probed, self._ask(command)["probed"])
         except WizardStoppedError:
             raise
@@ -310,6 +310,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
     given = given_sets(situation, answers)
     mine = (
         given is not None
+        and not opened.faster  # all rows have other threads
         and found.model == present_model(situation)
         and layout == layout_of(situation.config)
     )
@@ -336,7 +337,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     batch=batch,
                     placement=placement,
                     workers=loader.workers,
-                    threads=opened.chosen_threads if situation.gpu is None else None,
+                    threads=proposed_threads(opened) if situation.gpu is None else None,
                     parameters=found.parameters,
                     memory_bytes=None if fit is None else fit.peak_bytes,
                     free_bytes=free,
@@ -376,6 +377,11 @@ def present_batch(config: Config) -> Batch:
     return Batch(config.batch.micro, config.batch.accumulation)
 
 
+def proposed_threads(opened: Opened) -> int | None:
+    """The intra-op threads of all proposals; None to leave them as configured."""
+    return opened.threads if opened.faster else opened.chosen_threads
+
+
 def given_sets(situation: Situation, answers: Answers) -> tuple[str, ...] | None:
     """The overrides that select the present configuration; None for a GPU that is not in this machine."""
     if situation.gpu is not None:
@@ -391,14 +397,21 @@ def given_sets(situation: Situation, answers: Answers) -> tuple[str, ...] | None
     )  # fmt: skip
 
 
-def unprobed_present(situation: Situation, answers: Answers) -> Proposal | None:
-    """The present configuration without predictions, for answers that exclude its model; None for another GPU."""
+def unprobed_present(
+    situation: Situation, answers: Answers, rows: Sequence[Proposal] = ()
+) -> Proposal | None:
+    """The present configuration without predictions, for answers that exclude its model, or where all rows have other
+    threads; None for another GPU.
+
+    rows: those of the proposals. It is within the limits if one of them differs in the threads only.
+    """
     given, config, opened = given_sets(situation, answers), situation.config, situation.opened
     if given is None:
         return None
+    model, batch = present_model(situation), present_batch(config)
     return Proposal(
-        model=present_model(situation),
-        batch=present_batch(config),
+        model=model,
+        batch=batch,
         placement=config.loader.placement,
         workers=config.loader.workers,
         threads=opened.chosen_threads,
@@ -410,7 +423,7 @@ def unprobed_present(situation: Situation, answers: Answers) -> Proposal | None:
         tokens_per_item=opened.tokens_per_item,
         setup_s=opened.setup_s,
         given=given,
-        allowed=False,
+        allowed=opened.faster and any((one.model, one.batch) == (model, batch) for one in rows),
         layout=layout_of(config),
     )
 

@@ -271,7 +271,7 @@ def cost_in_words(
         words.append(f"{kind} model: {number(parameters[1])} instead of {number(parameters[0])} parameters")
     items = batch.items * layout.ranks
     if items != config.items_per_step:
-        words.append(f"effective batch {items} instead of {config.items_per_step}: retune optimizer.lr")
+        words.append(f"effective batch {items:,} instead of {config.items_per_step:,}: retune optimizer.lr")
     if model.amp == "fp16":
         words.append("fp16 has 11 bits of precision and a narrow range, so the loss is scaled")
     if model.amp == "bf16":

@@ -150,7 +150,7 @@ def propose(
             if not proposed.rows:
                 raise
     if proposed.rows and not any(one.present for one in proposed.rows):
-        one = unprobed_present(proposed.situation, answers)
+        one = unprobed_present(proposed.situation, answers, proposed.rows)
         proposed = replace(proposed, rows=(*proposed.rows, *((one,) if one is not None else ())))
         look(proposed)
     return proposed
@@ -306,7 +306,10 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
         found["batch.accumulation"] += f", {text}"
     if proposal.threads is not None:
         found["run.threads"] = (
-            "fewer than the cores, because other processes used them during the measurement"
+            ", ".join(
+                f"{duration(s)} a micro-batch with {counted(n, 'thread')}" for n, s in opened.by_threads
+            )
+            or "fewer than the cores, because other processes used them during the measurement"
         )
     if on_gpu(situation):
         found["loader.placement"] = (

@@ -62,7 +62,7 @@ def read(settings: Settings) -> TextData:
     if len(vocabulary) > 1000:
         many = f"{len(vocabulary):,} distinct characters"
         notes.append(f"The text has {many}, which makes the output layer large.")
-    facts = layout.facts(f"{len(text):,} characters ({len(vocabulary)} distinct)")
+    facts = layout.facts(f"{len(text):,} characters ({len(vocabulary):,} distinct)")
     return TextData(text, vocabulary, layout, notes, facts)
 
 

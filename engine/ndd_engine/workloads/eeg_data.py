@@ -74,7 +74,7 @@ class Recording:
         for line, row in rows:
             if len(row) != len(names) or row[0].startswith("{"):
                 sparse = "sparse rows ({index value, …}) are not supported"
-                cells = f"{len(row)} cells, expected {len(names)}"
+                cells = f"{len(row):,} cells, expected {len(names):,}"
                 errors.add(line, sparse if row[0].startswith("{") else cells)
                 continue
             channels = [row[place] for place in self.places]
@@ -107,7 +107,7 @@ class Recording:
         elif self.label is not None:
             name = printable(names[self.label])
             self.notes.append(
-                f"The label {name!r} is not used: it has {len(kinds)} values, and two are needed."
+                f"The label {name!r} is not used: it has {len(kinds):,} values, and two are needed."
             )
 
 

@@ -111,20 +111,20 @@ def _topics(settings: Settings, notes: list[str]) -> list[str]:
     ordered = sorted((text for text in topics if len(text) >= SHORTEST), key=len, reverse=True)
     train, others = ordered[:count], ordered[count:]
     if not others:
-        message = f"the manual has {len(ordered)} topics, and at least one is needed for evaluation"
+        message = f"the manual has {len(ordered):,} topics, and at least one is needed for evaluation"
         problems.add("workload.examples", message, count, f"at most {len(ordered) - 1}")
         problems.check()
     known = {paragraph for text in train for paragraph in _paragraphs(text)}
     apart = [text for text in others if known.isdisjoint(_paragraphs(text))]
     if len(apart) < evaluated:
-        message = f"only {len(apart)} manual topics share no text with the {len(train)} training topics"
+        message = f"only {len(apart):,} manual topics share no text with the {len(train):,} training topics"
         allowed = f"at most {len(apart)}" if apart else None
         problems.add("workload.eval_examples", message, evaluated, allowed, "or a smaller workload.examples")
         problems.check()
     evaluation = apart[:evaluated]
     if skipped := others.index(evaluation[-1]) + 1 - len(evaluation):
         notes.append(
-            f"Not used for evaluation: {skipped} topics that share paragraphs with the training examples."
+            f"Not used for evaluation: {skipped:,} topics that share paragraphs with the training examples."
         )
     return [*train, *evaluation]
 

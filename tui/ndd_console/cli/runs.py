@@ -117,7 +117,7 @@ def delete(asked: Asked) -> int:
         except OSError as error:
             left += 1
             say(f"{run.name} cannot be deleted completely: {error.filename or run.path}: {error.strerror}")
-    say(f"deleted {len(chosen) - left} of {total}" if left else f"deleted {total}")
+    say(f"deleted {len(chosen) - left:,} of {total}" if left else f"deleted {total}")
     return EXIT_FAILED if left else EXIT_DONE
 
 

@@ -183,6 +183,8 @@ def document(
         "goal": answers.goal,
         "data": situation.opened.data,
         "train_items": situation.opened.train_items,
+        "threads": situation.opened.threads or None,
+        "s_by_threads": {str(count): seconds for count, seconds in situation.opened.by_threads},
         "proposals": [proposal.to_dict() for proposal in proposed.rows],
         "pareto": [list(proposal.sets()) for proposal in proposed.best],
         "recommendation": recommendation,

@@ -288,5 +288,5 @@ def _abandon(run: Run) -> None:
     reason = "interrupted (Ctrl-C) while a call did not return"
     run.put(EndEvent("interrupted", reason, step, EXIT_INTERRUPTED))
     run.close()
-    click.echo(f"run {run.directory.name}: a call did not return; terminated at step {step}", err=True)
+    click.echo(f"run {run.directory.name}: a call did not return; terminated at step {step:,}", err=True)
     os._exit(EXIT_INTERRUPTED)

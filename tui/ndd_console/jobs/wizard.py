@@ -19,7 +19,7 @@ from ndd_console.render.text import lines as text_lines
 from ndd_console.screens.interfaces import StartRow
 from ndd_console.screens.wizard import Field, Preview
 from ndd_console.words.machine import machine_blocks
-from ndd_console.words.wizard import lengths_line
+from ndd_console.words.wizard import lengths_line, threads_line
 from ndd_engine.config.loading import DEFAULT_WORKLOAD
 from ndd_engine.config.parsing import text_of
 from ndd_engine.errors import NddError, UsageError
@@ -196,7 +196,7 @@ class WizardJob(ThreadJob):
             meaning = "smaller models are faster and need less memory, but reach a higher loss"
             yield Question("model sizes", text, meaning, self._next_sizes)
         reserved = answers.reserve_bytes
-        text = f"{RESERVED_SHARE:.0%} of free memory" if reserved is None else size(reserved)
+        text = f"{RESERVED_SHARE * 100:.0f} % of free memory" if reserved is None else size(reserved)
         meaning = "kept free for evaluation, libraries and other processes"
         yield Question("reserved memory", text, meaning, self._next_reserve)
 
@@ -290,7 +290,8 @@ class WizardJob(ThreadJob):
             return ()
         situation = self._proposed.situation
         opened = situation.opened
-        about = (opened.data, opened.model, *lengths_line(opened), *situation.notes, *self._about_machine)
+        lines = (*lengths_line(opened), *threads_line(situation))
+        about = (opened.data, opened.model, *lines, *situation.notes, *self._about_machine)
         probed = self._proposed.found
         return (*about, *(f"{model_name(each.model)}: {each.why}" for each in probed if each.why))
 

@@ -136,7 +136,7 @@ class Output(io.TextIOBase):
         if not self._dropped or self._left:
             return ""
         why = self._error or ("its reader stopped reading" if blocked else "its reader was too slow")
-        many = "1 line was" if self._dropped == 1 else f"{self._dropped} lines were"
+        many = "1 line was" if self._dropped == 1 else f"{self._dropped:,} lines were"
         return f"{many} not written to standard {self._name}: {why}"
 
     def flush(self) -> None:

@@ -51,7 +51,7 @@ def _own(report: Report) -> list[Block]:
         line = report.line(f"own {name}", printable(name), "green", band=True)
         out += report.plot(f"Logged: {printable(name)}", "plain", line, height=120)
     if len(names) > _OWN:
-        out.append(Text(f"{_OWN} of {len(names)} logged values.", "note"))
+        out.append(Text(f"{_OWN} of {len(names):,} logged values.", "note"))
     if (texts := report.data.texts) is not None:
         rows = [
             (str(index) if line == 0 else "", printable(part))
@@ -76,5 +76,7 @@ def _evaluations(report: Report, evaluations: list[tuple[Moment, MarkEvent]], na
             took = duration(mark.data.get("seconds"))
             rows.append((number(at.step), duration(at.x), *figures, took, "best" if is_best else ""))
     columns = ("step", "after", *names, "took", "")
-    note = "" if len(rows) == len(evaluations) else f"{len(rows)} of {number(len(evaluations))} evaluations."
+    note = (
+        "" if len(rows) == len(evaluations) else f"{len(rows):,} of {number(len(evaluations))} evaluations."
+    )
     return Table("Evaluations", columns, tuple(rows), frozenset(range(len(columns) - 1)), note)

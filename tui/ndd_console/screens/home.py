@@ -28,6 +28,7 @@ _LOADING: Row = (("loading…", "dim"),)
 REFRESH_S = 2.0
 _LIST = 8  # rows of the list that have priority over the machine
 _MOST_DIGITS = 6
+_COLUMNS: list[Span] = [(name, "dim") for name in ("run", "status", "step", "best", "started", "workload")]
 
 
 def heading(machine: Sequence[str] | None, width: int, room: int) -> list[Row]:
@@ -42,7 +43,10 @@ def heading(machine: Sequence[str] | None, width: int, room: int) -> list[Row]:
 
 
 def entries(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None, width: int) -> list[Entry]:
-    """The list: what can be trained, then the runs, in groups with headings. None: not read yet."""
+    """The list: what can be trained, then the runs, in groups with headings, and the columns of runs with theirs.
+
+    None: not read yet.
+    """
     shown: list[Entry] = []
     group = None
     lines = aligned([*map(_start_cells, workloads or ())], width, 1, (2,))
@@ -54,8 +58,8 @@ def entries(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None,
     if workloads is None:
         shown.append(Entry(None, (BLANK, rule("built-in workloads", width), _LOADING)))
     none: Row = () if runs else _LOADING if runs is None else (("no runs yet", "dim"),)
-    shown.append(Entry(None, (BLANK, rule("runs", width), *([none] if none else []))))
-    lines = aligned([*map(_run_cells, runs or ())], width, 0, (5, 4, 3, 2))
+    columns, *lines = aligned([_COLUMNS, *map(_run_cells, runs or ())], width, 0, (5, 4, 3, 2))
+    shown.append(Entry(None, (BLANK, rule("runs", width), none or columns)))
     return [*shown, *(Entry(run, (line,)) for run, line in zip(runs or (), lines, strict=True))]
 
 
@@ -65,7 +69,7 @@ def _start_cells(row: StartRow) -> list[Span]:
 
 def _run_cells(row: RunRow) -> list[Span]:
     # A run that ended while it was prepared has no steps; where a script ends is not known.
-    step = f"step {row.step:,}" + (f" of {row.total_steps:,}" if row.total_steps else "")
+    step = f"{row.step:,}" + (f" of {row.total_steps:,}" if row.total_steps else "")
     step = step if row.step or row.total_steps else "not started"
     texts = (step, row.best or MISSING, when(row.started_t))
     figures = [(text, "text" if text != MISSING else "dim") for text in texts]

@@ -113,4 +113,4 @@ class LogScreen(WidgetScreen):
             return
         self._place = min(max(place, 0), len(places) - 1)
         self.body.scroll_to(y=places[self._place], animate=False)
-        self.say(f"match {self._place + 1} of {len(places)}: {text}")
+        self.say(f"match {self._place + 1:,} of {len(places):,}: {text}")

@@ -196,7 +196,7 @@ def about_rows(one: Proposal, width: int) -> list[Row]:
 
 def progress_rows(stage: str, share: float, left_s: float | None, width: int) -> list[Row]:
     """The stage of the work, and its progress."""
-    text = f"{share:.0%}" + (f", {duration(left_s)} left" if left_s is not None else "")
+    text = f"{share * 100:.0f} %" + (f", {duration(left_s)} left" if left_s is not None else "")
     return [((shorten(foreign(stage), width), "accent"),), progress_line(share, text, width)]
 
 
@@ -242,7 +242,7 @@ def advice_rows(verified: Sequence[Proposal], advice: str, style: str, width: in
     rows = [BLANK, *paragraph(advice, width, style)] if advice else []
     spread = max((one.measured.spread or 0.0 for one in verified if one.measured is not None), default=0.0)
     if spread:
-        text = f"repeated measurements vary by up to {spread:.0%}; smaller errors are noise"
+        text = f"repeated measurements vary by up to {spread * 100:.0f} %; smaller errors are noise"
         rows += [BLANK, *paragraph(text, width, "dim")]
     return rows
 

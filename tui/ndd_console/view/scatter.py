@@ -37,7 +37,7 @@ def plot_rows(
     level = int((1 - slowest / fastest) * (height - 2)) == 0
     alike = size(least) == size(most)
     if level and alike:
-        text = f"all {len(points)} need {size(most)} and process {speed} items/s: nothing to plot"
+        text = f"all {len(points):,} need {size(most)} and process {speed} items/s: nothing to plot"
         return [((shorten(text, width), "dim"),)]
     height = 2 if level else height
     # The axis starts at 0 unless the values are so close that their differences would be hidden.

@@ -98,7 +98,7 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "fits", f"--set batch.micro={micro} --set batch.accumulation={times} ({what})"
     if report["ranks"] > 1:
         step += "; without the time to exchange gradients"
-    yield "step", f"{duration(report['step_s'])} for {report['effective_batch']} items ({step})"
+    yield "step", f"{duration(report['step_s'])} for {report['effective_batch']:,} items ({step})"
     if report["busy"]:
         yield "", f"low confidence: {report['busy']['text']}"
     if report["step_doubt"]:

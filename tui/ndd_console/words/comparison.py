@@ -84,7 +84,7 @@ def _speed(comparison: Comparison) -> Iterator[tuple[str, str]]:
 
 def _used(side: Recorded) -> str:
     counts = ((side.warm_up, "warm-up"), (side.profiled, "profiled"))
-    excluded = ", ".join(f"{count} {kind}" for count, kind in counts if count)
+    excluded = ", ".join(f"{count:,} {kind}" for count, kind in counts if count)
     return f"{side.used}" + (f" (excluded: {excluded})" if excluded else "")
 
 

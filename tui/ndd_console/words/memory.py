@@ -91,7 +91,7 @@ def _owners(moment: Moment, title: str) -> Iterator[Block]:
     )
     rest = moment.owners[_LINES:]
     note = (
-        f"And {len(rest)} more lines with {size(sum(owner.requested_bytes for owner in rest))}."
+        f"And {len(rest):,} more lines with {size(sum(owner.requested_bytes for owner in rest))}."
         if rest
         else ""
     )
@@ -103,7 +103,7 @@ def _releases(device: DeviceMemory) -> Iterator[tuple[str, str]]:
     """Retries and other releases of cached memory."""
     retried = sum(release.released_bytes for release in device.releases if release.kind == "retry")
     retries = (
-        f"{device.retries}, which released {size(retried)} and waited for the GPU" if retried else "none"
+        f"{device.retries:,}, which released {size(retried)} and waited for the GPU" if retried else "none"
     )
     yield "retries", retries
     other = [release for release in device.releases if release.kind != "retry"]

@@ -48,7 +48,9 @@ def steps_text(snapshot: Snapshot, run: RunEvent) -> str:
     """ "6,900 optimizer steps of 256 windows (2 micro-steps of 128)"."""
     batch = run.config.get("batch", {})
     accumulation = batch.get("accumulation", 1)
-    micro = f" ({accumulation} micro-steps of {batch.get('micro')})" if accumulation > 1 else ""
+    micro = (
+        f" ({number(accumulation)} micro-steps of {number(batch.get('micro'))})" if accumulation > 1 else ""
+    )
     total = f"{number(run.total_steps)} " if run.total_steps else ""
     return f"{total}optimizer steps of {number(run.items_per_step)} {step.item_name(snapshot)}{micro}"
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ndd_engine.text import MISSING, duration, number, plural, size
+from ndd_engine.text import MISSING, counted, duration, number, plural, size
 from ndd_engine.wizard.proposals import Proposal, by_speed, slowness
 
 from .blocks import Block, Table, Text
 
 if TYPE_CHECKING:
     from ndd_engine.predict.probe_process import Opened
+    from ndd_engine.wizard.planner import Situation
     from ndd_engine.wizard.session import ProposalSet
     from ndd_engine.wizard.verify import Choice
 
@@ -85,7 +86,9 @@ def remark(proposal: Proposal, details: bool = False) -> str:
         words.append(known.verdict)
     elif known is not None:
         memory = f"{size(known.memory_bytes)}, " if details else ""
-        spread = f" (rounds vary by {known.spread:.0%})" if details and known.spread is not None else ""
+        spread = (
+            f" (rounds vary by {known.spread * 100:.0f} %)" if details and known.spread is not None else ""
+        )
         words.append(f"measured {memory}{duration(known.step_s)} per step{spread}")
     if proposal.over_bytes:
         words.append(f"measured memory is over the limit by {size(proposal.over_bytes)}")
@@ -106,7 +109,7 @@ def proposal_blocks(
     opened = situation.opened
     yield Text(f"{situation.device_name}: {size(situation.free_bytes)} usable")
     yield Text(f"{opened.data}; {opened.model}")
-    yield from map(Text, lengths_line(opened))
+    yield from map(Text, (*lengths_line(opened), *threads_line(situation)))
     failed = [f"{model_name(probed.model)}: {probed.why}" for probed in proposed.found if probed.why]
     yield from map(Text, (*situation.notes, *failed))
     fastest = by_speed(proposed.best)[:_ROWS]
@@ -139,6 +142,18 @@ def proposal_blocks(
         missing = size(least.missing_bytes)
         yield Text(f"nothing fits: micro-batch {least.batch.micro} is over the limit by {missing}")
     yield Text("memory and time are predictions" + (" unless marked as measured" if measured else ""))
+
+
+def threads_line(situation: Situation) -> tuple[str, ...]:
+    """How many threads the times were measured with, and how long another number took."""
+    opened = situation.opened
+    if situation.gpu is not None or opened.device != "cpu" or not opened.threads:
+        return ()
+    times = ", ".join(f"{duration(s)} with {counted(n, 'thread')}" for n, s in opened.by_threads)
+    words = f"measured with {counted(opened.threads, 'thread')}"
+    compared = f"; a micro-batch takes {times}" if times else ""
+    advice = f"; run.threads={opened.threads} is proposed" if opened.faster else ""
+    return (f"{words}{compared}{advice}",)
 
 
 def lengths_line(opened: Opened) -> tuple[str, ...]:

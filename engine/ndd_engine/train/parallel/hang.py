@@ -93,10 +93,10 @@ def verdict(
     """Who holds the others up, in words. notes: by rank. silent: of the other ranks, what is known about each."""
     world = len(hosts)
     step = min(note.step for note in notes.values()) + 1
-    head = f"step {step} has not ended for {duration(stuck_s)}"
+    head = f"step {step:,} has not ended for {duration(stuck_s)}"
     waiting = [note for note in notes.values() if note.waits_in]
     inside = waiting[0].waits_in if waiting else ""
-    waits = f"; {len(waiting)} of {world} ranks wait in {inside}" if inside else ""
+    waits = f"; {len(waiting):,} of {world:,} ranks wait in {inside}" if inside else ""
     if silent:
         names = [f"rank {rank} ({hosts[rank]}) {state}" for rank, state in silent.items()]
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
@@ -200,7 +200,7 @@ class HangWatch:
             self._question = ""
         if self._told:
             self._told = ""
-            self._put(StallEvent(step, 0.0, OVER, f"training continues after step {step}"))
+            self._put(StallEvent(step, 0.0, OVER, f"training continues after step {step:,}"))
             with contextlib.suppress(OSError):
                 self._run.hang.unlink(missing_ok=True)
 

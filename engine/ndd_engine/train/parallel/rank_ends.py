@@ -212,7 +212,7 @@ def record_end(run: RunDir, end: EndEvent) -> None:
         how = ""
         if end.status == "failed" and (saved := snapshot.checkpoint) is not None:
             resume = f"resume with: ndd-console train --resume {run.name}"
-            how = f"; the last checkpoint is step {saved.mark.step}; {resume}"
+            how = f"; the last checkpoint is step {saved.mark.step:,}; {resume}"
         recorder = Recorder(run.events, reader.state)
         recorder.start()
         recorder.put(replace(end, reason=end.reason + how, step=snapshot.step))
