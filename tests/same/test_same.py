@@ -1,6 +1,6 @@
 """Each case does the same whether it is observed or not.
 
-`make test` runs fifteen of them, with one of each kind, `make test-all` two of each kind, and `make test-slow` all.
+`make test` runs one of each kind, `make test-all` two of each kind, and `make test-slow` all.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from tests.same.cases import Case, Result, differences, lacks, parse, run_case, 
 CASES = parse()
 # Another Python with torch, whose scripts are observed.
 PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
-# In `make test-all` besides the first ones of each kind, and of these kinds, two in `make test`.
+# In `make test-all` besides the first ones of each kind.
 OFTEN = {"two_optimizers_late", "closures_of_lbfgs"}
 FIRST = 2
-TWICE = {"counts", "files"}
 # What docs/noticeable.md lists.
 LISTED = {
     "nobody_else_in_a_profile": "functions of the observer in results of a profiler",
@@ -44,7 +43,7 @@ def _marked() -> Iterator[object]:
         seen[case.kind] += 1
         number = seen[case.kind]
         marks = [pytest.mark.long if number <= FIRST or case.name in OFTEN else pytest.mark.slow]
-        if number <= 1 + (case.kind in TWICE):
+        if number == 1:
             marks.append(pytest.mark.promise)
         if (reason := LISTED.get(case.name) or OPEN.get(case.name)) is not None:
             marks.append(pytest.mark.xfail(reason=reason, strict=False))

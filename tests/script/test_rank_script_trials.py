@@ -55,7 +55,6 @@ def tried(folder: Path, *words: str, **more: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.promise
 @pytest.mark.budget(60)
 def test_all_ranks_are_switched_together(recorded: Path) -> None:
     event = tried(recorded, "--set", "optimizer.implementation=foreach", "--budget", "40")
