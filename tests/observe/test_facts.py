@@ -197,3 +197,32 @@ def test_a_loop_that_never_trains_again_is_told(tmp_path: Path, kind: str) -> No
     if told:  # four passes, and what was heard of the one in which it began
         batches = int(told[0].split("at least ")[1].split()[0])
         assert "since step 100" in told[0] and 310 <= batches <= 380
+
+
+CLOSURE = """
+import time, torch
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        time.sleep(0.02)
+        return super().forward(x)
+model, x = Net(8, 1), torch.randn(32, 8)
+optimizer, calls = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3), 0
+def closure():
+    global calls
+    calls += 1
+    optimizer.zero_grad()
+    loss = (model(x) - 1).square().mean()
+    loss.backward()
+    return loss
+for step in range(15):
+    optimizer.step(closure)
+print("CALLS", calls)
+"""
+
+
+def test_the_model_that_a_closure_calls_is_forward(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CLOSURE)
+    ran = run(tmp_path, str(tmp_path / "train.py"))
+    # All but the call before the first backward pass.
+    assert ran.phases()["forward"] >= (int(ran.word("CALLS")) - 1) * 0.02e9
+    assert sum(window["items"] for window in ran.of("window")) == 15 * 32

@@ -48,8 +48,6 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
     assert ran.word("LOSS") == bare.word("LOSS")
     if script == "compiled":
         assert (ran.word("GRAPHS"), ran.word("BREAKS")) == (bare.word("GRAPHS"), bare.word("BREAKS"))
-    if name == "lbfgs":  # the model is called in a closure, which computes little else
-        assert phases["forward"] + phases["backward"] > phases["other"]
     if name == "accumulate":
         assert sum(window["micro_steps"] for window in windows) == 4 * steps
         assert sum(window.get("skipped", 0) for window in windows) == 1
