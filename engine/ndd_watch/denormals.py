@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from .attributes import attribute
 from .clock import now
-from .looks import Looks
+from .looks import Looks, groups_of
 
 # Tensors that are looked at, the largest ones, and values of each.
 MOST_TENSORS, VALUES = 64, 64
@@ -63,8 +63,8 @@ def shares(looks: Looks, optimizers: Iterable[Any]) -> dict[str, float]:
 
 def _tensors(looks: Looks, optimizers: Iterable[Any]) -> Iterable[tuple[str, Any]]:
     for optimizer in optimizers:
-        groups, state = (attribute(optimizer, name) for name in ("param_groups", "state"))
-        for group in groups if type(groups) is list else ():
+        state = attribute(optimizer, "state")
+        for group in groups_of(optimizer):
             for parameter in group["params"]:
                 if not looks.is_tensor(parameter):
                     continue
