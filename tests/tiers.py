@@ -12,7 +12,6 @@ summary says how many.
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import statistics
@@ -66,7 +65,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             {mark.name for mark in item.iter_markers()}
         )
     yield
-    gc.freeze()  # Thousands of tests and torch: each full collection would go through them.
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
         items[:] = [item for part in parts(items, workers) for item in part]
 

@@ -6,7 +6,7 @@ import functools
 import gc
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,14 +65,6 @@ class Case:
     name: str
     owner: str
     things: list[object] = field(default_factory=list)
-
-
-@pytest.fixture(autouse=True)
-def _seen() -> Iterator[None]:
-    """Frozen objects, as those that exist since the tests began, are in no look."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
 
 
 def grown(add: Callable[[int], object]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def test_out_of_memory_says_what_filled_it_and_which_batch_is_next(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     text = done.stdout.strip().splitlines()[-1]
     assert text.startswith("1 out of memory"), text
-    assert len(re.findall(r"[\d.]+ [KMG]?B", text)) >= 3, (
+    assert len(re.findall(r"[\d.]+ (?:[KMG]i)?B", text)) >= 3, (
         text
     )  # what was asked for, and what fills the memory
     assert "batch.micro=6000" in text and "batch.accumulation=4" in text
