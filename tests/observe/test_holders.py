@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ndd_watch import holders
 from ndd_watch.attributes import python_objects
 from ndd_watch.holders import Holders
 from ndd_watch.looks import Looks
@@ -67,15 +68,22 @@ class Case:
     things: list[object] = field(default_factory=list)
 
 
+@pytest.fixture(autouse=True)
+def _long_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of tests has far more objects than a training: a look at them takes longer."""
+    monkeypatch.setattr(holders, "LOOK_NS", 10**10)
+    monkeypatch.setattr(holders, "NAME_NS", 10**10)
+
+
 def grown(add: Callable[[int], object]) -> dict[str, Any]:
     """What the second look tells."""
     # As little as possible is alive beside the case, so that the looks are quick.
-    holders = Holders(Looks(torch), lambda code: code.co_filename == __file__)
+    looks = Holders(Looks(torch), lambda code: code.co_filename == __file__)
     found: dict[str, Any] | None = None
     for step in range(60):
         add(step)
         if step in (20, 50):
-            found = holders.look(step, sys._getframe())
+            found = looks.look(step, sys._getframe())
     assert found is not None
     return found
 
@@ -208,7 +216,7 @@ def test_no_look_where_a_mode_would_see_it() -> None:
 def test_a_look_leaves_no_object_of_its_own() -> None:
     kept: list[Tensor] = []
     grown(lambda _: kept.append(torch.ones(50)))
-    holders = Holders(Looks(torch), lambda code: code.co_filename == __file__)
+    looks = Holders(Looks(torch), lambda code: code.co_filename == __file__)
     before = gc.collect() * 0 + len(gc.get_objects())
     for step in range(6):
         assert holders.look(step, sys._getframe()) is not None
