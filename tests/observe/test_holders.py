@@ -208,9 +208,9 @@ def test_no_code_of_the_script_is_run() -> None:
 def test_no_look_where_a_mode_would_see_it() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    holders = Holders(Looks(torch), lambda _: True)
+    looks = Holders(Looks(torch), lambda _: True)
     with FakeTensorMode():
-        assert holders.look(1, sys._getframe()) is None
+        assert looks.look(1, sys._getframe()) is None
 
 
 def test_a_look_leaves_no_object_of_its_own() -> None:
@@ -219,7 +219,7 @@ def test_a_look_leaves_no_object_of_its_own() -> None:
     looks = Holders(Looks(torch), lambda code: code.co_filename == __file__)
     before = gc.collect() * 0 + len(gc.get_objects())
     for step in range(6):
-        assert holders.look(step, sys._getframe()) is not None
+        assert looks.look(step, sys._getframe()) is not None
     gc.collect()
     assert len(gc.get_objects()) - before < 20
 
