@@ -45,7 +45,7 @@ def call(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def refused(*arguments: str, folder: Path) -> str:
     """The error of a mistake: exit status 2 without a traceback or output, and nothing is written."""
-    before = sorted(folder.rglob("*"))
+    before = sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
     done = call(*arguments, folder=folder)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "Traceback" not in done.stderr

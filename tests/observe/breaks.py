@@ -1,7 +1,8 @@
 """Makes each function of the observer fail that a hook can reach, in a fork of an observed process, and trains there.
 
 Prints one JSON object a line: the function, whether it was reached, the loss, the number of steps and the output. It
-finds the functions by itself, so that a new one is tried as well. Arguments: from which call on they fail.
+finds the functions by itself, so that a new one is tried as well. Arguments: from which call on they fail, and which
+part of the functions, of how many.
 """
 
 from __future__ import annotations
@@ -118,29 +119,29 @@ def plant(function: Any, call: int) -> list[int]:
 
 
 def main() -> None:
-    for name, function in [("", None), *functions()]:
+    call, part, parts = map(int, sys.argv[1:])
+    for name, function in [("", None), *list(functions())[part::parts]]:
         if name.partition(":")[2] in ENTRIES:
             continue
-        for call in map(int, sys.argv[1:]) if function is not None else (0,):
-            read, write = os.pipe()
-            if not os.fork():
-                os.close(read)
-                planted = plant(function, call) if function is not None else []
-                with contextlib.redirect_stderr(io.StringIO()) as errors:
-                    try:
-                        loss, steps = train()
-                    except BaseException as error:  # noqa: BLE001
-                        loss, steps = f"{type(error).__name__}: {error}", -1
-                told = {
-                    "function": name, "call": call, "hit": len(planted) >= call > 0, "loss": loss, "steps": steps,
-                    "errors": errors.getvalue(),
-                }  # fmt: skip
-                os.write(write, json.dumps(told).encode())
-                os._exit(0)
-            os.close(write)
-            with os.fdopen(read) as file:
-                print(file.read() or json.dumps({"function": name, "died": True}), flush=True)
-            os.wait()
+        read, write = os.pipe()
+        if not os.fork():
+            os.close(read)
+            planted = plant(function, call) if function is not None else []
+            with contextlib.redirect_stderr(io.StringIO()) as errors:
+                try:
+                    loss, steps = train()
+                except BaseException as error:  # noqa: BLE001
+                    loss, steps = f"{type(error).__name__}: {error}", -1
+            told = {
+                "function": name, "call": call, "hit": len(planted) >= call > 0, "loss": loss, "steps": steps,
+                "errors": errors.getvalue(),
+            }  # fmt: skip
+            os.write(write, json.dumps(told).encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as file:
+            print(file.read() or json.dumps({"function": name, "died": True}), flush=True)
+        os.wait()
 
 
 if __name__ == "__main__":
