@@ -120,10 +120,15 @@ def undisturbed(work: Callable[[], T]) -> T:
     results: list[T] = []
     errors: list[BaseException] = []
     done = threading.Event()
+    unclaimed = [work]  # whoever takes it decides whether the work is done
 
     def run() -> None:
         try:
-            results.append(work())
+            claimed = unclaimed.pop()
+        except IndexError:
+            return
+        try:
+            results.append(claimed())
         except BaseException as error:  # noqa: BLE001  raised again below
             errors.append(error)
         finally:
@@ -132,10 +137,13 @@ def undisturbed(work: Callable[[], T]) -> T:
     interruption: BaseException | None = None
     try:
         threading.Thread(target=run, name="ndd-undisturbed", daemon=True).start()
-    except BaseException as error:  # of a handler, which can come before `start` returns
-        if isinstance(error, RuntimeError) and "new thread" in text_of(error):
+    except BaseException as error:  # noqa: BLE001  of a handler, before or after the thread begins; or there is none
+        try:
+            unclaimed.pop()
+        except IndexError:
+            interruption = error
+        else:
             raise
-        interruption = error
     while not done.is_set():
         try:
             done.wait()

@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Timer
+from threading import Event, Thread, Timer
 from typing import Any
 
 import pytest
@@ -157,6 +157,29 @@ def test_a_handler_that_raises_is_heard_after_the_file_is_written() -> None:
         signal.signal(signal.SIGUSR1, previous)
     with pytest.raises(ZeroDivisionError):
         undisturbed(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_handler_that_raises_while_the_writing_thread_starts_leaves_nothing_half_done(
+    monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    class Interrupted(Thread):
+        def start(self) -> None:
+            if begins:
+                super().start()
+            raise StopNow
+
+    monkeypatch.setattr("ndd_engine.processes.threading.Thread", Interrupted)
+    done: list[str] = []
+
+    def work() -> None:
+        time.sleep(0.1)
+        done.append("written")
+
+    with pytest.raises(StopNow):
+        undisturbed(work)
+    time.sleep(0.3)
+    assert done in ([], ["written"]) and (begins or not done)
 
 
 DATA, INDEX = "__0_0.distcp", ".metadata"
