@@ -283,6 +283,7 @@ def outside(view: View) -> Finding | None:
     line = found.line if found is not None and found.own else None
     title = f"code outside the model takes {percent(cost.share)} of each step"
     named = bool(called) and called[0].share >= FLOOR
+    environment = named and _environment(called[0].function, called[0].library)
     if named:
         title += f", {percent(called[0].share)} in {called[0].what} ({called[0].where})"
     draft = Draft("user-code", title, cost)
@@ -294,17 +295,13 @@ def outside(view: View) -> Finding | None:
     known = next((text for name, text in _BESIDE.items() if named and name in called[0].function), None)
     if known is not None:
         draft.change(known, where=called[0].where)
-    elif line is not None or (
-        named and (called[0].library in ("", "torch") or _environment(called[0].function, called[0].library))
-    ):
-        often = called[0].calls if named else 0
-        text = (
-            f"do it for all at once, instead of {counted(often, 'time')} in a step"
-            if often > 1
-            else "do it every few steps only, if the training does not need it in each"
-        )
-        if named and _environment(called[0].function, called[0].library):
+    elif line is not None or (named and (called[0].library in ("", "torch") or environment)):
+        if environment:
             text = ENVIRONMENT
+        elif named and called[0].calls > 1:
+            text = f"do it for all at once, instead of {counted(called[0].calls, 'time')} in a step"
+        else:
+            text = "do it every few steps only, if the training does not need it in each"
         draft.change(text, where=called[0].where if named else line)
     return draft.done()
 
