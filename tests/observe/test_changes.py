@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from select import select
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from observed import SUBJECTS
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
+from ndd_engine.script.command import UNWRITTEN
 from ndd_watch import FOLDER, SITE
 from ndd_watch.changes import make
 
@@ -60,7 +62,6 @@ def ready(
         server.bind(f"{short}/s")
         Path(f"{short}/ranks").mkdir()
         server.listen(1)
-        server.settimeout(60)
         sides = [{key.replace("__", "."): value for key, value in changes.items()}]
         spec = {
             "socket": f"{short}/s",
@@ -70,6 +71,7 @@ def ready(
         }
         environment = {
             **os.environ,
+            **UNWRITTEN,
             FOLDER: f"{short}/ranks",
             "PYTHONPATH": str(SITE),
             "NDD_WATCH_TRY": json.dumps(spec),
@@ -79,6 +81,8 @@ def ready(
             text=True,
         ) as process:  # fmt: skip
             assert process.stderr is not None
+            while not select([server], [], [], 1.0)[0]:
+                assert process.poll() is None, process.stderr.read()
             connection, _ = server.accept()
             with connection, connection.makefile("rw") as lines:
                 assert json.loads(lines.readline()) == {"rank": 0, "ranks": 1, "here": None}
