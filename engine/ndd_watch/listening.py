@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Iterable
 from threading import get_ident
 from typing import Any, Callable
 
@@ -17,6 +18,8 @@ from .exceptions import Dropped, ours
 from .library import signal
 from .looks import Looks
 
+# Signals whose handlers raise exceptions again and again, as time limits do.
+ALARMS = signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF
 # Tool ids of sys.monitoring that nobody has reserved, and that of profilers.
 _IDS = (4, 3)
 _PROFILERS = 2
@@ -47,7 +50,12 @@ class Listening:
 
     def begin(self) -> bool:
         """Begin on this thread; returns whether that is possible."""
-        if _active or profiled() or _depth() + SPARE_DEPTH > sys.getrecursionlimit():
+        if (
+            _active
+            or profiled()
+            or handles_signals(ALARMS)
+            or _depth() + SPARE_DEPTH > sys.getrecursionlimit()
+        ):
             return False
         self._depth = 0
         self._thread = get_ident()
@@ -136,14 +144,15 @@ def free_tool(tool: int) -> None:
     monitoring.free_tool_id(tool)
 
 
-def handles_signals() -> bool:
-    """Whether functions of the script handle signals; the usual one for Ctrl-C is none of them.
+def handles_signals(numbers: Iterable[int] | None = None) -> bool:
+    """Whether functions of the script handle any of these signals (default: all); the usual one for Ctrl-C is none.
 
     An exception that such a function raises while Python calls ours is lost in some calls, and crashes others: a
-    callback of the garbage collector, and one of sys.monitoring in Python 3.13.
+    profile function, a callback of the garbage collector, and one of sys.monitoring in Python 3.13.
     """
     usual = signal.Handlers, type(signal.default_int_handler), type(None)
-    return any(not isinstance(signal.getsignal(number), usual) for number in signal.valid_signals())
+    numbers = signal.valid_signals() if numbers is None else numbers
+    return any(not isinstance(signal.getsignal(number), usual) for number in numbers)
 
 
 def profiled() -> bool:

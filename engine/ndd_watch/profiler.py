@@ -15,7 +15,7 @@ from typing import Any, Callable
 from .blocking import Blocking
 from .called import Called, Place, in_torch, key
 from .clock import NAMES, OTHER, now
-from .listening import LONGER, SPARE_NS, profiled
+from .listening import ALARMS, LONGER, SPARE_NS, handles_signals, profiled
 from .own import own_frame
 
 # Functions of the user's own code, and waits for the device, that a profiled step names.
@@ -55,8 +55,9 @@ class StepProfiler:
         self._places: list[Place] = []
         self._replaced: Any = None
         self._begun = self._aside = self._marks = 0
-        # Nanoseconds that the profiler adds to a call; measured once.
+        # Nanoseconds that the profiler adds to a call; measured once with built-in functions, and once without.
         self._added: float | None = None
+        self._measured: dict[bool, float] = {}
         # By id of a code object: seconds so far, and those of each phase.
         self._spent: dict[int, float] = {}
         self._phases: dict[int, dict[str, float]] = {}
@@ -79,9 +80,12 @@ class StepProfiler:
         self._places = []
         self._spent, self._phases, self._lengths = {}, {}, {}
         try:
+            # Python's profiler loses what a signal handler raises while it names a method of C that it meets first.
+            builtins = _MONITORING or not handles_signals(ALARMS)
+            self._added = self._measured.get(builtins)
             if self._added is None:
-                self._added = _added_ns(kind)
-            profiler = kind(builtins=True, subcalls=True)
+                self._added = self._measured[builtins] = _added_ns(kind, builtins)
+            profiler = kind(builtins=builtins, subcalls=True)
             if _MONITORING:
                 profiler.until, profiler.late = self._until, self.overdue
             self._begun = self._changed = now()
@@ -300,11 +304,12 @@ def _name(code: Any) -> str:
     return name.rpartition("<locals>.")[2]
 
 
-def _added_ns(profiler: Any) -> float:
-    """Nanoseconds that the profiler adds to a call of a built-in function."""
-    call, given, least = len, (), [float("inf")] * 2
+def _added_ns(profiler: Any, builtins: bool) -> float:
+    """Nanoseconds that the profiler adds to a call that it records: of a built-in function, if it records those."""
+    call: Any = len if builtins else _nothing
+    given, least = (), [float("inf")] * 2
     for number in range(2 * TRIALS):
-        watching = profiler(builtins=True, subcalls=True)
+        watching = profiler(builtins=builtins, subcalls=True)
         if number % 2:
             watching.enable()
         t = now()
@@ -314,3 +319,7 @@ def _added_ns(profiler: Any) -> float:
         watching.disable()
         least[number % 2] = min(least[number % 2], t)
     return max((least[1] - least[0]) / TRIAL_CALLS, 0.0)
+
+
+def _nothing(_: Any) -> None:
+    return

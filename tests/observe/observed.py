@@ -71,7 +71,7 @@ def run(
             records.mkdir(parents=True)
         done = subprocess.run(
             [*program, *command], cwd=SUBJECTS, env={**inherited, **more, **environment}, capture_output=True,
-            text=True, timeout=150, preexec_fn=before, input=stdin,
+            text=True, timeout=280, preexec_fn=before, input=stdin,
         )  # fmt: skip
         if ABORTED not in done.stderr:
             break

@@ -22,21 +22,21 @@ pytestmark = pytest.mark.long
 BREAKS = Path(__file__).with_name("breaks.py")
 
 
-@pytest.mark.parametrize("part", ["0", "1", "2"])
+@pytest.mark.parametrize("part", list("012345"))
 @pytest.mark.parametrize("call", ["1", pytest.param("3", marks=pytest.mark.slow)])
-@pytest.mark.budget(60)
+@pytest.mark.budget(30)
 def test_an_error_in_any_function_that_a_hook_reaches_never_reaches_the_script(
     tmp_path: Path, call: str, part: str
 ) -> None:
     ran = run(
-        tmp_path, str(BREAKS), call, part, "3", read=False, NDD_WATCH_PROFILE_S="0.01", NDD_WATCH_WINDOW_S="0.001",
+        tmp_path, str(BREAKS), call, part, "6", read=False, NDD_WATCH_PROFILE_S="0.01", NDD_WATCH_WINDOW_S="0.001",
         NDD_WATCH_CAPTURES=str(tmp_path),
     )  # fmt: skip
     assert ran.status == 0, ran.errors
     bare, *broken = map(json.loads, ran.out.splitlines())
     reached = {told["function"] for told in broken if told.get("hit")}
     # About as many as today: a test that reaches nothing shows nothing. Fewer are called three times.
-    assert len(reached) >= (20 if call == "1" else 16), sorted(reached)
+    assert len(reached) >= (10 if call == "1" else 8), sorted(reached)
     wrong = [
         told for told in broken
         if told.get("died") or (told["loss"], told["steps"], told["errors"]) != (bare["loss"], bare["steps"], "")

@@ -31,10 +31,6 @@ LISTED = {
     "import_system_is_the_same": "sitecustomize in sys.modules",
     "fails_while_torch_is_imported": "a frame of the finder in a traceback",
 }
-# Differences that are not explained or not repaired yet.
-OPEN = {
-    "timeouts_never_lost": "one of 300 timeouts is lost in some runs",
-}
 
 
 def _marked() -> Iterator[object]:
@@ -45,7 +41,7 @@ def _marked() -> Iterator[object]:
         marks = [pytest.mark.long if number <= FIRST or case.name in OFTEN else pytest.mark.slow]
         if number == 1:
             marks.append(pytest.mark.promise)
-        if (reason := LISTED.get(case.name) or OPEN.get(case.name)) is not None:
+        if (reason := LISTED.get(case.name)) is not None:
             marks.append(pytest.mark.xfail(reason=reason, strict=False))
         yield pytest.param(case, id=str(case), marks=marks)
 
