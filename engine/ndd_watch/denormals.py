@@ -23,11 +23,18 @@ _NUMBERS, _REPEATS, _DENORMAL = 4096, 5, 1e-40
 
 
 def denormals(looks: Looks, optimizers: Iterable[Any]) -> dict[str, tuple[float, float]]:
-    """(share of denormal values, how many times as long the processor takes for them) by what has them."""
-    found = shares(looks, optimizers)
-    if not found:
+    """(share of denormal values, how many times as long the processor takes for them) by what has them.
+
+    Empty while a profiler of torch is on, which would tell the operators.
+    """
+    torch: Any = sys.modules["torch"]
+    if not looks.allowed() or torch._C._autograd._profiler_enabled():
         return {}
-    multiply, root = slower()
+    with looks.silent():
+        found = shares(looks, optimizers)
+        if not found:
+            return {}
+        multiply, root = slower()
     told = {name: (share, root if _has_root(name) else multiply) for name, share in found.items()}
     return {name: (share, times) for name, (share, times) in told.items() if times >= SLOW}
 
@@ -39,8 +46,6 @@ def _has_root(state: str) -> bool:
 
 def shares(looks: Looks, optimizers: Iterable[Any]) -> dict[str, float]:
     """Share of denormal values by what has them: "parameters", "gradients", or a state such as "exp_avg_sq"."""
-    if not looks.allowed():
-        return {}
     torch: Any = sys.modules["torch"]
     kinds = torch.float32, torch.float64
     found: list[tuple[int, str, Any]] = []
@@ -51,7 +56,7 @@ def shares(looks: Looks, optimizers: Iterable[Any]) -> dict[str, float]:
     found.sort(key=lambda item: -item[0])
     sizes: dict[str, int] = {}
     small: dict[str, float] = {}
-    with looks.silent(), torch.no_grad():
+    with torch.no_grad():
         for size, name, tensor in found[:MOST_TENSORS]:
             count = looks.elements(tensor)
             some = tensor.detach().view(-1)[:: max(count // VALUES, 1)].abs()

@@ -328,7 +328,7 @@ class Emitter:
             self.script(main=self._main)
         self.know(
             device=str(device), model=self._steps.model,
-            parameters=_read(lambda: sum(self._looks.elements(item) for item in plain if item.requires_grad)) or 0,
+            parameters=_read(lambda: self._looks.updated_elements(plain)) or 0,
             gpu=_gpu(torch, device) if device.type == "cuda" else None,
         )  # fmt: skip
 

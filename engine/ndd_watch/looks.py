@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any, Callable
@@ -100,7 +100,13 @@ class Looks:
 
     def elements(self, tensor: Any) -> int:
         """The number of elements of a tensor."""
-        return int(self._numel(tensor))
+        with self.silent():
+            return int(self._numel(tensor))
+
+    def updated_elements(self, parameters: Iterable[Any]) -> int:
+        """The number of elements of the parameters that have gradients."""
+        with self.silent():
+            return sum(int(self._numel(one)) for one in parameters if one.requires_grad)
 
     def bytes_of(self, tensor: Any) -> int:
         """The bytes of the elements of a tensor; 0 if they cannot be counted."""

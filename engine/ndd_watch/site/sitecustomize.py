@@ -40,16 +40,18 @@ def _is_helper(sys):
 def _when_imported(wanted, then):
     """Call then(module) once the module has been imported."""
     import sys
-    from importlib.machinery import PathFinder
 
     class Finder(object):
         @staticmethod
         def find_spec(name, path=None, target=None):
             if name != wanted:
                 return None
-            spec = PathFinder.find_spec(name, path)
-            if spec is None or spec.loader is None:
-                return None
+            spec = None
+            for other in list(sys.meta_path):  # the one of an editable installation is the last one
+                if other is not finder and spec is None and hasattr(other, "find_spec"):
+                    spec = other.find_spec(name, path, target)
+            if spec is None or not hasattr(spec.loader, "exec_module"):
+                return spec
             execute = spec.loader.exec_module
 
             def exec_module(module):
