@@ -40,8 +40,6 @@ from ndd_engine import (
     run_trial,
 )
 
-pytestmark = pytest.mark.timeout(170)
-
 TINY: dict[str, Any] = {
     "workload": {"name": "eeg", "samples": 400, "channels": 2, "hidden": [8]},
     "batch": {"sequence": 8, "micro": 16},

@@ -14,7 +14,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "python-api.md"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.budget(25)
 def test_the_examples_run(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)

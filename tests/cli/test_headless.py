@@ -29,7 +29,7 @@ from tests.waiting import contains, until
 
 from .program import ENDLESS, call, capture_fails, environment, run, start
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.long
 
 F_SETPIPE_SZ = 1031
 EEG = (
@@ -303,7 +303,6 @@ def test_the_end_is_the_last_document_for_a_reader_that_was_too_slow(
     assert lost.startswith(f"{len(lines) - len(words)} lines")
 
 
-@pytest.mark.timeout(60)
 def test_a_signal_handler_may_write_while_its_thread_writes(tmp_path: Path) -> None:
     said, ended = 0, threading.Event()
     before = signal.getsignal(signal.SIGUSR1)

@@ -24,7 +24,6 @@ from tests.waiting import until
 
 from .program import call, run, start
 
-pytestmark = pytest.mark.timeout(170)
 TINY = (
     "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
     "batch.micro=16", "run.threads=1", "log.every_steps=1", "log.window_s=0", "checkpoint.every_steps=200",

@@ -14,7 +14,6 @@ from ndd_engine.config import read
 
 from .program import call, environment, refused, run
 
-pytestmark = pytest.mark.timeout(150)
 QUICK = ("--set", "run.threads=1", "--set", "log.every_steps=1", "--set", "log.window_s=0")
 SMALL = """
 import torch

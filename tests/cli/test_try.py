@@ -24,8 +24,6 @@ from tests.waiting import until
 
 from .program import run, start
 
-pytestmark = pytest.mark.timeout(170)
-
 TINY = (
     "--workload", "eeg", "--set", "workload.samples=400", "--set", "batch.sequence=8", "--set", "batch.micro=16",
     "--set", "run.threads=1", "--set", "run.device=cpu", "--set", "evaluate.every_epochs=0",

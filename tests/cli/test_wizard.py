@@ -12,8 +12,6 @@ from ndd_engine.config import read
 
 from .program import call, run
 
-pytestmark = pytest.mark.timeout(170)
-
 
 @pytest.mark.long
 @pytest.mark.budget(30)

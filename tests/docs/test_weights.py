@@ -26,7 +26,6 @@ FEW = [
     "--set",
     "checkpoint.every_steps=5",
 ]
-pytestmark = pytest.mark.timeout(150)
 
 
 @pytest.fixture
@@ -65,12 +64,16 @@ def weights(folder: Path, run_name: str, step: int) -> dict[str, Any]:
     return store.load(next(saved for saved in store.all() if saved.step == step))
 
 
-@pytest.mark.long
-@pytest.mark.promise
-def test_pretrained_weights_frozen_weights_and_every_way_to_load_them(folder: Path) -> None:
+@pytest.fixture
+def trained(folder: Path) -> None:
+    """The page's first run has ended; it begins without weights."""
     train = command("train --workload pretrained")[:-2]
     ran(*train, "--run", "my-run", "--max-steps", "10", *FEW, folder=folder)
-    # The lines that load weights.
+
+
+@pytest.mark.long
+@pytest.mark.promise
+def test_every_way_to_load_weights_loads_the_same(folder: Path, trained: None) -> None:
     ran(*command("export my-run --checkpoint best"), folder=folder)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (exported,) = [block for block in blocks if '"weights.pt"' in block]
@@ -83,7 +86,11 @@ def test_pretrained_weights_frozen_weights_and_every_way_to_load_them(folder: Pa
         (line,) = [block for block in blocks if "load_model" in block]
         assert printed.strip() == line.strip().replace('"', "'")
         assert python("import safetensors.torch\n" + line, folder) == one
-    # They are where the next run starts, and frozen ones stay.
+
+
+@pytest.mark.long
+def test_exported_weights_start_a_run_and_frozen_ones_stay(folder: Path, trained: None) -> None:
+    ran(*command("export my-run --checkpoint best"), folder=folder)
     start = [part.replace("pretrained:", "frozen:") for part in command("train --workload pretrained")]
     ran(*start, "--run", "frozen", "--max-steps", "6", *FEW, folder=folder)
     before, after = weights(folder, "my-run", 10), weights(folder, "frozen", 6)

@@ -18,7 +18,6 @@ STEPS = 150
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])
 def test_ranks_of_two_launchers_continue_after_one_is_killed(tmp_path: Path, rendezvous: str) -> None:
     port = str(29_000 + os.getpid() % 900 + (rendezvous == "static"))

@@ -17,7 +17,7 @@ from script_help import CONSOLE, environment, start
 from test_torchrun import SCRIPT
 from tests.waiting import until
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.long
 NAME = f"ranks{os.getpid()}.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", NAME)
 MORE = {"OMP_NUM_THREADS": "1", "STEPS": "1000000"}

@@ -20,7 +20,7 @@ from tests.trial.written_runs import steady, windows, write_run
 
 from .screen import START_S, Terminal
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.long
 
 # A shell with one job: runs it in the foreground, stops it when `go` exists, takes the terminal back, terminates it.
 SHELL = """

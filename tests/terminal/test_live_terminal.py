@@ -14,7 +14,7 @@ from tests.waiting import until
 
 from .screen import ENDLESS, START_S, Terminal
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.long
 
 
 def state(runs: Path, name: str) -> str:

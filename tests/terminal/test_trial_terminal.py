@@ -14,7 +14,6 @@ from tests.waiting import lives, until
 
 from .screen import ENDLESS, START_S, Terminal
 
-pytestmark = pytest.mark.timeout(240)
 PATIENCE_S = 90.0
 
 

@@ -10,7 +10,7 @@ from ndd_engine.config import read
 
 from .screen import START_S, Terminal
 
-pytestmark = [pytest.mark.timeout(200), pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
