@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ndd_watch import listening
 from tests.tiers import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.tiers import pytest_runtest_setup as pytest_runtest_setup
 from tests.tiers import pytest_runtest_teardown as pytest_runtest_teardown
@@ -39,3 +40,11 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ.pop("XDG_CACHE_HOME")
     if before is not None:
         os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_alarms() -> Iterator[None]:
+    """pytest-timeout handles SIGALRM; the observer would take it for a time limit of the script."""
+    before, listening.ALARMS = listening.ALARMS, ()
+    yield
+    listening.ALARMS = before

@@ -67,6 +67,29 @@ def augments(dataset: Any) -> str:
     return ""
 
 
+def function_of(code: Any, names: dict[str, Any]) -> Any:
+    """The function with this code, also a method of a class of the module; None if it is not found.
+
+    names: the globals of its module. Before Python 3.11, a method in a class within a class is not found.
+    """
+    name = code.co_name
+    outer, _, _ = getattr(code, "co_qualname", "").rpartition(".")
+    if outer:
+        holders = [_class_named(outer.split("."), names)]
+    else:
+        holders = [value for value in list(names.values()) if issubclass(type(value), type)]
+    found = [names.get(name), *(namespace(kind).get(name) for kind in holders if kind is not None)]
+    functions = (one.__func__ if type(one) in (staticmethod, classmethod) else one for one in found)
+    return next((one for one in functions if type(one) is types.FunctionType and one.__code__ is code), None)
+
+
+def _class_named(path: list[str], names: dict[str, Any]) -> Any:
+    kind = names.get(path[0])
+    for name in path[1:]:
+        kind = namespace(kind).get(name) if issubclass(type(kind), type) else None
+    return kind if issubclass(type(kind), type) else None
+
+
 def attributes(thing: Any) -> Any:
     """The attributes of an object; None if it has none. A property of this name is not run."""
     for base in bases(type(thing)):

@@ -10,7 +10,7 @@ import sys
 from threading import get_ident
 from typing import Any, Callable
 
-from .attributes import attribute
+from .attributes import attribute, function_of
 from .clock import (
     BACKWARD,
     BASE,
@@ -670,10 +670,8 @@ class Hooks:
             self._undo.append(end)
             self.roots[code] = NAMES[DATA_WAIT]
             return True
-        function: Any = names.get(code.co_name)
-        if getattr(function, "__code__", None) is code and self.probes.put(
-            function, *self.timed(DATA_WAIT), True
-        ):
+        function = function_of(code, names)
+        if function is not None and self.probes.put(function, *self.timed(DATA_WAIT), True):
             self.roots[function.__code__] = NAMES[DATA_WAIT]
             return True
         return False

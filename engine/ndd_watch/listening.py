@@ -17,6 +17,7 @@ from .clock import CURRENT, DATA_WAIT, TIMED, S, enter, now
 from .exceptions import Dropped, ours
 from .library import signal
 from .looks import Looks
+from .own import own
 
 # Signals whose handlers raise exceptions again and again, as time limits do.
 ALARMS = signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF
@@ -31,6 +32,9 @@ _EVENTS = (
 # Calls within each other after which a profile function is taken out, and how many more have to be possible. Where the
 # recursion limit leaves no room for a profile function, Python 3.11 crashes.
 MOST_DEPTH, SPARE_DEPTH = 100, 400
+
+# Functions around a step that may call the one that makes batches.
+MOST_CALLERS = 4
 
 # To look closely at a step ends after so many usual ones, and nanoseconds.
 LONGER, SPARE_NS = 10, 20_000_000
@@ -50,12 +54,7 @@ class Listening:
 
     def begin(self) -> bool:
         """Begin on this thread; returns whether that is possible."""
-        if (
-            _active
-            or profiled()
-            or handles_signals(ALARMS)
-            or _depth() + SPARE_DEPTH > sys.getrecursionlimit()
-        ):
+        if _active or profiled() or _depth() + SPARE_DEPTH > sys.getrecursionlimit():
             return False
         self._depth = 0
         self._thread = get_ident()
@@ -127,6 +126,19 @@ def _depth() -> int:
     return count
 
 
+def _callers(loop: Any) -> list[Any]:
+    """Code of a function that runs on this thread, and of the script's own functions that have called it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not loop:
+        frame = frame.f_back
+    found = [loop]
+    while frame is not None and len(found) < MOST_CALLERS:
+        frame = frame.f_back
+        if frame is not None and own(frame.f_code):
+            found.append(frame.f_code)
+    return found
+
+
 def tool_id() -> int | None:
     """An id of sys.monitoring that nobody uses; None without one, before Python 3.12, and where signals are handled."""
     monitoring: Any = getattr(sys, "monitoring", None)
@@ -142,6 +154,11 @@ def free_tool(tool: int) -> None:
     for name in _EVENTS:
         monitoring.register_callback(tool, getattr(monitoring.events, name), None)
     monitoring.free_tool_id(tool)
+
+
+def handles_alarms() -> bool:
+    """Whether functions of the script handle alarms."""
+    return handles_signals(ALARMS)
 
 
 def handles_signals(numbers: Iterable[int] | None = None) -> bool:
@@ -183,7 +200,7 @@ class Learning:
         self.source: Any = None
         self.names: dict[str, Any] = {}
         self.reported: set[Any] = set()
-        self._loop: Any = None
+        self._loops: list[Any] = []
         self._until = 0
         self._returned: dict[int, tuple[weakref.ref[Any], Any, dict[str, Any]]] = {}
         self._listening = Listening(self._returns)
@@ -191,9 +208,12 @@ class Learning:
     def listen(self, loop: Any, usual_ns: int) -> bool:
         """Learn until `deaf`, or for much longer than a step usually takes: the training may be over.
 
-        loop: code of the function with the training loop. False under another profiler.
+        loop: code of the function that trains; its callers may make the batches. False under another profiler, and
+        where the script handles alarms.
         """
-        self._loop, self._returned = loop, {}
+        if handles_alarms():
+            return False
+        self._loops, self._returned = _callers(loop), {}
         self._until = now() + LONGER * usual_ns + SPARE_NS
         return self._listening.begin()
 
@@ -214,7 +234,10 @@ class Learning:
             if now() > self._until:
                 self.deaf()
                 return
-            if value is None or frame.f_back is None or frame.f_back.f_code is not self._loop:
+            if value is None or frame.f_back is None:
+                return
+            caller = frame.f_back.f_code
+            if not any(one is caller for one in self._loops):
                 return
             if not self._looks.allowed():
                 return

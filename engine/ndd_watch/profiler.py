@@ -15,7 +15,7 @@ from typing import Any, Callable
 from .blocking import Blocking
 from .called import Called, Place, in_torch, key
 from .clock import NAMES, OTHER, now
-from .listening import ALARMS, LONGER, SPARE_NS, handles_signals, profiled
+from .listening import LONGER, SPARE_NS, handles_alarms, profiled
 from .own import own_frame
 
 # Functions of the user's own code, and waits for the device, that a profiled step names.
@@ -81,7 +81,7 @@ class StepProfiler:
         self._spent, self._phases, self._lengths = {}, {}, {}
         try:
             # Python's profiler loses what a signal handler raises while it names a method of C that it meets first.
-            builtins = _MONITORING or not handles_signals(ALARMS)
+            builtins = _MONITORING or not handles_alarms()
             self._added = self._measured.get(builtins)
             if self._added is None:
                 self._added = self._measured[builtins] = _added_ns(kind, builtins)
@@ -277,13 +277,19 @@ def _profiler() -> Any:
 
 
 def _calls_from(stats: Any) -> dict[Any, tuple[float, Any]]:
-    """Function -> seconds of its calls from the one that calls it for most of its time, and which one that is."""
+    """Function -> seconds of its calls from the one that calls it for most of its time, and which one that is.
+
+    Not where most of its time is called by what has begun before, such as the loop: `next` has many callers.
+    """
     found: dict[Any, tuple[float, Any]] = {}
+    left = {entry.code: entry.totaltime for entry in stats}
     for entry in stats:
         for call in entry.calls or ():
-            if call.code is not entry.code and call.totaltime > found.get(call.code, (-1.0, None))[0]:
-                found[call.code] = call.totaltime, entry.code
-    return found
+            if call.code is not entry.code:
+                left[call.code] = left.get(call.code, 0.0) - call.totaltime
+                if call.totaltime > found.get(call.code, (-1.0, None))[0]:
+                    found[call.code] = call.totaltime, entry.code
+    return {code: caller for code, caller in found.items() if left[code] <= caller[0]}
 
 
 def _phase(code: Any, roots: dict[Any, str], calls_from: dict[Any, tuple[float, Any]]) -> str:

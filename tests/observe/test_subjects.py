@@ -58,12 +58,16 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "function", "phase"),
-    [("no_loader", "get_batch", "data_wait"), ("generator", "batches", GENERATOR)],
+    [
+        ("no_loader", "get_batch", "data_wait"),
+        ("generator", "batches", GENERATOR),
+        *(("feeds", method, "data_wait") for method in ("get", "__next__", "made")),
+    ],
 )
 def test_what_makes_batches_is_named_and_profiled(
     tmp_path: Path, name: str, function: str, phase: str
 ) -> None:
-    ran = run(tmp_path, f"{name}.py", NDD_WATCH_PROFILE_S="0.05")
+    ran = run(tmp_path, f"{name}.py", function, NDD_WATCH_PROFILE_S="0.05")
     source = ran.marks("batches are made by")[0]["data"]
     assert (Path(source["file"]).name, source["function"]) == (f"{name}.py", function)
     assert source["timed"] == (phase == "data_wait")
