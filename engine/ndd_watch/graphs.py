@@ -139,7 +139,7 @@ class Retained:
             return
         self._line, self._newest = line, node._sequence_nr()
 
-    def step(self) -> bool:
+    def step_ended(self) -> bool:
         """A step has ended; whether the next one is to be looked at as well."""
         if not self.active:
             return False

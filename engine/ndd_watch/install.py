@@ -434,9 +434,9 @@ class Observer:
                 self.emitter.put("functions", step=self.emitter.step, **self._counted(), **found)
             self.modules.end_counting()
             steps.graphs.wanted = False
-            self._study = "retained" if steps.retained.step() else ""
+            self._study = "retained" if steps.retained.step_ended() else ""
         elif self._study == "retained":
-            self._study = "retained" if steps.retained.step() else ""
+            self._study = "retained" if steps.retained.step_ended() else ""
             if steps.retained.where is not None:
                 self.emitter.script(retains=steps.retained.where)
         elif self._learned < MOST_LEARNED and learning.source is None and not reads:

@@ -154,7 +154,7 @@ def retained(
         for loss in losses(model(torch.randn(3, 4)), step):
             found.hear(loss, retains(step), LINE)
             loss.backward(retain_graph=True)
-        found.step()
+        found.step_ended()
     return found.where
 
 
@@ -198,7 +198,7 @@ def test_it_is_told_once_and_not_looked_for_forever() -> None:
         for _ in range(2):
             if found.active:
                 found.hear(torch.ones(1, requires_grad=True).sum(), True, LINE)
-            found.step()
+            found.step_ended()
         found.end()
     found.begin()
     assert not found.active and found.where is None
