@@ -15,7 +15,7 @@ from itertools import chain, compress, islice
 from statistics import median
 from typing import Any, Callable, NamedTuple
 
-from .attributes import attributes, class_name, file_of, namespace, slots
+from .attributes import attributes, class_name, file_of, namespace, slots, variables
 from .library import gc, time
 from .looks import Looks, key_of
 from .own import own_frame
@@ -415,17 +415,5 @@ def _keys(names: Any, value: Any) -> list[str]:
 
 
 def _locals(frame: Any) -> list[tuple[str, int]]:
-    """The variables of a function that runs, with the keys of their values.
-
-    Up to Python 3.12, reading them leaves a dictionary with all of them in the frame, which would keep them alive. It
-    is emptied, unless somebody else has it. Where a debugger uses it, nothing is read.
-    """
-    old = sys.version_info < (3, 13)
-    if old and sys.gettrace() is not None:
-        return []
-    names = frame.f_locals
-    found = [(name, key_of(value)) for name, value in names.items() if type(value) not in _SIZED]
-    # Referred to by the frame, by `names`, and by the call.
-    if old and sys.getrefcount(names) <= 3:
-        names.clear()
-    return found
+    """The variables of a function that runs, with the keys of their values."""
+    return [(name, key_of(value)) for name, value in variables(frame).items() if type(value) not in _SIZED]

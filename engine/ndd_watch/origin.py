@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from .attributes import attribute
+from .attributes import attribute, variables
 from .clock import now
 from .exceptions import Dropped, ours
 from .listening import Listening
@@ -330,7 +330,7 @@ def _place(frame: Any) -> Found:
 
 def _variables(frame: Any, looks: Looks) -> Iterator[tuple[str, Any]]:
     """Tensors that variables of a frame are or have, the newest first: "x", "batch['x']", "batch[0]"."""
-    for name, value in reversed(list(frame.f_locals.items())):
+    for name, value in reversed(variables(frame).items()):
         kind = type(value)
         if looks.is_tensor(value):
             yield name, value
@@ -342,8 +342,8 @@ def _variables(frame: Any, looks: Looks) -> Iterator[tuple[str, Any]]:
 
 def _given(frame: Any) -> dict[str, Any]:
     """The arguments of a function by their names; those of `forward` for the call of a module."""
-    known, code = frame.f_locals, frame.f_code
-    if code.co_name != "_call_impl":
+    known, code = variables(frame), frame.f_code
+    if code.co_name != "_call_impl" or not known:
         return {
             name: known.get(name) for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         }

@@ -212,14 +212,13 @@ def _with_probes(
     always: bool,
 ) -> Any:
     """The code with probes; None if it cannot be made."""
+    expressions = _expression(_BEGIN, _BEGIN_LOOK, begins), _expression(_END, _END_LOOK, ends)
     try:
-        plain = _compiled(code, qualified, imported, None, None, False)
-        if plain is None or not _same(plain, code):
-            return None
-        made = _compiled(
-            code, qualified, imported, _expression(_BEGIN, _BEGIN_LOOK, begins), _expression(_END, _END_LOOK, ends),
-            always,
-        )  # fmt: skip
+        with _Unwarned():
+            plain = _compiled(code, qualified, imported, None, None, False)
+            if plain is None or not _same(plain, code):
+                return None
+            made = _compiled(code, qualified, imported, *expressions, always)
     except (OSError, SyntaxError, ValueError, LookupError, UnicodeError) as error:
         if not ours(error) and not isinstance(error, SyntaxError):
             raise
@@ -233,6 +232,24 @@ def _with_probes(
             constants.get(item, item) if isinstance(item, str) else item for item in made.co_consts
         )
     )
+
+
+class _Unwarned:
+    """A context without the warnings of the compiler: the script had them when its file was compiled.
+
+    `warnings.catch_warnings` would have all other warnings told again.
+    """
+
+    _ignored = "ignore", None, Warning, None, 0
+
+    def __enter__(self) -> None:
+        self._filters: Any = getattr(sys.modules.get("warnings"), "filters", None)
+        if type(self._filters) is list:
+            self._filters.insert(0, self._ignored)
+
+    def __exit__(self, *_: object) -> None:
+        if type(self._filters) is list and self._ignored in self._filters:
+            self._filters.remove(self._ignored)
 
 
 _SAME = (

@@ -196,7 +196,8 @@ def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 def split(errors: str, runs: Path) -> tuple[list[str], list[str]]:
     """Standard error: the lines of the script, and those of the console.
 
-    Each summary of the console begins with the status of the run and ends with the folder of its record.
+    Each summary of the console begins with the status of the run, or with a finding that stands before it, and ends with
+    the folder of its record.
     """
     theirs: list[str] = []
     ours: list[str] = []
@@ -206,6 +207,7 @@ def split(errors: str, runs: Path) -> tuple[list[str], list[str]]:
             continue
         begin = next((at for at in range(len(theirs) - 1, -1, -1) if _STATUS.match(theirs[at])), None)
         if begin is not None:
+            begin -= begin > 0 and theirs[begin - 1].startswith("finding: ")
             ours += theirs[begin:]
             del theirs[begin:]
     return theirs, ours

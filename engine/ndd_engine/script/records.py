@@ -115,7 +115,6 @@ class Process:
             "step": 0, "epoch": 0, "epoch_step": 0, "micro_steps": 0, "items": 0, "tokens": 0,
         }  # fmt: skip
         self.damaged = 0
-        self._over = False
         # Unix time of the last line.
         self._t = 0.0
 
@@ -199,10 +198,8 @@ class Process:
             self._t = float(line["t"])
             if line["type"] == "end":
                 yield from self._rest()
-                self._over = True
             yield line
-        if gone and not self._over:
-            self._over = True
+        if gone:  # also what threads have trained after the main thread had ended
             yield from self._rest()
 
     def close(self) -> None:
