@@ -196,8 +196,8 @@ def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 def split(errors: str, runs: Path) -> tuple[list[str], list[str]]:
     """Standard error: the lines of the script, and those of the console.
 
-    Each summary of the console begins with the status of the run, or with a finding that stands before it, and ends with
-    the folder of its record.
+    Each summary of the console begins with the status of the run, or with a finding before it, and ends with the folder
+    of its record.
     """
     theirs: list[str] = []
     ours: list[str] = []

@@ -161,7 +161,7 @@ class Told:
 
     def new(self) -> list[Any]:
         del self.events[:]
-        self._follower.poll(final=True)
+        self._follower.poll()
         return list(self.events)
 
 
