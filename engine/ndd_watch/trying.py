@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable, NoReturn
 
-from . import LINKED, clock
+from . import LINKED, REFUSED, clock
 from .clock import CURRENT, DATA_WAIT, S
 from .exceptions import Dropped
 from .gate import Trainer, gate, signal_to, still
@@ -267,23 +267,26 @@ def give_up(error: Exception) -> NoReturn:
 
 
 def outside() -> Outside | None:
-    """In a scratch copy: ends the process before it writes where that is not allowed. None in any other process."""
-    text, place = os.environ.get("NDD_WATCH_TRY", ""), os.environ.get(LINKED, "")
-    if not text and not place:
+    """In a scratch copy: ends the process before it does what is not allowed there. None in any other process."""
+    text, linked = os.environ.get("NDD_WATCH_TRY", ""), os.environ.get(LINKED, "")
+    if not text and not linked:
         return None
     spec = json.loads(text) if text else {}
+    place, _, original = linked.partition(os.pathsep)
+    if spec:
+        place, original = os.path.dirname(spec["socket"]), spec.get("original") or ""
 
-    def refuse(path: str) -> NoReturn:
-        sys.stderr.write(
-            f"the script writes to {path}, outside its folder: add --allow-side-effects to allow it\n"
-        )
+    def refuse(does: str) -> NoReturn:
+        told = f"the script {does}: add --allow-side-effects to allow it\n"
+        # Of a process that it forked, nothing else may reach the console.
+        with contextlib.suppress(OSError), open(os.path.join(place, REFUSED), "w", encoding="utf-8") as file:
+            file.write(told)
+        sys.stderr.write(told)
         sys.stderr.flush()
         os._exit(1)
 
-    if not text:  # observed before a trial: only what the copy links to must not be written
-        return Outside(links=refuse, scratch=place)
     may = None if spec.get("outside") else refuse
-    return Outside(may, spec.get("original"), may, os.path.dirname(spec["socket"]))
+    return Outside(may, original or None, may, place)
 
 
 def before_start(observer: Any) -> None:

@@ -42,7 +42,7 @@ from ndd_engine.trial.periods import period_of, recurs, undecided
 from ndd_engine.trial.sides import SHARED_ENVIRONMENT, SIDES, Budget, SideFailedError, Sides, Tell, Trained
 from ndd_engine.trial.trial import Trial
 from ndd_engine.trial.trial_request import Parts, Progress, SideFacts, TrialRequest
-from ndd_watch import SITE
+from ndd_watch import LINKED, SITE
 from ndd_watch.changes import AT_START, OF_SCRIPTS
 
 from .command import (
@@ -53,6 +53,9 @@ from .command import (
     check_contained,
     command_of,
     environment,
+    in_copy,
+    linked,
+    refused_in,
     scratch,
 )
 from .edits import Edit, edit_of
@@ -328,11 +331,9 @@ class ScriptProcess(Trained):
         try:
             (self.folder / "ranks").mkdir()
             work = scratch(command.folder, self.folder, but)
-            words, more = command.words, dict(extra)
             if edited:
                 _edit(edited, command.folder.resolve(), work)
-                words, path = _moved(command, work, extra.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")))
-                more |= {"PYTHONPATH": path} if path else {}
+            copied, more = in_copy(command, work, {**os.environ, **extra})
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(address)
             self._listener.listen(128)
@@ -343,13 +344,15 @@ class ScriptProcess(Trained):
             made = environment(
                 self.folder / "ranks",
                 SITE,
-                {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **UNWRITTEN, **more},
+                {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **UNWRITTEN, **extra, **more},
             )
+            # For what the script starts, which is no process of the trial.
+            kept = {LINKED: "" if outside else linked(self.folder, command.folder)}
             guard = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(self.folder)]
-            guarded = [*guard, *becoming(words, 0)]
+            guarded = [*guard, *becoming(copied.words, 0)]
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    guarded, cwd=work, env={**made, **PLAIN, "NDD_WATCH_TRY": json.dumps(spec)},
+                    guarded, cwd=work, env={**made, **PLAIN, **kept, "NDD_WATCH_TRY": json.dumps(spec)},
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
                 )  # fmt: skip
         except OSError as error:
@@ -380,6 +383,8 @@ class ScriptProcess(Trained):
                     )
                 continue
             tick(None)
+            if refused_in(self.folder):
+                raise self._gone()
             if self._process.poll() is not None:
                 raise self._gone()
             if time.monotonic() > deadline:
@@ -422,7 +427,9 @@ class ScriptProcess(Trained):
         return ChildError("failed", f"its process has ended: {tail_of(self._log)}")
 
     def _gone(self) -> ChildError:
-        """Why the command has ended."""
+        """Why the command has ended, or has to."""
+        if told := refused_in(self.folder):
+            return ChildError("failed", told)
         if self._process.wait():
             return cause_of_exit(self._process, self._log)
         return ChildError("ended", "the script came to its end")
@@ -447,17 +454,6 @@ def _edit(edited: Mapping[Path, str], folder: Path, work: Path) -> None:
         if not place.resolve().is_relative_to(work):
             raise ChildError("failed", f"{printable(str(path))} is not in the folder that is copied")
         place.write_text(text, encoding="utf-8")
-
-
-def _moved(command: Command, work: Path, path: str) -> tuple[tuple[str, ...], str]:
-    """(the words of a command, a PYTHONPATH) where the command's own folder is that of its copy."""
-
-    def moved(word: str) -> str:
-        there = Path(word)
-        inside = there.is_absolute() and there.is_relative_to(command.folder)
-        return str(work / there.relative_to(command.folder)) if inside else word
-
-    return tuple(map(moved, command.words)), os.pathsep.join(map(moved, path.split(os.pathsep)))
 
 
 def _first_line(connection: socket.socket) -> Json:
