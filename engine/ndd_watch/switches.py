@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any, Callable
 
+from .library import gc
 from .looks import groups_of
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -265,7 +266,9 @@ class Collections(Change):
         self.observer.steps.garbage.schedule(int(self.value) if on else 0)
 
     def applied(self) -> tuple[str, bool | None, str]:
-        return self.requested, True, "automatic collection is off"
+        if bool(self.value) == gc.isenabled():  # some loops turn it on by themselves
+            return "0" if gc.isenabled() else "off", False, "read back from Python's garbage collector"
+        return self.requested, True, "automatic collection is read back from Python's garbage collector"
 
 
 class Loader(AtStart):
@@ -297,10 +300,12 @@ class Loader(AtStart):
     def applied(self) -> tuple[str, bool | None, str]:
         if not self.done:
             return "unchanged", False, "the script makes no DataLoader"
-        return self.requested, True, f"given to {self.done} loaders"
+        return self.found()
 
     def found(self) -> tuple[str, bool | None, str]:
-        found = self.observer.loader.get(self.fact, "unknown")
+        if not self.observer.loader:
+            return "unchanged", False, "the training reads no DataLoader"
+        found = self.observer.loader.get(self.fact)
         return str(found).lower(), found == self.value, "read from the loader of the training"
 
 

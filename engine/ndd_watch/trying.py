@@ -1,7 +1,8 @@
 """A process of a trial: the script trains in runs when it is told to, with changes applied to it.
 
-NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …], "original": folder, "outside": bool}: the changes of
-each side of this process (none for the baseline), the folder whose copy it runs in, and whether it may write elsewhere.
+NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …], "given": {key: value}, "original": folder, "outside":
+bool}: the changes of each side of this process (none for the baseline), arguments and variables that it was started
+with, the folder whose copy it runs in, and whether it may write elsewhere.
 Each rank connects and says which one it is. A run begins and ends at the end of a step. The process ends without
 running the rest of the script, which could write where it should not.
 """
@@ -52,6 +53,7 @@ class Script(Trainer):
         ]
         # What an edited script has to do by itself.
         self._expected = {key: make(key, value, observer) for key, value in spec.get("expected", {}).items()}
+        self._given: dict[str, str] = spec.get("given", {})
         self._socket = socket.socket(socket.AF_UNIX)
         self._folder = os.path.dirname(spec["socket"])
         here = place(self._torch)
@@ -153,6 +155,7 @@ class Script(Trainer):
                 key: [change.requested, *self._applied.get(key, unknown)] for key, change in changes.items()
             }
             settings.update({key: [one.requested, *one.found()] for key, one in self._expected.items()})
+            settings.update({key: [value, *given(key, value)] for key, value in self._given.items()})
             losses = self._losses if len(self._sides) == 1 else {}
             sides.append({
                 "device": device, "threads": self._torch.get_num_threads(),
@@ -200,6 +203,26 @@ class Script(Trainer):
         """The script ends with an error."""
         kind = "oom" if any(words in reason for words in _OF_MEMORY) else "failed"
         self.send({"error": reason, "kind": kind})
+
+
+def given(key: str, value: str) -> tuple[str, bool | None, str]:
+    """(value, in effect, how that is known) of an argument or a variable that this process should have."""
+    kind, _, name = key.partition(".")
+    if kind == "env":
+        found = os.environ.get(name, "not set")
+        return found, found == value, "read from the environment of the process that trains"
+    # A process that multiprocessing starts has its arguments from the one that started it.
+    words = [word for word in (*getattr(sys, "orig_argv", ()), "", *sys.argv) if type(word) is str]
+    values = []
+    for word, after in zip(words, [*words[1:], ""]):
+        option, joined, text = word.partition("=")
+        if option.lstrip("-").replace("_", "-") == name.replace("_", "-") and (
+            joined or option.startswith("-")
+        ):
+            values.append(text if joined else after)
+    # Of an option that is given twice, usually the last one counts.
+    found = values[-1] if values else "not given"
+    return found, found == value, "read from the arguments of the process that trains"
 
 
 def spawned() -> float:

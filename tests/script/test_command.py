@@ -120,6 +120,21 @@ def test_what_changes_nothing_is_refused(item: str, named: str) -> None:
         started(command("python t.py -b 32"), [item], {})
 
 
+@pytest.mark.parametrize(
+    ("text", "item", "expected"),
+    [
+        ("python t.py -b 32", "arg.b=64", {"arg.b": "64"}),
+        ("torchrun --nproc-per-node 2 t.py", "arg.lr=0.1", {"arg.lr": "0.1"}),
+        ("bash all.sh", "env.X=1", {"env.X": "1"}),
+        # Options of a launcher are not those of the process that trains.
+        ("torchrun --nproc-per-node 2 t.py", "arg.nproc-per-node=4", {}),
+        ("torchrun --nproc-per-node=2 -m fit", "arg.nproc-per-node=4", {}),
+    ],
+)
+def test_arguments_and_variables_are_read_back(text: str, item: str, expected: dict[str, str]) -> None:
+    assert started(command(text), [item], {}).read_back == expected
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with a script and an environment; beside it, and above that, are data and a package."""

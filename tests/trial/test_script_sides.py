@@ -58,6 +58,7 @@ class Process:
         outside: bool,
         edited: Mapping[Path, str] | None = None,
         expected: Mapping[str, Any] | None = None,
+        given: Mapping[str, str] | None = None,
     ) -> None:
         if edited and self.world.broken:
             raise ChildError("failed", "TypeError: got multiple values")

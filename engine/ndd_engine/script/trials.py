@@ -80,6 +80,20 @@ class Start:
     changed: Mapping[str, tuple[str, str]]
 
     @property
+    def read_back(self) -> dict[str, str]:
+        """The values that the process which trains should have, by key; not those of options of a launcher."""
+        words = self.command.words
+        script = max(
+            (place for place, word in enumerate(words) if word.endswith(".py") or word == "-m"), default=0
+        )
+        own = replace(self.command, words=words[:script])
+        return {
+            key: new
+            for key, (_, new) in self.changed.items()
+            if key.startswith(VARIABLE) or with_argument(own, key[len(ARGUMENT) :], new)[1] != new
+        }
+
+    @property
     def advice(self) -> list[str]:
         """How a user makes the change."""
         found = []
@@ -306,7 +320,7 @@ class ScriptProcess(Trained):
     """The command in a scratch copy of its folder. sides: the changes of each side that it can be.
 
     outside: whether it may write outside that copy. edited: texts of files of the folder that it has instead; expected:
-    the changes that it has to make by itself then, by key.
+    the changes that it has to make by itself then, by key. given: arguments and variables to be read back, by key.
     """
 
     def __init__(
@@ -318,6 +332,7 @@ class ScriptProcess(Trained):
         outside: bool,
         edited: Mapping[Path, str] | None = None,
         expected: Mapping[str, Any] | None = None,
+        given: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         self._command = command
@@ -334,12 +349,18 @@ class ScriptProcess(Trained):
             if edited:
                 _edit(edited, command.folder.resolve(), work)
             copied, more = in_copy(command, work, {**os.environ, **extra})
+            values = dict(given or {})
+            moved = {
+                key: text
+                for key, text in in_copy(command, work, {**os.environ, **values})[1].items()
+                if key in values
+            }
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(address)
             self._listener.listen(128)
             spec = {
                 "socket": address, "sides": [dict(side) for side in sides], "original": str(command.folder),
-                "outside": outside, "expected": dict(expected or {}),
+                "outside": outside, "expected": dict(expected or {}), "given": {**values, **moved},
             }  # fmt: skip
             made = environment(
                 self.folder / "ranks",
@@ -530,7 +551,8 @@ class ScriptSides(Sides):
     def started(self, index: int) -> ScriptProcess:
         command = self._start.command if index else self._command
         more = {**self.environment(index), **(self._start.environment if index else {})}
-        return ScriptProcess(command, [self._sides[index]], more, self._but, self._outside)
+        given = self._start.read_back if index else {}
+        return ScriptProcess(command, [self._sides[index]], more, self._but, self._outside, given=given)
 
     def with_edit(self, trial: TrialEvent, edit: Edit) -> TrialEvent:
         """The result of a trial, with whether the edit that makes the change trains as the change did."""
