@@ -106,6 +106,12 @@ class Autocast(Change):
         return inside
 
     def applied(self) -> tuple[str, bool | None, str]:
+        if self.done and self.value == "fp16" and not self.observer.steps.finite.scales:
+            return (
+                "fp16 without a gradient scaler",
+                False,
+                "small gradients become zero: use bf16, or add a scaler",
+            )
         return (self.requested, True, f"{self.done:,} calls of modules under autocast") if self.done else (
             "off", False, "no module with parameters was called outermost"
         )  # fmt: skip

@@ -1,8 +1,9 @@
 """A process of a trial: the script trains in runs when it is told to, with changes applied to it.
 
 NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …], "given": {key: value}, "original": folder, "outside":
-bool}: the changes of each side of this process (none for the baseline), arguments and variables that it was started
-with, the folder whose copy it runs in, and whether it may write elsewhere.
+bool, "seeded": bool}: the changes of each side of this process (none for the baseline), arguments and variables that it
+was started with, the folder whose copy it runs in, whether it may write elsewhere, and whether a script that sets no
+seed gets one.
 Each rank connects and says which one it is. A run begins and ends at the end of a step. The process ends without
 running the rest of the script, which could write where it should not.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -319,8 +321,14 @@ def before_start(observer: Any) -> None:
         return
     from .changes import make
 
+    spec = json.loads(text)
+    if spec.get("seeded"):
+        random.seed(0)
+        sys.modules["torch"].manual_seed(0)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(0)
     # A process with such a change is only one side, and what both sides have is in the last one.
-    for key, value in json.loads(text)["sides"][-1].items():
+    for key, value in spec["sides"][-1].items():
         if (change := make(key, value, observer)).at_start:
             started[key] = change
             change.switch(True)

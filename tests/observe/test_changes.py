@@ -171,6 +171,26 @@ def test_what_is_in_effect_is_read_back(tmp_path: Path, undoes: bool) -> None:
     }
 
 
+class _Observer(SimpleNamespace):
+    def __init__(self, scales: bool) -> None:
+        super().__init__(
+            modules=SimpleNamespace(around=[]), steps=SimpleNamespace(finite=SimpleNamespace(scales=scales))
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "scales", "takes"), [("fp16", False, False), ("fp16", True, True), ("bf16", False, True)]
+)
+def test_fp16_is_not_in_effect_without_a_gradient_scaler(value: str, scales: bool, takes: bool) -> None:
+    change = make("precision.amp", value, _Observer(scales))
+    change.switch(True)
+    model = torch.nn.Linear(4, 1)
+    (around,) = change.observer.modules.around
+    around(lambda module, x: module(x))(model, torch.randn(2, 4))
+    _, in_effect, why = change.applied()
+    assert in_effect is takes and ("bf16" in why) != takes
+
+
 @pytest.mark.long
 def test_a_trial_on_a_gpu_keeps_the_losses_of_the_first_steps(tmp_path: Path) -> None:
     """They arrive some steps late, several at a time."""

@@ -24,7 +24,7 @@ from ndd_engine.child import ChildError
 from ndd_engine.script.command import Command
 from ndd_engine.script.edits import edit_of
 from ndd_engine.script.trials import ScriptProcess
-from ndd_engine.script.tried_edits import refusal
+from ndd_engine.script.tried_edits import first_steps, refusal
 from ndd_engine.trial.trial_request import LOSSES, SideFacts
 
 # Items wait for a slow disk: workers wait in parallel, however busy the cores are.
@@ -203,6 +203,38 @@ def test_a_script_that_writes_beside_its_folder_ends_before_it_does(beside: Path
     with pytest.raises(ChildError, match="outside its folder"):
         trained(beside, "writes")
     assert hashes(beside.parent) == before
+
+
+UNSEEDED = """import random
+
+import torch
+from torch import nn
+
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    loss = (model(torch.randn(4, 8)) - random.random()).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.budget(30)
+def test_starts_for_losses_have_the_same_seed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNSEEDED)
+    command = Command((sys.executable, "train.py"), tmp_path)
+
+    def losses(**change: Any) -> list[float]:
+        side = {key.replace("__", "."): value for key, value in change.items()}
+        process = ScriptProcess(command, [side], {}, tmp_path / "runs", False, seeded=True)
+        return first_steps(process, 1.0, lambda _: None).losses
+
+    usual = losses()
+    assert usual == losses() and len(usual) == LOSSES
+    lowered = losses(precision__amp="bf16")
+    assert usual != lowered and usual == pytest.approx(lowered, rel=0.1, abs=0.05)
 
 
 LOADED = """import torch

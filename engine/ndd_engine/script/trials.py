@@ -36,14 +36,14 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 from ndd_engine.trial.blocks import common
-from ndd_engine.trial.outcome import changed_items, flatten, same_steps
+from ndd_engine.trial.outcome import changed_items, compare_losses, flatten, same_steps, sentence
 from ndd_engine.trial.pausing import alone
 from ndd_engine.trial.periods import period_of, recurs, undecided
 from ndd_engine.trial.sides import SHARED_ENVIRONMENT, SIDES, Budget, SideFailedError, Sides, Tell, Trained
 from ndd_engine.trial.trial import Trial
 from ndd_engine.trial.trial_request import Parts, Progress, SideFacts, TrialRequest
 from ndd_watch import LINKED, SITE
-from ndd_watch.changes import AT_START, OF_SCRIPTS
+from ndd_watch.changes import ARITHMETIC, AT_START, OF_SCRIPTS, TABLE
 
 from .command import (
     OFFLINE,
@@ -61,7 +61,7 @@ from .command import (
 from .edits import Edit, edit_of
 from .follower import Follower
 from .launch import becoming
-from .tried_edits import digest, refusal
+from .tried_edits import digest, first_steps, refusal
 
 ARGUMENT, VARIABLE = "arg.", "env."
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -306,6 +306,12 @@ def run_script_trial(
         sides = ScriptSides(request, command, values, Budget(request.budget_s, tell, stop))
         with Trial(request, sides) as trial:
             event = trial.run()
+            if event.verdict == "faster" and sides.has_to_compare(event):
+                sides.close()
+                try:
+                    event = sides.with_losses(event)
+                except StoppedError:  # what was measured counts
+                    pass
             # What is tried on top of other changes is edited together with them.
             if event.verdict != "faster" or event.in_effect is False or request.base.sets:
                 return event
@@ -321,6 +327,7 @@ class ScriptProcess(Trained):
 
     outside: whether it may write outside that copy. edited: texts of files of the folder that it has instead; expected:
     the changes that it has to make by itself then, by key. given: arguments and variables to be read back, by key.
+    seeded: whether a script that sets no seed gets one.
     """
 
     def __init__(
@@ -333,6 +340,7 @@ class ScriptProcess(Trained):
         edited: Mapping[Path, str] | None = None,
         expected: Mapping[str, Any] | None = None,
         given: Mapping[str, str] | None = None,
+        seeded: bool = False,
     ) -> None:
         super().__init__()
         self._command = command
@@ -361,6 +369,7 @@ class ScriptProcess(Trained):
             spec = {
                 "socket": address, "sides": [dict(side) for side in sides], "original": str(command.folder),
                 "outside": outside, "expected": dict(expected or {}), "given": {**values, **moved},
+                "seeded": seeded,
             }  # fmt: skip
             made = environment(
                 self.folder / "ranks",
@@ -468,6 +477,11 @@ class ScriptProcess(Trained):
         self._temporary.cleanup()
 
 
+def _compared(base: SideFacts, change: SideFacts, changed: Sequence[str]) -> tuple[str, str]:
+    losses = same_steps(base, change)
+    return compare_losses(losses[0], losses[1], changed, (base.items_per_step, change.items_per_step))
+
+
 def _edit(edited: Mapping[Path, str], folder: Path, work: Path) -> None:
     """Put other texts of files into a copy of a folder. Raises ChildError for a file that is not in it."""
     for path, text in edited.items():
@@ -553,6 +567,37 @@ class ScriptSides(Sides):
         more = {**self.environment(index), **(self._start.environment if index else {})}
         given = self._start.read_back if index else {}
         return ScriptProcess(command, [self._sides[index]], more, self._but, self._outside, given=given)
+
+    def has_to_compare(self, trial: TrialEvent) -> bool:
+        """Whether the change may change numbers, and the trial does not tell whether it does."""
+        alters = any(TABLE[key].alters == ARITHMETIC for key in self._changes)
+        unknown = trial.loss == "not comparable" or (trial.loss == "differs" and bool(self.doubt))
+        return alters and unknown and not self.compare_items()
+
+    def with_losses(self, trial: TrialEvent) -> TrialEvent:
+        """The result of a trial, with the first losses of two starts, which have the same seed."""
+        tick, prepare_s = (
+            self.budget.tick("starting both sides for their losses"),
+            self.facts[0].prepare_s or 0.0,
+        )
+
+        def trained(index: int) -> SideFacts:
+            command = self._start.command if index else self._command
+            more = {**self.environment(index), **(self._start.environment if index else {})}
+            return first_steps(
+                ScriptProcess(command, [self._sides[index]], more, self._but, self._outside, seeded=True),
+                prepare_s, tick,
+            )  # fmt: skip
+
+        try:
+            base, change = trained(0), trained(1)
+            loss, text = _compared(base, change, self.changed)
+            if loss == "differs" and _compared(base, trained(0), ())[0] != "same":
+                loss, text = "not comparable", "two starts of the unchanged script differ in their losses"
+        except ChildError as error:
+            loss, text = "not comparable", f"a start for the losses failed: {printable(str(error))}"
+        found = replace(trial, loss=loss, loss_text=text)
+        return replace(found, text=sentence(found))
 
     def with_edit(self, trial: TrialEvent, edit: Edit) -> TrialEvent:
         """The result of a trial, with whether the edit that makes the change trains as the change did."""
