@@ -152,6 +152,17 @@ class Items:
 
 
 @dataclass(frozen=True)
+class OfModel:
+    """An edit: a statement about the model whose parameters an optimizer gets, after the optimizer is made.
+
+    given: the statement from the value, "" where there is none. {torch}, {model}: their names. advice: by hand.
+    """
+
+    given: Callable[[Any], str]
+    advice: str
+
+
+@dataclass(frozen=True)
 class Row:
     """A setting.
 
@@ -164,7 +175,7 @@ class Row:
     title: str = ""
     made: type[Change] | None = None
     own: str = ""
-    edit: Argument | Statement | Items | str = ""
+    edit: Argument | Statement | Items | OfModel | str = ""
     alters: str = ""
     tries: Once | Sweep | None = None
     idea: Idea | None = None
@@ -264,6 +275,12 @@ def _workers_of(count: int) -> dict[str, Any]:
     return {Workers.name: count, **alone}
 
 
+def _compiled(value: Any) -> str:
+    if value in ("off", False):
+        return ""
+    return "{model}.compile()" if value in ("default", True) else f'{{model}}.compile(mode="{value}")'
+
+
 def _flags(value: str) -> dict[str, bool]:
     return {"foreach": False} if value == "loop" else {value: True}
 
@@ -353,7 +370,10 @@ _ROWS = (
     ),
     Row(
         "speed.channels_last", "channels-last memory format", ChannelsLast, "",
-        "convert the model and the images with .to(memory_format=torch.channels_last)", ARITHMETIC,
+        OfModel(
+            lambda value: "{model}.to(memory_format={torch}.channels_last)" if value else "",
+            "convert the model and the images with .to(memory_format=torch.channels_last)",
+        ), ARITHMETIC,
         Once("channels-last", missing=lambda here: "" if "convolutions" in here.model else _NO_CONVOLUTIONS),
     ),
     Row(
@@ -371,8 +391,9 @@ _ROWS = (
     ),
     # Compiler.
     Row(
-        "speed.compile", "torch.compile", Compile, "", "compile the model once before training: model.compile()",
-        ARITHMETIC, Sweep("compile, reduce-overhead", _compile),
+        "speed.compile", "torch.compile", Compile, "",
+        OfModel(_compiled, "compile the model once before training: model.compile()"), ARITHMETIC,
+        Sweep("compile, reduce-overhead", _compile),
         Idea("default", "try torch.compile: the compiled model may be faster", lambda _, now: now == "off"),
     ),
     Row(

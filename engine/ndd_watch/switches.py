@@ -425,6 +425,16 @@ class ChannelsLast(AtStart):
             return "false", False, "no module is called with images"
         return "true", True, f"{self.done:,} batches in this format"
 
+    def found(self) -> tuple[str, bool | None, str]:
+        layout, looks = self.torch.channels_last, self.observer.looks
+        groups = [group for one in self.observer.steps.optimizers() for group in groups_of(one)]
+        weights = [
+            one for group in groups for one in group["params"] if looks.is_tensor(one) and one.dim() == 4
+        ]
+        # One of 1 x 1 has both formats.
+        kept = any(one.is_contiguous(memory_format=layout) and not one.is_contiguous() for one in weights)
+        return str(kept).lower(), kept, "read from the parameters of the optimizer"
+
 
 class Compile(AtStart):
     """`module.compile()` at the first call of each outermost module, from its start."""
@@ -453,6 +463,15 @@ class Compile(AtStart):
         if not self._seen:
             return "off", False, "no module with parameters was called outermost"
         return self.requested, True, f"{len(self._seen):,} module{'s' * (len(self._seen) != 1)} compiled"
+
+    def found(self) -> tuple[str, bool | None, str]:
+        utilities = sys.modules.get("torch._dynamo.utils")
+        compiled = utilities is not None and bool(utilities.counters["frames"].get("ok"))
+        return (
+            (self.requested if compiled else "off"),
+            compiled,
+            "read from torch's count of compiled functions",
+        )
 
 
 class Gather(AtStart):

@@ -284,3 +284,36 @@ def test_an_edit_is_shown_only_if_it_trains_as_the_change_does(
     why = refusal(edit, {"loader.workers": 0}, start, 1.0, lambda _: None)
     assert reason in why and bool(reason) == bool(why), why
     assert path.read_text() == LOADED
+
+
+IMAGES = """import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 3, 8, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.budget(30)
+@pytest.mark.parametrize("effective", [True, False])
+def test_the_edit_of_a_memory_format_is_read_back(tmp_path: Path, effective: bool) -> None:
+    path, changes = tmp_path / "train.py", {"speed.channels_last": True}
+    path.write_text(IMAGES)
+    edit = edit_of({"script": {"optimizer": [str(path), 6]}}, changes, "cpu", path)
+    assert "model.to(memory_format=torch.channels_last)" in edit.after
+    if not effective:
+        edit = replace(edit, after=edit.after.replace("model.to(", "torch.zeros(1, 1, 1, 1).to("))
+    command = Command((sys.executable, str(path)), tmp_path)
+
+    def start(edited: Any, expected: Any, change: Any) -> ScriptProcess:
+        return ScriptProcess(command, [change], {}, tmp_path / "runs", False, edited, expected)
+
+    why = refusal(edit, changes, start, 1.0, lambda _: None)
+    assert ("speed.channels_last is false" in why) != effective and bool(why) != effective, why

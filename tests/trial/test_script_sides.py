@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.records import run_event
 
+from ndd_console.cli.try_ import _edit
 from ndd_engine.child import ChildError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
@@ -322,3 +323,14 @@ def test_a_change_that_is_not_of_the_arithmetic_is_not_started_again(world: Worl
     world.length = lambda step, changed: 0.004 if changed else 0.005
     event = tried(tmp_path, "run.gc_every_steps=50")
     assert (event.verdict, event.loss, world.seeded) == ("faster", "not comparable", 0)
+
+
+def test_apply_says_that_nothing_is_written_where_the_change_is_made_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    request, run = asked(tmp_path, "run.gc_every_steps=50")
+    _edit(run, request, None, True)
+    printed = capsys.readouterr()
+    assert "gc.disable()" in printed.out and "nothing was written" in printed.err
+    assert (tmp_path / "train.py").read_text() == "import torch\n"
