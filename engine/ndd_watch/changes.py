@@ -206,6 +206,23 @@ def _workers(here: Place) -> Iterator[Candidate]:
         yield Candidate(f"workers-{count}", title, (f"loader.workers={count}",), "workers" if count else "")
 
 
+def _prefetch(here: Place) -> Iterator[Candidate]:
+    now = here.settings.get("loader.prefetch")
+    if here.settings.get("loader.workers") and now:
+        yield Candidate(
+            f"prefetch-{2 * now}", f"{2 * now} batches loaded ahead", (f"loader.prefetch={2 * now}",)
+        )
+
+
+def _non_blocking(here: Place) -> Iterator[Candidate]:
+    # A copy from memory that is not pinned waits anyway.
+    pinned = here.settings.get("loader.pin_memory")
+    if pinned is not None and not here.settings.get("loader.non_blocking"):
+        more = () if pinned else ("loader.pin_memory=true",)
+        title = "copies that do not wait" if pinned else "pinned memory, copies that do not wait"
+        yield Candidate("non-blocking", title, (*more, "loader.non_blocking=true"), missing=here.no_gpu)
+
+
 def _threads(here: Place) -> Iterator[Candidate]:
     missing = "the GPU computes" if here.gpu else ""
     for count in dict.fromkeys((here.cores, here.cores // 2, 1)):
@@ -308,7 +325,10 @@ _ROWS = (
         "loader.persistent", "persistent workers", Persistent, LOADER, _of_loader(Persistent),
         tries=Once("persistent", missing=lambda here: "" if here.settings.get("loader.persistent") is False else None),
     ),
-    Row("loader.prefetch", "batches loaded ahead", Prefetch, LOADER, _of_loader(Prefetch)),
+    Row(
+        "loader.prefetch", "batches loaded ahead", Prefetch, LOADER, _of_loader(Prefetch),
+        tries=Sweep("prefetch, prefetch-N", _prefetch),
+    ),
     Row("loader.in_order", "batches as soon as they are ready", InOrder, LOADER, _of_loader(InOrder), ORDER),
     Row(
         "loader.pin_memory", "pinned memory", PinMemory, LOADER, _of_loader(PinMemory),
@@ -317,6 +337,7 @@ _ROWS = (
     Row(
         "loader.non_blocking", "copies that do not wait", NonBlocking, AROUND,
         "copy batches from pinned memory with .to(device, non_blocking=True)",
+        tries=Sweep("non-blocking", _non_blocking),
     ),
     Row(
         "run.threads", "CPU threads", Threads, MODEL, Statement("{torch}.set_num_threads({value})"), ARITHMETIC,

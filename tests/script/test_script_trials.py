@@ -16,11 +16,12 @@ from typing import Any
 
 import psutil
 import pytest
-from script_help import report, run, start
+from script_help import events, report, run, start
 from tests.waiting import until
 
 from ndd_console.__main__ import status_of
 from ndd_engine.child import ChildError
+from ndd_engine.record.events import RunEvent
 from ndd_engine.script.command import Command
 from ndd_engine.script.edits import edit_of
 from ndd_engine.script.trials import ScriptProcess
@@ -317,3 +318,12 @@ def test_the_edit_of_a_memory_format_is_read_back(tmp_path: Path, effective: boo
 
     why = refusal(edit, changes, start, 1.0, lambda _: None)
     assert ("speed.channels_last is false" in why) != effective and bool(why) != effective, why
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("text", [IMAGES, UNSEEDED], ids=["images", "numbers"])
+def test_a_run_tells_whether_the_model_has_convolutions(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.py").write_text(text.replace("while True", "for _ in range(40)"))
+    run(tmp_path, "run", "--run", "base", "--", sys.executable, "train.py")
+    last = [event for event in events(tmp_path, "base") if isinstance(event, RunEvent)][-1]
+    assert last.config["script"].get("convolutions", False) == (text is IMAGES)

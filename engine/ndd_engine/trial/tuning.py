@@ -75,9 +75,12 @@ def trained(place: Place, config: Config) -> Place:
 def observed(place: Place, seen: Mapping[str, Any], device: str, threads: int | None) -> Place:
     """A machine on which a script was observed. seen: its recorded configuration."""
     known = flatten({key: value for key, value in seen.items() if key != "script"})
+    script = seen.get("script")
+    model = {"convolutions"} if isinstance(script, Mapping) and script.get("convolutions") else set[str]()
     return replace(
-        place, gpu=device.startswith("cuda"), settings={**known, "run.threads": threads}, script=True
-    )
+        place, gpu=device.startswith("cuda"), settings={**known, "run.threads": threads}, script=True,
+        model=frozenset(model),
+    )  # fmt: skip
 
 
 State = Literal["waiting", "measuring", "kept", "dropped", "skipped"]
