@@ -45,7 +45,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     gate        lets a loop train in runs, on command; that of the engine's own runs, too
     trying      a process of a trial
     requests    what the console asks for
-    outside     what the script writes outside its working directory
+    outside     what the script does outside its working directory
     process     what Linux knows of the process
     emit        writes the events of the record
 """
@@ -58,5 +58,7 @@ SITE = Path(__file__).resolve().parent / "site"
 FOLDER = "NDD_WATCH"
 # The same with the folder for the traces of profiler captures, and with that for snapshots of a full GPU memory.
 CAPTURES, MEMORY = "NDD_WATCH_CAPTURES", "NDD_WATCH_MEMORY"
-# The same with a scratch copy that a command is observed in before a trial.
+# The same with the folder of a scratch copy, and after a colon the folder that is copied: nothing else may be changed.
 LINKED = "NDD_WATCH_LINKED"
+# A file in the folder of a scratch copy: what a process wanted to do there, which is not allowed.
+REFUSED = "refused"

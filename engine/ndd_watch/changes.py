@@ -152,6 +152,17 @@ class Items:
 
 
 @dataclass(frozen=True)
+class OfModel:
+    """An edit: a statement about the model whose parameters an optimizer gets, after the optimizer is made.
+
+    given: the statement from the value, "" where there is none. {torch}, {model}: their names. advice: by hand.
+    """
+
+    given: Callable[[Any], str]
+    advice: str
+
+
+@dataclass(frozen=True)
 class Row:
     """A setting.
 
@@ -164,7 +175,7 @@ class Row:
     title: str = ""
     made: type[Change] | None = None
     own: str = ""
-    edit: Argument | Statement | Items | str = ""
+    edit: Argument | Statement | Items | OfModel | str = ""
     alters: str = ""
     tries: Once | Sweep | None = None
     idea: Idea | None = None
@@ -193,6 +204,23 @@ def _workers(here: Place) -> Iterator[Candidate]:
     ):
         title = f"{count or 'no'} loader {'worker' if count == 1 else 'workers'}"
         yield Candidate(f"workers-{count}", title, (f"loader.workers={count}",), "workers" if count else "")
+
+
+def _prefetch(here: Place) -> Iterator[Candidate]:
+    now = here.settings.get("loader.prefetch")
+    if here.settings.get("loader.workers") and now:
+        yield Candidate(
+            f"prefetch-{2 * now}", f"{2 * now} batches loaded ahead", (f"loader.prefetch={2 * now}",)
+        )
+
+
+def _non_blocking(here: Place) -> Iterator[Candidate]:
+    # A copy from memory that is not pinned waits anyway.
+    pinned = here.settings.get("loader.pin_memory")
+    if pinned is not None and not here.settings.get("loader.non_blocking"):
+        more = () if pinned else ("loader.pin_memory=true",)
+        title = "copies that do not wait" if pinned else "pinned memory, copies that do not wait"
+        yield Candidate("non-blocking", title, (*more, "loader.non_blocking=true"), missing=here.no_gpu)
 
 
 def _threads(here: Place) -> Iterator[Candidate]:
@@ -264,6 +292,12 @@ def _workers_of(count: int) -> dict[str, Any]:
     return {Workers.name: count, **alone}
 
 
+def _compiled(value: Any) -> str:
+    if value in ("off", False):
+        return ""
+    return "{model}.compile()" if value in ("default", True) else f'{{model}}.compile(mode="{value}")'
+
+
 def _flags(value: str) -> dict[str, bool]:
     return {"foreach": False} if value == "loop" else {value: True}
 
@@ -291,7 +325,10 @@ _ROWS = (
         "loader.persistent", "persistent workers", Persistent, LOADER, _of_loader(Persistent),
         tries=Once("persistent", missing=lambda here: "" if here.settings.get("loader.persistent") is False else None),
     ),
-    Row("loader.prefetch", "batches loaded ahead", Prefetch, LOADER, _of_loader(Prefetch)),
+    Row(
+        "loader.prefetch", "batches loaded ahead", Prefetch, LOADER, _of_loader(Prefetch),
+        tries=Sweep("prefetch, prefetch-N", _prefetch),
+    ),
     Row("loader.in_order", "batches as soon as they are ready", InOrder, LOADER, _of_loader(InOrder), ORDER),
     Row(
         "loader.pin_memory", "pinned memory", PinMemory, LOADER, _of_loader(PinMemory),
@@ -300,6 +337,7 @@ _ROWS = (
     Row(
         "loader.non_blocking", "copies that do not wait", NonBlocking, AROUND,
         "copy batches from pinned memory with .to(device, non_blocking=True)",
+        tries=Sweep("non-blocking", _non_blocking),
     ),
     Row(
         "run.threads", "CPU threads", Threads, MODEL, Statement("{torch}.set_num_threads({value})"), ARITHMETIC,
@@ -353,7 +391,10 @@ _ROWS = (
     ),
     Row(
         "speed.channels_last", "channels-last memory format", ChannelsLast, "",
-        "convert the model and the images with .to(memory_format=torch.channels_last)", ARITHMETIC,
+        OfModel(
+            lambda value: "{model}.to(memory_format={torch}.channels_last)" if value else "",
+            "convert the model and the images with .to(memory_format=torch.channels_last)",
+        ), ARITHMETIC,
         Once("channels-last", missing=lambda here: "" if "convolutions" in here.model else _NO_CONVOLUTIONS),
     ),
     Row(
@@ -371,8 +412,9 @@ _ROWS = (
     ),
     # Compiler.
     Row(
-        "speed.compile", "torch.compile", Compile, "", "compile the model once before training: model.compile()",
-        ARITHMETIC, Sweep("compile, reduce-overhead", _compile),
+        "speed.compile", "torch.compile", Compile, "",
+        OfModel(_compiled, "compile the model once before training: model.compile()"), ARITHMETIC,
+        Sweep("compile, reduce-overhead", _compile),
         Idea("default", "try torch.compile: the compiled model may be faster", lambda _, now: now == "off"),
     ),
     Row(

@@ -324,6 +324,8 @@ class Emitter:
         self._config["speed"] = {"cudnn_benchmark": bool(torch._C._get_cudnn_benchmark())}
         if torch.is_anomaly_enabled():
             self.script(anomaly=True)
+        if any(len(self._looks.shape(item) or ()) == 4 for item in plain):
+            self.script(convolutions=True)
         if self._main is not None:
             self.script(main=self._main)
         self.know(

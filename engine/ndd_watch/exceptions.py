@@ -46,9 +46,14 @@ def _reached(name: str) -> bool:
     """Whether a file is ours, or one whose functions ours call; torch's handler of a dead worker runs at any moment."""
     if name.endswith(_HANDLER):
         return False
+    return of_library(name) or "-packages" + _CALLED[0] in name
+
+
+def of_library(name: str) -> bool:
+    """Whether a file is ours, or one of Python's library."""
     if name.startswith((_OURS, "<frozen ")):
         return True
-    return "-packages" + _CALLED[0] in name or (name.startswith(_CALLED[1]) and "-packages" not in name)
+    return name.startswith(_CALLED[1]) and "-packages" not in name
 
 
 class Dropped:

@@ -76,6 +76,11 @@ class Finite:
         self.suspicious()
         return False
 
+    @property
+    def scales(self) -> bool:
+        """Whether a gradient scaler was seen to multiply losses."""
+        return self._scaler is not None
+
     def remember(self, scaler: Any) -> None:
         """This scaler multiplies the losses."""
         if self._key != key_of(scaler):

@@ -325,6 +325,8 @@ class Observer:
                     self.hooks.probes.known_to_compilers()
             else:
                 self.outside.heard(event, given)
+                if event == "os.exec" and self.emitter.opened:  # nothing of this process remains
+                    self._tell_outside()
         except Exception as error:
             if not ours(error):
                 raise
@@ -337,6 +339,7 @@ class Observer:
                 self.captures.finish()
                 if S[TRAINER] == get_ident():
                     self._asides.finish()
+                self._tell_outside()
                 self.emitter.close()
         except Exception as error:
             if not ours(error):
@@ -351,13 +354,17 @@ class Observer:
         self.emitter.window()
         self.steps.device_due = True
         self.requests.look()
-        outside = self.outside
-        if outside.seen > outside.told:
-            outside.told = outside.seen
-            self.emitter.script(outside={"places": list(outside.places), "hosts": list(outside.hosts)})
+        self._tell_outside()
         if S[clock.LAST] >= self._memory_due:
             self._memory_due = S[clock.LAST] + MEMORY_NS
             self.emitter.memory()
+
+    def _tell_outside(self) -> None:
+        """Record what the script does outside its folder, if there is more."""
+        outside = self.outside
+        if outside.seen > outside.told:
+            outside.told = outside.seen
+            self.emitter.script(outside=outside.to_dict())
 
     def _capture(self) -> None:
         """The console has asked for a profiler capture."""

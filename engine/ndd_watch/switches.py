@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any, Callable
 
+from .library import gc
 from .looks import groups_of
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -105,6 +106,12 @@ class Autocast(Change):
         return inside
 
     def applied(self) -> tuple[str, bool | None, str]:
+        if self.done and self.value == "fp16" and not self.observer.steps.finite.scales:
+            return (
+                "fp16 without a gradient scaler",
+                False,
+                "small gradients become zero: use bf16, or add a scaler",
+            )
         return (self.requested, True, f"{self.done:,} calls of modules under autocast") if self.done else (
             "off", False, "no module with parameters was called outermost"
         )  # fmt: skip
@@ -265,7 +272,9 @@ class Collections(Change):
         self.observer.steps.garbage.schedule(int(self.value) if on else 0)
 
     def applied(self) -> tuple[str, bool | None, str]:
-        return self.requested, True, "automatic collection is off"
+        if bool(self.value) == gc.isenabled():  # some loops turn it on by themselves
+            return "0" if gc.isenabled() else "off", False, "read back from Python's garbage collector"
+        return self.requested, True, "automatic collection is read back from Python's garbage collector"
 
 
 class Loader(AtStart):
@@ -297,10 +306,12 @@ class Loader(AtStart):
     def applied(self) -> tuple[str, bool | None, str]:
         if not self.done:
             return "unchanged", False, "the script makes no DataLoader"
-        return self.requested, True, f"given to {self.done} loaders"
+        return self.found()
 
     def found(self) -> tuple[str, bool | None, str]:
-        found = self.observer.loader.get(self.fact, "unknown")
+        if not self.observer.loader:
+            return "unchanged", False, "the training reads no DataLoader"
+        found = self.observer.loader.get(self.fact)
         return str(found).lower(), found == self.value, "read from the loader of the training"
 
 
@@ -414,6 +425,16 @@ class ChannelsLast(AtStart):
             return "false", False, "no module is called with images"
         return "true", True, f"{self.done:,} batches in this format"
 
+    def found(self) -> tuple[str, bool | None, str]:
+        layout, looks = self.torch.channels_last, self.observer.looks
+        groups = [group for one in self.observer.steps.optimizers() for group in groups_of(one)]
+        weights = [
+            one for group in groups for one in group["params"] if looks.is_tensor(one) and one.dim() == 4
+        ]
+        # One of 1 x 1 has both formats.
+        kept = any(one.is_contiguous(memory_format=layout) and not one.is_contiguous() for one in weights)
+        return str(kept).lower(), kept, "read from the parameters of the optimizer"
+
 
 class Compile(AtStart):
     """`module.compile()` at the first call of each outermost module, from its start."""
@@ -442,6 +463,15 @@ class Compile(AtStart):
         if not self._seen:
             return "off", False, "no module with parameters was called outermost"
         return self.requested, True, f"{len(self._seen):,} module{'s' * (len(self._seen) != 1)} compiled"
+
+    def found(self) -> tuple[str, bool | None, str]:
+        utilities = sys.modules.get("torch._dynamo.utils")
+        compiled = utilities is not None and bool(utilities.counters["frames"].get("ok"))
+        return (
+            (self.requested if compiled else "off"),
+            compiled,
+            "read from torch's count of compiled functions",
+        )
 
 
 class Gather(AtStart):

@@ -1,7 +1,9 @@
 """A process of a trial: the script trains in runs when it is told to, with changes applied to it.
 
-NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …], "original": folder, "outside": bool}: the changes of
-each side of this process (none for the baseline), the folder whose copy it runs in, and whether it may write elsewhere.
+NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …], "given": {key: value}, "original": folder, "outside":
+bool, "seeded": bool}: the changes of each side of this process (none for the baseline), arguments and variables that it
+was started with, the folder whose copy it runs in, whether it may write elsewhere, and whether a script that sets no
+seed gets one.
 Each rank connects and says which one it is. A run begins and ends at the end of a step. The process ends without
 running the rest of the script, which could write where it should not.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -20,7 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable, NoReturn
 
-from . import LINKED, clock
+from . import LINKED, REFUSED, clock
 from .clock import CURRENT, DATA_WAIT, S
 from .exceptions import Dropped
 from .gate import Trainer, gate, signal_to, still
@@ -52,6 +55,7 @@ class Script(Trainer):
         ]
         # What an edited script has to do by itself.
         self._expected = {key: make(key, value, observer) for key, value in spec.get("expected", {}).items()}
+        self._given: dict[str, str] = spec.get("given", {})
         self._socket = socket.socket(socket.AF_UNIX)
         self._folder = os.path.dirname(spec["socket"])
         here = place(self._torch)
@@ -153,6 +157,7 @@ class Script(Trainer):
                 key: [change.requested, *self._applied.get(key, unknown)] for key, change in changes.items()
             }
             settings.update({key: [one.requested, *one.found()] for key, one in self._expected.items()})
+            settings.update({key: [value, *given(key, value)] for key, value in self._given.items()})
             losses = self._losses if len(self._sides) == 1 else {}
             sides.append({
                 "device": device, "threads": self._torch.get_num_threads(),
@@ -200,6 +205,26 @@ class Script(Trainer):
         """The script ends with an error."""
         kind = "oom" if any(words in reason for words in _OF_MEMORY) else "failed"
         self.send({"error": reason, "kind": kind})
+
+
+def given(key: str, value: str) -> tuple[str, bool | None, str]:
+    """(value, in effect, how that is known) of an argument or a variable that this process should have."""
+    kind, _, name = key.partition(".")
+    if kind == "env":
+        found = os.environ.get(name, "not set")
+        return found, found == value, "read from the environment of the process that trains"
+    # A process that multiprocessing starts has its arguments from the one that started it.
+    words = [word for word in (*getattr(sys, "orig_argv", ()), "", *sys.argv) if type(word) is str]
+    values = []
+    for word, after in zip(words, [*words[1:], ""]):
+        option, joined, text = word.partition("=")
+        if option.lstrip("-").replace("_", "-") == name.replace("_", "-") and (
+            joined or option.startswith("-")
+        ):
+            values.append(text if joined else after)
+    # Of an option that is given twice, usually the last one counts.
+    found = values[-1] if values else "not given"
+    return found, found == value, "read from the arguments of the process that trains"
 
 
 def spawned() -> float:
@@ -267,23 +292,26 @@ def give_up(error: Exception) -> NoReturn:
 
 
 def outside() -> Outside | None:
-    """In a scratch copy: ends the process before it writes where that is not allowed. None in any other process."""
-    text, place = os.environ.get("NDD_WATCH_TRY", ""), os.environ.get(LINKED, "")
-    if not text and not place:
+    """In a scratch copy: ends the process before it does what is not allowed there. None in any other process."""
+    text, linked = os.environ.get("NDD_WATCH_TRY", ""), os.environ.get(LINKED, "")
+    if not text and not linked:
         return None
     spec = json.loads(text) if text else {}
+    place, _, original = linked.partition(os.pathsep)
+    if spec:
+        place, original = os.path.dirname(spec["socket"]), spec.get("original") or ""
 
-    def refuse(path: str) -> NoReturn:
-        sys.stderr.write(
-            f"the script writes to {path}, outside its folder: add --allow-side-effects to allow it\n"
-        )
+    def refuse(does: str) -> NoReturn:
+        told = f"the script {does}: add --allow-side-effects to allow it\n"
+        # Of a process that it forked, nothing else may reach the console.
+        with contextlib.suppress(OSError), open(os.path.join(place, REFUSED), "w", encoding="utf-8") as file:
+            file.write(told)
+        sys.stderr.write(told)
         sys.stderr.flush()
         os._exit(1)
 
-    if not text:  # observed before a trial: only what the copy links to must not be written
-        return Outside(links=refuse, scratch=place)
     may = None if spec.get("outside") else refuse
-    return Outside(may, spec.get("original"), may, os.path.dirname(spec["socket"]))
+    return Outside(may, original or None, may, place)
 
 
 def before_start(observer: Any) -> None:
@@ -293,8 +321,14 @@ def before_start(observer: Any) -> None:
         return
     from .changes import make
 
+    spec = json.loads(text)
+    if spec.get("seeded"):
+        random.seed(0)
+        sys.modules["torch"].manual_seed(0)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(0)
     # A process with such a change is only one side, and what both sides have is in the last one.
-    for key, value in json.loads(text)["sides"][-1].items():
+    for key, value in spec["sides"][-1].items():
         if (change := make(key, value, observer)).at_start:
             started[key] = change
             change.switch(True)

@@ -54,8 +54,40 @@ while True:
 """
 
 
+# The loader has its arguments by place, and the loop may undo changes.
+OWN_WAYS = """
+import gc
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(64, 8)), 8, True, None, None, 0)
+if "undoes" in sys.argv:
+    loader.num_workers = 0
+    os.environ["SEEN"] = "other"
+while True:
+    for (x,) in loader:
+        if "undoes" in sys.argv:
+            gc.enable()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+
+
 def ready(
-    folder: Path, *words: str, script: tuple[str, ...] = (), outside: bool = False, **changes: Any
+    folder: Path,
+    *words: str,
+    script: tuple[str, ...] = (),
+    outside: bool = False,
+    given: dict[str, str] | None = None,
+    variables: dict[str, str] | None = None,
+    **changes: Any,
 ) -> tuple[dict[str, Any] | None, str]:
     """(what a process of a trial says after some steps, None if it ended before that; its errors)."""
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
@@ -68,10 +100,12 @@ def ready(
             "sides": sides,
             "original": str(folder / "original"),
             "outside": outside,
+            "given": given or {},
         }
         environment = {
             **os.environ,
             **UNWRITTEN,
+            **(variables or {}),
             FOLDER: f"{short}/ranks",
             "PYTHONPATH": str(SITE),
             "NDD_WATCH_TRY": json.dumps(spec),
@@ -113,6 +147,48 @@ def test_changes_of_the_start_are_in_effect_for_a_loader_that_is_made_once(tmp_p
     # Workers read the items themselves.
     assert settings["loader.cache"][1:3] == ["false", False]
     assert side["steps_per_epoch"] == 8  # a change that acts between epochs is measured over whole ones
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("undoes", [False, True])
+def test_what_is_in_effect_is_read_back(tmp_path: Path, undoes: bool) -> None:
+    words = (*(["undoes"] * undoes), "--size", "8", "lr=1")
+    given = {"arg.size": "8", "arg.lr": "1", "env.SEEN": "mine", "arg.other": "3", "env.OTHER": "3"}
+    side, errors = ready(
+        tmp_path, *words, script=("-c", OWN_WAYS), given=given, variables={"SEEN": "mine"},
+        loader__workers=1, run__gc_every_steps=5,
+    )  # fmt: skip
+    assert side is not None, errors
+    found = {key: tuple(value[:3]) for key, value in side["settings"].items()}
+    assert found == {
+        "loader.workers": ("1", "0", False) if undoes else ("1", "1", True),
+        "run.gc_every_steps": ("5", "0", False) if undoes else ("5", "5", True),
+        "env.SEEN": ("mine", "other", False) if undoes else ("mine", "mine", True),
+        "arg.size": ("8", "8", True),
+        "arg.lr": ("1", "1", True),
+        "arg.other": ("3", "not given", False),
+        "env.OTHER": ("3", "not set", False),
+    }
+
+
+class _Observer(SimpleNamespace):
+    def __init__(self, scales: bool) -> None:
+        super().__init__(
+            modules=SimpleNamespace(around=[]), steps=SimpleNamespace(finite=SimpleNamespace(scales=scales))
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "scales", "takes"), [("fp16", False, False), ("fp16", True, True), ("bf16", False, True)]
+)
+def test_fp16_is_not_in_effect_without_a_gradient_scaler(value: str, scales: bool, takes: bool) -> None:
+    change = make("precision.amp", value, _Observer(scales))
+    change.switch(True)
+    model = torch.nn.Linear(4, 1)
+    (around,) = change.observer.modules.around
+    around(lambda module, x: module(x))(model, torch.randn(2, 4))
+    _, in_effect, why = change.applied()
+    assert in_effect is takes and ("bf16" in why) != takes
 
 
 @pytest.mark.long

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from ndd_engine.errors import UsageError
-from ndd_engine.script.command import LINKED, Command, environment, kept_out, scratch
+from ndd_engine.script.command import (
+    LINKED,
+    Command,
+    check_contained,
+    environment,
+    in_copy,
+    kept_out,
+    scratch,
+)
 from ndd_engine.script.trials import started
 from ndd_watch.outside import Outside
 
@@ -112,6 +120,21 @@ def test_what_changes_nothing_is_refused(item: str, named: str) -> None:
         started(command("python t.py -b 32"), [item], {})
 
 
+@pytest.mark.parametrize(
+    ("text", "item", "expected"),
+    [
+        ("python t.py -b 32", "arg.b=64", {"arg.b": "64"}),
+        ("torchrun --nproc-per-node 2 t.py", "arg.lr=0.1", {"arg.lr": "0.1"}),
+        ("bash all.sh", "env.X=1", {"env.X": "1"}),
+        # Options of a launcher are not those of the process that trains.
+        ("torchrun --nproc-per-node 2 t.py", "arg.nproc-per-node=4", {}),
+        ("torchrun --nproc-per-node=2 -m fit", "arg.nproc-per-node=4", {}),
+    ],
+)
+def test_arguments_and_variables_are_read_back(text: str, item: str, expected: dict[str, str]) -> None:
+    assert started(command(text), [item], {}).read_back == expected
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with a script and an environment; beside it, and above that, are data and a package."""
@@ -159,4 +182,56 @@ def test_what_a_scratch_copy_links_to_is_not_written(
     monkeypatch.chdir(scratch(project, place, project / "runs"))
     outside = Outside(links=told.append, scratch=str(place))
     outside.writes(path)
-    assert told == ([str(Path(path).resolve())] if refused else [])
+    assert told == ([f"writes to {Path(path).resolve()}, outside its folder"] if refused else [])
+
+
+@pytest.mark.parametrize(
+    ("word", "moved"),
+    [
+        ("{own}/train.py", "{copy}/train.py"),
+        ("--data={own}/src", "--data={copy}/src"),
+        ("{own}", "{copy}"),
+        ("{own}/out.txt", "{copy}/out.txt"),  # it is not there yet
+        ("python {own}/train.py > '{own}/log'", "python {copy}/train.py > '{copy}/log'"),
+        # Not in the copy, or only linked.
+        ("{own}/.venv/bin/python", "{own}/.venv/bin/python"),
+        ("{own}/.venv/pyvenv.cfg", "{own}/.venv/pyvenv.cfg"),
+        ("{own}/runs/base/events.jsonl", "{own}/runs/base/events.jsonl"),
+        ("{own}/large.bin", "{own}/large.bin"),
+        # Other folders.
+        ("{own}-2/train.py", "{own}-2/train.py"),
+        ("/elsewhere{own}/train.py", "/elsewhere{own}/train.py"),
+        ("{own}/../data/x.txt", "{own}/../data/x.txt"),
+        ("train.py", "train.py"),
+    ],
+)
+def test_whole_paths_below_the_folder_are_those_of_the_copy(
+    project: Path, tmp_path: Path, word: str, moved: str
+) -> None:
+    (project / ".venv/bin").mkdir()
+    (project / ".venv/bin/python").touch()
+    copied = scratch(project, tmp_path / "place", project / "runs")
+    given, expected = (text.format(own=project, copy=copied) for text in (word, moved))
+    command, changed = in_copy(Command((given,), project), copied, {"THERE": given, "PATH": given})
+    assert (command.words, command.folder) == ((expected,), copied)
+    assert changed == ({"THERE": expected} if given != expected else {})
+
+
+def test_a_folder_that_the_shell_reached_by_a_link_is_known_by_that_name(
+    project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(project)
+    copied = scratch(project, tmp_path / "place", project / "runs")
+    words, environment = (f"{tmp_path}/link/train.py",), {"PWD": f"{tmp_path}/link"}
+    command, changed = in_copy(Command(words, project), copied, environment)
+    assert (command.words, changed) == ((f"{copied}/train.py",), {"PWD": str(copied)})
+
+
+def test_everything_that_a_copy_does_not_contain_is_named() -> None:
+    seen = {"places": ["/data/x"], "hosts": ["example.org:80"], "programs": ["sh -c date"]}
+    with pytest.raises(UsageError, match=r"writes to /data/x and connects to .*:80 and starts .* sh -c date"):
+        check_contained({"script": {"outside": seen}})
+    for kind in seen:
+        with pytest.raises(UsageError, match="--allow-side-effects"):
+            check_contained({"script": {"outside": {kind: ["something"]}}})
+    check_contained({"script": {"outside": {kind: [] for kind in seen}}})

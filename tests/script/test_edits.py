@@ -16,7 +16,7 @@ from ndd_engine.run.run import Run
 from ndd_engine.script.command import Command
 from ndd_engine.script.edits import edit_of, with_arguments, with_cached_items, with_statement
 from ndd_engine.script.script_run import Script, ScriptRequest
-from ndd_watch.changes import TABLE, Argument
+from ndd_watch.changes import OF_SCRIPTS, TABLE, Argument
 
 SCRIPT = """import torch as th
 from torch.utils.data import DataLoader
@@ -212,3 +212,65 @@ def test_a_run_in_a_scratch_copy_names_the_files_of_the_script(tmp_path: Path) -
     run.close()
     recorded = load_state(run.directory).run
     assert recorded is not None and recorded.config["script"]["loader"] == [str(own / "train.py"), 5]
+
+
+MODEL = """import torch as th
+
+model = Net(3)
+optimizer = th.optim.SGD(
+    model.parameters(), lr=0.1,
+)  # ours
+loader = DataLoader(data, batch_size=8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "added"),
+    [
+        ({"speed.compile": "default"}, ["model.compile()"]),
+        ({"speed.compile": "reduce-overhead"}, ['model.compile(mode="reduce-overhead")']),
+        ({"speed.channels_last": True}, ["model.to(memory_format=th.channels_last)"]),
+    ],
+)
+def test_statements_about_the_model_follow_its_optimizer(
+    tmp_path: Path, changes: dict[str, Any], added: list[str]
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(MODEL)
+    # An edit below it, and one above it, find their places as well.
+    seen = {"script": {"optimizer": [str(path), 4], "loader": [str(path), 7]}}
+    edit = edit_of(seen, {"run.threads": 2, "loader.workers": 3, **changes}, "cpu", path)
+    lines = MODEL.replace("batch_size=8", "batch_size=8, num_workers=3").splitlines()
+    assert edit.after.splitlines() == [lines[0], "th.set_num_threads(2)", *lines[1:6], *added, lines[6]]
+    assert not edit.advice and set(edit.made) == {"run.threads", "loader.workers", *changes}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\noptimizer = torch.optim.SGD(parameters, lr=0.1)\n",
+        "import torch\noptimizer = torch.optim.SGD([*a.parameters(), *b.parameters()], lr=0.1)\n",
+        "import torch\ntrain(torch.optim.SGD(model.parameters()))\n",
+        "import torch\nx = 1; optimizer = torch.optim.SGD(model.parameters())\n",
+        "import torch\noptimizer = torch.optim.SGD(model.parameters()); train()\n",
+        "import torch\noptimizer = torch.optim.SGD(make().parameters())\n",
+    ],
+)
+@pytest.mark.parametrize("key", ["speed.compile", "speed.channels_last"])
+def test_a_statement_about_the_model_is_described_where_there_is_a_doubt(
+    tmp_path: Path, text: str, key: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    value = "default" if key == "speed.compile" else True
+    edit = edit_of({"script": {"optimizer": [str(path), 2]}}, {key: value}, "cpu", path)
+    assert edit.path is None and len(edit.advice) == 1
+
+
+def test_every_change_has_an_edit_or_says_what_to_do_by_hand() -> None:
+    """With no known place, each of them is described."""
+    values: dict[str, Any] = {"precision.amp": "bf16", "speed.attention": "math", "speed.compile": "default"}
+    values |= {"optimizer.implementation": "fused", "loader.fetch": "auto"}
+    for key in OF_SCRIPTS:
+        edit = edit_of({"script": {}}, {key: values.get(key, True)}, "cpu", None)
+        assert edit.path is None and len(edit.advice) == 1 and edit.advice[0], key

@@ -16,15 +16,16 @@ from typing import Any
 
 import psutil
 import pytest
-from script_help import report, run, start
+from script_help import events, report, run, start
 from tests.waiting import until
 
 from ndd_console.__main__ import status_of
 from ndd_engine.child import ChildError
+from ndd_engine.record.events import RunEvent
 from ndd_engine.script.command import Command
 from ndd_engine.script.edits import edit_of
 from ndd_engine.script.trials import ScriptProcess
-from ndd_engine.script.tried_edits import refusal
+from ndd_engine.script.tried_edits import first_steps, refusal
 from ndd_engine.trial.trial_request import LOSSES, SideFacts
 
 # Items wait for a slow disk: workers wait in parallel, however busy the cores are.
@@ -205,6 +206,38 @@ def test_a_script_that_writes_beside_its_folder_ends_before_it_does(beside: Path
     assert hashes(beside.parent) == before
 
 
+UNSEEDED = """import random
+
+import torch
+from torch import nn
+
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    loss = (model(torch.randn(4, 8)) - random.random()).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.budget(30)
+def test_starts_for_losses_have_the_same_seed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNSEEDED)
+    command = Command((sys.executable, "train.py"), tmp_path)
+
+    def losses(**change: Any) -> list[float]:
+        side = {key.replace("__", "."): value for key, value in change.items()}
+        process = ScriptProcess(command, [side], {}, tmp_path / "runs", False, seeded=True)
+        return first_steps(process, 1.0, lambda _: None).losses
+
+    usual = losses()
+    assert usual == losses() and len(usual) == LOSSES
+    lowered = losses(precision__amp="bf16")
+    assert usual != lowered and usual == pytest.approx(lowered, rel=0.1, abs=0.05)
+
+
 LOADED = """import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -252,3 +285,45 @@ def test_an_edit_is_shown_only_if_it_trains_as_the_change_does(
     why = refusal(edit, {"loader.workers": 0}, start, 1.0, lambda _: None)
     assert reason in why and bool(reason) == bool(why), why
     assert path.read_text() == LOADED
+
+
+IMAGES = """import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 3, 8, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.budget(30)
+@pytest.mark.parametrize("effective", [True, False])
+def test_the_edit_of_a_memory_format_is_read_back(tmp_path: Path, effective: bool) -> None:
+    path, changes = tmp_path / "train.py", {"speed.channels_last": True}
+    path.write_text(IMAGES)
+    edit = edit_of({"script": {"optimizer": [str(path), 6]}}, changes, "cpu", path)
+    assert "model.to(memory_format=torch.channels_last)" in edit.after
+    if not effective:
+        edit = replace(edit, after=edit.after.replace("model.to(", "torch.zeros(1, 1, 1, 1).to("))
+    command = Command((sys.executable, str(path)), tmp_path)
+
+    def start(edited: Any, expected: Any, change: Any) -> ScriptProcess:
+        return ScriptProcess(command, [change], {}, tmp_path / "runs", False, edited, expected)
+
+    why = refusal(edit, changes, start, 1.0, lambda _: None)
+    assert ("speed.channels_last is false" in why) != effective and bool(why) != effective, why
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("text", [IMAGES, UNSEEDED], ids=["images", "numbers"])
+def test_a_run_tells_whether_the_model_has_convolutions(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.py").write_text(text.replace("while True", "for _ in range(40)"))
+    run(tmp_path, "run", "--run", "base", "--", sys.executable, "train.py")
+    last = [event for event in events(tmp_path, "base") if isinstance(event, RunEvent)][-1]
+    assert last.config["script"].get("convolutions", False) == (text is IMAGES)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.records import run_event
 
+from ndd_console.cli.try_ import _edit
 from ndd_engine.child import ChildError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
@@ -42,6 +43,9 @@ class World:
         # Whether an edited copy of the script fails, and whether the edit has an effect.
         self.broken, self.effect = False, True
         self.open = 0
+        # First losses of starts for them, by whether the change is there; how many such starts there were.
+        self.losses: Callable[[bool, int], list[float]] = lambda changed, number: [0.5, 0.4]
+        self.seeded = 0
 
 
 class Process:
@@ -58,7 +62,11 @@ class Process:
         outside: bool,
         edited: Mapping[Path, str] | None = None,
         expected: Mapping[str, Any] | None = None,
+        given: Mapping[str, str] | None = None,
+        seeded: bool = False,
     ) -> None:
+        self._alone, self._has = seeded, sides[0]
+        self.world.seeded += seeded
         if edited and self.world.broken:
             raise ChildError("failed", "TypeError: got multiple values")
         self._expected = expected or {}
@@ -115,6 +123,8 @@ class Process:
             )
             for changed in ([False, True] if self._both else [self._changed])
         ]  # fmt: skip
+        if self._alone:
+            self.both[0].losses = self.world.losses(bool(self._has), self.world.seeded)
 
     def close(self) -> None:
         if not self._closed:
@@ -286,3 +296,41 @@ def test_losses_are_compared_by_the_number_of_their_step(
 
     world.facts = facts
     assert tried(tmp_path, APART).loss == loss
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict", "starts"),
+    [
+        (lambda changed, number: [0.5, 0.4], "same", 2),
+        (lambda changed, number: [0.5, 0.4 + 0.2 * changed], "differs", 3),
+        # Two starts of the script as it is differ, too.
+        (lambda changed, number: [0.5, 0.1 * number], "not comparable", 3),
+        (lambda changed, number: [], "not comparable", 2),
+    ],
+)
+def test_a_change_of_the_arithmetic_in_one_process_has_its_losses_compared(
+    world: World, tmp_path: Path, losses: Callable[[bool, int], list[float]], verdict: str, starts: int
+) -> None:
+    world.length = lambda step, changed: 0.004 if changed else 0.005
+    world.losses = losses
+    event = tried(tmp_path, TOGETHER)
+    assert (event.verdict, event.method, event.loss) == ("faster", "one process", verdict)
+    assert (world.seeded, world.open) == (starts, 0)
+    assert event.loss_text and ("losses identical" in event.text) == (verdict == "same")
+
+
+def test_a_change_that_is_not_of_the_arithmetic_is_not_started_again(world: World, tmp_path: Path) -> None:
+    world.length = lambda step, changed: 0.004 if changed else 0.005
+    event = tried(tmp_path, "run.gc_every_steps=50")
+    assert (event.verdict, event.loss, world.seeded) == ("faster", "not comparable", 0)
+
+
+def test_apply_says_that_nothing_is_written_where_the_change_is_made_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    request, run = asked(tmp_path, "run.gc_every_steps=50")
+    _edit(run, request, None, True)
+    printed = capsys.readouterr()
+    assert "gc.disable()" in printed.out and "nothing was written" in printed.err
+    assert (tmp_path / "train.py").read_text() == "import torch\n"

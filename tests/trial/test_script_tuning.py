@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,32 @@ def test_what_applies_to_a_script_on_a_cpu(tmp_path: Path) -> None:
     assert [one.name for one in candidates_for(identity(tmp_path), (), HERE)] == [
         "cache", "workers-1", "workers-2", "persistent", "threads-1", "fused", "flush-denormal", "compile",
     ]  # fmt: skip
+
+
+GPU = replace(HERE, gpu=True)
+READ_AHEAD = {"workers": 2, "prefetch": 2, "pin_memory": False}
+
+
+@pytest.mark.parametrize(
+    ("here", "loader", "convolutions", "tried"),
+    [
+        (GPU, READ_AHEAD, True, {"prefetch-4", "non-blocking", "channels-last"}),
+        (GPU, {**READ_AHEAD, "workers": 0}, False, {"non-blocking"}),
+        (HERE, READ_AHEAD, True, {"prefetch-4", "channels-last"}),
+        (HERE, {}, False, set()),
+    ],
+)
+def test_what_can_matter_only_sometimes_is_tried_then(
+    tmp_path: Path, here: Place, loader: dict[str, Any], convolutions: bool, tried: set[str]
+) -> None:
+    run = identity(tmp_path)
+    script = {**run.config["script"], **({"convolutions": True} if convolutions else {})}
+    config = {**run.config, "script": script, "loader": {**run.config["loader"], **loader}}
+    found = candidates_for(replace(run, config=config, device="cuda:0" if here.gpu else "cpu"), (), here)
+    sets = {one.name: one.sets for one in found}
+    assert sets.keys() & {"prefetch-4", "non-blocking", "channels-last"} == tried
+    if here.gpu:  # a copy from memory that is not pinned waits anyway
+        assert sets["non-blocking"] == ("loader.pin_memory=true", "loader.non_blocking=true")
 
 
 def test_what_the_diagnosis_proposes_is_tried_first(tmp_path: Path) -> None:

@@ -278,6 +278,36 @@ def test_stopped_it_gives_what_was_measured_so_far() -> None:
     assert written(state).loader.fetch == "auto"
 
 
+@pytest.mark.parametrize("failed", [False, True])
+def test_what_was_not_confirmed_is_not_in_the_result(failed: bool) -> None:
+    """It is stopped, or fails, during the last confirmation: "kept by tune" would be written without one."""
+    stop = threading.Event()
+
+    def after(request: Any) -> None:
+        if request.base.name == "the baseline" and "run.threads=1" in request.sets:
+            if failed:
+                raise NddError("disk full")
+            stop.set()
+
+    results = {"loader.fetch=auto": trial("faster", 3.0), "run.threads=1": trial("faster", 1.2)}
+    state = tune(Bench(results, after), stop=stop)
+    assert state.stopped and [item.candidate.name for item in state.kept] == ["gather"]
+    assert row(state, "threads-1").state == "skipped"
+    assert "not confirmed" in row(state, "threads-1").reason
+    assert "kept by tune: 3x" in state.toml and state.toml.count("kept by tune") == 1
+
+
+def test_a_change_of_the_arithmetic_is_not_kept_without_its_losses() -> None:
+    unknown = {"loss": "not comparable", "loss_text": "no loss was recorded"}
+    results = {
+        "loader.fetch=auto": trial(sets=["loader.fetch=auto"], **unknown),
+        "run.threads=1": trial(sets=["run.threads=1"], **unknown),
+    }
+    state = tune(Bench(results))
+    assert [item.candidate.name for item in state.kept] == ["gather"]
+    assert "no loss was recorded" in row(state, "threads-1").reason
+
+
 def test_a_failure_after_something_was_measured_keeps_it() -> None:
     bench = Bench({"loader.fetch=auto": trial(), "loader.workers=1": NddError("disk full")})
     state = tune(bench)

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ndd_engine.processes import was_given
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.sources import sources_beside
 from ndd_engine.text import counted, printable, size
+from ndd_watch import REFUSED
 
 # Larger files are linked, except weights, which a script may write again.
 LINKED = 16 << 20
@@ -47,13 +48,28 @@ def check_contained(seen: Mapping[str, Any]) -> None:
     found = script.get("outside") if isinstance(script, Mapping) else None
     if not isinstance(found, Mapping):
         return
-    places, hosts = list(found.get("places") or ()), list(found.get("hosts") or ())
-    said = [f"writes to {named(places)}"] * bool(places) + [f"connects to {named(hosts)}"] * bool(hosts)
+    kinds = {"places": "writes to", "hosts": "connects to", "programs": "starts other programs:"}
+    said = [
+        f"{does} {named(items)}" for kind, does in kinds.items() if (items := list(found.get(kind) or ()))
+    ]
     if said:
         raise UsageError(
             f"the script {' and '.join(said)}, which a scratch copy does not contain: add --allow-side-effects "
             "to let the processes of the trial do the same"
         )
+
+
+def linked(place: Path, folder: Path) -> str:
+    """The variable LINKED of processes in a scratch copy of a folder below `place`."""
+    return f"{place}{os.pathsep}{folder.resolve()}"
+
+
+def refused_in(place: Path) -> str:
+    """What a process in a scratch copy below `place` wanted to do, which is not allowed; "" for nothing."""
+    try:
+        return printable((place / REFUSED).read_text(encoding="utf-8", errors="replace").strip())
+    except OSError:
+        return ""
 
 
 def named(items: Sequence[str]) -> str:
@@ -89,6 +105,43 @@ def _link(there: Path, here: Path, but: str) -> None:
         beside = [path for path in there.iterdir() if path.name != but and not path.name.startswith(SCRATCH)]
         for path in beside if len(beside) <= MOST_FILES else ():
             (here / path.name).symlink_to(path)
+
+
+# Variables that name programs and the user's own folder; they are the same in a copy.
+_STAY = frozenset({"PATH", "HOME", "OLDPWD"})
+
+
+def in_copy(command: Command, work: Path, environment: Mapping[str, str]) -> tuple[Command, dict[str, str]]:
+    """(the command in a copy of its folder, the variables of an environment that differ there).
+
+    Whole paths of what is in the folder are those of the copy. What was left out of it, or is only linked, stays.
+    """
+    folder, real = command.folder, work.resolve()
+    names = {str(folder), str(folder.resolve())}
+    # As the shell calls it.
+    with contextlib.suppress(OSError):
+        if (given := environment.get("PWD")) and Path(given).samefile(folder):
+            names.add(given)
+    names.discard(os.sep)
+    if not names:
+        return replace(command, folder=work), {}
+    known = "|".join(re.escape(name.rstrip(os.sep)) for name in sorted(names, key=len, reverse=True))
+    # A folder, as a path of its own or the beginning of one.
+    there = re.compile(rf"(?<![\w./-])(?:{known})(?P<rest>/[^\s:;,'\"]*|(?![\w.-]))")
+
+    def moved(found: re.Match[str]) -> str:
+        place = Path(f"{work}{found['rest']}")
+        copied = place.resolve().is_relative_to(real) if place.exists() else not Path(found[0]).exists()
+        return f"{work}{found['rest']}" if copied else found[0]
+
+    words = tuple(there.sub(moved, word) for word in command.words)
+    new = {
+        name: there.sub(moved, text)
+        for name, text in environment.items()
+        if name not in _STAY and not name.startswith("NDD_")
+    }
+    changed = {name: text for name, text in new.items() if text != environment[name]}
+    return replace(command, words=words, folder=work), changed
 
 
 def copy(folder: Path, target: Path, but: Path) -> list[Path]:

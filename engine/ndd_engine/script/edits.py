@@ -1,6 +1,7 @@
 """The edit of the user's file that makes a measured change: by file and line, as a diff, applied on request.
 
-Only edits that leave no doubt are made: arguments of a call at a known place, and settings of torch after its import.
+Only edits that leave no doubt are made: arguments of a call at a known place, settings of torch after its import, and
+statements about the model after its optimizer is made.
 Everything else is described in words.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
 from ndd_engine.text import printable
-from ndd_watch.changes import TABLE, Argument, Items, Statement
+from ndd_watch.changes import TABLE, Argument, Items, OfModel, Statement
 from ndd_watch.switches import Persistent, PinMemory, Workers
 
 # Arguments of a DataLoader that may be given by their place.
@@ -75,8 +76,8 @@ def edit_of(
     before = after = ""
     advice: list[str] = []
     made: list[str] = []
-    # A statement adds a line: it comes after what is at known lines.
-    for key, value in sorted(changes.items(), key=lambda item: isinstance(TABLE[item[0]].edit, Statement)):
+    # A statement adds a line: it comes after what is at known lines, and the one that is above them last.
+    for key, value in sorted(changes.items(), key=lambda item: _ORDER.get(type(TABLE[item[0]].edit), 0)):
         steps, text = _planned(TABLE[key].edit, value, seen, device, main)
         edited: str | None = after
         for place, step in steps:
@@ -94,12 +95,13 @@ def edit_of(
     return Edit(path if before != after else None, before, after, tuple(advice), tuple(made))
 
 
+_ORDER: dict[type, int] = {OfModel: 1, Statement: 2}
 # A file and how it is edited: from its text to its new text, None where that is in doubt.
 Step = tuple[Path, Callable[[str], str | None]]
 
 
 def _planned(
-    edit: Argument | Statement | Items | str,
+    edit: Argument | Statement | Items | OfModel | str,
     value: Any,
     seen: Mapping[str, Any],
     device: str,
@@ -120,8 +122,13 @@ def _planned(
         where = "" if place is None else f" ({short(place[0])}:{place[1]})"
         steps: list[Step] = [] if place is None else [(place[0], partial(with_cached_items, line=place[1]))]
         return steps, edit.advice + where
-    arguments, names = edit.given(value), None
     made = places.get("optimizers") or [places.get("optimizer")]
+    if isinstance(edit, OfModel):
+        place, statement = _place(made[0]), edit.given(value)
+        if place is None or not statement or len(made) > 1:
+            return [], edit.advice
+        return [(place[0], partial(with_model_statement, line=place[1], statement=statement))], edit.advice
+    arguments, names = edit.given(value), None
     if edit.call == "DataLoader":
         made, names = [places.get("loader")], ("DataLoader",)
     calls = [found for found in map(_place, made) if found is not None]
@@ -232,17 +239,61 @@ def with_statement(text: str, statement: str, value: Any) -> str | None:
         (wanted,) = _values(new, statement)
         source.replace(there[0], ast.unparse(wanted))
         return source.text if len(there) == 1 else None
+    imported = _torch(tree)
+    if imported is None:
+        return None
+    return _with_line(text, imported[0], statement.format(torch=imported[1], value=value))
+
+
+def with_model_statement(text: str, line: int, statement: str) -> str | None:
+    """The text with a statement about a model, after the statement that makes the optimizer at a line.
+
+    None if its parameters are not those of a single model with a name, or if no such statement stands alone there.
+    """
+    tree = _parsed(text)
+    call = _call(tree, line, None) if tree is not None else None
+    if tree is None or call is None:
+        return None
+    models = {
+        ast.unparse(node.func.value) for node in ast.walk(call)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("parameters", "named_parameters")
+        and isinstance(node.func.value, (ast.Name, ast.Attribute))
+    }  # fmt: skip
+    makes = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is call
+    ]
+    imported = _torch(tree)
+    if len(models) != 1 or len(makes) != 1 or ("{torch}" in statement and imported is None):
+        return None
+    made, lines = makes[0], text.splitlines()
+    begin = lines[made.lineno - 1].encode()[: made.col_offset].decode()
+    rest = lines[(made.end_lineno or made.lineno) - 1].encode()[made.end_col_offset or 0 :].decode().strip()
+    if begin.strip() or (rest and not rest.startswith("#")):
+        return None
+    names = {"model": models.pop(), "torch": imported[1] if imported is not None else ""}
+    return _with_line(text, made, begin + statement.format(**names))
+
+
+def _torch(tree: ast.Module) -> tuple[ast.Import, str] | None:
+    """(the first import of torch at the top level, its name there)."""
     for node in tree.body:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name == "torch":
-                    lines = text.splitlines(keepends=True)
-                    at = node.end_lineno or node.lineno
-                    if not lines[at - 1].endswith("\n"):
-                        lines[at - 1] += "\n"
-                    lines.insert(at, statement.format(torch=alias.asname or "torch", value=value) + "\n")
-                    return "".join(lines)
+        for alias in node.names if isinstance(node, ast.Import) else ():
+            if alias.name == "torch" and isinstance(node, ast.Import):
+                return node, alias.asname or "torch"
     return None
+
+
+def _with_line(text: str, after: ast.stmt, line: str) -> str:
+    """The text with one more line after a statement."""
+    lines = text.splitlines(keepends=True)
+    at = after.end_lineno or after.lineno
+    if not lines[at - 1].endswith("\n"):
+        lines[at - 1] += "\n"
+    lines.insert(at, line + "\n")
+    return "".join(lines)
 
 
 def _values(tree: ast.Module, statement: str) -> list[ast.expr]:

@@ -35,7 +35,7 @@ from ndd_engine.train.loggers import Loggers, missing
 from ndd_watch import CAPTURES, MEMORY, SITE
 from ndd_watch.allocations import NAME as SNAPSHOT
 
-from .command import Command, command_of, environment
+from .command import Command, command_of, environment, in_copy
 from .follower import Follower
 from .launch import Launched
 from .output import OutputLog
@@ -146,9 +146,12 @@ class Script(Executor):
         command, own = request.command, str(self.run.directory.path.absolute())
         # Where the process writes what is too long for its memory.
         folders = {CAPTURES: own, **({MEMORY: own} if request.memory_history else {})}
+        copied, moved = (
+            (command, {}) if request.folder is None else in_copy(command, request.folder, os.environ)
+        )
+        base = {**os.environ, **moved}
         return Launched(
-            command if request.folder is None else replace(command, folder=request.folder),
-            {**environment(room.folder.absolute(), SITE), **readable_by(os.getpid()), **folders},
+            copied, {**environment(room.folder.absolute(), SITE, base), **readable_by(os.getpid()), **folders},
             self._output.write, request.screen, (size.columns, size.lines),
         )  # fmt: skip
 

@@ -36,14 +36,14 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 from ndd_engine.trial.blocks import common
-from ndd_engine.trial.outcome import changed_items, flatten, same_steps
+from ndd_engine.trial.outcome import changed_items, compare_losses, flatten, same_steps, sentence
 from ndd_engine.trial.pausing import alone
 from ndd_engine.trial.periods import period_of, recurs, undecided
 from ndd_engine.trial.sides import SHARED_ENVIRONMENT, SIDES, Budget, SideFailedError, Sides, Tell, Trained
 from ndd_engine.trial.trial import Trial
 from ndd_engine.trial.trial_request import Parts, Progress, SideFacts, TrialRequest
-from ndd_watch import SITE
-from ndd_watch.changes import AT_START, OF_SCRIPTS
+from ndd_watch import LINKED, SITE
+from ndd_watch.changes import ARITHMETIC, AT_START, OF_SCRIPTS, TABLE
 
 from .command import (
     OFFLINE,
@@ -53,12 +53,15 @@ from .command import (
     check_contained,
     command_of,
     environment,
+    in_copy,
+    linked,
+    refused_in,
     scratch,
 )
 from .edits import Edit, edit_of
 from .follower import Follower
 from .launch import becoming
-from .tried_edits import digest, refusal
+from .tried_edits import digest, first_steps, refusal
 
 ARGUMENT, VARIABLE = "arg.", "env."
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -75,6 +78,20 @@ class Start:
     command: Command
     environment: Mapping[str, str]
     changed: Mapping[str, tuple[str, str]]
+
+    @property
+    def read_back(self) -> dict[str, str]:
+        """The values that the process which trains should have, by key; not those of options of a launcher."""
+        words = self.command.words
+        script = max(
+            (place for place, word in enumerate(words) if word.endswith(".py") or word == "-m"), default=0
+        )
+        own = replace(self.command, words=words[:script])
+        return {
+            key: new
+            for key, (_, new) in self.changed.items()
+            if key.startswith(VARIABLE) or with_argument(own, key[len(ARGUMENT) :], new)[1] != new
+        }
 
     @property
     def advice(self) -> list[str]:
@@ -289,6 +306,12 @@ def run_script_trial(
         sides = ScriptSides(request, command, values, Budget(request.budget_s, tell, stop))
         with Trial(request, sides) as trial:
             event = trial.run()
+            if event.verdict == "faster" and sides.has_to_compare(event):
+                sides.close()
+                try:
+                    event = sides.with_losses(event)
+                except StoppedError:  # what was measured counts
+                    pass
             # What is tried on top of other changes is edited together with them.
             if event.verdict != "faster" or event.in_effect is False or request.base.sets:
                 return event
@@ -303,7 +326,8 @@ class ScriptProcess(Trained):
     """The command in a scratch copy of its folder. sides: the changes of each side that it can be.
 
     outside: whether it may write outside that copy. edited: texts of files of the folder that it has instead; expected:
-    the changes that it has to make by itself then, by key.
+    the changes that it has to make by itself then, by key. given: arguments and variables to be read back, by key.
+    seeded: whether a script that sets no seed gets one.
     """
 
     def __init__(
@@ -315,6 +339,8 @@ class ScriptProcess(Trained):
         outside: bool,
         edited: Mapping[Path, str] | None = None,
         expected: Mapping[str, Any] | None = None,
+        given: Mapping[str, str] | None = None,
+        seeded: bool = False,
     ) -> None:
         super().__init__()
         self._command = command
@@ -328,28 +354,35 @@ class ScriptProcess(Trained):
         try:
             (self.folder / "ranks").mkdir()
             work = scratch(command.folder, self.folder, but)
-            words, more = command.words, dict(extra)
             if edited:
                 _edit(edited, command.folder.resolve(), work)
-                words, path = _moved(command, work, extra.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")))
-                more |= {"PYTHONPATH": path} if path else {}
+            copied, more = in_copy(command, work, {**os.environ, **extra})
+            values = dict(given or {})
+            moved = {
+                key: text
+                for key, text in in_copy(command, work, {**os.environ, **values})[1].items()
+                if key in values
+            }
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(address)
             self._listener.listen(128)
             spec = {
                 "socket": address, "sides": [dict(side) for side in sides], "original": str(command.folder),
-                "outside": outside, "expected": dict(expected or {}),
+                "outside": outside, "expected": dict(expected or {}), "given": {**values, **moved},
+                "seeded": seeded,
             }  # fmt: skip
             made = environment(
                 self.folder / "ranks",
                 SITE,
-                {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **UNWRITTEN, **more},
+                {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **UNWRITTEN, **extra, **more},
             )
+            # For what the script starts, which is no process of the trial.
+            kept = {LINKED: "" if outside else linked(self.folder, command.folder)}
             guard = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(self.folder)]
-            guarded = [*guard, *becoming(words, 0)]
+            guarded = [*guard, *becoming(copied.words, 0)]
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    guarded, cwd=work, env={**made, **PLAIN, "NDD_WATCH_TRY": json.dumps(spec)},
+                    guarded, cwd=work, env={**made, **PLAIN, **kept, "NDD_WATCH_TRY": json.dumps(spec)},
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
                 )  # fmt: skip
         except OSError as error:
@@ -380,6 +413,8 @@ class ScriptProcess(Trained):
                     )
                 continue
             tick(None)
+            if refused_in(self.folder):
+                raise self._gone()
             if self._process.poll() is not None:
                 raise self._gone()
             if time.monotonic() > deadline:
@@ -422,7 +457,9 @@ class ScriptProcess(Trained):
         return ChildError("failed", f"its process has ended: {tail_of(self._log)}")
 
     def _gone(self) -> ChildError:
-        """Why the command has ended."""
+        """Why the command has ended, or has to."""
+        if told := refused_in(self.folder):
+            return ChildError("failed", told)
         if self._process.wait():
             return cause_of_exit(self._process, self._log)
         return ChildError("ended", "the script came to its end")
@@ -440,6 +477,11 @@ class ScriptProcess(Trained):
         self._temporary.cleanup()
 
 
+def _compared(base: SideFacts, change: SideFacts, changed: Sequence[str]) -> tuple[str, str]:
+    losses = same_steps(base, change)
+    return compare_losses(losses[0], losses[1], changed, (base.items_per_step, change.items_per_step))
+
+
 def _edit(edited: Mapping[Path, str], folder: Path, work: Path) -> None:
     """Put other texts of files into a copy of a folder. Raises ChildError for a file that is not in it."""
     for path, text in edited.items():
@@ -447,17 +489,6 @@ def _edit(edited: Mapping[Path, str], folder: Path, work: Path) -> None:
         if not place.resolve().is_relative_to(work):
             raise ChildError("failed", f"{printable(str(path))} is not in the folder that is copied")
         place.write_text(text, encoding="utf-8")
-
-
-def _moved(command: Command, work: Path, path: str) -> tuple[tuple[str, ...], str]:
-    """(the words of a command, a PYTHONPATH) where the command's own folder is that of its copy."""
-
-    def moved(word: str) -> str:
-        there = Path(word)
-        inside = there.is_absolute() and there.is_relative_to(command.folder)
-        return str(work / there.relative_to(command.folder)) if inside else word
-
-    return tuple(map(moved, command.words)), os.pathsep.join(map(moved, path.split(os.pathsep)))
 
 
 def _first_line(connection: socket.socket) -> Json:
@@ -534,7 +565,39 @@ class ScriptSides(Sides):
     def started(self, index: int) -> ScriptProcess:
         command = self._start.command if index else self._command
         more = {**self.environment(index), **(self._start.environment if index else {})}
-        return ScriptProcess(command, [self._sides[index]], more, self._but, self._outside)
+        given = self._start.read_back if index else {}
+        return ScriptProcess(command, [self._sides[index]], more, self._but, self._outside, given=given)
+
+    def has_to_compare(self, trial: TrialEvent) -> bool:
+        """Whether the change may change numbers, and the trial does not tell whether it does."""
+        alters = any(TABLE[key].alters == ARITHMETIC for key in self._changes)
+        unknown = trial.loss == "not comparable" or (trial.loss == "differs" and bool(self.doubt))
+        return alters and unknown and not self.compare_items()
+
+    def with_losses(self, trial: TrialEvent) -> TrialEvent:
+        """The result of a trial, with the first losses of two starts, which have the same seed."""
+        tick, prepare_s = (
+            self.budget.tick("starting both sides for their losses"),
+            self.facts[0].prepare_s or 0.0,
+        )
+
+        def trained(index: int) -> SideFacts:
+            command = self._start.command if index else self._command
+            more = {**self.environment(index), **(self._start.environment if index else {})}
+            return first_steps(
+                ScriptProcess(command, [self._sides[index]], more, self._but, self._outside, seeded=True),
+                prepare_s, tick,
+            )  # fmt: skip
+
+        try:
+            base, change = trained(0), trained(1)
+            loss, text = _compared(base, change, self.changed)
+            if loss == "differs" and _compared(base, trained(0), ())[0] != "same":
+                loss, text = "not comparable", "two starts of the unchanged script differ in their losses"
+        except ChildError as error:
+            loss, text = "not comparable", f"a start for the losses failed: {printable(str(error))}"
+        found = replace(trial, loss=loss, loss_text=text)
+        return replace(found, text=sentence(found))
 
     def with_edit(self, trial: TrialEvent, edit: Edit) -> TrialEvent:
         """The result of a trial, with whether the edit that makes the change trains as the change did."""

@@ -1,4 +1,6 @@
-"""Tries the edit of a script before it is shown: an edited scratch copy trains, as the change did that was measured.
+"""Starts processes for their first losses: with a change, without it, and with the edit that makes it.
+
+The edit of a script is tried before it is shown: an edited scratch copy trains, as the change did that was measured.
 
 Its losses have to be those of the script with the change made from outside, and the change has to be in effect.
 """
@@ -34,12 +36,7 @@ def refusal(edit: Edit, changes: Mapping[str, Any], start: Started, prepare_s: f
         return ""
 
     def trained(*how: Mapping[Any, Any]) -> SideFacts:
-        with start(*how) as process:
-            process.prepare(FIRST_S + 2 * prepare_s, tick)
-            process.train(LOSSES, FIRST_S, tick, lead=0)
-            process.learn(tick)
-            facts: SideFacts = process.facts
-            return facts
+        return first_steps(start(*how), prepare_s, tick)
 
     try:
         edited = trained({edit.path: edit.after}, changes, {})
@@ -51,6 +48,16 @@ def refusal(edit: Edit, changes: Mapping[str, Any], start: Started, prepare_s: f
     except ChildError as error:
         return f"a scratch copy with it does not train: {printable(str(error))}"
     return ""
+
+
+def first_steps(started: Any, prepare_s: float, tick: Tick) -> SideFacts:
+    """What is known of a process after its first steps. Raises ChildError."""
+    with started as process:
+        process.prepare(FIRST_S + 2 * prepare_s, tick)
+        process.train(LOSSES, FIRST_S, tick, lead=0)
+        process.learn(tick)
+        facts: SideFacts = process.facts
+        return facts
 
 
 def _differ(one: SideFacts, other: SideFacts) -> bool:

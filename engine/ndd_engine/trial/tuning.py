@@ -24,7 +24,7 @@ from ndd_engine.hardware.gpus import Machine
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import number, printable
 from ndd_engine.train.preflight import preflight
-from ndd_watch.changes import SET, Candidate, Place, candidates
+from ndd_watch.changes import ARITHMETIC, SET, TABLE, Candidate, Place, candidates
 
 from .estimates import estimate_of, judged, over
 from .outcome import breaks_even, flatten, times, with_interval
@@ -75,9 +75,12 @@ def trained(place: Place, config: Config) -> Place:
 def observed(place: Place, seen: Mapping[str, Any], device: str, threads: int | None) -> Place:
     """A machine on which a script was observed. seen: its recorded configuration."""
     known = flatten({key: value for key, value in seen.items() if key != "script"})
+    script = seen.get("script")
+    model = {"convolutions"} if isinstance(script, Mapping) and script.get("convolutions") else set[str]()
     return replace(
-        place, gpu=device.startswith("cuda"), settings={**known, "run.threads": threads}, script=True
-    )
+        place, gpu=device.startswith("cuda"), settings={**known, "run.threads": threads}, script=True,
+        model=frozenset(model),
+    )  # fmt: skip
 
 
 State = Literal["waiting", "measuring", "kept", "dropped", "skipped"]
@@ -251,12 +254,7 @@ class Tuning:
                 trouble = str(error)
                 break
         cut_short = "not reached" if not trouble else f"not reached: {trouble}"
-        rows = tuple(
-            TuningRow(row.candidate, "skipped", reason=cut_short)
-            if row.state in ("waiting", "measuring")
-            else row
-            for row in self.state.rows
-        )
+        rows = tuple(_ended(row, cut_short) for row in self.state.rows)
         stopped = self.stop.is_set() or bool(trouble)
         self.state = replace(self.state, rows=rows, stopped=stopped)
         self.state = replace(
@@ -346,6 +344,17 @@ def start_config(
     return read(chosen).resolve()
 
 
+def _ended(row: TuningRow, cut_short: str) -> TuningRow:
+    """A row at the end of tuning: what was not measured, or not confirmed, is not in the result."""
+    if row.state in ("waiting", "measuring"):
+        return TuningRow(row.candidate, "skipped", reason=cut_short)
+    if row.state == "kept" and (row.to_start is None or row.to_start.verdict == "stopped"):
+        return replace(
+            row, state="skipped", to_start=None, reason=f"{row.reason}, but not confirmed vs. the baseline"
+        )
+    return row
+
+
 def _judged(trial: TrialEvent, max_steps: int | None) -> tuple[bool, str]:
     """Whether a candidate is kept, and why (not)."""
     if trial.verdict != "faster":
@@ -356,6 +365,14 @@ def _judged(trial: TrialEvent, max_steps: int | None) -> tuple[bool, str]:
         return False, f"faster, but not in effect: {trial.not_in_effect}"
     if trial.loss == "differs":
         return False, f"faster, but the losses differ: {trial.loss_text}"
+    keys = {item.partition("=")[0].strip() for item in trial.sets}
+    if trial.loss == "not comparable" and any(
+        key in TABLE and TABLE[key].alters == ARITHMETIC for key in keys
+    ):
+        return (
+            False,
+            f"faster, but it may change the numbers, and losses were not compared: {trial.loss_text}",
+        )
     even = trial.break_even_steps
     if even is not None and max_steps is not None and even > max_steps:
         return False, f"{breaks_even(even)}, and the run has {number(max_steps)}"

@@ -56,7 +56,8 @@ set_option = click.option(
 
 side_effects_option = click.option(
     "--allow-side-effects", is_flag=True,
-    help="Allow trials of an observed script to write outside its folder and to use the network, as the script does.",
+    help="Allow trials of an observed script to write outside its folder, to use the network and to start other "
+    "programs, as the script does.",
 )  # fmt: skip
 
 

@@ -17,7 +17,16 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.run.run import Run
-from ndd_engine.script.command import OFFLINE, SCRATCH, UNWRITTEN, Command, check_contained, scratch
+from ndd_engine.script.command import (
+    OFFLINE,
+    SCRATCH,
+    UNWRITTEN,
+    Command,
+    check_contained,
+    linked,
+    refused_in,
+    scratch,
+)
 from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.script.script_tuning import tune_script
 from ndd_engine.script.trials import run_script_trial
@@ -71,12 +80,14 @@ def tune_script_run(asked: Asked, script: RunDir | None) -> int:
 def observed(root: Path, command: Command, stop: threading.Event, outside: bool = False) -> RunDir:
     """Run the command in a scratch copy until enough of it was seen, then end it.
 
-    outside: whether it may write to what the copy links to.
+    outside: whether it may do what the copy does not contain. Raises UsageError if it wanted to, and may not.
     """
     command.check()
     with tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as place:
         folder = scratch(command.folder, Path(place), root.absolute())
-        os.environ.update({**OFFLINE, **UNWRITTEN, LINKED: "" if outside else place})
+        os.environ.update(
+            {**OFFLINE, **UNWRITTEN, LINKED: "" if outside else linked(Path(place), command.folder)}
+        )
         run = Run.open(Script(ScriptRequest(command, root, screen=True, folder=folder)))
         say(f"observing {command.text} as run {run.directory.name}")
         done = threading.Event()
@@ -96,4 +107,6 @@ def observed(root: Path, command: Command, stop: threading.Event, outside: bool 
         finally:
             done.set()
             run.close()
+        if refused := refused_in(Path(place)):
+            raise UsageError(refused)
     return run.directory

@@ -178,15 +178,16 @@ def gained(trial: TrialEvent, sets: Sequence[str]) -> bool:
     return trial.verdict == "faster" and sorted(trial.sets) == sorted(sets) and trial.in_effect is not False
 
 
-def _edit(run: RunEvent, request: TrialRequest, trial: TrialEvent, apply: bool) -> None:
+def _edit(run: RunEvent, request: TrialRequest, trial: TrialEvent | None, apply: bool) -> None:
     """Show the edit that makes the change in the script; write it after a question."""
     from ndd_engine.script.trials import edit_for
 
     edit = edit_for(request, run, trial)
     show(["", "to make this change in your script:", *edit.diff, *(f"  {text}" for text in edit.advice)])
     if edit.path is None:
-        return
-    if not apply:
+        if apply:
+            say("nothing was written: this change has to be made by hand")
+    elif not apply:
         say("to write it, repeat the command with --apply: it asks first, and measures nothing again")
     elif not sys.stdin.isatty() or click.confirm(
         f"Write {printable(str(edit.path))}?", default=False, err=True
