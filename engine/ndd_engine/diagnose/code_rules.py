@@ -45,6 +45,11 @@ ENVIRONMENT = (
     "step several environments at once, in processes of their own (gymnasium.vector.AsyncVectorEnv), or make a step "
     "cheaper: the training needs each of them"
 )
+# Python's profiler sees no operator of tensors, so that its time is that of the function.
+FORWARD = (
+    "capture a few steps (key k) to see which line takes it: a loop of Python over items, or an operation on a large "
+    "tensor, such as a product with a dense matrix of mostly zeros"
+)
 _LOG_LESS = {
     "lightning": "call self.log every few steps only, as with if batch_idx % 50 == 0; "
     "enable_progress_bar=False or a larger refresh_rate for the progress bar",
@@ -72,7 +77,12 @@ def slow_function(view: View) -> Finding | None:
     draft = Draft(
         "slow-function", f"{found.subject} {does} {percent(found.share)} of each step", view.part(found.share)
     )
-    draft.saw(f"{counted(found.calls, 'call')} in one step take {span(found.ns)} outside torch", PROFILER)
+    own = (
+        "besides functions of torch, operators such as @ included"
+        if found.phase == "forward"
+        else "outside torch"
+    )
+    draft.saw(f"{counted(found.calls, 'call')} in one step take {span(found.ns)} {own}", PROFILER)
     if inner is not None:
         draft.saw(
             f"{counted(inner.calls, 'call')} of {inner.what} take {span(inner.ns)} ({inner.where})", PROFILER
@@ -86,6 +96,8 @@ def slow_function(view: View) -> Finding | None:
         text = (
             f"call {inner.what} less often: once for all items, or before training, or keep what it returns"
         )
+    elif found.phase == "forward":
+        text = FORWARD
     else:
         text = "do its work once before training, cache its results, or use tensor operations instead of Python loops"
     draft.change(text, where=inner.where if inner is not None else found.where)

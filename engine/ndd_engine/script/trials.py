@@ -328,11 +328,11 @@ class ScriptProcess(Trained):
         try:
             (self.folder / "ranks").mkdir()
             work = scratch(command.folder, self.folder, but)
-            words, more = command.words, dict(extra)
+            words, path = command.words, extra.get("PYTHONPATH", command.path)
             if edited:
                 _edit(edited, command.folder.resolve(), work)
-                words, path = _moved(command, work, extra.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")))
-                more |= {"PYTHONPATH": path} if path else {}
+                words, path = _moved(command, work, path)
+            more = {**extra, **({"PYTHONPATH": path} if path else {})}
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(address)
             self._listener.listen(128)
