@@ -27,6 +27,12 @@ RANDOM = frozenset({
     "MixUp", "CutMix", "SpecAugment", "TimeMasking", "FrequencyMasking",
 })  # fmt: skip
 MOST_LOOKS = 64
+# What functions call to draw random numbers, and what those call that draw the same ones whenever an item is read.
+DRAWS = frozenset({
+    "random", "uniform", "randint", "randrange", "choice", "gauss", "shuffle", "normal", "rand", "randn", "randperm",
+    "bernoulli", "uniform_", "normal_",
+})  # fmt: skip
+SEEDS = frozenset({"manual_seed", "seed", "Generator", "generator", "default_rng", "RandomState", "Random"})
 
 
 def python_objects(dataset: Any) -> list[Any] | None:
@@ -46,7 +52,7 @@ def python_objects(dataset: Any) -> list[Any] | None:
 
 
 def augments(dataset: Any) -> str:
-    """The class of a transform of a dataset that changes items at random: "RandomCrop"; "" if none is known."""
+    """What of a dataset makes items at random: the class of a transform, "RandomCrop", or a function; "" if unknown."""
     todo, looks = [(dataset, 0)], 0
     while todo and looks < MOST_LOOKS:
         looks += 1
@@ -58,6 +64,9 @@ def augments(dataset: Any) -> str:
         name = class_name(kind)
         if depth and (name.startswith("Random") or name in RANDOM):
             return name
+        function = value if kind is types.FunctionType else None if depth else _reads_item(kind)
+        if function is not None and _draws(function.__code__):
+            return str(function.__qualname__)
         found = attributes(value)
         if depth <= WITHIN and type(found) is dict:
             todo += [
@@ -106,6 +115,21 @@ def _class_named(path: list[str], names: dict[str, Any]) -> Any:
     for name in path[1:]:
         kind = namespace(kind).get(name) if issubclass(type(kind), type) else None
     return kind if issubclass(type(kind), type) else None
+
+
+def _reads_item(kind: Any) -> Any:
+    """The function by which datasets of a class read an item; None without one."""
+    found = next(
+        (namespace(base)["__getitem__"] for base in bases(kind) if "__getitem__" in namespace(base)), None
+    )
+    return found if type(found) is types.FunctionType else None
+
+
+def _draws(code: Any) -> bool:
+    names = set(code.co_names) | {
+        name for one in code.co_consts if type(one) is tuple for name in one if type(name) is str
+    }
+    return bool(names & DRAWS) and not names & SEEDS
 
 
 def attributes(thing: Any) -> Any:

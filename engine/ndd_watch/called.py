@@ -247,18 +247,25 @@ def _text(code: Any, name: Callable[[Any], str]) -> str:
 
 
 def _line(code: Any, callee: Any) -> int | None:
-    """The line in which a function names another one first; None if it names it nowhere.
+    """The line in which a function names another one first, in a loop if it does so there; None if nowhere.
 
     A subscript names nothing: it is that of a property of pandas, or the only one of the function.
     """
     wanted = _text(callee, lambda one: str(one.co_name)).rpartition(".")[2]
     line, subscripts = code.co_firstlineno, set()
+    named: dict[int, int] = {}
     indexed = _INDEXED if wanted == _SUBSCRIPT and library(callee) == "pandas" else frozenset()
     for one in get_instructions(code):
         starts = getattr(one, "line_number", one.starts_line)  # from Python 3.13 on, the latter says whether
         line = starts if type(starts) is int else line
         if one.opname.startswith("LOAD_") and (one.argval == wanted or one.argval in indexed):
-            return line
+            named[one.offset] = line
+        if "JUMP" in one.opname and type(one.argval) is int and one.argval < one.offset:  # the end of a loop
+            within = [found for at, found in named.items() if at >= one.argval]
+            if within:
+                return within[0]
         if wanted == _SUBSCRIPT and (one.opname == "BINARY_SUBSCR" or one.argrepr == "[]"):
             subscripts.add(line)
+    if named:
+        return next(iter(named.values()))
     return subscripts.pop() if len(subscripts) == 1 else None

@@ -103,6 +103,13 @@ def take() -> tuple[int, list[int]]:
     return taken
 
 
+def leave_out_rest() -> None:
+    """Have no window contain what is no phase since the last step: the script's own work after its training."""
+    enter(S[CURRENT])
+    S[BEGUN] += row[OTHER]
+    row[OTHER] = 0
+
+
 def clear() -> None:
     """Begin a window at the last phase change."""
     row[:] = rest[:] = ZEROS

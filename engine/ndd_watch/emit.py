@@ -222,7 +222,8 @@ class Emitter:
             steps.loss = steps.shape = None
         device, steps.device_rows = steps.device_rows, []
         garbage = self._steps.garbage.take()
-        micro, self._micro = S[MICRO] - self._micro, S[MICRO]
+        micro = max(S[MICRO] - self._micro, 0)
+        self._micro += micro
         first, self._first_ns = S[FIRST_NS] - self._first_ns, S[FIRST_NS]
         passes, self._starts = S[STARTS] - self._starts, S[STARTS]
         skipped, self._skipped = S[SKIPPED] - self._skipped, S[SKIPPED]
@@ -234,7 +235,8 @@ class Emitter:
         self._items = self._passes.full(shape[0], self._items) if shape else self._items or self._batch
         if self._items and count and not self._run["items_per_step"]:
             self.know(items_per_step=round(self._items * micro * self._readers / count))
-        items = self._items_of(micro)
+        counted = self._passes.counted(micro, shape[0] if shape else None)
+        items = self._items_of(micro) if counted is None else counted * self._readers
         timed = {
             "end": S[DONE], "shown": step, "rest": rest, "device": [_by_name(found) for _, found in device],
             "outside": _by_name(clock.gpu.outside()), "first_ns": first,
@@ -342,6 +344,8 @@ class Emitter:
         with Dropped():
             if not self.paused and S[TRAINER] == threading.get_ident():
                 self._steps.finish()
+                if not self._steps.backwards:
+                    clock.leave_out_rest()
                 self.window()
             self.pause()
             status, reason = self._status

@@ -115,7 +115,7 @@ class Hooks:
     def _install_phases(self, torch: Any, optimizer: Any, dataloader: Any) -> None:
         """Hook functions whose time is a phase."""
         iterator = dataloader._BaseDataLoaderIter
-        ends = self._leaves(TIMED, self._has_read)
+        ends = self.passes.counting(self._leaves(TIMED, self._has_read), self.steps.failed)
         self._put(iterator.__next__, self._reads(), ends, True, phase=DATA_WAIT, rests="all")
         # The end of its workers belongs to an iterator, also of one that is thrown away after a batch.
         workers = dataloader._MultiProcessingDataLoaderIter
@@ -428,6 +428,8 @@ class Hooks:
                         self._iterator = key_of(iterator)
                         settings, place = self.places.loader_of(iterator)
                         self.passes.reads_loader(settings)
+                        if self.passes.uneven:
+                            self.probes.stay(type(iterator).__next__)
                         self.loader_read(settings, place)
                     self.passes.ranks = steps.ranks
                     self.passes.reads(iterator, new)
@@ -469,7 +471,7 @@ class Hooks:
 
     def _has_read(self) -> None:
         self.steps.read()
-        if self.passes.gave(sys._getframe(2)):
+        if self.passes.gave(sys._getframe(3)):
             self.steps.first_ns += S[LAST] - self._reading
 
     def _seen(self, look: Callable[[Any], None]) -> Any:

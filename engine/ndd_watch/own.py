@@ -15,7 +15,7 @@ from .looks import whole
 
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
 _PLUMBING = ("base", "data_order", "factory_data", "own_module", "registry", "result", "training")
-_SAMPLERS = "torch.utils.data.sampler"
+_SAMPLERS, _OF_TORCH = "torch.utils.data.sampler", "torch.utils.data."
 # Loaders and optimizers whose place is remembered.
 MOST_PLACES = 64
 
@@ -105,6 +105,7 @@ class Places:
         joined = getattr(iterator, "_auto_collation", None) is True
         # A sampler of the script may compute it.
         ordinary = type(sampler).__module__ == _SAMPLERS
+        known = ordinary and type(getattr(sampler, "sampler", sampler)).__module__.startswith(_OF_TORCH)
         return {
             "workers": workers, "pin_memory": bool(iterator._pin_memory),
             "prefetch": whole(getattr(iterator, "_prefetch_factor", None)) if workers else None,
@@ -114,6 +115,7 @@ class Places:
             "batch_size": whole(getattr(sampler, "batch_size", None)) if ordinary else None,
             "drop_last": getattr(sampler, "drop_last", None) is True if ordinary else None,
             "dataset": class_name(type(dataset)), "items": _items_of(iterator),
+            "uneven": joined and not (known and getattr(iterator, "_dataset_kind", None) == 0),
             "sampler": class_name(type(getattr(sampler, "sampler", sampler) if ordinary else sampler)),
             "augments": augments(dataset),
             "reads": self._method_of(dataset, "__getitem__" if iterator._dataset_kind == 0 else "__iter__"),
@@ -157,6 +159,8 @@ def _items_of(iterator: Any) -> int | None:
     if type(iterator._index_sampler).__module__ != _SAMPLERS or batches is None:
         return None
     items = batches.f_locals.get("sampler_iter")
+    if type(items) is type(iter([])):  # what a sampler of several ranks gives
+        return len(items.__reduce__()[1][0]) or None  # that of an iterator at its end is empty
     if type(items) is type(iter(range(0))):
         given: Any = items.__reduce__()[1][0]
         return int(given.stop)  # some Pythons leave out what was given

@@ -6,16 +6,21 @@ Batches are compared by a checksum: loader workers, or ranks, that give the same
 from __future__ import annotations
 
 import ctypes
+import sys
 import zlib
+from collections import deque
+from threading import get_ident
 from typing import Any, Callable
 
-from .clock import DONE, S
+from .clock import BASE, DONE, EVALUATE, TRAINER, S
 from .looks import Looks, key_of
 from .mapped import MICRO, STARTS
 from .own import own_frame
 
 # Batches of each worker, and of each rank, whose checksums are taken, and the bytes of a tensor that these are of.
 LOOKS, RANK_LOOKS, MOST_BYTES = 3, 6, 1 << 16
+# Sizes of batches that are kept until they are counted, and by how many batches a script reads ahead of its steps.
+MOST_SIZES, AHEAD = 1 << 16, 64
 # Values of `_dataset_kind` of an iterator.
 _ITERABLE = 1
 
@@ -45,6 +50,9 @@ class Passes:
         self._batches: list[tuple[int, int, int]] = []
         # Of the loader: items of a batch, by how many the last one of a pass is smaller, and batches of a pass.
         self._size = self._smaller = self._whole = 0
+        # Whether only the batches tell their sizes; those of batches that were read, and are not counted yet.
+        self.uneven = False
+        self._sizes: deque[int] = deque(maxlen=MOST_SIZES)
         # Micro-steps before the pass, and whether its last batch is counted; items that such batches lacked.
         self._micro, self._over, self._lacked = 0, False, 0
         self._news: dict[str, Any] = {}
@@ -102,11 +110,47 @@ class Passes:
     def reads_loader(self, settings: dict[str, Any]) -> None:
         """The training begins to read a loader with these settings, see `Places`."""
         size, items = settings["batch_size"] or 0, settings["items"]
+        self.uneven = settings.get("uneven", False)
         if items is None and size == self._size:
             return  # it is not known at each moment
         self._size, self._smaller, self._whole = size, 0, 0
         if size and items and not settings["drop_last"]:
             self._smaller, self._whole = -items % size, -(-items // size)
+
+    def counting(self, leaves: Callable[[Any, int], int], failed: Callable[[BaseException], None]) -> Any:
+        """A hook: an iterator has made a batch. leaves: what else is done then. failed: called with an error."""
+        traced = self._looks.traced
+
+        def ends(probe: Any, zero: int) -> int:
+            if self.uneven and S[TRAINER] == get_ident() and S[BASE] != EVALUATE and not traced():
+                try:
+                    self.count(sys._getframe(1).f_locals.get("data"))
+                except Exception as error:  # noqa: BLE001
+                    failed(error)
+            return leaves(probe, zero)
+
+        return ends
+
+    def count(self, batch: Any) -> None:
+        """Remember the size of a batch whose sampler does not tell it."""
+        tensor = self._looks.first_tensor(batch) if self._looks.allowed() else None
+        shape = None if tensor is None else self._looks.shape(tensor)
+        if shape:
+            self._sizes.append(shape[0])
+
+    def counted(self, micro: int, looked: int | None) -> int | None:
+        """Items of so many micro-steps by the sizes of their batches; None if these are unknown.
+
+        looked: items of an input of the model, None without one. Where it is that of no batch, the model gets others.
+        """
+        sizes = self._sizes
+        if not self.uneven or not sizes or len(sizes) > micro + AHEAD or looked not in (None, *sizes):
+            sizes.clear()
+            return None
+        items, each = 0, sorted(sizes)[len(sizes) // 2]
+        for _ in range(micro):  # the first ones were read before
+            items += sizes.popleft() if sizes else each
+        return items
 
     def full(self, items: int, before: int) -> int:
         """Items of a usual micro-step, if the one that was looked at has so many, and earlier ones had `before`."""

@@ -134,6 +134,12 @@ class Probes:
             if function is not None and function.__code__ in (one.ours, one.resting):
                 function.__code__ = one.before
 
+    def stay(self, function: Any) -> None:
+        """Keep the probes of a function also in steps that are timed as a whole."""
+        self._changed = [
+            one._replace(resting=one.ours) if one.function() is function else one for one in self._changed
+        ]
+
     def rest(self, on: bool) -> None:
         """Take the probes out that steps do not need that are timed as a whole, or put them back.
 

@@ -105,6 +105,16 @@ class Ends:
         """The id of the only optimizer; 0 where there are several."""
         return self._ender if len(self.counts) == 1 and not self._new else 0
 
+    @property
+    def batches(self) -> int:
+        """Micro-steps of the step that ends, of several optimizers: each takes a batch for each of its own steps."""
+        return 1 if self._turns else max(self._before.values(), default=1)
+
+    @property
+    def begun(self) -> int:
+        """The same of the step that has not ended."""
+        return max(self._since.values(), default=0)
+
     def stepped(self, key: int) -> tuple[int, int]:
         """An optimizer has stepped: (steps that end now: 0 or 1; what has to be added to those counted before)."""
         self._all += 1
@@ -437,7 +447,10 @@ class Steps:
             self._assumed = self._alone = 0
         if key not in self.ends.counts and not any(self._exists(one) for one in self.ends.counts):
             S[CORRECTION] += self.ends.renew(key)
+        single = len(self.ends.counts) == 1
         ended, missed = self.ends.stepped(key)
+        if single and len(self.ends.counts) > 1 and S[DONE] <= FEW_BACKWARDS:
+            S[MICRO] = S[DONE]  # several backward passes of those steps were on one batch
         if missed:
             S[CORRECTION] += missed
         if ended:
@@ -447,6 +460,8 @@ class Steps:
         """Training has ended: without an optimizer, nothing else ends the last step."""
         if self.backwards and self._zeroing:
             self.end(now())
+        if len(self.ends.counts) > 1:
+            S[MICRO] += self.ends.begun
         S[CORRECTION] += self.ends.finished()
 
     def end(self, t: int) -> None:
@@ -487,7 +502,7 @@ class Steps:
         row[:] = ZEROS
         S[DONE] = done + 1
         # Of several optimizers, each has backward passes of its own on the same batch.
-        S[MICRO] += 1 if len(self.ends.counts) > 1 else self.backwards
+        S[MICRO] += self.ends.batches if len(self.ends.counts) > 1 else self.backwards
         self.backwards = S[PASSES] = S[OPEN] = 0
         if t > gpu.due and not self.skip:
             gpu.due = t + SAMPLE_NS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planted_runs import HEALTHY, MS, Planted, beside, cores, evaluated, healthy, profiled
 
 from ndd_console.words.finding import finding_line
-from ndd_engine.diagnose import Finding
+from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.events import FunctionsEvent
 
@@ -193,3 +193,20 @@ def test_a_call_that_the_training_may_need_is_not_advised_to_be_left_out() -> No
     assert "if the training does not need it" in once.changes[0].text
     world = script(8.0, called("TimeLimit.step", "gymnasium", 7.0, calls=20)).named("user-code")
     assert "several environments" in world.changes[0].text and "few steps" not in world.changes[0].text
+
+
+def test_time_that_comes_at_once_between_steps_is_not_that_of_a_call_in_a_usual_step() -> None:
+    """A rollout before each sixteen updates: the profiled step is an update."""
+
+    def told(median_ms: float) -> Finding:
+        snapshot = script(8.0, called("Categorical.log_prob", "torch", 1.5)).snapshot()
+        phases = [
+            replace(phase, p50_ns=round(median_ms * MS)) if phase.name == "other" else phase
+            for phase in snapshot.phases
+        ]
+        found = {item.cause: item for item in diagnose(replace(snapshot, phases=tuple(phases)))}
+        return found["user-code"]
+
+    rare, usual = told(1.0), told(7.0)
+    assert "log_prob" not in rare.title and "between groups of steps" in rare.changes[0].text
+    assert "log_prob" in usual.title and "if the training does not need it" in usual.changes[0].text

@@ -43,6 +43,21 @@ def test_a_call_of_a_library_has_the_line_that_makes_it() -> None:
     assert Path(file).read_text().splitlines()[line - 1].strip() == "return json.dumps(values)"
 
 
+def prepares_and_trains() -> None:
+    json.dumps([])  # before the training
+    for _ in range(3):
+        sorted(LONG)
+    for _ in range(3):
+        json.dumps(LONG)  # in it
+    json.dumps([])  # after it
+
+
+def test_a_call_in_a_loop_is_that_of_the_loop() -> None:
+    """A script whose loop is not in a function calls the same before its training."""
+    file, line = calls(prepares_and_trains)["dumps"][:2]
+    assert Path(file).read_text().splitlines()[line - 1].strip() == "json.dumps(LONG)  # in it"
+
+
 def test_of_a_step_the_model_is_no_call_and_of_an_evaluation_it_is_one_with_its_phase() -> None:
     model, x = nn.Sequential(nn.Linear(64, 512), nn.Linear(512, 512)), torch.ones(256, 64)
 

@@ -226,3 +226,105 @@ def test_the_model_that_a_closure_calls_is_forward(tmp_path: Path) -> None:
     # All but the call before the first backward pass.
     assert ran.phases()["forward"] >= (int(ran.word("CALLS")) - 1) * 0.02e9
     assert sum(window["items"] for window in ran.of("window")) == 15 * 32
+
+
+UNEVEN = """
+import random, sys, time, torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+kind, count = sys.argv[1], 0
+data = TensorDataset(torch.randn(150, 8))
+class Batches(Sampler):
+    def __init__(self): pass
+    def __iter__(self):
+        left = list(range(150))
+        while left:
+            size = random.randint(1, 9)
+            yield left[:size]
+            left = left[size:]
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from data
+loader = {
+    "batches": lambda: DataLoader(data, batch_sampler=Batches()),
+    "stream": lambda: DataLoader(Stream(), batch_size=16),
+    "ranks": lambda: DataLoader(data, batch_size=8, sampler=DistributedSampler(data, 2, 0)),
+    "own": lambda: DataLoader(data, batch_size=16, sampler=type("Own", (Sampler,), {
+        "__init__": lambda self: None, "__iter__": lambda self: (i for i in range(150)),
+        "__len__": lambda self: 150})()),
+    "even": lambda: DataLoader(data, batch_size=16),
+}[kind]()
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for epoch in range(4):
+    for (x,) in loader:
+        model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
+        count += len(x)
+        time.sleep(0.01)
+    model.eval()
+    with torch.no_grad():
+        for (x,) in DataLoader(data, batch_sampler=Batches()):
+            model(x)
+    model.train()
+print("ITEMS", count)
+"""
+
+
+@pytest.mark.parametrize("kind", ["batches", "stream", "ranks", "own", "even"])
+def test_items_of_batches_whose_sizes_only_the_script_knows(tmp_path: Path, kind: str) -> None:
+    """Samplers of the script, streams, and the share of a rank; those of an evaluation are not counted."""
+    (tmp_path / "train.py").write_text(UNEVEN)
+    ran = run(tmp_path, str(tmp_path / "train.py"), kind)
+    told = sum(window["items"] for window in ran.of("window"))
+    # The first batches are read before the training is observed: theirs is the middle one.
+    assert abs(told - int(ran.word("ITEMS"))) <= (10 if kind == "batches" else 0), ran.errors
+
+
+SEVERAL = """
+import sys, time, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+kind, count = sys.argv[1], 0
+make, judge = nn.Linear(8, 8), nn.Linear(8, 1)
+makes, judges = (torch.optim.SGD(one.parameters(), lr=1e-3) for one in (make, judge))
+for epoch in range(4):
+    for index, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(312, 8)), batch_size=16)):
+        judges.zero_grad(); judge(x).sum().backward(); judge(make(x).detach()).sum().backward(); judges.step()
+        count += len(x)
+        if kind == "each" or index % 5 == 0:
+            makes.zero_grad(); judge(make(x)).sum().backward(); makes.step()
+        time.sleep(0.01)
+print("ITEMS", count)
+"""
+
+
+@pytest.mark.parametrize("kind", ["each", "rarely"])
+def test_items_of_several_optimizers_are_those_that_were_read(tmp_path: Path, kind: str) -> None:
+    """One that steps five times for a step takes five batches; two backward passes on a batch are one."""
+    (tmp_path / "train.py").write_text(SEVERAL)
+    ran = run(tmp_path, str(tmp_path / "train.py"), kind)
+    told, items = sum(window["items"] for window in ran.of("window")), int(ran.word("ITEMS"))
+    assert told == items if kind == "each" else abs(told - items) <= 4 * 16, (told, ran.errors)
+
+
+AFTERWARDS = """
+import time, torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(30):
+    time.sleep(0.01)
+    model(torch.randn(4, 8)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+time.sleep(2)
+"""
+
+
+def test_what_a_script_does_after_its_training_is_no_part_of_the_steps(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(AFTERWARDS)
+    ran = run(tmp_path, str(tmp_path / "train.py"))
+    assert sum(window["wall_ns"] for window in ran.of("window")) < 2e9
+    for window in ran.of("window"):
+        assert (
+            sum(phase["host_ns"] for name, phase in window["phases"].items() if "/" not in name)
+            == window["wall_ns"]
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from typing import Any
 
@@ -73,3 +74,42 @@ def test_random_transforms_of_a_dataset_are_found_and_others_not() -> None:
     assert augments(Thing(dataset=dataset, indices=[1])) == "RandomCrop"
     assert augments(Thing(transform=Normalize(), generator=RandomCrop())) == ""
     assert augments(object()) == ""
+
+
+class Draws:
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(3), index
+
+
+class Repeats:
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(3, generator=torch.Generator().manual_seed(index)), index
+
+
+def turned(image: Any) -> Any:
+    return image * random.uniform(0, 1)
+
+
+def test_functions_that_draw_at_random_are_transforms_too() -> None:
+    assert augments(Thing(transform=turned)) == "turned"
+    assert augments(Thing(dataset=Thing(transform=lambda image: image / 2))) == ""
+    assert augments(Draws()) == "Draws.__getitem__"
+    assert augments(Thing(dataset=Draws())) == "Draws.__getitem__"
+    assert augments(Repeats()) == ""
+
+
+def test_batches_of_unknown_sizes_are_counted_as_they_are_read(passes: Passes) -> None:
+    passes.reads_loader({**settings(None), "uneven": True})
+    for size in (4, 9, 2, 7):
+        passes.count((torch.zeros(size, 3), torch.zeros(size)))
+    # One was read before the training was observed, and one is read ahead.
+    assert passes.counted(3, 9) == 15
+    passes.count(torch.zeros(5, 3))
+    assert passes.counted(2, None) == 12
+    # The model gets something else.
+    passes.count(torch.zeros(5, 3))
+    assert passes.counted(1, 3) is None
+    # Another loader whose sizes are known.
+    passes.reads_loader({**settings(732), "uneven": False})
+    passes.count(torch.zeros(5, 3))
+    assert passes.counted(1, 5) is None

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from ndd_engine.errors import UsageError
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import (
     LINKED,
     Command,
     check_contained,
+    command_of,
     environment,
     in_copy,
     kept_out,
@@ -77,6 +79,19 @@ def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=named):
             command(text, tmp_path).check()
+
+
+def test_the_path_of_a_run_is_known_to_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial is started from another shell, without the `PYTHONPATH=... ` that was before the command of the run."""
+    monkeypatch.setenv("PYTHONPATH", "../lib")
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    command("python train.py", tmp_path).keep(run)
+    monkeypatch.delenv("PYTHONPATH")
+    assert command_of(run).path == "../lib" and command("python train.py", tmp_path).path == ""
+    # Of an earlier version.
+    run.command.write_text('{"command": ["python", "train.py"], "folder": "/"}')
+    assert command_of(run).path == ""
 
 
 def test_a_path_of_the_user_stays() -> None:

@@ -57,9 +57,26 @@ def test_arguments_of_a_loader(line: int, arguments: dict[str, Any], expected: s
             1,
             "train = DataLoader([self.data[i] for i in range(len(self.data))], batch_size=8)\n",
         ),
-        # It is made more than once, or the data has no name.
+        # The data has no name.
+        (
+            "DataLoader(Files('ä', 1))",
+            1,
+            "dataset = Files('ä', 1)\nDataLoader([dataset[i] for i in range(len(dataset))])",
+        ),
+        (
+            "def made(dataset):\n\treturn None, DataLoader(\n\t\tFiles(\n1), 2)\n",
+            2,
+            "def made(dataset):\n\tdataset2 = Files(\n1)\n\treturn None, DataLoader(\n"
+            "\t\t[dataset2[i] for i in range(len(dataset2))], 2)\n",
+        ),
+        # It is made more than once, perhaps never, or behind another statement.
         ("for epoch in range(9):\n    for x in DataLoader(data):\n        pass\n", 2, None),
-        ("DataLoader(Files())", 1, None),
+        ("a = [DataLoader(Files(i)) for i in range(2)]", 1, None),
+        ("a = DataLoader(Files()) if train else None", 1, None),
+        ("a = lambda: DataLoader(Files())", 1, None),
+        ("train(); a = DataLoader(Files())", 1, None),
+        ("with DataLoader(Files()) as a: pass", 1, None),
+        ("DataLoader(a + b)", 1, None),
     ],
 )
 def test_items_are_cached_where_the_loader_is_made_once(script: str, line: int, expected: str | None) -> None:

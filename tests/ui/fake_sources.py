@@ -48,6 +48,7 @@ class FakeTrials:
     """A trial source whose jobs a test controls."""
 
     base: str = "run charlm-001"
+    edits: bool = False
     budgets: list[float] = field(default_factory=list)
     paused: str = "charlm-001"
     refused: str = ""

@@ -187,6 +187,7 @@ async def test_the_help_page_of_a_run_lists_the_keys_that_work_for_it() -> None:
         await press(pilot, "question_mark")
         told = text_of(app)
     assert "pause or resume" in told
+    assert "end the script with Ctrl-C; again: kill it" in told and "stop after a checkpoint" not in told
     assert not any(word in told for word in ("save a checkpoint", "evaluate", "ranks:", "wizard:", "not now"))
 
 

@@ -75,6 +75,17 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
         assert isinstance(app.screen, LiveScreen) and trials.jobs[0].stopped == 0
 
 
+@pytest.mark.parametrize("edits", [False, True])
+async def test_what_is_written_is_named(edits: bool) -> None:
+    """A script has no configuration: its change is a diff."""
+    trials = FakeTrials(edits=edits)
+    async with running(FakeSource(tries=trials, script=edits)) as (app, pilot):
+        await press(pilot, "t", "enter")
+        trials.jobs[0].result, trials.jobs[0].done = trial_event(), True
+        await look(pilot)
+        assert f"w write the {'diff' if edits else 'configuration'}" in text_of(app)
+
+
 async def test_a_custom_change_is_checked_where_it_is_typed() -> None:
     trials = FakeTrials()
     async with running(FakeSource(tries=trials)) as (app, pilot):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ndd_engine.text import counted, percent, span
 from ndd_watch.called import logs
 
-from . import data_rules
+from . import data_facts, data_rules
 from .finding import Finding
 from .run_rules import waited_ns
 from .view import CLOCK, FLOOR, MODEL, PROFILER, Draft, LibraryCall, SlowFunction, View, taken
@@ -45,6 +45,15 @@ ENVIRONMENT = (
     "step several environments at once, in processes of their own (gymnasium.vector.AsyncVectorEnv), or make a step "
     "cheaper: the training needs each of them"
 )
+# Python's profiler sees no operator of tensors, so that its time is that of the function.
+FORWARD = (
+    "capture a few steps (key k) to see which line takes it: a loop of Python over items, or an operation on a large "
+    "tensor, such as a product with a dense matrix of mostly zeros"
+)
+RARE = (
+    "see what the script does between groups of steps, such as a rollout, sampling or logging: do it for many items at "
+    "once, or in processes of their own while the steps train"
+)
 _LOG_LESS = {
     "lightning": "call self.log every few steps only, as with if batch_idx % 50 == 0; "
     "enable_progress_bar=False or a larger refresh_rate for the progress bar",
@@ -72,7 +81,12 @@ def slow_function(view: View) -> Finding | None:
     draft = Draft(
         "slow-function", f"{found.subject} {does} {percent(found.share)} of each step", view.part(found.share)
     )
-    draft.saw(f"{counted(found.calls, 'call')} in one step take {span(found.ns)} outside torch", PROFILER)
+    own = (
+        "besides functions of torch, operators such as @ included"
+        if found.phase == "forward"
+        else "outside torch"
+    )
+    draft.saw(f"{counted(found.calls, 'call')} in one step take {span(found.ns)} {own}", PROFILER)
     if inner is not None:
         draft.saw(
             f"{counted(inner.calls, 'call')} of {inner.what} take {span(inner.ns)} ({inner.where})", PROFILER
@@ -86,6 +100,8 @@ def slow_function(view: View) -> Finding | None:
         text = (
             f"call {inner.what} less often: once for all items, or before training, or keep what it returns"
         )
+    elif found.phase == "forward":
+        text = FORWARD
     else:
         text = "do its work once before training, cache its results, or use tensor operations instead of Python loops"
     draft.change(text, where=inner.where if inner is not None else found.where)
@@ -282,12 +298,22 @@ def outside(view: View) -> Finding | None:
     found = view.where("other")
     line = found.line if found is not None and found.own else None
     title = f"code outside the model takes {percent(cost.share)} of each step"
+    # Where most steps need little of it, the profiled one does not tell what takes it.
+    usual_ns = view.phases["other"].p50_ns
+    rare = usual_ns is not None and usual_ns < data_facts.UNEVEN * cost.ns
+    if rare:
+        called = [call for call in called if call.ns >= MOST_OF * cost.ns]
     named = bool(called) and called[0].share >= FLOOR
     environment = named and _environment(called[0].function, called[0].library)
     if named:
         title += f", {percent(called[0].share)} in {called[0].what} ({called[0].where})"
     draft = Draft("user-code", title, cost)
     draft.add(taken(cost, "what is neither data, model nor optimizer takes"))
+    if rare:
+        draft.saw(
+            f"most steps need {span(usual_ns or 0)} of it: it comes at once, before or after some steps",
+            CLOCK,
+        )
     for call in called[: MOST_INSIDE * named]:
         draft.saw(f"{call.what} takes {span(call.ns)} of a step, called at {call.where}", PROFILER)
     if found is not None and line is not None:
@@ -295,6 +321,8 @@ def outside(view: View) -> Finding | None:
     known = next((text for name, text in _BESIDE.items() if named and name in called[0].function), None)
     if known is not None:
         draft.change(known, where=called[0].where)
+    elif rare and not named:
+        draft.change(RARE, where=line)
     elif line is not None or (named and (called[0].library in ("", "torch") or environment)):
         if environment:
             text = ENVIRONMENT

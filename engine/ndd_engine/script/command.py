@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -214,10 +214,11 @@ _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed"})
 
 @dataclass(frozen=True)
 class Command:
-    """A command to observe. words: as given; folder: the working directory."""
+    """A command to observe. words: as given; folder: the working directory; path: its `PYTHONPATH`."""
 
     words: tuple[str, ...]
     folder: Path
+    path: str = field(default_factory=lambda: os.environ.get("PYTHONPATH", ""))
 
     def check(self) -> None:
         """Raises UsageError if the command does not exist, or if the observer cannot get into it."""
@@ -243,7 +244,7 @@ class Command:
 
     def keep(self, run: RunDir) -> None:
         """Write it into the folder of a run, with the source of its script. Raises UsageError."""
-        write_text(run.command, json.dumps(self.to_dict(), indent=2) + "\n")
+        write_text(run.command, json.dumps({**self.to_dict(), "path": self.path}, indent=2) + "\n")
         sources_beside(self._main, self.folder).keep(run)
 
     @property
@@ -279,7 +280,8 @@ def command_of(run: RunDir) -> Command:
     """The command of the run of a script. Raises UsageError if its file is damaged."""
     try:
         body = json.loads(run.command.read_bytes())
-        return Command(tuple(map(str, body["command"])), Path(str(body["folder"])))
+        words, folder = tuple(map(str, body["command"])), Path(str(body["folder"]))
+        return Command(words, folder, str(body["path"])) if "path" in body else Command(words, folder)
     except OSError as error:
         raise UsageError(f"{printable(str(run.command))} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):

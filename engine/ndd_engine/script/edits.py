@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -188,22 +189,48 @@ def _default(name: str, arguments: Mapping[str, Any]) -> bool:
     return arguments[name] is None or (name == Persistent.name and not arguments[name])
 
 
+# Where a list of items would be made again, and where a call may not happen.
+_REPEATS = (ast.For, ast.While, ast.AsyncFor, ast.comprehension, ast.ListComp, ast.GeneratorExp, ast.DictComp)
+_MAY_NOT = (ast.Lambda, ast.IfExp, ast.BoolOp)
+
+
 def with_cached_items(text: str, line: int) -> str | None:
     """The text with a list of all items in place of the dataset of the DataLoader at a line.
 
-    None if the dataset is not a plain name, or if the loader is made in a loop, where the list would be made again.
+    A dataset that is made there gets a name in the line before. None if it is neither a name nor a call, or if the
+    loader is made in a loop, where the list would be made again.
     """
     tree = _parsed(text)
     call = _call(tree, line, ("DataLoader",)) if tree is not None else None
-    if tree is None or call is None:
+    if tree is None or call is None or not call.args:
         return None
-    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While, ast.AsyncFor))]
-    given = call.args[0] if call.args else None
-    if not isinstance(given, (ast.Name, ast.Attribute)) or any(call in ast.walk(loop) for loop in loops):
+    given, source = call.args[0], _Source(text)
+    around = [node for node in ast.walk(tree) if node is not call and call in ast.walk(node)]
+    if any(isinstance(node, _REPEATS) for node in around):
         return None
-    source, name = _Source(text), ast.unparse(given)
+    if isinstance(given, (ast.Name, ast.Attribute)):
+        name, before, place = ast.unparse(given), "", 0
+    else:
+        statement = next(
+            (node for node in around if isinstance(node, (ast.Assign, ast.Return, ast.Expr))), None
+        )
+        lines = text.splitlines(keepends=True)
+        if (
+            not isinstance(given, ast.Call)
+            or statement is None
+            or any(isinstance(node, _MAY_NOT) for node in around)
+        ):
+            return None
+        place = statement.lineno - 1
+        indent = lines[place][: len(lines[place]) - len(lines[place].lstrip())]
+        used = set(re.findall(r"\w+", text))
+        name = next(one for one in map("dataset{}".format, ("", *range(2, len(used) + 3))) if one not in used)
+        if len(indent.encode()) != statement.col_offset:
+            return None  # another statement is before it in this line
+        before = f"{indent}{name} = {source.of(given)}\n"
     source.replace(given, f"[{name}[i] for i in range(len({name}))]")
-    return source.text
+    lines = source.text.splitlines(keepends=True)
+    return "".join((*lines[:place], before, *lines[place:]))
 
 
 def _parsed(text: str) -> ast.Module | None:

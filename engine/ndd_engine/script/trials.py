@@ -356,7 +356,8 @@ class ScriptProcess(Trained):
             work = scratch(command.folder, self.folder, but)
             if edited:
                 _edit(edited, command.folder.resolve(), work)
-            copied, more = in_copy(command, work, {**os.environ, **extra})
+            own = {**({"PYTHONPATH": command.path} if command.path else {}), **extra}
+            copied, more = in_copy(command, work, {**os.environ, **own})
             values = dict(given or {})
             moved = {
                 key: text
@@ -374,7 +375,7 @@ class ScriptProcess(Trained):
             made = environment(
                 self.folder / "ranks",
                 SITE,
-                {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **UNWRITTEN, **extra, **more},
+                {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **UNWRITTEN, **own, **more},
             )
             # For what the script starts, which is no process of the trial.
             kept = {LINKED: "" if outside else linked(self.folder, command.folder)}

@@ -61,6 +61,8 @@ class RunTrials:
     paused: pauses the run during a trial. live: whether the run is training. keep: records a result.
     """
 
+    edits = False
+
     def __init__(
         self,
         directory: RunDir,
@@ -143,6 +145,8 @@ def _run_trial(request: TrialRequest, tell: Callable[[Progress], None], stop: th
 
 class ScriptTrials(RunTrials):
     """Trials of an observed script, in scratch copies. run: its recorded identity, None before its first step."""
+
+    edits = True
 
     def __init__(
         self,

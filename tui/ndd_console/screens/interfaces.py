@@ -102,6 +102,7 @@ class TrialSource(Protocol):
     """Measures changes to one run, one trial at a time."""
 
     base: str  # the baseline as text: "run chartext-001"
+    edits: bool  # a change is an edit of a script, not of a configuration
 
     def pauses(self) -> str: ...  # name of the run that is paused during a trial; "" for none
     def refusal(self) -> str: ...  # why no trial can start now; "" if one can

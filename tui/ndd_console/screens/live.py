@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from textual import events
@@ -31,6 +32,12 @@ Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 
 STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 STOPPING_SCRIPT = "the script was sent Ctrl-C; press Ctrl-C again to kill it"
+# What keys do that differ for a script.
+_OF_SCRIPTS = {
+    "try": "try a change: measure it against the script as it is",
+    "quit": "quit: end the script with Ctrl-C, or keep it running",
+    "interrupt": "end the script with Ctrl-C; again: kill it",
+}
 _WORKING = frozenset({"training", "evaluating", "checkpointing", "paused"})
 _MESSAGES: dict[Action, str] = {
     "pause": "pausing after this step…",
@@ -185,6 +192,13 @@ class LiveScreen(KeyScreen):
             return "close"
         return key.word
 
+    def help_keys(self) -> tuple[Key, ...]:
+        """The keys that work now, and what they do to this run."""
+        words = dict(_OF_SCRIPTS) if self.source.script else {}
+        if not self.source.owned:
+            words |= dict.fromkeys(("quit", "interrupt"), "close the screen; the run goes on")
+        return tuple(replace(key, help=words.get(key.action, key.help)) for key in self.usable())
+
     def say(self, text: str) -> None:
         self._message = _Message(text, _progress_of(self._snapshot), self._clock() + MESSAGE_S)
         self._repaint()
@@ -224,7 +238,7 @@ class LiveScreen(KeyScreen):
         self.app.push_screen(LogScreen(self.look, self.source))
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.look, tuple(self.usable())))
+        self.app.push_screen(HelpScreen(self.look, self.help_keys()))
 
     def action_copy(self) -> None:
         command = first_command(self.source.name, self._diagnosis.of(self._snapshot).findings)

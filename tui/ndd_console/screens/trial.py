@@ -289,6 +289,8 @@ class TrialScreen(WidgetScreen):
             return f"measure up to {state.longer_s:.0f} s"
         if key.action == "back" and state.stage == "measure":
             return "stop and resume the run" if state.pauses else "stop"
+        if key.action == "write" and self._trials.edits:
+            return "write the diff"
         return key.word
 
     def on_option_list_option_selected(self) -> None:
