@@ -21,15 +21,18 @@ PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
 # In `make test-all` besides the first ones of each kind.
 OFTEN = {"two_optimizers_late", "closures_of_lbfgs"}
 FIRST = 2
-# What docs/noticeable.md lists.
+# What docs/noticeable.md lists: how these lines of differences begin, and the reason.
 LISTED = {
-    "nobody_else_in_a_profile": "functions of the observer in results of a profiler",
-    "a_trace_function_that_counts_lines": "the end of a hooked function is another line event",
-    "coverage_by_tracing_torch": "the end of a hooked function is another line event",
-    "fingerprints_by_value": "the code of a function that makes batches, before Python 3.12",
-    "customize_module_in_front": "a sitecustomize in front of ours keeps the observer out",
-    "import_system_is_the_same": "sitecustomize in sys.modules",
-    "fails_while_torch_is_imported": "a frame of the finder in a traceback",
+    "nobody_else_in_a_profile": ("output", "functions of the observer in results of a profiler"),
+    "a_trace_function_that_counts_lines": ("output", "the end of a hooked function is another line event"),
+    "coverage_by_tracing_torch": ("output", "the end of a hooked function is another line event"),
+    "fingerprints_by_value": ("output", "the code of a function that makes batches, before Python 3.12"),
+    "customize_module_in_front": (
+        ("output", "steps"),
+        "a sitecustomize in front of ours keeps the observer out",
+    ),
+    "import_system_is_the_same": ("output", "sitecustomize in sys.modules"),
+    "fails_while_torch_is_imported": ("standard error", "a frame of the finder in a traceback"),
 }
 
 
@@ -41,8 +44,6 @@ def _marked() -> Iterator[object]:
         marks = [pytest.mark.long if number <= FIRST or case.name in OFTEN else pytest.mark.slow]
         if number == 1:
             marks.append(pytest.mark.promise)
-        if (reason := LISTED.get(case.name)) is not None:
-            marks.append(pytest.mark.xfail(reason=reason, strict=False))
         yield pytest.param(case, id=str(case), marks=marks)
 
 
@@ -51,7 +52,8 @@ def test_it_is_the_same(case: Case, tmp_path: Path) -> None:
     if reason := lacks(case, PYTHON):
         pytest.skip(reason)
     bare, observed = (run_case(case, one, tmp_path, PYTHON) for one in (False, True))
-    assert differences(case, bare, observed) == []
+    listed, _ = LISTED.get(case.name, ((), ""))
+    assert [line for line in differences(case, bare, observed) if not line.startswith(listed)] == []
 
 
 def test_there_are_enough_cases_of_each_kind() -> None:
