@@ -24,6 +24,9 @@ FIRST = 2
 # What docs/noticeable.md lists: how these lines of differences begin, and the reason.
 LISTED = {
     "nobody_else_in_a_profile": ("output", "functions of the observer in results of a profiler"),
+    "a_profile_function_in_one_step_of_many": ("output", "the same, from Python 3.12 on"),
+    "torch_profiler_counts": ("output", "a loss is read ten times a second"),
+    "torch_profiler_with_stacks": ("output", "the same"),
     "a_trace_function_that_counts_lines": ("output", "the end of a hooked function is another line event"),
     "coverage_by_tracing_torch": ("output", "the end of a hooked function is another line event"),
     "fingerprints_by_value": ("output", "the code of a function that makes batches, before Python 3.12"),
