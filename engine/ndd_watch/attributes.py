@@ -1,4 +1,4 @@
-"""Attributes and variables, read without running code of the script, such as properties and metaclasses."""
+"""Attributes, variables and functions, found without running code of the script, such as properties and metaclasses."""
 
 from __future__ import annotations
 

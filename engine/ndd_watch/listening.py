@@ -17,7 +17,7 @@ from .clock import CURRENT, DATA_WAIT, TIMED, S, enter, now
 from .exceptions import Dropped, ours
 from .library import signal
 from .looks import Looks
-from .own import own
+from .own import own, own_frame
 
 # Signals whose handlers raise exceptions again and again, as time limits do.
 ALARMS = signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF
@@ -133,8 +133,8 @@ def _callers(loop: Any) -> list[Any]:
         frame = frame.f_back
     found = [loop]
     while frame is not None and len(found) < MOST_CALLERS:
-        frame = frame.f_back
-        if frame is not None and own(frame.f_code):
+        frame = own_frame(frame.f_back, own)
+        if frame is not None:
             found.append(frame.f_code)
     return found
 
