@@ -58,6 +58,7 @@ class Steering:
         # On the monotonic clock: since when ranks are missing, or only some of them pause; and the begin of the present
         # pause. 0.0 otherwise.
         self._apart_t = self._began_t = 0.0
+        self._told_pause = False
 
     def look(self, processes: Sequence[Process], snapshot: Callable[[], Snapshot], step: int) -> None:
         """Pass on what was requested, after so many steps. processes: that train on this host."""
@@ -117,7 +118,10 @@ class Steering:
         if 0 < paused < len(processes):
             self._wait(APART, step)
         elif paused and not self._began_t:
+            # Told at the next look: the windows that end with the pause are read before.
             self._apart_t, self._began_t = 0.0, time.monotonic()
+        elif paused and not self._told_pause:
+            self._told_pause = True
             self._put(MarkEvent("status", step, "", {"status": "paused"}))
             self._put(pause_mark(step, list(self._control.holders)))
 
@@ -127,10 +131,10 @@ class Steering:
             if asked[1]:
                 asked[1] = 0
                 self._write(path, asked)
-        if self._began_t:
+        if self._told_pause:
             self._put(MarkEvent("status", step, "", {"status": "training"}))
             self._put(resume_mark(step, time.monotonic() - self._began_t))
-        self._apart_t = self._began_t = 0.0
+        self._apart_t, self._began_t, self._told_pause = 0.0, 0.0, False
 
     def _wait(self, why: str, step: int) -> None:
         """For some of the processes; after a while, nothing of what was requested is done."""
