@@ -50,6 +50,8 @@ COLUMNS = 24
 REQUEST = KEPT + 1 - AT
 # The current step by phase, and the time of the window outside steps, in nanoseconds.
 ROW, REST = 32, 32 + COLUMNS
+# Steps of each of the first optimizers that exist at a time.
+STEPPED, MOST_OPTIMIZERS = REST + COLUMNS, 8
 # Rows of steps that were timed by phase: the steps before it, and its nanoseconds by phase.
 ROWS_AT, MOST_ROWS, ROW_WIDTH = 96, 2048, COLUMNS + 1
 # Of every step: twice its nanoseconds, plus 1 if it has a row; 0 if it is left out.

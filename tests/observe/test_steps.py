@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -26,16 +27,39 @@ EACH = "".join(map(chr, range(1000, 1300)))
         *[("".join(name * each for name in "abcde"), 5 * each) for each in (1, 2, 20)],
         *[("a" * 500 + "b" * each, 500 + each) for each in (1, 2, 20)],
         *[("ab" * each + "cd" * each + "ef" * each, 3 * each) for each in (2, 20)],
+        # Their rhythms are uneven: steps are those of one of them.
+        *[
+            (("d" * critics + "g") * 500, 500 if critics < 8 else 500 * critics)
+            for critics in (5, 7, 9, 10, 50)
+        ],
+        ("".join("d" * (100 if turn < 25 else 5) + "g" for turn in range(600)), 25 * 100 + 575 * 5),
+        *[
+            ("".join("dg" + "x" * (turn % each == each - 1) for turn in range(640)), 640 // each)
+            for each in (2, 5)
+        ],
+        *[("".join("dg" + "x" * (turn % each == 0) for turn in range(640)), 640) for each in (12, 16)],
+        ("".join("x" * (turn % 12 == 0) + "m" for turn in range(640)), 640),
+        ("".join("qr" + "a" * (turn % 2) for turn in range(60)), 30),
+        ("".join("d" + "d" * (turn % 3 == 0) + "g" for turn in range(300)), 300),
         # They take turns, or train alone before they train together.
         *[(("a" * each + "b" * each) * 4, 8 * each) for each in (3, 7, 10, 25)],
         *[("a" * alone + "b" * alone + "ab" * 40, 2 * alone + 40) for alone in (10, 200)],
         *[(("a" * alone + "b" * alone) * 3 + "ab" * 50, 6 * alone + 50) for alone in (10, 200)],
     ],
+    ids=lambda value: f"{value[:12]}…" if isinstance(value, str) else None,
 )
 def test_steps_of_several_optimizers(order: str, steps: int) -> None:
     ends = Ends()
     count = sum(sum(ends.stepped(ord(name))) for name in order)
     assert count + ends.finished() == steps
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_where_each_batch_has_one_of_several_optimizers_each_batch_is_a_step(tasks: int, seed: int) -> None:
+    ends = Ends()
+    order = random.Random(seed).choices(range(1, tasks + 1), k=1000)
+    assert sum(sum(ends.stepped(key)) for key in order) == pytest.approx(1000, rel=0.03)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7, 21, 64, 500])

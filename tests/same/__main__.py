@@ -6,6 +6,8 @@ import argparse
 import os
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tests.same.cases import Case, differences, lacks, parse, run_case
@@ -19,6 +21,16 @@ def chosen(cases: list[Case], names: list[str]) -> list[Case]:
     return [case for case in cases if not names or {case.name, case.kind, str(case)} & set(names)]
 
 
+def compare(case: Case, python: str, observed: bool) -> tuple[str, list[str]]:
+    """Run a case twice, the second time observed or not: (why it cannot run or "", what differs)."""
+    if reason := lacks(case, python):
+        return reason, []
+    with tempfile.TemporaryDirectory(prefix="same-") as folder:
+        bare, other = (run_case(case, one, Path(folder), python) for one in (False, observed))
+    found = differences(case, bare, other)
+    return "", [line for line in found if observed or not line.startswith("steps: ")]
+
+
 def main() -> int:
     """Returns 0 if all are the same, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m tests.same", description=__doc__)
@@ -27,6 +39,9 @@ def main() -> int:
     parser.add_argument(
         "--bare", action="store_true", help="compare two bare runs: is the case itself the same?"
     )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time (default: cores)"
+    )
     given = parser.parse_args()
     given.python = os.path.abspath(given.python)  # noqa: PTH100  a link to another Python stays one
     try:
@@ -34,20 +49,16 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     same = skipped = 0
-    for case in cases:
-        if reason := lacks(case, given.python):
-            print("skipped  ", case, f"({reason})", flush=True)
-            skipped += 1
-            continue
-        with tempfile.TemporaryDirectory(prefix="same-") as folder:
-            bare = run_case(case, False, Path(folder), given.python)
-            other = run_case(case, not given.bare, Path(folder), given.python)
-        found = differences(case, bare, other)
-        if given.bare:
-            found = [line for line in found if not line.startswith("steps: ")]
-        same += not found
-        indented = (f"\n            {line}" for line in found)
-        print("DIFFERENT" if found else "same     ", f"{case}{''.join(indented)}", flush=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        results = pool.map(partial(compare, python=given.python, observed=not given.bare), cases)
+        for case, (reason, found) in zip(cases, results, strict=True):
+            if reason:
+                skipped += 1
+                print("skipped  ", case, f"({reason})", flush=True)
+                continue
+            same += not found
+            indented = "".join(f"\n            {line}" for line in found)
+            print("DIFFERENT" if found else "same     ", f"{case}{indented}", flush=True)
     print(f"{same} of {len(cases) - skipped} are the same" + (f", {skipped} skipped" if skipped else ""))
     return int(same + skipped < len(cases))
 

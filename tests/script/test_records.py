@@ -159,6 +159,10 @@ class Told:
         self.process.window(10 * steps, **more)
         return self.new()
 
+    @property
+    def not_shown(self) -> list[str]:
+        return self._follower.not_shown
+
     def new(self) -> list[Any]:
         del self.events[:]
         self._follower.poll()
@@ -228,6 +232,32 @@ def test_a_process_that_is_started_again_goes_on_counting(told: Told) -> None:
     told.put("run", **run_line(pid=9, resumed_step=12))
     (window,) = told.window(5, step=17)
     assert window.step == 20
+
+
+@pytest.mark.parametrize(
+    ("each", "text"),
+    [
+        ((10,), None),
+        ((10, 10, 10), None),
+        ((11, 10), None),  # it ends in the middle of a step
+        ((6, 4), None),  # they take turns
+        ((50, 10), "steps of the 2 optimizers: 50 and 10"),
+        ((10, 1, 10), "steps of the 3 optimizers: 10, 1 and 10"),
+        (
+            (20, 7),
+            "steps of the 2 optimizers: 20 and 7; their rhythm is not regular, so that 10 is an estimate",
+        ),
+        ((20, *[10] * 7), "steps of the first 8 optimizers: 20, 10, 10, 10, 10, 10, 10 and 10"),
+    ],
+)
+def test_steps_of_several_optimizers_are_told_where_their_numbers_differ(
+    told: Told, each: tuple[int, ...], text: str | None
+) -> None:
+    told.put("run", **run_line())
+    for place, steps in enumerate(each):
+        told.process.values[mapped.STEPPED + place] = steps
+    told.window(10)
+    assert [line for line in told.not_shown if "optimizers" in line] == ([] if text is None else [text])
 
 
 def test_texts_of_a_script_control_no_terminal_and_damaged_lines_cost_themselves(told: Told) -> None:

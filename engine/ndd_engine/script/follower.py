@@ -42,6 +42,7 @@ from ndd_engine.record.events import (
 )
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import counted, number, printable
+from ndd_watch import mapped
 
 from .asked_captures import Captures
 from .command import Command
@@ -192,6 +193,22 @@ def left_out_text(batches: int, step: int) -> str:
     )
 
 
+def uneven_text(each: Sequence[int], step: int) -> str:
+    """What is said of several optimizers with other numbers of steps than the training; "" if these explain it."""
+    if len(each) < 2 or (max(each) - min(each) <= 1 and min(each) <= step <= max(each)):
+        return ""
+    if abs(sum(each) - step) < len(each):  # they take turns, or the places of others
+        return ""
+    more = len(each) == mapped.MOST_OPTIMIZERS
+    told = ", ".join(map(number, each[:-1])) + f" and {number(each[-1])}"
+    text = f"steps of {'the first' if more else 'the'} {len(each)} optimizers: {told}"
+    return (
+        text
+        if step in each
+        else f"{text}; their rhythm is not regular, so that {number(step)} is an estimate"
+    )
+
+
 class Follower:
     """put: gets the events of the leading process, which is rank 0 or else the first one that trained, and those that
     compare the ranks."""
@@ -263,7 +280,11 @@ class Follower:
         if batches := sum(process.left_out for process in self._records.processes):
             found.append(left_out_text(batches, self.step))
         if self._trained:
-            found += self._trained[min(self._trained, key=_leading)].not_seen
+            leading = min(self._trained, key=_leading)
+            found += self._trained[leading].not_seen
+            newest = [process for process in self._records.processes if process.name == leading][-1]
+            if text := uneven_text(newest.optimizer_steps, newest.steps):
+                found.append(text)
         return found
 
     @property

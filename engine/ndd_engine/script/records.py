@@ -125,6 +125,11 @@ class Process:
         return max(value(mapped.DONE) + value(mapped.CORRECTION) + value(mapped.PENDING), 0)
 
     @property
+    def optimizer_steps(self) -> list[int]:
+        """Steps of each optimizer, of those that exist at a time in their order; of the first ones if they are many."""
+        return [steps for steps in self._reader.values(mapped.STEPPED, mapped.MOST_OPTIMIZERS) if steps]
+
+    @property
     def unended(self) -> int:
         """Backward passes that no step has, if they are more than usual in a step; 0 otherwise."""
         value = self._reader.value
