@@ -14,8 +14,8 @@ time, and windows end at multiples of powers of two, without a word between the 
 `Ends` tells at which steps of optimizers a step of the training ends. With one optimizer, each of its steps does. With
 several, the one that steps most rarely ends a step, and of those that step equally often the last one. One that turns
 out to step too rarely for that hands over to another, all of whose steps are counted then. Optimizers that take turns,
-each for several steps, and those of which one is chosen for each batch, all end steps. Another optimizer that appears later either joins the others or takes
-their place: which of them it is shows when one of them steps again.
+each for several steps, and those of which one is chosen for each batch, all end steps. Another optimizer that appears
+later either joins the others or takes their place: which of them it is shows when one of them steps again.
 """
 
 from __future__ import annotations
