@@ -17,6 +17,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     modules     calls of modules: forward passes and evaluations
     waits       where a rank waits for others
     steps       counts steps, decides which are timed by phase, and where they end
+    by_hand     steps without an optimizer and without `backward`
     graphs      whether the script keeps the graphs of earlier steps, or carries one from step to step
     slowing     tells when steps have become slower, so that another close look is worth it
     passes      counts passes over the data, and compares first batches

@@ -11,6 +11,7 @@ from threading import get_ident
 from typing import Any, Callable
 
 from .attributes import attribute, function_of
+from .by_hand import ByHand
 from .clock import (
     BACKWARD,
     BASE,
@@ -132,9 +133,8 @@ class Hooks:
         )
         zeroed = self.timed(ZERO_GRAD, self.steps.zeroed)
         self._put(optimizer.zero_grad, *zeroed, False, phase=ZERO_GRAD, rests="all")
-        self._put(
-            torch.autograd.grad, self._seen(lambda frame: self.steps.retained.end()), None, False, rests="all"
-        )
+        by_hand = ByHand(self.steps, self._looks, self._own, self._begins_training, self._look)
+        self._put(torch.autograd.grad, *by_hand.hooks(), False)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False, phase=CLIP)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler

@@ -108,6 +108,11 @@ class Looks:
         with self.silent():
             return sum(int(self._numel(one)) for one in parameters if one.requires_grad)
 
+    def changes(self, tensor: Any) -> int:
+        """How often a tensor has been changed in place; 0 if that is not counted."""
+        with self.silent():
+            return 0 if tensor.is_inference() else int(tensor._version)
+
     def bytes_of(self, tensor: Any) -> int:
         """The bytes of the elements of a tensor; 0 if they cannot be counted."""
         with self.silent():

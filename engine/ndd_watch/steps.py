@@ -397,7 +397,8 @@ class Steps:
         self._made.append(weakref.ref(optimizer))
         self._find_sole()
 
-    def _has_optimizer(self) -> bool:
+    def has_optimizer(self) -> bool:
+        """Whether an optimizer exists."""
         return any(one() is not None for one in self._made)
 
     def _find_sole(self) -> None:
@@ -428,10 +429,10 @@ class Steps:
         if not isinstance(error, (RecursionError, MemoryError)):
             self.give_up(error)
 
-    def ended_backward(self) -> None:
-        """A backward pass has ended, and nothing else is known to end the steps."""
-        self._passes += 1
-        likely = self._has_optimizer() and not self.compiled
+    def ended_backward(self, earlier: int = 0) -> None:
+        """A backward pass has ended, and nothing else is known to end the steps. earlier: those that were not heard."""
+        self._passes += 1 + earlier
+        likely = self.has_optimizer() and not self.compiled
         few = SILENT_BACKWARDS if likely and self._zeroed < FEW_BACKWARDS else FEW_BACKWARDS
         if self._passes <= few:
             S[PENDING] = 0 if likely else self._passes
@@ -452,7 +453,7 @@ class Steps:
         heard = self.heard + S[DONE]
         again, self._heard_zeroed = heard == self._heard_zeroed, heard
         self._in_a_row = self._in_a_row + 1 if again else 1
-        if not self._zeroing and (not self._has_optimizer() or (self.compiled and not self.heard)):
+        if not self._zeroing and (not self.has_optimizer() or (self.compiled and not self.heard)):
             self.ends_known = self._zeroing = True
             S[PENDING] = 0
         elif not self._zeroing and self.compiled and self._in_a_row == FEW_ZEROED:
@@ -481,7 +482,7 @@ class Steps:
         S[CORRECTION] += earlier
         if not self.compiled:
             self._assumed += earlier + ended
-            self._alone += (earlier + ended) * (not self._has_optimizer())
+            self._alone += (earlier + ended) * (not self.has_optimizer())
 
     def stepped(self, key: int, t: int) -> None:
         """An optimizer has stepped, or skipped a step because of infinite gradients. t: when, on the clock."""
