@@ -357,19 +357,15 @@ class ScriptProcess(Trained):
             if edited:
                 _edit(edited, command.folder.resolve(), work)
             own = {**({"PYTHONPATH": command.path} if command.path else {}), **extra}
-            copied, more = in_copy(command, work, {**os.environ, **own})
-            values = dict(given or {})
-            moved = {
-                key: text
-                for key, text in in_copy(command, work, {**os.environ, **values})[1].items()
-                if key in values
-            }
+            values = given or {}
+            copied, more = in_copy(command, work, {**os.environ, **own, **values})
+            read_back = {key: more.pop(key, text) for key, text in values.items()}
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(address)
             self._listener.listen(128)
             spec = {
                 "socket": address, "sides": [dict(side) for side in sides], "original": str(command.folder),
-                "outside": outside, "expected": dict(expected or {}), "given": {**values, **moved},
+                "outside": outside, "expected": dict(expected or {}), "given": read_back,
                 "seeded": seeded,
             }  # fmt: skip
             made = environment(
