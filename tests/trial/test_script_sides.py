@@ -118,8 +118,13 @@ class Process:
         self.both = [
             SideFacts(
                 "cpu", "a CPU", 1, prepare_s=0.5, lengths_us=list(self._lengths),
-                settings={key: [str(new), "2", self.world.effect, ""] for key, new in self._expected.items()},
-                **{"items_per_step": 8, **self.world.facts(changed)},
+                **{
+                    "settings": {
+                        key: [str(new), "2", self.world.effect, ""] for key, new in self._expected.items()
+                    },
+                    "items_per_step": 8,
+                    **self.world.facts(changed),
+                },
             )
             for changed in ([False, True] if self._both else [self._changed])
         ]  # fmt: skip
@@ -247,6 +252,14 @@ def test_an_edit_that_does_not_do_what_was_measured_is_not_shown(
     assert event.verdict == "faster" and not event.edit and reason in event.edit_refused
     found = edit_for(*asked(tmp_path, TOGETHER), event)
     assert found.path is None and "set_num_threads(1)" in found.advice[0] and reason in found.advice[-1]
+
+
+def test_fp16_without_a_gradient_scaler_is_not_measured(world: World, tmp_path: Path) -> None:
+    amp = ["fp16", "fp16 without a gradient scaler", False, "add a scaler"]
+    world.facts = lambda changed: {"settings": {"precision.amp": amp}} if changed else {}
+    event = tried(tmp_path, "precision.amp=fp16")
+    assert (event.verdict, event.ratio, world.measured) == ("inconclusive", None, [])
+    assert "add a scaler" in event.text and world.open == 0
 
 
 def test_items_of_another_length_are_compared_by_token(world: World, tmp_path: Path) -> None:
