@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 _OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_ENGINE = os.path.join(os.path.dirname(os.path.dirname(_OURS)), "ndd_engine", "")
 # What a defect of ours can raise; by exact type, since a subclass is somebody's own.
 _RAISED = frozenset({
     TypeError, ValueError, AttributeError, KeyError, IndexError, LookupError, RuntimeError, NotImplementedError,
@@ -54,6 +55,29 @@ def of_library(name: str) -> bool:
     if name.startswith((_OURS, "<frozen ")):
         return True
     return name.startswith(_CALLED[1]) and "-packages" not in name
+
+
+def of_script(error: BaseException) -> bool:
+    """Whether code of the script has raised an exception, also one that packages of others could have raised."""
+    if type(error).__module__ == "__main__" or not (error.args or type(error) in _SILENT):
+        return True
+    trace: Any = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not (of_library(name) or name.startswith(_ENGINE) or "-packages" in name):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+class Contained:
+    """A context that drops whatever goes wrong in it, and lets exceptions go on that code of the script has raised."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        return isinstance(error, Exception) and not of_script(error)
 
 
 class Dropped:

@@ -7,12 +7,11 @@ are counted by the hooks; a framework says only how many an earlier process has 
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from functools import wraps
 from typing import Any, Callable
 
-from .exceptions import Dropped, ours
+from .exceptions import Contained, Dropped, ours
 from .library import os
 from .probes import Probes
 
@@ -207,7 +206,7 @@ def lightning(base: type, put: Put, known: Known, wishes: Wishes) -> type:
         @_safe
         def on_train_start(self, trainer: Any, module: Any) -> None:
             total: Any = 0
-            with contextlib.suppress(Exception):  # unknown if the accumulation changes between epochs
+            with Contained():  # unknown if the accumulation changes between epochs
                 total = trainer.estimated_stepping_batches
             epochs = trainer.max_epochs
             put(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -20,6 +19,7 @@ from ndd_engine.script.command import Command
 from ndd_engine.script.progress import readable_by
 from ndd_engine.script.script_run import CLOSED
 from ndd_watch import CAPTURES
+from ndd_watch.exceptions import Contained, of_script
 
 from .sources import PathLike, root_of
 
@@ -56,7 +56,7 @@ class Observation:
 
     def close(self) -> None:
         """End the observation; safe to call twice."""
-        with contextlib.suppress(Exception):
+        with Contained():
             if self._follower is not None and self.path is not None:
                 _running.clear()
                 if self._observer.emitter.opened:
@@ -67,17 +67,17 @@ class Observation:
                 self._follower = None
 
     def _say(self, kind: str, **body: Any) -> None:
-        with contextlib.suppress(Exception):
+        with Contained():
             self._observer.emitter.say(kind, **body)
 
     def told(self, kind: str, **body: Any) -> None:
         """Record what a framework says at the current step."""
-        with contextlib.suppress(Exception):
+        with Contained():
             self._observer.told(kind, **body)
 
     def known(self, found: dict[str, Any], then: Callable[[dict[str, float]], None]) -> None:
         """Call back with the numbers among these values, later where some are on a GPU."""
-        with contextlib.suppress(Exception):
+        with Contained():
             self._observer.known(found, then)
 
     @property
@@ -91,7 +91,7 @@ class Observation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(Exception):
+        with Contained():
             if kind is not None:
                 self._observer.emitter.fail(f"{kind.__name__}: {error}")
         self.close()
@@ -118,7 +118,9 @@ def started(name: str | None, runs: PathLike | None, frameworks: bool = True) ->
         return Observation(None, None, None)  # rank 0 is observed
     try:
         return _started(name, runs, frameworks)
-    except Exception as error:  # noqa: BLE001  the training must go on
+    except Exception as error:
+        if of_script(error):  # as a timeout of it
+            raise
         warnings.warn(f"ndd_engine.observe: nothing is observed: {error}", stacklevel=3)
         return Observation(None, None, None)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from ndd_engine.api.observing import Observation, started
 from ndd_engine.api.sources import PathLike
+from ndd_watch.exceptions import Contained
 from ndd_watch.frameworks import Known, Put, Wishes
 
 
@@ -36,7 +36,7 @@ class Observed:
         self.end()  # of a training that raised an error
         if not leads:
             return
-        with contextlib.suppress(Exception):
+        with Contained():
             self._trainings += 1
             later = self._name is not None and self._trainings > 1
             name = f"{self._name}-{self._trainings}" if later else self._name
@@ -48,7 +48,7 @@ class Observed:
     def end(self, error: BaseException | None = None) -> None:
         """The training has ended. error: that has ended it."""
         observation, self._observation = self._observation, None
-        with contextlib.suppress(Exception):
+        with Contained():
             self.told = self._base()
             if observation is not None:
                 observation.__exit__(type(error) if error is not None else None, error, None)
