@@ -26,7 +26,7 @@ from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.stepper import Stepper, _nothing, _without_gradient
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.training_parts import TrainingParts
+from ndd_engine.workloads.result import TrainingParts
 
 CPU = torch.device("cpu")
 

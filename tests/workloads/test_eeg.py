@@ -19,7 +19,7 @@ from ndd_engine.workloads.eeg import (
     clip_outliers,
     synthetic,
 )
-from ndd_engine.workloads.facts import facts
+from ndd_engine.workloads.interface import facts
 from ndd_engine.workloads.registry import prepare
 from ndd_engine.workloads.windows import Layout
 

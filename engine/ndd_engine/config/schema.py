@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -388,6 +389,11 @@ class Config(Section):
         """The value of a dotted key."""
         section, name = key.split(".")
         return getattr(getattr(self, section), name)
+
+    def changed(self, **sections: Mapping[str, Any]) -> Config:
+        """A copy with other values of keys, such as changed(batch={"micro": 4}). They are not checked."""
+        update = {name: getattr(self, name).model_copy(update=keys) for name, keys in sections.items()}
+        return self.model_copy(update=update)
 
     @property
     def items_per_step(self) -> int:

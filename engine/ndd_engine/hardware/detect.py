@@ -219,7 +219,8 @@ class Nvml:
 
     def count(self) -> int | None:
         """Number of GPUs without MIG instances."""
-        return _whole(self._ask("count", "nvmlDeviceGetCount"))
+        value = self._ask("count", "nvmlDeviceGetCount")
+        return None if value is None else int(value)
 
     def handle(self, index: int) -> Any:
         """Handle of the GPU at `index` in PCI bus order."""
@@ -319,10 +320,6 @@ def _text(value: Any) -> str | None:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _whole(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
 def ask_torch(gpus: tuple[Gpu, ...], environ: Mapping[str, str], torch: Any = None) -> VisibleGpus:
     """Import torch, initialise CUDA and number the GPUs. Never raises; `reason` explains why torch sees none.
 
@@ -345,7 +342,8 @@ def ask_torch(gpus: tuple[Gpu, ...], environ: Mapping[str, str], torch: Any = No
             seen = [torch.cuda.get_device_properties(index) for index in range(count)]
         except Exception as error:  # noqa: BLE001 - a broken driver fails in many ways
             return _none(gpus, f"torch {version} cannot use CUDA: {error}")
-    said = tuple(_plain(item.message) for item in caught)
+    # Each warning on one line, without the location in torch's source.
+    said = tuple(" ".join(str(item.message).partition("(Triggered")[0].split()) for item in caught)
     if seen:
         return _numbered(gpus, seen, built, environ, said)
     if not said and VARIABLE in environ:
@@ -386,7 +384,8 @@ def _numbered(
     order: list[int] = []
     problems = [f"torch warns: {text}" for text in said]
     for index, properties in enumerate(seen):
-        uuid = _uuid(properties)
+        known = getattr(properties, "uuid", None)
+        uuid = None if known is None else str(known)
         place, why = _place(found, uuid, order, environ.get(VARIABLE, ""))
         if place is None:
             capability = int(properties.major), int(properties.minor)
@@ -444,11 +443,6 @@ def _bare(uuid: str | None) -> str | None:
     return None if uuid is None else uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
-def _uuid(properties: Any) -> str | None:
-    uuid = getattr(properties, "uuid", None)
-    return None if uuid is None else str(uuid)
-
-
 def _from_torch(name: str, uuid: str | None, total: int, capability: tuple[int, int]) -> Gpu:
     return Gpu(
         index=None,
@@ -460,11 +454,6 @@ def _from_torch(name: str, uuid: str | None, total: int, capability: tuple[int, 
         profile=match(name, total),
         reasons={"nvml": "NVML does not list this GPU: its counters are not available"},
     )
-
-
-def _plain(message: object) -> str:
-    """One of torch's warnings as one line, without the location in its source."""
-    return " ".join(str(message).partition("(Triggered")[0].split())
 
 
 def _none(gpus: tuple[Gpu, ...], reason: str, warn: bool = True) -> VisibleGpus:

@@ -26,12 +26,13 @@ from ndd_engine.train.parallel.strategy import why_not
 from ndd_engine.train.prepare import seed, total_steps
 from ndd_engine.train.probes.autosize import SizeChoice, decide
 from ndd_engine.train.settings import UNKNOWN_STEPS
+from ndd_engine.train.step.optimizers import moment_bytes
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 
 from .estimate import Fit, Memory, StepTime, spread
-from .rank_memory import Shares, is_sharded, moment_bytes, pretended, replaced, shares
+from .rank_memory import Shares, is_sharded, pretended, shares
 from .step_probes import SIZES, Prober, context_bytes, items_of
 
 # Seconds between two samples: timing a single micro-batch takes about half a second.
@@ -218,7 +219,7 @@ def outlook(
     others = ranks if ranks > 1 else gpus if device.type == "cuda" else 1
     if found.fits is not False or others == 1 or is_sharded(config):
         return found
-    sharded = replaced(config, others, "fsdp2")
+    sharded = config.changed(parallel={"ranks": others, "strategy": "fsdp2"})
     if why_not(sharded, workload.training) is not None:
         return found
     progress("predicting a sharded model")
@@ -265,7 +266,7 @@ def _outlook(
     assert times is not None
     memory = prober.with_heap(memory)
     parameter_bytes = sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad)
-    moments = moment_bytes(config, workload.model) if ranks > 1 else prober.stepper().moment_bytes()
+    moments = moment_bytes(config.optimizer, workload.model) if ranks > 1 else prober.stepper().moment_bytes()
     total = total_steps(config, per_epoch)
     return Outlook(
         config=config,

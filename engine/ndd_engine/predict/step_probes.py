@@ -37,23 +37,27 @@ from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.autosize import ALONE, probe_batches
 from ndd_engine.train.probes.rehearsal import MOST_RUNS, SLOW_NS, time_micro
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.base import Batch, Workload
-from ndd_engine.workloads.data_order import Stream, item_count
+from ndd_engine.workloads.base import Batch, Stream, Workload, item_count
 
 from .allocator import KIB, Rules
 from .estimate import (
+    DATA,
+    DATA_END,
+    FREED,
     HOST_GRANULE,
     MANY,
     ONE,
+    Family,
     Items,
     Memory,
     StepTime,
     TimedBatch,
+    Trace,
+    fit,
     merged,
     variation,
 )
-from .rank_memory import alone, is_sharded, stepper_of_rank
-from .step_traces import DATA, DATA_END, FREED, Family, Trace, fit
+from .rank_memory import is_sharded, stepper_of_rank
 
 STEPS_OF_ONE = 2
 # Numbers of threads are compared in so many turns each, which take at least one micro-batch
@@ -101,8 +105,7 @@ class _Steps:
             for index, count in enumerate(counts):
                 if count > 1:
                     mark(ONE)
-                batch = config.batch.model_copy(update={"accumulation": count})
-                stepper.config = config.model_copy(update={"batch": batch})
+                stepper.config = config.changed(batch={"accumulation": count})
                 stepper.eager_step(self._marked(mark), clock, index)
         finally:
             stepper.config = config
@@ -475,7 +478,9 @@ class Prober:
 
     def stepper(self) -> Stepper:
         """A new eager stepper of a single rank, with one micro-batch per step."""
-        return Stepper(self.workload, alone(self._plain()), self.device, total_steps=1000)
+        return Stepper(
+            self.workload, self._plain().changed(parallel={"ranks": 1}), self.device, total_steps=1000
+        )
 
     def _timed_stepper(self) -> Stepper:
         """As `stepper`; of a sharded model on a GPU a rank's, since the whole model may not fit."""
@@ -487,10 +492,8 @@ class Prober:
 
     def _plain(self) -> Config:
         """The configuration of the steps to probe."""
-        single = self.config.batch.model_copy(update={"accumulation": 1})
         # Compiling would recompile for every batch size.
-        plain = self.config.speed.model_copy(update={"compile": "off", "cuda_graph": False})
-        return self.config.model_copy(update={"batch": single, "speed": plain})
+        return self.config.changed(batch={"accumulation": 1}, speed={"compile": "off", "cuda_graph": False})
 
 
 def sizes(workload: Workload) -> tuple[int, ...]:
@@ -540,13 +543,11 @@ def endless(workload: Workload, config: Config, micro: int, as_kept: bool = Fals
 
     as_kept: if the loader caches items, repeat a few cached ones to measure the cost of cached data.
     """
-    batch = config.batch.model_copy(update={"micro": micro, "accumulation": 1})
-    config = config.model_copy(update={"batch": batch})
+    config = config.changed(batch={"micro": micro, "accumulation": 1})
     if as_kept and config.loader.cache and not workload.epochs_differ:
-        few = min(KEPT_BATCHES * micro, len(cast(Any, workload.train_data)))
-        alone = config.loader.model_copy(update={**ALONE, "cache": True})
+        few = min(KEPT_BATCHES * micro, len(cast("Any", workload.train_data)))
         data = Subset(workload.train_data, range(few))
-        batches = Batches(data, config.model_copy(update={"loader": alone}), workload.collate)
+        batches = Batches(data, config.changed(loader={**ALONE, "cache": True}), workload.collate)
     else:
         batches = probe_batches(workload, config)
     if isinstance(batches.own, StreamOrder):
@@ -566,7 +567,7 @@ def extremes(workload: Workload) -> tuple[list[int], int]:
     """
     if workload.collate is None or workload.epochs_differ or isinstance(workload.train_data, Stream):
         return [], 0
-    data = cast(Any, workload.train_data)
+    data = cast("Any", workload.train_data)
     longest: list[tuple[int, int]] = []
     looked, end = 0, time.perf_counter() + LOOK_S
     for place in random.Random(0).sample(range(len(data)), min(len(data), LOOKED_AT)):
@@ -589,7 +590,7 @@ def longest_first(workload: Workload, config: Config, micro: int, first: Sequenc
 def _longest_first(workload: Workload, config: Config, micro: int, first: Sequence[int]) -> Iterator[Any]:
     source = probe_batches(workload, config).source
     assert isinstance(source, Source)  # only items with an index are looked for
-    places = range(len(cast(Any, workload.train_data)))
+    places = range(len(cast("Any", workload.train_data)))
     others = cycle(sorted(set(places) - set(first)))
     while True:
         indices = [*first, *islice(others, max(micro - len(first), 0))][:micro]

@@ -33,12 +33,11 @@ from ndd_watch.holders import Holders
 from ndd_watch.looks import Looks
 from ndd_watch.own import own
 
-from .callbacks import Callbacks, failure
 from .checkpoint import CheckpointStore, Saved, last_good, unwritten
 from .checkpoint_state import changed, finite_buffers, layout, not_finite, unloadable
 from .data.loader import Batches, EvalBatches
 from .data.placing import OwnOrder, at_pass_end, end_pass
-from .evaluate import Result, better_of, evaluate
+from .evaluate import Callbacks, Result, better_of, evaluate, failure
 from .failures import unstable
 from .random_state import random_state
 from .request import OpenRun

@@ -39,12 +39,12 @@ from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 from ndd_watch.changes import GLOBALS
 
-from .callbacks import check_used
 from .checkpoint import Saved, newest_good
 from .checkpoint_state import unloadable
 from .data.loader import Batches, EvalBatches
 from .data.order import ALONE, Share, mixed
 from .data.placing import cannot_load, no_step, probe_loader
+from .evaluate import check_used
 from .failures import out_of_memory
 from .loop import Loop
 from .random_state import kept_random, restore_random_state

@@ -23,8 +23,7 @@ from ndd_engine.run.run import EXIT_OF, Executor, Run
 from ndd_engine.text import counted
 
 from .parallel.rank_ends import record_end
-from .preflight import check_resume, preflight
-from .request import RunRequest
+from .request import RunRequest, check_resume, preflight
 
 POLL_S = 0.1
 SAID_S = 10.0

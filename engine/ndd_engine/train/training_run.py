@@ -25,8 +25,7 @@ from ndd_engine.run.run import Executor
 from .loggers import Loggers
 from .parallel.rank_ends import Cause, leave_cause, other_over, others
 from .parallel.rank_place import OtherRankError
-from .preflight import check_resume, preflight
-from .request import OpenRun, RunRequest
+from .request import OpenRun, RunRequest, check_resume, preflight
 
 if TYPE_CHECKING:
     from .prepare import Prepared

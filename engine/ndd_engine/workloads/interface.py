@@ -1,19 +1,21 @@
-"""What a factory receives: `Settings`, the part of the configuration that a model and its data depend on.
+"""What a factory receives, `Settings`, and the size of the configured data with the mistakes in it.
 
-Imports no torch, so that data can be read and refused before torch is imported.
-"""
+Imports no torch, so that data can be read and refused before torch is imported."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import Section
+from ndd_engine.errors import ConfigError, Problem
 from ndd_engine.text import printable
 
+from . import own_module
 from .problems import Problems, Progress
 
 T = TypeVar("T")
@@ -201,3 +203,26 @@ class Facts:
     item: str
     token: str
     text: str
+
+
+def facts(config: Config, where: str = "workload") -> Facts | None:
+    """The facts of the configured data; None if only the factory knows them. Raises ConfigError with every error."""
+    section = config.workload
+    if ":" in section.name:
+        own_module.check(section, where)
+        return None
+    found: Facts = (
+        importlib.import_module(f"{__package__}.{section.name}_data")
+        .read(Settings.of(config, where=where))
+        .facts
+    )
+    return found
+
+
+def problems(config: Config, where: str) -> list[Problem]:
+    """Every error in the configured data, each with `where` as its origin; [] if it can be trained on."""
+    try:
+        facts(config, where)
+    except ConfigError as error:
+        return list(error.problems)
+    return []

@@ -12,14 +12,12 @@ from torch import nn
 from ndd_engine.config.schema import Config
 
 from . import factory_data, own_module
-from .base import CheckedWeight, Workload
-from .data_order import item_count
+from .base import CheckedWeight, Workload, item_count
 from .factory_data import Data
 from .interface import Settings
 from .own_module import calling
 from .problems import Problems, Progress
-from .result import NAME_LENGTH, Reader, wrong_result
-from .training_parts import check_conflicts, read_training
+from .result import NAME_LENGTH, Reader, check_conflicts, read_training, wrong_result
 
 RESULT = "an object, dict or SimpleNamespace with model, train_data and loss"
 PARTS = (

@@ -89,7 +89,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            from ndd_engine.config.parsing import meant
+            from ndd_engine.config.loading import meant
 
             hint = meant(name, list(COMMANDS))
             if hint is None and name.endswith(".toml"):

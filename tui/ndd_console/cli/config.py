@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from ndd_engine.config.loading import DEFAULT_WORKLOAD, OWN_ALLOWED
-from ndd_engine.config.parsing import meant
+from ndd_engine.config.loading import DEFAULT_WORKLOAD, OWN_ALLOWED, meant
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.errors import UsageError
 from ndd_engine.text import printable

@@ -26,8 +26,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.config.schema import Config
-from ndd_engine.workloads.base import Batch, Collate
-from ndd_engine.workloads.data_order import Order, Stream, item_count
+from ndd_engine.workloads.base import Batch, Collate, Order, Stream, item_count
 
 from .item_sources import Collated, EpochBatches, Source, WholeBatches, make_source
 from .order import ALONE, IndexOrder, Share, checksum, mixed

@@ -18,8 +18,7 @@ from ndd_engine.measure.timing import fastest
 from ndd_engine.record.events import LoaderEvent
 from ndd_engine.text import counted
 from ndd_engine.train.random_state import kept_random
-from ndd_engine.workloads.base import Batch, Workload
-from ndd_engine.workloads.data_order import Order, item_count
+from ndd_engine.workloads.base import Batch, Order, Workload, item_count
 from ndd_watch.switches import same_item
 
 from .item_sources import item_bytes

@@ -18,8 +18,7 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.errors import TrainingError, shortened
 from ndd_engine.train.random_state import random_state, restore_random_state
-from ndd_engine.workloads.base import Batch, Collate, batch_size
-from ndd_engine.workloads.data_order import Order, Stream, has_state
+from ndd_engine.workloads.base import Batch, Collate, Order, Stream, batch_size, has_state
 
 from .item_sources import check_sendable, raise_sendable
 from .order import OwnRandom, mixed
@@ -186,10 +185,7 @@ class StreamOrder:
         self._saved: Any = None
         self._isolated, self._random = isolated and not workers, OwnRandom(seed, False)
         self._compared = workers < 2
-        self.position = "state" if _holder(stream.data, self._sample_iterator()) is not None else "anew"
-
-    def _sample_iterator(self) -> Any:
-        return None if has_state(self.stream.data) else self.stream.first_iterator
+        self.position = "state" if _holder(stream.data, stream.first_iterator) is not None else "anew"
 
     # Passes.
 

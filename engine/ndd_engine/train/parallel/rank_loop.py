@@ -28,11 +28,10 @@ from ndd_engine.record.file import EventLog
 from ndd_engine.record.ranks import RankEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.run.control import ONCE, STOPS
-from ndd_engine.train.callbacks import Callbacks
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.checkpoint_state import placed_like
 from ndd_engine.train.data.loader import Batches, EvalBatches
-from ndd_engine.train.evaluate import Result, evaluate
+from ndd_engine.train.evaluate import Callbacks, Result, evaluate
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.probes.rehearsal import kept_training
 from ndd_engine.train.random_state import kept_buffers, kept_random
@@ -40,8 +39,7 @@ from ndd_engine.train.request import OpenRun
 from ndd_engine.train.step.stepper import Stepper
 
 from .hang import HangWatch
-from .marks import GATHER, PART, DdpMarks, StreamWaits, mark_collectives
-from .strategy import Ddp, effects
+from .strategy import GATHER, PART, Ddp, DdpMarks, StreamWaits, effects, mark_collectives
 from .world import World
 
 # "early": training ends before its last step. "not_finite": a loss or a parameter is not. "window": a window ends.

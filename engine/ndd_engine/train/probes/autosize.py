@@ -16,9 +16,8 @@ from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.text import counted, number
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.base import Workload, parameter_count
-from ndd_engine.workloads.data_order import Stream
-from ndd_engine.workloads.facts import problems
+from ndd_engine.workloads.base import Stream, Workload, parameter_count
+from ndd_engine.workloads.interface import problems
 from ndd_engine.workloads.registry import prepare
 
 # The probe runs alone; the run shares the cores with the screen, the recorder and other users.
@@ -58,7 +57,7 @@ def decide(
     choice = choose_size(draft, torch.device(machine.device), progress, memory_gb)
     config = draft.resolve(choice.size, choice.memory_gb)
     if choice.threads is not None:
-        config = config.model_copy(update={"run": config.run.model_copy(update={"threads": choice.threads})})
+        config = config.changed(run={"threads": choice.threads})
     return config, choice
 
 
@@ -172,7 +171,7 @@ def steps_per_second(config: Config, workload: Workload, device: torch.device, g
 
 def probe_batches(workload: Workload, config: Config) -> Batches:
     """Batches for a probe, created in this process: starting workers or caching would take too long."""
-    config = config.model_copy(update={"loader": config.loader.model_copy(update=ALONE)})
+    config = config.changed(loader=ALONE)
     order = None
     if isinstance(workload.train_data, Stream) and workload.order is not None:
         order = replace(workload.order, batch_size=None)  # of any size, also if its items are batches

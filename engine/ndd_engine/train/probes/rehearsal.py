@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -110,9 +110,9 @@ def kept_training(stepper: Stepper) -> Iterator[None]:
     training, carry = stepper.training, stepper.carry
     kept = None
     if stepper.workload_parts.step is not None:
-        kept = map_tensors(
-            _without_versions(stepper.state()), lambda tensor: tensor.detach().to("cpu", copy=True)
-        )
+        state = stepper.state()
+        state["model"] = dict(state["model"])  # without torch's version numbers of the modules
+        kept = map_tensors(state, lambda tensor: tensor.detach().to("cpu", copy=True))
     before, logged, names = carry.value, list(training.logged), set(training.names)
     step, loss, stopping = training.step, training.loss, training.stopping
     carry.value = None
@@ -124,10 +124,6 @@ def kept_training(stepper: Stepper) -> Iterator[None]:
         carry.value = before
         training.logged[:], training.names = logged, names
         training.step, training.loss, training.stopping = step, loss, stopping
-
-
-def _without_versions(state: dict[str, Any]) -> dict[str, Any]:
-    return {**state, "model": dict(state["model"])}
 
 
 def _count(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:

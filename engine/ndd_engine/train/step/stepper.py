@@ -24,8 +24,7 @@ from ndd_engine.record.events import Event, Json
 from ndd_engine.train.data.loader import to_device
 from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.workloads.base import Batch, Workload, on_host
-from ndd_engine.workloads.result import Parted
-from ndd_engine.workloads.training_parts import Carry, TrainingParts, detached
+from ndd_engine.workloads.result import Carry, Parted, TrainingParts, detached
 from ndd_watch.graphs import KeptGraphs
 from ndd_watch.looks import Looks
 from ndd_watch.origin import Origin
