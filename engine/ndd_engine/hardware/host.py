@@ -245,7 +245,12 @@ def resident_peak() -> int | None:
 def detect_host(root: Path = Path("/"), affinity: int | None = None) -> Host:
     """Detect the host. root: folder with proc/ and sys/. affinity: cores this process may run on; None: detect."""
     reasons: dict[str, str] = {}
-    logical = _logical_cores(root)
+    try:
+        lines = (root / "proc/stat").read_bytes().splitlines()
+        counted = sum(line.startswith(b"cpu") and line[3:4].isdigit() for line in lines)
+    except OSError:
+        counted = 0
+    logical = counted or os.cpu_count() or 1
     usable: float = logical
     reasons["usable_cpus"] = f"all {logical} cores: no CPU affinity, no quota"
     cores = usable_cores()
@@ -287,15 +292,6 @@ def usable_cores() -> frozenset[int] | None:
         return frozenset(os.sched_getaffinity(0))
     except (AttributeError, OSError):
         return None
-
-
-def _logical_cores(root: Path) -> int:
-    try:
-        lines = (root / "proc/stat").read_bytes().splitlines()
-        counted = sum(line.startswith(b"cpu") and line[3:4].isdigit() for line in lines)
-    except OSError:
-        counted = 0
-    return counted or os.cpu_count() or 1
 
 
 def _cpu_model(root: Path) -> str:

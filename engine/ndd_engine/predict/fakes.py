@@ -159,7 +159,9 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = func._schema.name
         for size in SCRATCH[name](args) if name in SCRATCH else ():
-            self._scratch(size, name)
+            key = len(self._labels)
+            self._labels.append(f"{name}/scratch")
+            self._events += [(key, size), (key, FREED)]
         result = func(*args, **(kwargs or {}))
         for leaf in tree_iter(result):
             if isinstance(leaf, Tensor):
@@ -215,11 +217,6 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._known.get(address) == key:  # else it was resized before
             self._events.append((key, FREED))
             del self._known[address]
-
-    def _scratch(self, size: int, name: str) -> None:
-        key = len(self._labels)
-        self._labels.append(f"{name}/scratch")
-        self._events += [(key, size), (key, FREED)]
 
 
 def _flash_backward(args: Any) -> tuple[int, ...]:

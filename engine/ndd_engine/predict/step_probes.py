@@ -355,7 +355,11 @@ class Prober:
         self.workload.training.reset()
         if self.device.type == "cuda":
             self.workload.model.to("cpu")
-            _forget(self.device)
+            # Release all cached GPU memory, including cuBLAS workspaces, so that a recording starts at zero.
+            torch.cuda.synchronize(self.device)
+            getattr(torch._C, "_cuda_clearCublasWorkspaces", bool)()  # not in every build
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
         config = self._plain()
         strategy = strategy_of(config, self.device, self.workload.training)
         found = record(
@@ -635,14 +639,6 @@ def _forget_peak() -> bool:
     except OSError:
         return False
     return True
-
-
-def _forget(device: torch.device) -> None:
-    """Release all cached GPU memory, including cuBLAS workspaces, so that a recording starts at zero."""
-    torch.cuda.synchronize(device)
-    getattr(torch._C, "_cuda_clearCublasWorkspaces", bool)()  # not in every build
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
 
 
 def _nowhere(_phase: int) -> None:

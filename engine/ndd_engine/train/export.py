@@ -61,7 +61,11 @@ def export(
     model ("encoder"), or an object that the factory returned as stateful ("ema"). The file is written completely or
     not at all. Raises UsageError, CheckpointError.
     """
-    kind = _format_of(path)
+    kind = FORMATS.get(path.suffix.lower())
+    if kind is None:
+        raise UsageError(f"-o {printable(str(path))}: unknown format; allowed: {', '.join(FORMATS)}")
+    if kind == "safetensors" and importlib.util.find_spec("safetensors") is None:
+        raise UsageError(f"-o {printable(str(path))} {NEEDS_SAFETENSORS}")
     if not force and replaces(path):
         raise UsageError(f"-o {printable(str(path))} exists; add --force to replace it")
     if (why := write_problem(path)) is not None:
@@ -124,15 +128,6 @@ def without_compiler(state: State) -> tuple[OrderedDict[str, Any], int]:
         }
         found._metadata = OrderedDict(cleaned)  # type: ignore[attr-defined]
     return found, sum(_COMPILED in name for name in state)
-
-
-def _format_of(path: Path) -> str:
-    kind = FORMATS.get(path.suffix.lower())
-    if kind is None:
-        raise UsageError(f"-o {printable(str(path))}: unknown format; allowed: {', '.join(FORMATS)}")
-    if kind == "safetensors" and importlib.util.find_spec("safetensors") is None:
-        raise UsageError(f"-o {printable(str(path))} {NEEDS_SAFETENSORS}")
-    return kind
 
 
 def _chosen(checkpoint: Mapping[str, Any], wanted: str | None) -> State:

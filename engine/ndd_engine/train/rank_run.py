@@ -188,7 +188,12 @@ def leave(training: Training | None, status: int, broken: bool = False) -> NoRet
     if training is not None and training.ranks is not None:
         training.ranks.notes.put(f"left/{training.ranks.place.rank}", "")
         if cause is None:
-            _goodbye(training.ranks)
+            # Rank 0 may hold the store of all ranks: it leaves last.
+            ranks = training.ranks
+            deadline = time.monotonic() + LEAVE_S
+            for rank in range(ranks.place.size if ranks.place.first else 0):
+                while ranks.notes.get(f"left/{rank}") is None and time.monotonic() < deadline:
+                    time.sleep(0.02)
     os._exit(status if broken else _status(cause, status))
 
 
@@ -201,11 +206,3 @@ def _status(cause: Cause | None, status: int) -> int:
     if own_launcher() is None:
         return status
     return (status or EXIT_FAILED) if cause is not None and cause.own and cause.curable else 0
-
-
-def _goodbye(ranks: Ranks) -> None:
-    """Rank 0 may hold the store of all ranks: it leaves last."""
-    deadline = time.monotonic() + LEAVE_S
-    for rank in range(ranks.place.size if ranks.place.first else 0):
-        while ranks.notes.get(f"left/{rank}") is None and time.monotonic() < deadline:
-            time.sleep(0.02)

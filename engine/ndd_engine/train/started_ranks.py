@@ -58,7 +58,16 @@ class StartedRanks(Executor):
             if (owner := directory.live_owner()) is not None:
                 raise UsageError(f"run {directory.name} is being written by process {owner.get('pid')}")
             check_resume(directory.name, load_state(directory), config, request.from_step)
-            _reopen(directory)
+            # Record that the run resumes, so that viewers do not see its old end.
+            lock = RunLock(directory)
+            lock.acquire()
+            try:
+                recorder = Recorder(directory.events, load_state(directory))
+                recorder.start()
+                recorder.put(StageEvent("resume", "starting the ranks"))
+                recorder.close()
+            finally:
+                lock.release()
         self._record = FollowedRecord(directory, listener, request)
         run = Run(self, directory, self._record, RunLock(directory), listens=False)
         run.control.passed_on = self._requests
@@ -181,16 +190,3 @@ class FollowedRecord(Recorder):
         elif not running and snapshot.end is None and snapshot.status == "lost":
             snapshot = replace(snapshot, status="failed")
         self._snapshot = snapshot
-
-
-def _reopen(directory: RunDir) -> None:
-    """Record that the run resumes, so that viewers do not see its old end."""
-    lock = RunLock(directory)
-    lock.acquire()
-    try:
-        recorder = Recorder(directory.events, load_state(directory))
-        recorder.start()
-        recorder.put(StageEvent("resume", "starting the ranks"))
-        recorder.close()
-    finally:
-        lock.release()

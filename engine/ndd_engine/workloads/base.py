@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -467,6 +469,14 @@ def on_host(weight: Tensor | float) -> Tensor | float:
 def full_precision(output: Tensor) -> Tensor:
     """The output in fp32, or in fp64 if it is already."""
     return output if output.dtype == torch.float64 else output.float()
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch's and Python's random generators, and NumPy's if it is imported."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from typing import Any
 
-import torch
 from torch import nn
 
 from ndd_engine.config.schema import Config
 
 from . import factory_data, own_module
-from .base import CheckedWeight, Workload, item_count
+from .base import CheckedWeight, Workload, item_count, seed_all
 from .factory_data import Data
 from .interface import Settings
 from .own_module import calling
@@ -40,7 +37,7 @@ def prepare(config: Config, progress: Progress = lambda _: None) -> Workload:
     progress(f"importing {section.name.partition(':')[0]}")
     factory, where = own_module.load(section)
     # Random numbers drawn by the import must not matter: the module is imported once, but prepared several times.
-    _seed(config.run.seed)
+    seed_all(config.run.seed)
     progress(f"calling {section.name}")
     with calling("the factory", where=where):
         value = factory(settings)
@@ -135,10 +132,3 @@ def read_result(value: object, where: str, config: Config, settings: Settings) -
     problems.check()
     assert model is not None
     return Workload(config.workload.name, where, model, train.data, evaluation.data, functions, **others)
-
-
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % 2**32)

@@ -166,7 +166,26 @@ def make_source(
             raise UsageError(
                 f"{key} caches items, but this workload changes its items every epoch (augmentation)"
             )
-        data = _encode(data, collate, key, tell)
+        # Encode each item once, after checking that all of them fit: Stacked, or a list if their shapes differ.
+        count = len(cast(Any, data))
+        # Stacking needs memory for both forms.
+        _check_room(key, 2 * kept_bytes(data), torch.device("cpu"), "the host")
+        items = []
+        step = max(count // 20, 1)
+        for index in range(count):
+            if index % step == 0:
+                tell(f"encoding items once: {index:,} of {count:,}")
+            items.append(data[index])
+            if index < CHECKED:
+                with kept_random(torch.device("cpu")):
+                    again = data[index]
+                if not same_item(torch, items[-1], again, unknown=True):
+                    why = f"item {index} differs when it is read again, as by random augmentation"
+                    raise UsageError(
+                        f"{key} caches items, but {why}: cached, it would be the same in every epoch"
+                    )
+        stack = collate is None and _same_shapes(items)
+        data = Stacked(default_collate(items)) if stack else cast(Dataset[Any], items)
         encoded = len(cast(Any, data))
         gather = _gathering(data)
     nbytes = None
@@ -192,31 +211,6 @@ def make_source(
 
 def _gathering(data: Any) -> GatherDataset | None:
     return data if all(hasattr(data, name) for name in ("batch", "to", "nbytes")) else None
-
-
-def _encode(
-    data: Dataset[Any], collate: Collate | None, key: str, tell: Callable[[str], None]
-) -> Dataset[Any]:
-    """Encode each item once, after checking that all of them fit: Stacked, or a list if their shapes differ."""
-    count = len(cast(Any, data))
-    # Stacking needs memory for both forms.
-    _check_room(key, 2 * kept_bytes(data), torch.device("cpu"), "the host")
-    items = []
-    step = max(count // 20, 1)
-    for index in range(count):
-        if index % step == 0:
-            tell(f"encoding items once: {index:,} of {count:,}")
-        items.append(data[index])
-        if index < CHECKED:
-            with kept_random(torch.device("cpu")):
-                again = data[index]
-            if not same_item(torch, items[-1], again, unknown=True):
-                why = f"item {index} differs when it is read again, as by random augmentation"
-                raise UsageError(
-                    f"{key} caches items, but {why}: cached, it would be the same in every epoch"
-                )
-    stack = collate is None and _same_shapes(items)
-    return Stacked(default_collate(items)) if stack else cast(Dataset[Any], items)
 
 
 def kept_bytes(data: Dataset[Any]) -> int:

@@ -111,7 +111,12 @@ class IndexOrder(Sampler[list[int]]):
         self.passes = self.batches = self.made = 0
         self._isolated = order.chosen is not None and self.position != "replay"
         self._generators = _generators(order)
-        self._seeded = _unseeded(order)
+        # torch's random samplers without a generator: they would draw a seed from the model's.
+        self._seeded = [
+            sampler
+            for sampler in _samplers(order.chosen)
+            if type(sampler) in RANDOM and getattr(sampler, "generator", None) is None
+        ]
         self._drawn: deque[tuple[int, _Copy | None, int]] = deque()
         self._begin: list[Tensor] = [generator.get_state() for generator in self._generators]
         self._at: tuple[_Copy | None, int] = (None, 0)  # the copy before the place, and the batches since
@@ -371,15 +376,6 @@ def _samplers(thing: Any) -> list[Any]:
         return []
     inner = [value for value in vars(thing).values() if isinstance(value, Sampler)]
     return [thing, *(deep for value in inner for deep in _samplers(value))]
-
-
-def _unseeded(order: Order) -> list[Any]:
-    """torch's random samplers without a generator: they would draw a seed from the model's."""
-    return [
-        sampler
-        for sampler in _samplers(order.chosen)
-        if type(sampler) in RANDOM and getattr(sampler, "generator", None) is None
-    ]
 
 
 # Bytes of a tensor that its checksum covers wholly, and the number of blocks that it covers of a larger one.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import random
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.errors import TrainingError, shortened
 from ndd_engine.train.random_state import random_state, restore_random_state
-from ndd_engine.workloads.base import Batch, Collate, Order, Stream, batch_size, has_state
+from ndd_engine.workloads.base import Batch, Collate, Order, Stream, batch_size, has_state, seed_all
 
 from .item_sources import check_sendable, raise_sendable
 from .order import OwnRandom, mixed
@@ -117,7 +115,7 @@ class Shards(IterableDataset[Any]):
             raise
 
     def _pass(self, shard: int, number: int, saved: dict[str, Any] | None) -> Iterator[_Chunk]:
-        _seed(mixed(mixed(self.seed, number), shard))
+        seed_all(mixed(mixed(self.seed, number), shard))
         if saved is None or saved["state"] is None:
             saved = _fresh()
         elif saved["ended"]:
@@ -143,13 +141,6 @@ class Shards(IterableDataset[Any]):
 def _packed(state: Any, mine: Any, ended: bool) -> bytes:
     """A worker's state as bytes: as an object, the loader would pin its tensors."""
     return pickle.dumps({"state": state, "random": mine, "since": 0, "ended": ended})
-
-
-def _seed(value: int) -> None:
-    torch.manual_seed(value)
-    random.seed(value)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(value % 2**32)
 
 
 class StreamOrder:

@@ -237,7 +237,13 @@ class Baseline:
             if measured is None:
                 return None
             micro_ns, runs = measured
-            other = _other_size(stepper, micro)
+            # Twice the micro-batch with gradient accumulation, to see what a larger one gains; otherwise half of it.
+            # Half does not predict this: above some size, operators use several threads or another algorithm.
+            twice = stepper.config.batch.accumulation > 1
+            if twice and stepper.device.type == "cuda":
+                free, _ = torch.cuda.mem_get_info(stepper.device)
+                twice = free > 2 * torch.cuda.max_memory_allocated(stepper.device)
+            other = 2 * micro if twice or micro == 1 else micro // 2
             other_ns = self._other(stepper, other, micro_ns * max(other / micro, 1.0), deadline)
             by_threads = self._threads(stepper, batch, micro_ns, deadline)
         return BaselineEvent(
@@ -290,18 +296,6 @@ class Baseline:
         finally:
             torch.set_num_threads(threads)
         return [] if measured is None else [(float(other), measured[0])]
-
-
-def _other_size(stepper: Stepper, micro: int) -> int:
-    """Twice the micro-batch with gradient accumulation, to see what a larger one gains; otherwise half of it.
-
-    Half does not predict this: above some size, operators use several threads or another algorithm.
-    """
-    twice = stepper.config.batch.accumulation > 1
-    if twice and stepper.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(stepper.device)
-        twice = free > 2 * torch.cuda.max_memory_allocated(stepper.device)
-    return 2 * micro if twice or micro == 1 else micro // 2
 
 
 def _plain(stepper: Stepper) -> bool:

@@ -196,7 +196,10 @@ class Optimizers:
         self.by_name: dict[str, Optimizer] = {}
         self._alone = False
         if parts.optimizers is None:
-            self._make(config)
+            compiles = config.speed.compile != "off"
+            made = make_optimizer(config.optimizer, self._model, self._device, self._graphed, compiles)
+            self.by_name = {"": made}
+            self._alone = one_thread_suffices(made)
         else:
             self.by_name = dict(parts.optimizers)
         # Also moves state that an optimizer created in the factory to the parameters' device.
@@ -204,12 +207,6 @@ class Optimizers:
         self._first = {name: _options(optimizer) for name, optimizer in self.by_name.items()}
         self._rate: float | None = None
         self._set: float | None = None
-
-    def _make(self, config: Config) -> None:
-        compiles = config.speed.compile != "off"
-        made = make_optimizer(config.optimizer, self._model, self._device, self._graphed, compiles)
-        self.by_name = {"": made}
-        self._alone = one_thread_suffices(made)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
