@@ -22,7 +22,7 @@ from ndd_engine.files import expanded
 from ndd_engine.text import printable
 
 from .schema import Config
-from .workload_sections import OWN, SECTIONS, WORKLOADS, Sizes, kind
+from .workload_sections import DEFAULT_WORKLOAD, OWN, SECTIONS, WORKLOADS, Sizes, kind
 
 
 def suggest(path: Sequence[str | int], merged: dict[str, Any]) -> tuple[str, str | None]:
@@ -315,7 +315,6 @@ def _identity(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-DEFAULT_WORKLOAD = "chartext"
 # Maximum number of invalid keys in one error.
 MOST_PROBLEMS = 40
 # The part of a line in which a key is searched.

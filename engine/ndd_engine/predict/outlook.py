@@ -20,11 +20,11 @@ from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import SampleEvent
 from ndd_engine.record.figures import mean_core_use
 from ndd_engine.record.snapshot import CoreUse
-from ndd_engine.train.data.placing import ordered_steps
+from ndd_engine.train.data.loader import ordered_steps
 from ndd_engine.train.failures import smaller_batch
 from ndd_engine.train.parallel.strategy import why_not
 from ndd_engine.train.prepare import seed, total_steps
-from ndd_engine.train.probes.autosize import SizeChoice, decide
+from ndd_engine.train.rehearsal import SizeChoice, decide
 from ndd_engine.train.settings import UNKNOWN_STEPS
 from ndd_engine.train.step.optimizers import moment_bytes
 from ndd_engine.workloads.base import Workload, parameter_count

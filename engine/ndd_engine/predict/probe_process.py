@@ -93,7 +93,7 @@ class Probes(ChildServer):
         from ndd_engine.hardware.host import usable_threads
         from ndd_engine.train.parallel.strategy import why_not
         from ndd_engine.train.prepare import seed
-        from ndd_engine.train.probes.autosize import decide
+        from ndd_engine.train.rehearsal import decide
         from ndd_engine.workloads.base import item_count, parameter_count
         from ndd_engine.workloads.registry import prepare
 

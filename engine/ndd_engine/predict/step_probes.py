@@ -34,8 +34,7 @@ from ndd_engine.train.data.loader import Batches, gathered
 from ndd_engine.train.data.streams import StreamOrder
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.prepare import seed
-from ndd_engine.train.probes.autosize import ALONE, probe_batches
-from ndd_engine.train.probes.rehearsal import MOST_RUNS, SLOW_NS, time_micro
+from ndd_engine.train.rehearsal import ALONE, MOST_RUNS, SLOW_NS, probe_batches, time_micro
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, Stream, Workload, item_count
 

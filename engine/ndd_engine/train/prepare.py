@@ -29,10 +29,10 @@ from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent
 from ndd_engine.text import counted, printable
+from ndd_engine.train.data.loader import cannot_load, no_step
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.parallel.world import World, check_data, check_model, device_of, from_first
-from ndd_engine.train.probes.autosize import SizeChoice, decide
-from ndd_engine.train.probes.rehearsal import Baseline, Rehearsal, rehearse
+from ndd_engine.train.rehearsal import Baseline, Rehearsal, SizeChoice, decide, probe_loader, rehearse
 from ndd_engine.version import __version__
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.own_module import place
@@ -43,7 +43,6 @@ from .checkpoint import Saved, newest_good
 from .checkpoint_state import unloadable
 from .data.loader import Batches, EvalBatches
 from .data.order import ALONE, Share, mixed
-from .data.placing import cannot_load, no_step, probe_loader
 from .evaluate import check_used
 from .failures import out_of_memory
 from .loop import Loop

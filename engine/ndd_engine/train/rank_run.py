@@ -18,9 +18,9 @@ from ndd_engine.record.file import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, bare
 from ndd_engine.run.run import EXIT_OF, Run
 from ndd_engine.text import printable
+from ndd_engine.train.parallel.rank_place import Cause, Neighbours, first_over, introduce, record_end
 
 from .checkpoint import CheckpointStore
-from .parallel.rank_ends import Cause, Neighbours, first_over, introduce, record_end
 from .parallel.rank_place import Place, notes_of, own_launcher
 from .parallel.world import connect, from_first, from_others
 from .request import Ranks, RunRequest

@@ -21,8 +21,8 @@ from ndd_engine.record.rundir import RunDir, RunLock, discard, new_run_dir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.run.run import EXIT_OF, Executor, Run
 from ndd_engine.text import counted
+from ndd_engine.train.parallel.rank_place import record_end
 
-from .parallel.rank_ends import record_end
 from .request import RunRequest, check_resume, preflight
 
 POLL_S = 0.1

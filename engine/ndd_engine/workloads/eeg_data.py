@@ -14,9 +14,8 @@ from typing import Any
 
 from ndd_engine.text import printable
 
-from .interface import Facts, Settings
+from .interface import Facts, Layout, Settings, split
 from .problems import SHOWN_ERRORS, ErrorList, Problems, read_text
-from .windows import Layout, split
 
 SUFFIXES = (".arff", ".csv", ".tsv")
 LABEL_NAMES = frozenset({"label", "class", "y", "eyedetection"})

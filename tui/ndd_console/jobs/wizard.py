@@ -20,7 +20,8 @@ from ndd_console.screens.interfaces import StartRow
 from ndd_console.screens.wizard import Field, Preview
 from ndd_console.words.machine import machine_blocks
 from ndd_console.words.wizard import lengths_line, threads_line
-from ndd_engine.config.loading import DEFAULT_WORKLOAD, text_of
+from ndd_engine.config import DEFAULT_WORKLOAD
+from ndd_engine.config.loading import text_of
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.hardware.detect import detect

@@ -33,8 +33,8 @@ from ndd_engine.train.checkpoint_state import placed_like
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import Callbacks, Result, evaluate
 from ndd_engine.train.loop import Loop
-from ndd_engine.train.probes.rehearsal import kept_training
 from ndd_engine.train.random_state import kept_buffers, kept_random
+from ndd_engine.train.rehearsal import kept_training
 from ndd_engine.train.request import OpenRun
 from ndd_engine.train.step.stepper import Stepper
 
