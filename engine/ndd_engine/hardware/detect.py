@@ -22,28 +22,12 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A GPU or MIG instance: NVML index of the whole GPU, UUIDs and name."""
-
-    nvml_index: int | None
-    uuid: str | None
-    name: str
-    mig: bool = False
-    mig_parent: str | None = None
+# Positions of GPUs in CUDA's order, whether that order is known for certain, and the reason.
+Visible = tuple[tuple[int, ...], bool, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Visible:
-    """positions: indices of the entries in CUDA's order. certain: whether that order is known for certain."""
-
-    positions: tuple[int, ...]
-    certain: bool
-    reason: str
-
-
-def visible(entries: Sequence[Entry], environ: Mapping[str, str]) -> Visible:
-    """The entries that CUDA makes visible to a program started with `environ`."""
+def visible(entries: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
+    """The GPUs and MIG instances that CUDA makes visible to a program started with `environ`."""
     units = _units(entries)
     names = {entries[unit[0]].name for unit in units}
     by_bus = environ.get(ORDER, "") == "PCI_BUS_ID"
@@ -52,29 +36,29 @@ def visible(entries: Sequence[Entry], environ: Mapping[str, str]) -> Visible:
     if value is None:
         shown = _one_instance(entries, [unit[0] for unit in units])
         if certain:
-            return Visible(shown, True, f"{VARIABLE} is not set")
-        return Visible(shown, False, f"{VARIABLE} is not set, and CUDA lists the fastest GPU first")
+            return shown, True, f"{VARIABLE} is not set"
+        return shown, False, f"{VARIABLE} is not set, and CUDA lists the fastest GPU first"
     said = f"{VARIABLE}={printable(value)}"
     tokens = [token.strip() for token in value.split(",")]
     if tokens[0].startswith(("GPU-", "MIG-")):
-        return Visible(_by_uuid(entries, units, tokens), True, said)
+        return _by_uuid(entries, units, tokens), True, said
     positions: list[int] = []
     seen: set[int] = set()
     for token in tokens:
         found = re.match(r"[+-]?\d+", token)  # CUDA reads a number and ignores what follows: "1gpu" is 1
         index = int(found.group()) if found else -1
         if index in seen:
-            return Visible((), True, f"{said} contains a GPU twice: CUDA shows none")
+            return (), True, f"{said} contains a GPU twice: CUDA shows none"
         if not 0 <= index < len(units):
             break  # CUDA stops at the first invalid index
         seen.add(index)
         positions.append(units[index][0])
     if not certain:
         said += f"; without {ORDER}=PCI_BUS_ID, index 0 is the fastest GPU"
-    return Visible(_one_instance(entries, positions), certain or not positions, said)
+    return _one_instance(entries, positions), certain or not positions, said
 
 
-def _units(entries: Sequence[Entry]) -> list[list[int]]:
+def _units(entries: Sequence[Gpu]) -> list[list[int]]:
     """Positions grouped by whole GPU: a GPU with MIG is one unit with its instances."""
     units: dict[object, list[int]] = {}
     for position, entry in enumerate(entries):
@@ -83,7 +67,7 @@ def _units(entries: Sequence[Entry]) -> list[list[int]]:
     return list(units.values())
 
 
-def _by_uuid(entries: Sequence[Entry], units: list[list[int]], tokens: list[str]) -> tuple[int, ...]:
+def _by_uuid(entries: Sequence[Gpu], units: list[list[int]], tokens: list[str]) -> tuple[int, ...]:
     """GPUs by (a unique prefix of) their UUID; "MIG-GPU-<uuid>/<gpu>/<compute>" is the older form."""
     prefix = tokens[0][:4]
     positions: list[int] = []
@@ -112,7 +96,7 @@ def _by_uuid(entries: Sequence[Entry], units: list[list[int]], tokens: list[str]
     return _one_instance(entries, positions)
 
 
-def _one_instance(entries: Sequence[Entry], positions: Sequence[int]) -> tuple[int, ...]:
+def _one_instance(entries: Sequence[Gpu], positions: Sequence[int]) -> tuple[int, ...]:
     """CUDA shows at most one MIG instance, and no other GPUs if it comes first."""
     if positions and entries[positions[0]].mig:
         return (positions[0],)
@@ -165,14 +149,6 @@ class MemoryReading:
     total_bytes: int
     free_bytes: int
     used_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A process on a GPU. used_bytes: None if the driver does not report it."""
-
-    pid: int
-    used_bytes: int | None
 
 
 class Nvml:
@@ -282,7 +258,7 @@ class Nvml:
             bits = self._ask("throttle", "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return None if bits is None else [word for bit, word in THROTTLE if bits & bit]
 
-    def processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
+    def processes(self, handle: Any) -> tuple[Process, ...] | None:
         """The processes that compute on the GPU, each once; None if the driver does not report them.
 
         Those that only draw, as a desktop does, are left out: they take memory, which NVML counts as used, and no time.
@@ -294,7 +270,7 @@ class Nvml:
         for entry in computing:
             known = [used for used in (entry.usedGpuMemory, found.get(entry.pid)) if used is not None]
             found[entry.pid] = max(known, default=None)
-        return tuple(GpuProcess(pid, used) for pid, used in sorted(found.items()))
+        return tuple(Process(pid, used, None) for pid, used in sorted(found.items()))
 
     def _ask(self, signal: str, function: str, *arguments: Any) -> Any:
         """Call an NVML function; on failure store the reason under `signal` and return None."""
@@ -545,7 +521,7 @@ def _read_gpu(nvml: Nvml, handle: Any, index: int, driver: str | None, cuda: str
     name, memory = nvml.name(handle), nvml.memory(handle)
     total = memory.total_bytes if memory is not None else None
     processes = nvml.processes(handle)
-    named = (Process(item.pid, item.used_bytes, _process_name(item.pid)) for item in processes or ())
+    named = (replace(item, name=_process_name(item.pid)) for item in processes or ())
     profile = match(name, total) if name is not None else None
     gpu = Gpu(
         index=None,
@@ -614,21 +590,19 @@ def _without_torch(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> Visible
     usable = [
         place for place, gpu in enumerate(gpus) if "mig" not in gpu.reasons and "gpu" not in gpu.reasons
     ]
-    shown = [gpus[place] for place in usable]
-    entries = [Entry(gpu.nvml_index, gpu.uuid, gpu.name, gpu.mig, gpu.mig_parent) for gpu in shown]
-    seen = visible(entries, environ)
-    order = tuple(usable[position] for position in seen.positions)
+    positions, certain, reason = visible([gpus[place] for place in usable], environ)
+    order = tuple(usable[position] for position in positions)
     marked = []
     for place, gpu in enumerate(gpus):
         index = None
         if place not in order:
-            why = "hidden: " + seen.reason if place in usable else "CUDA cannot use it"
-        elif seen.certain:
-            index, why = order.index(place), f"by {seen.reason}; torch was not queried"
+            why = f"hidden: {reason}" if place in usable else "CUDA cannot use it"
+        elif certain:
+            index, why = order.index(place), f"by {reason}; torch was not queried"
         else:
-            why = f"torch's number is unknown until torch is queried: {seen.reason}"
+            why = f"torch's number is unknown until torch is queried: {reason}"
         marked.append(gpu.because("index", why, index=index))
-    return VisibleGpus(tuple(marked), order, seen.reason, certain=seen.certain)
+    return VisibleGpus(tuple(marked), order, reason, certain=certain)
 
 
 def _choose(choice: str, view: VisibleGpus, nvml_reason: str) -> tuple[str, Gpu | None, str]:
