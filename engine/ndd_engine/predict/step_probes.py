@@ -77,47 +77,38 @@ def record(make: Callable[[], Stepper], batches: Iterator[Batch], device: torch.
     make: called once. batches: endless, of the size to record. The parameters are part of the trace only on a GPU, as
     they are moved there; on the CPU they exist already.
     """
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()  # it would free reference cycles at unpredictable points
-    try:
-        run = _Steps(make, batches)
-        return _of_gpu(run, device) if device.type == "cuda" else _of_host(run)
-    finally:
-        if enabled:
-            gc.enable()
 
+    numbers = count(1)
 
-class _Steps:
-    """The steps of a recording. Call it with a function that sets a mark."""
+    def marked(mark: Mark) -> Iterator[Batch]:
+        for number in numbers:
+            mark(f"{DATA}{number}")
+            batch = next(batches)
+            mark(f"{DATA_END}{number}")
+            yield batch
 
-    def __init__(self, make: Callable[[], Stepper], batches: Iterator[Batch]) -> None:
-        self._make, self._batches = make, batches
-        self._made = 0
-
-    def __call__(self, mark: Mark) -> None:
-        stepper = self._make()
-        config = stepper.config
-        clock = PhaseClock()
+    def run(mark: Mark) -> None:
+        stepper = make()
+        config, clock = stepper.config, PhaseClock()
         counts = [1] * STEPS_OF_ONE + [2]
         try:
-            for index, count in enumerate(counts):
-                if count > 1:
+            for index, accumulation in enumerate(counts):
+                if accumulation > 1:
                     mark(ONE)
-                stepper.config = config.changed(batch={"accumulation": count})
-                stepper.eager_step(self._marked(mark), clock, index)
+                stepper.config = config.changed(batch={"accumulation": accumulation})
+                stepper.eager_step(marked(mark), clock, index)
         finally:
             stepper.config = config
         mark(MANY)
 
-    def _marked(self, mark: Mark) -> Iterator[Batch]:
-        """The batches, with marks before and after each is created."""
-        while True:
-            self._made += 1
-            mark(f"{DATA}{self._made}")
-            batch = next(self._batches)
-            mark(f"{DATA_END}{self._made}")
-            yield batch
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()  # it would free reference cycles at unpredictable points
+    try:
+        return _of_gpu(run, device) if device.type == "cuda" else _of_host(run)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _of_host(run: Callable[[Mark], None]) -> Trace:

@@ -16,7 +16,7 @@ from ndd_engine.measure.memory_owners import Frames, Owner, owners
 from ndd_engine.predict.allocator import UNLIMITED, Allocator, Rules, SimulatedOutOfMemoryError
 from ndd_engine.text import printable, size
 
-from .snapshot_file import DeviceHistory, Entry, read_snapshot
+from .snapshot_file import DeviceHistory, Entry, Segment, read_snapshot
 
 ALLOC, FREED = "alloc", "free_completed"
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
@@ -33,16 +33,6 @@ class Request:
     block_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A segment before the history."""
-
-    address: int
-    size: int
-    stream: int
-    small: bool
-
-
 @dataclass
 class Start:
     """What was allocated before the first entry of a history.
@@ -51,7 +41,7 @@ class Start:
     interrupted.
     """
 
-    segments: list[Held] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
     live: dict[int, Request] = field(default_factory=dict)
     reserved: int = 0
     mismatches: int = 0
@@ -63,7 +53,7 @@ class Start:
 
 def start_of(device: DeviceHistory) -> Start:
     """The state before a history: the final one, with all entries undone."""
-    held = {item.address: Held(item.address, item.size, item.stream, item.small) for item in device.segments}
+    held = {item.address: item for item in device.segments}
     live = {
         block.address: Request(block.address, block.requested, item.stream, block.frames, block.size)
         for item in device.segments
@@ -83,7 +73,7 @@ def start_of(device: DeviceHistory) -> Start:
                 start.mismatches += held.pop(entry.address, None) is None
             case "segment_free":
                 small = entry.size <= 2 << 20
-                held[entry.address] = Held(entry.address, entry.size, entry.stream, small)
+                held[entry.address] = Segment(entry.address, entry.size, entry.stream, small)
         start.reserved += _change(entry, -1)
     start.segments = [] if expandable else sorted(held.values(), key=lambda item: item.address)
     start.mismatches += start.reserved < 0 or any(item.size < 0 for item in held.values())
