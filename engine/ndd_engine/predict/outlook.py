@@ -121,29 +121,14 @@ class Outlook:
     @property
     def parts(self) -> dict[str, int]:
         """The peak by component; activations are the remainder."""
-        if self.shares is not None:
-            return self._parts_of_rank(self.shares)
-        outside = self.memory.outside_bytes - (self.parameter_bytes if self.memory.on == "host" else 0)
-        known = {
-            "parameters": self.parameter_bytes,
-            "gradients": self.parameter_bytes,
-            "optimizer": self.optimizer_bytes,
-            "process": max(outside, 0),
-            "kept items": self.kept_bytes,
-            "heap": self.memory.heap_bytes(self.config.batch.micro),
-        }
-        total = self.total_bytes
-        return {**known, "activations": max(total - sum(known.values()), 0), "total": total}
-
-    def _parts_of_rank(self, shares: Shares) -> dict[str, int]:
+        shares = self.shares or Shares(self.parameter_bytes, self.parameter_bytes, self.optimizer_bytes)
         # On the host the process holds the parameters before the steps, unless it shards them.
         on_host = self.memory.on == "host" and not is_sharded(self.config)
         known = {
             "parameters": shares.parameters,
             "gradients": shares.gradients,
             "optimizer": shares.optimizer,
-            "gathered layers": shares.gathered,
-            "buckets": shares.buckets,
+            **({"gathered layers": shares.gathered, "buckets": shares.buckets} if self.shares else {}),
             "process": max(self.memory.outside_bytes - (shares.parameters if on_host else 0), 0),
             "kept items": self.kept_bytes,
             "heap": self.memory.heap_bytes(self.config.batch.micro),

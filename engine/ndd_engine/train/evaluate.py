@@ -253,6 +253,9 @@ class Callbacks:
     ) -> None:
         self.stepper, self.on = stepper, on
         self.early: str | None = None
+        # Why this process wants training to end early; one of several ranks ends once all of them know it.
+        self.wanted: str | None = None
+        self.alone = True
         self.judged = 0
         self.monitor = Monitor(stepper.config.evaluate, better == "lower")
         self._put, self._losses, self._fail = put, losses, fail
@@ -274,8 +277,13 @@ class Callbacks:
             training.logged = []
         if training.stopping is not None:
             if self.on:
-                self.early = training.stopping
+                self._end(training.stopping)
             training.stopping = None
+
+    def _end(self, reason: str) -> None:
+        self.wanted = reason
+        if self.alone:
+            self.early = reason
 
     def judge(self, step: int, result: Result) -> None:
         """Show an evaluation that the configuration asks for to what depends on it, once; others change nothing."""
@@ -285,7 +293,7 @@ class Callbacks:
         name, value = result.headline
         self.stepper.optimizer.end_evaluation(value)
         if (reason := self.monitor.see(name, value)) is not None and self.on:
-            self.early = reason
+            self._end(reason)
         self.evaluated(result.metrics)
 
     def evaluated(self, metrics: dict[str, float]) -> None:
