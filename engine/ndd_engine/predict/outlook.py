@@ -251,7 +251,11 @@ def _outlook(
     assert times is not None
     memory = prober.with_heap(memory)
     parameter_bytes = sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad)
-    moments = moment_bytes(config.optimizer, workload.model) if ranks > 1 else prober.stepper().moment_bytes()
+    moments = (
+        moment_bytes(config.optimizer, workload.model)
+        if ranks > 1
+        else prober.stepper().optimizer.moment_bytes()
+    )
     total = total_steps(config, per_epoch)
     return Outlook(
         config=config,

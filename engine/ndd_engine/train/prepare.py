@@ -217,7 +217,7 @@ def _trial_step_events(loop: Loop, rehearsal: Rehearsal, machine: Machine) -> It
         yield rehearsal.baseline
     yield from loop.settings.of_model(rehearsal)
     if (counter := rehearsal.counter) is not None:
-        clips, moments = loop.config.clip.max_norm > 0, stepper.moment_bytes()
+        clips, moments = loop.config.clip.max_norm > 0, stepper.optimizer.moment_bytes()
         precision = stepper.precision.name
         yield work_event(
             counter, stepper.model, batch.micro, batch.accumulation, clips, moments, machine.chosen, precision

@@ -20,7 +20,7 @@ from ndd_engine.errors import DoesNotFitError, UsageError, said, shortened
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
 from ndd_engine.train.random_state import kept_random
-from ndd_engine.workloads.base import Batch, Collate, GatherDataset, items_at
+from ndd_engine.workloads.base import Batch, Collate, GatherDataset, GatherItems, items_at
 from ndd_watch.switches import CHECKED, same_item
 
 from .order import ALONE, Share, mixed
@@ -31,7 +31,7 @@ SHARE = 0.8
 LOOKED_AT = 8
 
 
-class Stacked(Dataset[Any]):
+class Stacked(GatherItems):
     """Items cached as a tree of tensors (N, …); one gather creates a batch."""
 
     def __init__(self, tree: Any) -> None:
@@ -46,15 +46,6 @@ class Stacked(Dataset[Any]):
     def batch(self, indices: Tensor) -> Batch:
         """The items at `indices` (B,)."""
         return map_tensors(self.tree, lambda tensor: tensor[indices])
-
-    def to(self, device: torch.device) -> Stacked:
-        """The items on another device."""
-        return Stacked(map_tensors(self.tree, lambda tensor: tensor.to(device)))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all items."""
-        return item_bytes(self.tree)
 
 
 class WholeBatches(Dataset[Any]):
@@ -261,7 +252,7 @@ def free_bytes(device: torch.device) -> int:
 
 def item_bytes(item: Any) -> int:
     """Bytes of the tensors of an item, or of a list of items."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(item))
+    return sum(tensor.nbytes for tensor in tensors(item))
 
 
 class EpochBatches(Sampler[list[int]]):

@@ -144,7 +144,7 @@ class StepGraph:
         if self._shares is not None:
             self._shares.copy_(_stacked(shares), non_blocking=True)
         clock.enter(phase.OPTIMIZER)
-        stepper.set_rate(step)
+        stepper.optimizer.set_rate(step)
         clock.enter(phase.FORWARD)
         clock.enter_part("graph")
         self._replay()
