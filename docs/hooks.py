@@ -22,8 +22,7 @@ from typing import Any, get_type_hints
 import ndd_profiles
 from ndd_console.view.glossary import GLOSSARY
 from ndd_console.view.keys import APP_KEYS, LIVE_KEYS, TABLES, Key
-from ndd_engine.config.reference import allowed, section_keys
-from ndd_engine.config.schema import Config
+from ndd_engine.config.schema import Config, allowed, section_keys
 from ndd_engine.config.workload_sections import OWN, SECTIONS, Section
 from ndd_engine.diagnose import CAUSES
 from ndd_engine.record.event import VERSION

@@ -43,7 +43,7 @@ from ndd_engine.train.started_ranks import StartedRanks
 from ndd_engine.train.training_run import Training
 from ndd_engine.trial.trial_request import Base
 from ndd_engine.trial.tuning import run_tuning
-from ndd_engine.wizard.space import Answers
+from ndd_engine.wizard.proposals import Answers
 
 FOLDER = Path(__file__).parent
 # Items are tokenised on the fly, so the run waits for its data loader.

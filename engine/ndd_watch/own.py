@@ -14,7 +14,7 @@ from .attributes import augments, bases, class_name, namespace, python_objects
 from .looks import whole
 
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
-_PLUMBING = ("base", "data_order", "factory_data", "own_module", "registry", "result", "training")
+_PLUMBING = ("base", "factory_data", "own_module", "registry", "result")
 _SAMPLERS, _OF_TORCH = "torch.utils.data.sampler", "torch.utils.data."
 # Loaders and optimizers whose place is remembered.
 MOST_PLACES = 64

@@ -18,9 +18,8 @@ from ndd_engine.config import read
 from ndd_engine.errors import NddError
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.predict.allocator import Rules
-from ndd_engine.predict.estimate import MANY, Memory
+from ndd_engine.predict.estimate import MANY, Memory, Trace
 from ndd_engine.predict.step_probes import Prober
-from ndd_engine.predict.step_traces import Trace
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.registry import prepare

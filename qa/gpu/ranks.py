@@ -26,9 +26,8 @@ from ndd_engine.config.schema import ParallelSection
 from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock, no_phase
-from ndd_engine.predict.step_traces import Trace
-from ndd_engine.train.parallel.marks import PART, DdpMarks, StreamWaits, mark_collectives
-from ndd_engine.train.parallel.strategy import Ddp, Fsdp2
+from ndd_engine.predict.estimate import Trace
+from ndd_engine.train.parallel.strategy import PART, Ddp, DdpMarks, Fsdp2, StreamWaits, mark_collectives
 from qa.ranks.launch import finish, launch
 
 from .figures import FAIL, Task, one_line

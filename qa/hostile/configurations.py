@@ -9,7 +9,7 @@ from random import Random
 from ndd_engine.config import Config, read, to_toml
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.errors import EXIT_USAGE, ConfigError
-from ndd_engine.train.preflight import preflight
+from ndd_engine.train.request import preflight
 from qa.console import sets_of
 from qa.hostile._ended import clean, said
 from qa.hostile.attempts import Attempt, Kind

@@ -334,7 +334,7 @@ def obey(order: dict[str, Any], out: int, counts: Path) -> None:
 
         from ndd_console.__main__ import status_of
         from ndd_engine.record import file as record_file
-        from ndd_engine.train.probes import rehearsal
+        from ndd_engine.train import rehearsal
 
         torch.set_num_threads(1)
         record_file.FOLD_EVERY_BYTES = 4000  # so that folds are written, too

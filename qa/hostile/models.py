@@ -192,7 +192,7 @@ def _stop(process: subprocess.Popen[bytes], events: Path, words: str) -> None:
 @contextlib.contextmanager
 def _restored() -> Iterator[None]:
     """Undo what a run in this process leaves: signal handlers, threads, paths, frozen objects."""
-    from ndd_engine.train.probes import rehearsal
+    from ndd_engine.train import rehearsal
 
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     threads, path = torch.get_num_threads(), list(sys.path)

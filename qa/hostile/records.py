@@ -38,8 +38,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 from ndd_engine.run.run import Run
 from ndd_engine.text import printable
-from ndd_engine.train.preflight import check_resume
-from ndd_engine.train.request import RunRequest
+from ndd_engine.train.request import RunRequest, check_resume
 from ndd_engine.train.training_run import Training
 from ndd_engine.trial.compare import compare
 from qa.hostile._ended import clean, said

@@ -20,7 +20,7 @@ from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.files import create_text, replacing, write_problem, write_text
 from ndd_engine.measure.capture import ProfilerCapture
-from ndd_engine.train.preflight import preflight
+from ndd_engine.train.request import preflight
 from qa.hostile.attempts import Attempt, Kind
 from qa.hostile.texts import told
 

@@ -26,13 +26,12 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ndd_engine.config import read
-from ndd_engine.predict.estimate import HOST_GRANULE, MANY, ONE
+from ndd_engine.predict.estimate import FREED, HOST_GRANULE, MANY, ONE, Trace
 from ndd_engine.predict.rank_memory import pretended
 from ndd_engine.predict.step_probes import EXCHANGE
-from ndd_engine.predict.step_traces import FREED, Trace
 from ndd_engine.text import size
 from ndd_engine.train.parallel import strategy
-from ndd_engine.train.parallel.marks import GATHER, SCATTER
+from ndd_engine.train.parallel.strategy import GATHER, SCATTER
 
 from .launch import finish, launch
 

@@ -15,7 +15,7 @@ import pytest
 from ndd_engine.config import read
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.diagnose import CAUSES
-from ndd_engine.train.preflight import preflight
+from ndd_engine.train.request import preflight
 from qa.faults import matrix, suite
 from qa.faults.cases import SEVERITIES, Case, chosen
 from qa.faults.innocent import all_cases

@@ -13,7 +13,7 @@ import pytest
 from ndd_console.cli import cli
 from ndd_console.cli.completion import Bash
 from ndd_engine.config import WORKLOADS, read
-from ndd_engine.config.reference import keys
+from ndd_engine.config.schema import keys
 from ndd_engine.record.events import EndEvent, StageEvent
 from ndd_engine.record.rundir import RunDir
 from tests.records import write

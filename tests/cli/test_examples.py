@@ -12,7 +12,7 @@ import pytest
 from ndd_console.cli import COMMANDS, cli
 from ndd_engine.config import read
 from ndd_engine.trial.claims import chosen
-from ndd_engine.wizard.space import gpu_named
+from ndd_engine.wizard.proposals import gpu_named
 from tests.trial.written_runs import steady, windows, write_run
 
 from .program import call

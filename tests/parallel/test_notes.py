@@ -18,15 +18,17 @@ import torch
 
 from ndd_engine.run.control import Control, StopNow
 from ndd_engine.train.parallel.hang import Note, verdict, waiting_in
-from ndd_engine.train.parallel.rank_ends import (
+from ndd_engine.train.parallel.rank_place import (
     Cause,
+    FolderNotes,
+    Member,
     Neighbours,
+    Place,
     first_over,
     introduce,
     leave_cause,
     others,
 )
-from ndd_engine.train.parallel.rank_place import FolderNotes, Member, Place
 from ndd_engine.train.request import Ranks
 
 HOSTS = ["one", "one", "two", "two"]
@@ -167,7 +169,7 @@ def test_a_rank_that_was_killed_is_told_to_other_hosts_by_its_neighbour(tmp_path
 def test_after_a_lost_connection_the_ranks_without_a_word_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ndd_engine.train.parallel.rank_ends.PATIENCE_S", 0.2)
+    monkeypatch.setattr("ndd_engine.train.parallel.rank_place.PATIENCE_S", 0.2)
     zero, one, two = ranks_in(tmp_path / "in")
     introduce(one)
     assert json.loads(one.notes.get("here/1") or "")["pid"] == os.getpid()

@@ -14,10 +14,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import TrainingError
-from ndd_engine.train.data.loader import Batches
+from ndd_engine.train.data.loader import Batches, at_pass_end, end_pass
 from ndd_engine.train.data.order import Share
-from ndd_engine.train.data.placing import at_pass_end, end_pass
-from ndd_engine.workloads.data_order import Order, Stream
+from ndd_engine.workloads.base import Order, Stream
 from ndd_engine.workloads.factory_data import read_data
 from ndd_engine.workloads.problems import Problems
 

@@ -52,7 +52,7 @@ def test_a_call_that_holds_the_interpreter_lock_is_read_and_not_interrupted(
     # A signal that it does not listen to would end it.
     assert stack_of({**told, "signal": told["signal"] - 1}, stopped=False) == [] or spy.find() is not None
     stack = stack_of(told, stopped=False)
-    assert [name for _, _, name in stack] == ["stuck", "<module>"]
+    assert [frame["name"] for frame in stack] == ["stuck", "<module>"]
     assert place(stack).split("subject.py:")[1] == "7 stuck"
     assert float(subject.stdout.readline()) > 2.9
     assert subject.wait(30) == 0
@@ -85,6 +85,9 @@ Current thread 0x00007f0000000002 (most recent call first):
   File "/a b/work.py", line 12 in inner
   File "/a b/work.py", line 20 in <module>
 """
-    assert parsed(text, 0x7F0000000002) == [("/a b/work.py", 12, "inner"), ("/a b/work.py", 20, "<module>")]
+    assert [(frame["line"], frame["name"]) for frame in parsed(text, 0x7F0000000002)] == [
+        (12, "inner"),
+        (20, "<module>"),
+    ]
     assert parsed(text, 5) == []
     assert place([]) == "an unknown line"

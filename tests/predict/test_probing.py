@@ -17,7 +17,7 @@ from ndd_engine.child import decoded
 from ndd_engine.config import Config, read
 from ndd_engine.predict import step_probes
 from ndd_engine.predict.allocator import MIB, Rules
-from ndd_engine.predict.estimate import HOST_GRANULE, MANY, ONE, Memory
+from ndd_engine.predict.estimate import HOST_GRANULE, MANY, ONE, Family, Memory, Trace, fit
 from ndd_engine.predict.fakes import traced
 from ndd_engine.predict.step_probes import (
     UNCHECKED,
@@ -31,7 +31,6 @@ from ndd_engine.predict.step_probes import (
     record,
     sizes,
 )
-from ndd_engine.predict.step_traces import Family, Trace, fit
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.finetune import Examples

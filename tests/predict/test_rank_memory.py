@@ -13,11 +13,10 @@ from test_outlook import outlook
 from ndd_engine.config import Config, read
 from ndd_engine.predict import rank_memory
 from ndd_engine.predict.allocator import MIB
-from ndd_engine.predict.estimate import MANY, ONE
+from ndd_engine.predict.estimate import MANY, ONE, Trace
 from ndd_engine.predict.fakes import traced
 from ndd_engine.predict.rank_memory import BucketsOnly, pretended, shares, stepper_of_rank
 from ndd_engine.predict.step_probes import Prober, endless, record
-from ndd_engine.predict.step_traces import Trace
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload

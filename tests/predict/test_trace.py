@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from ndd_engine.child import decoded
 from ndd_engine.predict.allocator import MIB, Rules
-from ndd_engine.predict.estimate import Fit, Memory
+from ndd_engine.predict.estimate import DATA, DATA_END, TRIFLE, Family, Fit, Memory, Trace, fit
 from ndd_engine.predict.step_probes import in_order
-from ndd_engine.predict.step_traces import DATA, DATA_END, TRIFLE, Family, Trace, fit
 
 
 def step(micro: int, extra: bool = False) -> Trace:

@@ -15,10 +15,8 @@ from ndd_console.__main__ import status_of
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.memory_owners import BACKWARD, NO_STACK, place
 from ndd_engine.predict.allocator import Rules
-from ndd_engine.recordings.history import start_of
-from ndd_engine.recordings.replays import replay
 from ndd_engine.recordings.snapshot_file import read_snapshot
-from ndd_engine.recordings.snapshots import SETTINGS, examine
+from ndd_engine.recordings.snapshots import SETTINGS, examine, replay, start_of
 
 pytestmark = pytest.mark.long
 

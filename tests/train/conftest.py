@@ -14,7 +14,7 @@ import pytest
 import torch
 from train_help import Trainer, Written
 
-from ndd_engine.train.probes import rehearsal as probes
+from ndd_engine.train import rehearsal as probes
 
 _numbers = itertools.count()
 

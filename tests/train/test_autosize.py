@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ndd_engine.config import Config, read
-from ndd_engine.train.probes import autosize
-from ndd_engine.train.probes.autosize import choose_size
+from ndd_engine.train import rehearsal as autosize
+from ndd_engine.train.rehearsal import choose_size
 
 CPU = torch.device("cpu")
 TOLD: list[str] = []

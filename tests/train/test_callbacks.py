@@ -10,7 +10,7 @@ from tests.states import equal
 from train_help import EVERY_STEP, Trainer, Written
 
 from ndd_engine.record.events import ScalarsEvent, TextsEvent
-from ndd_engine.train.callbacks import Monitor
+from ndd_engine.train.evaluate import Monitor
 
 SOURCE = """
 import torch

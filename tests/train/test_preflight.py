@@ -7,7 +7,7 @@ import pytest
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError
 from ndd_engine.hardware.detect import Nvml
-from ndd_engine.train import preflight as module
+from ndd_engine.train import request as module
 
 
 @pytest.mark.parametrize("driver", [True, False])

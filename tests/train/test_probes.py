@@ -15,11 +15,10 @@ from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import read
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
+from ndd_engine.train import rehearsal as probes
 from ndd_engine.train.data.loader import CPU, Batches
-from ndd_engine.train.data.placing import MOST_ITEMS, probe_loader
-from ndd_engine.train.probes import rehearsal as probes
-from ndd_engine.train.probes.rehearsal import Baseline, rehearse
 from ndd_engine.train.random_state import random_state
+from ndd_engine.train.rehearsal import MOST_ITEMS, Baseline, probe_loader, rehearse
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.registry import prepare

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from ndd_engine.config import read
 from ndd_engine.errors import UsageError
 from ndd_engine.train.data.loader import Batches
-from ndd_engine.train.data.placing import probe_loader
+from ndd_engine.train.rehearsal import probe_loader
 
 
 class Items(Dataset[torch.Tensor]):

@@ -22,11 +22,11 @@ from ndd_engine.predict.step_probes import endless
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.parallel.strategy import Fsdp2, _hook, blocks, effects, strategy_of
 from ndd_engine.train.prepare import seed
-from ndd_engine.train.probes.rehearsal import Rehearsal
+from ndd_engine.train.rehearsal import Rehearsal
 from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.stepper import Stepper, _nothing, _without_gradient
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.training_parts import TrainingParts
+from ndd_engine.workloads.result import TrainingParts
 
 CPU = torch.device("cpu")
 

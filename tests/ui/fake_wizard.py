@@ -7,8 +7,7 @@ from dataclasses import replace
 from ndd_console.screens.interfaces import StartRow
 from ndd_console.screens.wizard import Field, Preview
 from ndd_engine.errors import NddError
-from ndd_engine.wizard.proposals import Measured, Proposal, pareto
-from ndd_engine.wizard.space import Batch, Model
+from ndd_engine.wizard.proposals import Batch, Measured, Model, Proposal, pareto
 
 GB = 1 << 30
 FREE = 12 * GB

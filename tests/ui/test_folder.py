@@ -12,7 +12,7 @@ from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.jobs.wizard import WizardJob
 from ndd_console.screens.home import entries
 from ndd_console.screens.interfaces import StartRow
-from ndd_engine.wizard.space import Answers
+from ndd_engine.wizard.proposals import Answers
 
 OTHER = """
 import torch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ndd_console.jobs.wizard import WizardJob, run_notes
-from ndd_engine.wizard.space import Answers, gpu_named, usable_bytes
+from ndd_engine.wizard.proposals import Answers, gpu_named, usable_bytes
 from tests.waiting import until
 
 

@@ -8,8 +8,7 @@ from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import Items
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.wizard.planner import Situation
-from ndd_engine.wizard.proposals import Proposal
-from ndd_engine.wizard.space import Batch, Model, gpu_named
+from ndd_engine.wizard.proposals import Batch, Model, Proposal, gpu_named
 
 BASE = Proposal(Model("tiny", 64, "off"), Batch(8, 2), "host", 0, 1000, 100, 500, 0.1, 1600, 64.0)
 FREE = 1000 * MIB

@@ -12,9 +12,8 @@ from situations import BASE, situation
 from test_verify import STEP_S, FakeSide, _sides  # noqa: F401  the fixture installs the fake processes
 
 from ndd_engine.wizard.planner import present_batch, unprobed_present
-from ndd_engine.wizard.proposals import Measured, Proposal
+from ndd_engine.wizard.proposals import Answers, Batch, Measured, Proposal
 from ndd_engine.wizard.session import ProposalSet, to_verify, with_present
-from ndd_engine.wizard.space import Answers, Batch
 from ndd_engine.wizard.verify import Choice, choose, comparison, listed, verify
 
 BUDGET_S = 60.0

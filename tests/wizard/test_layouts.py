@@ -15,13 +15,11 @@ from ndd_engine.config import read
 from ndd_engine.hardware.detect import equal_gpus
 from ndd_engine.hardware.gpus import Gpu, Machine
 from ndd_engine.predict.allocator import MIB
-from ndd_engine.predict.estimate import Memory, StepTime, TimedBatch
+from ndd_engine.predict.estimate import Family, Memory, StepTime, TimedBatch, Trace
 from ndd_engine.predict.probe_process import Probed
-from ndd_engine.predict.step_traces import Family, Trace
 from ndd_engine.wizard.planner import Planner, Situation, proposals
-from ndd_engine.wizard.proposals import Proposal
+from ndd_engine.wizard.proposals import Answers, Layout, Proposal, ranks_to_propose
 from ndd_engine.wizard.session import ProposalSet, to_verify, written
-from ndd_engine.wizard.space import Answers, Layout, ranks_to_propose
 
 ON_GPU = replace(OPENED, device="cuda:0", device_name="Test GPU", train_items=6400)
 

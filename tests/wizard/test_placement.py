@@ -11,13 +11,11 @@ from situations import HOST, KEPT, MODEL, OPENED, situation
 from ndd_console.words.wizard import threads_line
 from ndd_engine.hardware.gpus import Machine
 from ndd_engine.predict.allocator import MIB
-from ndd_engine.predict.estimate import Items, Memory, StepTime, TimedBatch
+from ndd_engine.predict.estimate import Family, Items, Memory, StepTime, TimedBatch, Trace
 from ndd_engine.predict.probe_process import other_is_faster
-from ndd_engine.predict.step_traces import Family, Trace
 from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals, unprobed_present
-from ndd_engine.wizard.proposals import ranked
+from ndd_engine.wizard.proposals import Answers, gpu_named, ranked
 from ndd_engine.wizard.session import reasons
-from ndd_engine.wizard.space import Answers, gpu_named
 
 
 def found() -> ProbedModel:

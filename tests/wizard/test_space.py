@@ -9,16 +9,19 @@ from situations import BASE
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
-from ndd_engine.wizard.proposals import Proposal, cost_in_words, pareto, ranked
-from ndd_engine.wizard.space import (
+from ndd_engine.wizard.proposals import (
     MOST_MICROS,
     Answers,
     Batch,
     Model,
+    Proposal,
     batches,
+    cost_in_words,
     gpu_named,
     longest_sequence,
     models,
+    pareto,
+    ranked,
     sequences,
     worth_a_row,
 )

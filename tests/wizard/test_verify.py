@@ -13,9 +13,8 @@ from situations import BASE, OPENED, situation
 from ndd_engine.child import ChildError
 from ndd_engine.trial.trial_request import SideFacts
 from ndd_engine.wizard import verify as module
-from ndd_engine.wizard.proposals import Measured, Proposal
+from ndd_engine.wizard.proposals import Answers, Batch, Measured, Proposal
 from ndd_engine.wizard.session import best_measured, by_measured
-from ndd_engine.wizard.space import Answers, Batch
 from ndd_engine.wizard.verify import verify
 
 ROOM = 1000

@@ -9,8 +9,8 @@ import pytest
 from situations import BASE, situation
 
 from ndd_console.jobs.wizard import WizardJob
+from ndd_engine.wizard.proposals import Answers, Batch
 from ndd_engine.wizard.session import ProposalSet
-from ndd_engine.wizard.space import Answers, Batch
 
 MINE = '# mine\n[workload]\nname = "chartext"\nsize = "tiny"\n[run]\ndevice = "cpu"\n'
 WANTED = replace(BASE, batch=Batch(4, 4))

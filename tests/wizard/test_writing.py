@@ -12,8 +12,8 @@ from situations import BASE, situation
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.files import write_text
+from ndd_engine.wizard.proposals import Answers, Batch, Model
 from ndd_engine.wizard.session import configuration, difference, into, written_into
-from ndd_engine.wizard.space import Answers, Batch, Model
 
 THEIRS = """# my run, do not touch
 [workload]

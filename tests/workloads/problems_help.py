@@ -6,7 +6,7 @@ import pytest
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
-from ndd_engine.workloads.facts import facts, problems
+from ndd_engine.workloads.interface import facts, problems
 from ndd_engine.workloads.registry import prepare
 
 

@@ -22,7 +22,7 @@ from ndd_engine.workloads.antispoof_data import SpeechData, held_out, read_folde
 from ndd_engine.workloads.antispoof_signals import (
     decode_pcm,
 )
-from ndd_engine.workloads.facts import facts, problems
+from ndd_engine.workloads.interface import facts, problems
 from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.registry import prepare
 

@@ -23,7 +23,7 @@ from ndd_engine.workloads.chartext import (
     absorb,
     score_entropy,
 )
-from ndd_engine.workloads.facts import facts
+from ndd_engine.workloads.interface import facts
 from ndd_engine.workloads.registry import prepare
 
 GUIDE = Size(65, 256, 6, 6, 384, 0.2)

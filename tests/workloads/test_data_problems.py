@@ -13,7 +13,7 @@ from problems_help import refused
 
 from ndd_engine.config import read
 from ndd_engine.config.schema import Config
-from ndd_engine.workloads.facts import facts, problems
+from ndd_engine.workloads.interface import facts, problems
 from ndd_engine.workloads.registry import prepare
 
 MakeConfig = Callable[..., Config]
@@ -28,7 +28,7 @@ def told(make_config: MakeConfig, name: str, data: Path | str, **batch: int) -> 
 WITHOUT_TORCH = """
 import sys
 from ndd_engine.config import read
-from ndd_engine.workloads.facts import facts
+from ndd_engine.workloads.interface import facts
 for name in ("chartext", "eeg", "finetune", "summarise", "antispoof"):
     assert facts(read(None, [f"workload.name={name}"]).resolve()).train_items
 sys.exit("torch" in sys.modules)

@@ -19,9 +19,8 @@ from ndd_engine.workloads.eeg import (
     clip_outliers,
     synthetic,
 )
-from ndd_engine.workloads.facts import facts
+from ndd_engine.workloads.interface import Layout, facts
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.windows import Layout
 
 
 @pytest.mark.parametrize(

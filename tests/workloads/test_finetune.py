@@ -17,8 +17,8 @@ from ndd_engine.train.evaluate import evaluate
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.chartext import NextCharacterModel, Size
-from ndd_engine.workloads.facts import facts
-from ndd_engine.workloads.finetune import Pad, Perplexity
+from ndd_engine.workloads.finetune import Pad, Perplexity, scored_tokens
+from ndd_engine.workloads.interface import facts
 from ndd_engine.workloads.registry import prepare
 
 CPU = torch.device("cpu")
@@ -126,7 +126,7 @@ def test_loss_of_a_padded_batch_is_that_of_its_tokens(length: int | None) -> Non
 
 def test_perplexity_by_hand() -> None:
     """One token at a loss of ln 2 and three at ln 8: 2.5 bits a token, and not 2 as the mean of the means."""
-    metric = Perplexity(torch.tensor([1, 2, 3]))
+    metric = Perplexity(weight=scored_tokens, piece_bytes=torch.tensor([1, 2, 3]))
     first = torch.tensor([[1, -100, -100]])  # 2 bytes
     second = torch.tensor([[2, 0], [1, -100]])  # 3 + 1 + 2 bytes
     metric.update(None, (first, first), torch.tensor(math.log(2)))

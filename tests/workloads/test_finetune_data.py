@@ -11,7 +11,7 @@ import pytest
 from finetune_help import configured, documents, own, prepared, told
 
 from ndd_engine.errors import ConfigError
-from ndd_engine.workloads.facts import problems
+from ndd_engine.workloads.interface import problems
 
 # The builtin documents.
 

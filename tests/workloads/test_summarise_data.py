@@ -12,8 +12,7 @@ from problems_help import refused
 
 from ndd_engine.config import read as load
 from ndd_engine.config.schema import Config
-from ndd_engine.workloads.facts import facts
-from ndd_engine.workloads.interface import Settings
+from ndd_engine.workloads.interface import Settings, facts
 from ndd_engine.workloads.summarise_data import (
     END,
     START,

@@ -134,7 +134,7 @@ def predict_memory(
         (1.7, True, True)
     """
     draft = draft_of(config, sets, workload)
-    from ndd_engine.train.preflight import preflight
+    from ndd_engine.train.request import preflight
 
     preflight(draft)
     with restored():

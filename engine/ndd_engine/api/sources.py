@@ -12,7 +12,7 @@ import tomlkit
 from tomlkit.exceptions import ConvertError
 
 from ndd_engine.config import Draft, read
-from ndd_engine.config.parsing import COMMAND_LINE
+from ndd_engine.config.loading import COMMAND_LINE
 from ndd_engine.errors import ConfigError, Problem, UsageError
 from ndd_engine.record.rundir import RunDir, find_run, runs_root
 from ndd_engine.text import printable

@@ -1,8 +1,8 @@
 """The run configuration: typed schema, TOML in and out. Imports no torch."""
 
-from .loading import DEFAULT_WORKLOAD, Draft, anywhere, read
+from .loading import Draft, anywhere, read
 from .schema import Config
-from .workload_sections import OWN, WORKLOADS, kind
+from .workload_sections import DEFAULT_WORKLOAD, OWN, WORKLOADS, kind
 from .writing import changed_toml, to_toml
 
 __all__ = [

@@ -347,6 +347,7 @@ def _not_finite(value: Any, name: str = "") -> str | None:
 
 
 OWN = "own"
+DEFAULT_WORKLOAD = "chartext"
 SECTIONS: dict[str, type[Section]] = {
     "antispoof": AntispoofSection,
     "chartext": ChartextSection,

@@ -22,28 +22,12 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A GPU or MIG instance: NVML index of the whole GPU, UUIDs and name."""
-
-    nvml_index: int | None
-    uuid: str | None
-    name: str
-    mig: bool = False
-    mig_parent: str | None = None
+# Positions of GPUs in CUDA's order, whether that order is known for certain, and the reason.
+Visible = tuple[tuple[int, ...], bool, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Visible:
-    """positions: indices of the entries in CUDA's order. certain: whether that order is known for certain."""
-
-    positions: tuple[int, ...]
-    certain: bool
-    reason: str
-
-
-def visible(entries: Sequence[Entry], environ: Mapping[str, str]) -> Visible:
-    """The entries that CUDA makes visible to a program started with `environ`."""
+def visible(entries: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
+    """The GPUs and MIG instances that CUDA makes visible to a program started with `environ`."""
     units = _units(entries)
     names = {entries[unit[0]].name for unit in units}
     by_bus = environ.get(ORDER, "") == "PCI_BUS_ID"
@@ -52,29 +36,29 @@ def visible(entries: Sequence[Entry], environ: Mapping[str, str]) -> Visible:
     if value is None:
         shown = _one_instance(entries, [unit[0] for unit in units])
         if certain:
-            return Visible(shown, True, f"{VARIABLE} is not set")
-        return Visible(shown, False, f"{VARIABLE} is not set, and CUDA lists the fastest GPU first")
+            return shown, True, f"{VARIABLE} is not set"
+        return shown, False, f"{VARIABLE} is not set, and CUDA lists the fastest GPU first"
     said = f"{VARIABLE}={printable(value)}"
     tokens = [token.strip() for token in value.split(",")]
     if tokens[0].startswith(("GPU-", "MIG-")):
-        return Visible(_by_uuid(entries, units, tokens), True, said)
+        return _by_uuid(entries, units, tokens), True, said
     positions: list[int] = []
     seen: set[int] = set()
     for token in tokens:
         found = re.match(r"[+-]?\d+", token)  # CUDA reads a number and ignores what follows: "1gpu" is 1
         index = int(found.group()) if found else -1
         if index in seen:
-            return Visible((), True, f"{said} contains a GPU twice: CUDA shows none")
+            return (), True, f"{said} contains a GPU twice: CUDA shows none"
         if not 0 <= index < len(units):
             break  # CUDA stops at the first invalid index
         seen.add(index)
         positions.append(units[index][0])
     if not certain:
         said += f"; without {ORDER}=PCI_BUS_ID, index 0 is the fastest GPU"
-    return Visible(_one_instance(entries, positions), certain or not positions, said)
+    return _one_instance(entries, positions), certain or not positions, said
 
 
-def _units(entries: Sequence[Entry]) -> list[list[int]]:
+def _units(entries: Sequence[Gpu]) -> list[list[int]]:
     """Positions grouped by whole GPU: a GPU with MIG is one unit with its instances."""
     units: dict[object, list[int]] = {}
     for position, entry in enumerate(entries):
@@ -83,7 +67,7 @@ def _units(entries: Sequence[Entry]) -> list[list[int]]:
     return list(units.values())
 
 
-def _by_uuid(entries: Sequence[Entry], units: list[list[int]], tokens: list[str]) -> tuple[int, ...]:
+def _by_uuid(entries: Sequence[Gpu], units: list[list[int]], tokens: list[str]) -> tuple[int, ...]:
     """GPUs by (a unique prefix of) their UUID; "MIG-GPU-<uuid>/<gpu>/<compute>" is the older form."""
     prefix = tokens[0][:4]
     positions: list[int] = []
@@ -112,7 +96,7 @@ def _by_uuid(entries: Sequence[Entry], units: list[list[int]], tokens: list[str]
     return _one_instance(entries, positions)
 
 
-def _one_instance(entries: Sequence[Entry], positions: Sequence[int]) -> tuple[int, ...]:
+def _one_instance(entries: Sequence[Gpu], positions: Sequence[int]) -> tuple[int, ...]:
     """CUDA shows at most one MIG instance, and no other GPUs if it comes first."""
     if positions and entries[positions[0]].mig:
         return (positions[0],)
@@ -167,14 +151,6 @@ class MemoryReading:
     used_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A process on a GPU. used_bytes: None if the driver does not report it."""
-
-    pid: int
-    used_bytes: int | None
-
-
 class Nvml:
     """An NVML session. A failed call returns None and stores its reason in `reasons[signal]`. Not thread-safe.
 
@@ -219,7 +195,8 @@ class Nvml:
 
     def count(self) -> int | None:
         """Number of GPUs without MIG instances."""
-        return _whole(self._ask("count", "nvmlDeviceGetCount"))
+        value = self._ask("count", "nvmlDeviceGetCount")
+        return None if value is None else int(value)
 
     def handle(self, index: int) -> Any:
         """Handle of the GPU at `index` in PCI bus order."""
@@ -281,7 +258,7 @@ class Nvml:
             bits = self._ask("throttle", "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return None if bits is None else [word for bit, word in THROTTLE if bits & bit]
 
-    def processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
+    def processes(self, handle: Any) -> tuple[Process, ...] | None:
         """The processes that compute on the GPU, each once; None if the driver does not report them.
 
         Those that only draw, as a desktop does, are left out: they take memory, which NVML counts as used, and no time.
@@ -293,7 +270,7 @@ class Nvml:
         for entry in computing:
             known = [used for used in (entry.usedGpuMemory, found.get(entry.pid)) if used is not None]
             found[entry.pid] = max(known, default=None)
-        return tuple(GpuProcess(pid, used) for pid, used in sorted(found.items()))
+        return tuple(Process(pid, used, None) for pid, used in sorted(found.items()))
 
     def _ask(self, signal: str, function: str, *arguments: Any) -> Any:
         """Call an NVML function; on failure store the reason under `signal` and return None."""
@@ -319,10 +296,6 @@ def _text(value: Any) -> str | None:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _whole(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
 def ask_torch(gpus: tuple[Gpu, ...], environ: Mapping[str, str], torch: Any = None) -> VisibleGpus:
     """Import torch, initialise CUDA and number the GPUs. Never raises; `reason` explains why torch sees none.
 
@@ -345,7 +318,8 @@ def ask_torch(gpus: tuple[Gpu, ...], environ: Mapping[str, str], torch: Any = No
             seen = [torch.cuda.get_device_properties(index) for index in range(count)]
         except Exception as error:  # noqa: BLE001 - a broken driver fails in many ways
             return _none(gpus, f"torch {version} cannot use CUDA: {error}")
-    said = tuple(_plain(item.message) for item in caught)
+    # Each warning on one line, without the location in torch's source.
+    said = tuple(" ".join(str(item.message).partition("(Triggered")[0].split()) for item in caught)
     if seen:
         return _numbered(gpus, seen, built, environ, said)
     if not said and VARIABLE in environ:
@@ -386,7 +360,8 @@ def _numbered(
     order: list[int] = []
     problems = [f"torch warns: {text}" for text in said]
     for index, properties in enumerate(seen):
-        uuid = _uuid(properties)
+        known = getattr(properties, "uuid", None)
+        uuid = None if known is None else str(known)
         place, why = _place(found, uuid, order, environ.get(VARIABLE, ""))
         if place is None:
             capability = int(properties.major), int(properties.minor)
@@ -444,11 +419,6 @@ def _bare(uuid: str | None) -> str | None:
     return None if uuid is None else uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
-def _uuid(properties: Any) -> str | None:
-    uuid = getattr(properties, "uuid", None)
-    return None if uuid is None else str(uuid)
-
-
 def _from_torch(name: str, uuid: str | None, total: int, capability: tuple[int, int]) -> Gpu:
     return Gpu(
         index=None,
@@ -460,11 +430,6 @@ def _from_torch(name: str, uuid: str | None, total: int, capability: tuple[int, 
         profile=match(name, total),
         reasons={"nvml": "NVML does not list this GPU: its counters are not available"},
     )
-
-
-def _plain(message: object) -> str:
-    """One of torch's warnings as one line, without the location in its source."""
-    return " ".join(str(message).partition("(Triggered")[0].split())
 
 
 def _none(gpus: tuple[Gpu, ...], reason: str, warn: bool = True) -> VisibleGpus:
@@ -556,7 +521,7 @@ def _read_gpu(nvml: Nvml, handle: Any, index: int, driver: str | None, cuda: str
     name, memory = nvml.name(handle), nvml.memory(handle)
     total = memory.total_bytes if memory is not None else None
     processes = nvml.processes(handle)
-    named = (Process(item.pid, item.used_bytes, _process_name(item.pid)) for item in processes or ())
+    named = (replace(item, name=_process_name(item.pid)) for item in processes or ())
     profile = match(name, total) if name is not None else None
     gpu = Gpu(
         index=None,
@@ -625,21 +590,19 @@ def _without_torch(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> Visible
     usable = [
         place for place, gpu in enumerate(gpus) if "mig" not in gpu.reasons and "gpu" not in gpu.reasons
     ]
-    shown = [gpus[place] for place in usable]
-    entries = [Entry(gpu.nvml_index, gpu.uuid, gpu.name, gpu.mig, gpu.mig_parent) for gpu in shown]
-    seen = visible(entries, environ)
-    order = tuple(usable[position] for position in seen.positions)
+    positions, certain, reason = visible([gpus[place] for place in usable], environ)
+    order = tuple(usable[position] for position in positions)
     marked = []
     for place, gpu in enumerate(gpus):
         index = None
         if place not in order:
-            why = "hidden: " + seen.reason if place in usable else "CUDA cannot use it"
-        elif seen.certain:
-            index, why = order.index(place), f"by {seen.reason}; torch was not queried"
+            why = f"hidden: {reason}" if place in usable else "CUDA cannot use it"
+        elif certain:
+            index, why = order.index(place), f"by {reason}; torch was not queried"
         else:
-            why = f"torch's number is unknown until torch is queried: {seen.reason}"
+            why = f"torch's number is unknown until torch is queried: {reason}"
         marked.append(gpu.because("index", why, index=index))
-    return VisibleGpus(tuple(marked), order, seen.reason, certain=seen.certain)
+    return VisibleGpus(tuple(marked), order, reason, certain=certain)
 
 
 def _choose(choice: str, view: VisibleGpus, nvml_reason: str) -> tuple[str, Gpu | None, str]:

@@ -245,11 +245,17 @@ def resident_peak() -> int | None:
 def detect_host(root: Path = Path("/"), affinity: int | None = None) -> Host:
     """Detect the host. root: folder with proc/ and sys/. affinity: cores this process may run on; None: detect."""
     reasons: dict[str, str] = {}
-    logical = _logical_cores(root)
+    try:
+        lines = (root / "proc/stat").read_bytes().splitlines()
+        counted = sum(line.startswith(b"cpu") and line[3:4].isdigit() for line in lines)
+    except OSError:
+        counted = 0
+    logical = counted or os.cpu_count() or 1
     usable: float = logical
     reasons["usable_cpus"] = f"all {logical} cores: no CPU affinity, no quota"
-    allowed = affinity if affinity is not None else _affinity()
-    if allowed is not None and allowed < logical:
+    cores = usable_cores()
+    allowed = affinity if affinity is not None else len(cores) if cores is not None else logical
+    if allowed < logical:
         usable = allowed
         reasons["usable_cpus"] = f"{allowed} of {logical} cores: CPU affinity"
     limits = read_limits(root)
@@ -267,6 +273,7 @@ def detect_host(root: Path = Path("/"), affinity: int | None = None) -> Host:
         reasons["memory_limit_bytes"] = "the cgroup memory limit exceeds the total memory"
     else:
         reasons["memory_limit_bytes"] = f"cgroup v{limits.version} memory limit"
+    flags = _cpu_line(root, "flags", "features").split()
     return Host(
         hostname=socket.gethostname(),
         cpu=_cpu_model(root),
@@ -275,33 +282,21 @@ def detect_host(root: Path = Path("/"), affinity: int | None = None) -> Host:
         memory_total_bytes=total,
         memory_limit_bytes=limit,
         reasons=reasons,
-        bf16_units=tuple(unit for unit in _BF16 if unit in _cpu_flags(root)),
+        bf16_units=tuple(unit for unit in _BF16 if unit in flags),
     )
 
 
-def _affinity() -> int | None:
+def usable_cores() -> frozenset[int] | None:
+    """The cores that this process may run on; None where the system has no affinity, as macOS."""
     try:
-        return len(os.sched_getaffinity(0))
-    except (AttributeError, OSError):  # macOS has no affinity
+        return frozenset(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
         return None
-
-
-def _logical_cores(root: Path) -> int:
-    try:
-        lines = (root / "proc/stat").read_bytes().splitlines()
-        counted = sum(line.startswith(b"cpu") and line[3:4].isdigit() for line in lines)
-    except OSError:
-        counted = 0
-    return counted or os.cpu_count() or 1
 
 
 def _cpu_model(root: Path) -> str:
     found = _cpu_line(root, "model name", "cpu model", "hardware")
     return " ".join(found.split()) or platform.processor() or platform.machine() or "unknown"
-
-
-def _cpu_flags(root: Path) -> list[str]:
-    return _cpu_line(root, "flags", "features").split()
 
 
 def _cpu_line(root: Path, *keys: str) -> str:

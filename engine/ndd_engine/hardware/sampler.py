@@ -6,7 +6,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from ndd_engine.record.event import GPU_KEYS
 from ndd_engine.record.events import SampleEvent
 
 from .counters import SLOW_EVERY, HostCounters, Json
-from .detect import COUNTERS, GpuProcess, MemoryReading, Nvml
-from .gpus import Gpu
+from .detect import COUNTERS, MemoryReading, Nvml
+from .gpus import Gpu, Process
 from .host import Host, detect_host
 
 # Counters that are read every SLOW_EVERY samples.
@@ -76,13 +77,11 @@ class Sampler:
         self.last_error: str | None = None
         self._host_reasons: dict[str, str] = {}
         self._counters: HostCounters | None = None
-        try:
+        with self._guarded("host"):  # without counters the samples are null
             known = host if host is not None else detect_host()
             self._counters = HostCounters(known, run_dir, self._note, ranks, pid)
             self._counters.read(fresh=True)  # what the first rates are counted from
-        except Exception as error:  # noqa: BLE001 - without counters the samples are null
-            self._note("host", error)
-        self._guard_find()
+        self._find_gpu()
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -100,7 +99,7 @@ class Sampler:
             self._pid = pid
             self._gpu, self._used, self._handle, self._whole = gpu, gpu is not None, None, None
             self._slow, self._count = {}, 0
-            self._guard_find()
+            self._find_gpu()
 
     @property
     def followed(self) -> tuple[int | None, Gpu | None]:
@@ -113,7 +112,7 @@ class Sampler:
             return
         self._stopping.clear()
         if self._handle is None:  # stop() closed it
-            self._guard_find()
+            self._find_gpu()
         self._thread = threading.Thread(target=self._run, name="ndd-sampler", daemon=True)
         self._thread.start()
 
@@ -126,12 +125,10 @@ class Sampler:
             if thread.is_alive():
                 return
         self._thread = None
-        try:
+        with self._guarded("stop"):
             if self._own_nvml:
                 self._nvml.close()
                 self._handle = self._whole = None
-        except Exception as error:  # noqa: BLE001 - stopping never fails
-            self._note("stop", error)
 
     def read_once(self) -> SampleEvent:
         """Take a sample now, with a new search for child processes. Rates are since the previous sample or start."""
@@ -140,25 +137,19 @@ class Sampler:
     def _run(self) -> None:
         due = time.monotonic() + min(self._period_s, _FIRST_S)
         while not self._stopping.wait(max(due - time.monotonic(), 0.0)):
-            try:
+            with self._guarded("sink"):  # one that fails must not end the samples
                 self._sink(self._read(fresh=False))
-            except Exception as error:  # noqa: BLE001 - a sink that fails must not end the samples
-                self._note("sink", error)
             due = max(due + self._period_s, time.monotonic())
 
     def _read(self, fresh: bool) -> SampleEvent:
         with self._lock:  # read_once may meet the thread
             host: Json = {}
             gpu: Json | None = None
-            try:
+            with self._guarded("host"):
                 if self._counters is not None:
                     host = self._counters.read(fresh)
-            except Exception as error:  # noqa: BLE001 - the observer never raises
-                self._note("host", error)
-            try:
+            with self._guarded("gpu"):
                 gpu = self._read_gpu()
-            except Exception as error:  # noqa: BLE001 - the observer never raises
-                self._note("gpu", error)
             return SampleEvent(gpu=gpu, host=host)
 
     def _note(self, signal: str, error: Exception) -> None:
@@ -166,22 +157,25 @@ class Sampler:
         self.last_error = f"{signal}: {type(error).__name__}: {error}"
         self._host_reasons[signal] = str(error) or type(error).__name__
 
-    def _guard_find(self) -> None:
+    @contextmanager
+    def _guarded(self, signal: str) -> Iterator[None]:
+        """The observer never raises: an error is noted."""
         try:
-            self._find_gpu()
-        except Exception as error:  # noqa: BLE001 - a broken driver must not stop a run
-            self._note("gpu", error)
+            yield
+        except Exception as error:  # noqa: BLE001
+            self._note(signal, error)
 
     def _find_gpu(self) -> None:
         gpu = self._gpu
-        if gpu is None or gpu.uuid is None or not self._nvml.open():
-            return
-        self._handle = self._nvml.handle_by_uuid(gpu.uuid)
-        if self._handle is None and gpu.nvml_index is not None and not gpu.mig:
-            self._handle = self._nvml.handle(gpu.nvml_index)
-        self._whole = self._handle
-        if gpu.mig and gpu.mig_parent is not None:
-            self._whole = self._nvml.handle_by_uuid(gpu.mig_parent)
+        with self._guarded("gpu"):
+            if gpu is None or gpu.uuid is None or not self._nvml.open():
+                return
+            self._handle = self._nvml.handle_by_uuid(gpu.uuid)
+            if self._handle is None and gpu.nvml_index is not None and not gpu.mig:
+                self._handle = self._nvml.handle(gpu.nvml_index)
+            self._whole = self._handle
+            if gpu.mig and gpu.mig_parent is not None:
+                self._whole = self._nvml.handle_by_uuid(gpu.mig_parent)
 
     def _read_gpu(self) -> Json | None:
         if self._handle is None:
@@ -205,7 +199,7 @@ class Sampler:
         self._count += 1
         return body
 
-    def _others(self, memory: MemoryReading | None, processes: tuple[GpuProcess, ...] | None) -> Json:
+    def _others(self, memory: MemoryReading | None, processes: tuple[Process, ...] | None) -> Json:
         """Processes and memory of others on the GPU; null if unknown."""
         if processes is None:
             return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +20,7 @@ from .child_processes import Children
 from .losses import LossReader
 from .phase_clock import PhaseClock, Window
 from .process_watch import ProcessWatch
-from .spy import Frame
+from .spy import Frame, of_thread
 
 PERIOD_S = 0.5
 
@@ -221,12 +220,7 @@ class Trainer:
 
     def stack(self) -> list[Frame]:
         """The stack of the thread, the innermost frame first."""
-        frame, found = sys._current_frames().get(self._identity), []
-        while frame is not None:
-            code = frame.f_code
-            found.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
-            frame = frame.f_back
-        return found
+        return of_thread(self._identity)
 
     def others(self) -> frozenset[int]:
         """Threads of this process that have no part in the training: the screen's and those of the engine."""

@@ -48,6 +48,16 @@ def threads(spy: str, pid: int, limit_s: float = LIMIT_S) -> list[dict[str, Any]
     raise UnreadableError(printable(last)[:200])
 
 
+def of_thread(identity: int) -> list[Frame]:
+    """The stack of a thread of this process, the innermost frame first."""
+    frame, found = sys._current_frames().get(identity), []
+    while frame is not None:
+        code = frame.f_code
+        found.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+        frame = frame.f_back
+    return found
+
+
 def of_process(stack: Sequence[Frame]) -> list[Frame]:
     """The frames of a process itself: a forked one has those of its parent below."""
     begins = [

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
 from ndd_engine.config import Config
 from ndd_engine.errors import UsageError
@@ -33,10 +33,9 @@ from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
 
-from .estimate import MANY, ONE
+from .estimate import FREED, MANY, ONE, Trace
 from .rank_memory import is_sharded, strategy_for_fakes
 from .step_probes import longest_first
-from .step_traces import FREED, Trace
 
 aten = torch.ops.aten
 
@@ -73,7 +72,10 @@ def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int
     """
     if workload.training.step is not None:
         raise UsageError(OWN_STEP)
-    amp, config = config.precision.amp, _explicit(config)
+    amp = config.precision.amp  # set for all steps by _autocast
+    config = config.changed(
+        precision={"amp": "off"}, speed={"compile": "off", "cuda_graph": False, "attention": "auto"}
+    )
     strategy = strategy_for_fakes(config, workload.training)
     batch = next(longest_first(workload, config, micro, longest))
     follow, counter = Follow(), WorkCounter()
@@ -95,8 +97,7 @@ def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int
             for index, count in enumerate((1, 1, 2)):
                 if count > 1:
                     follow.mark(ONE)
-                single = stepper.config.batch.model_copy(update={"accumulation": count})
-                stepper.config = stepper.config.model_copy(update={"batch": single})
+                stepper.config = stepper.config.changed(batch={"accumulation": count})
                 with nullcontext() if index else counter:
                     stepper.eager_step(_copies(fakes), PhaseClock(), index)
         follow.mark(MANY)
@@ -107,13 +108,6 @@ def _copies(batch: Any) -> Iterator[Any]:
     """Endless copies of a batch, each with its own memory, as if copied to the GPU."""
     while True:
         yield tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
-
-
-def _explicit(config: Config) -> Config:
-    """Replace `auto` settings that would be resolved differently for fake tensors."""
-    precision = config.precision.model_copy(update={"amp": "off"})  # set for all steps by _autocast
-    speed = config.speed.model_copy(update={"compile": "off", "cuda_graph": False, "attention": "auto"})
-    return config.model_copy(update={"precision": precision, "speed": speed})
 
 
 def _faked(model: nn.Module, fake: FakeTensorMode) -> tuple[nn.Module, dict[int, Any]]:
@@ -165,7 +159,9 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = func._schema.name
         for size in SCRATCH[name](args) if name in SCRATCH else ():
-            self._scratch(size, name)
+            key = len(self._labels)
+            self._labels.append(f"{name}/scratch")
+            self._events += [(key, size), (key, FREED)]
         result = func(*args, **(kwargs or {}))
         for leaf in tree_iter(result):
             if isinstance(leaf, Tensor):
@@ -222,11 +218,6 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._events.append((key, FREED))
             del self._known[address]
 
-    def _scratch(self, size: int, name: str) -> None:
-        key = len(self._labels)
-        self._labels.append(f"{name}/scratch")
-        self._events += [(key, size), (key, FREED)]
-
 
 def _flash_backward(args: Any) -> tuple[int, ...]:
     """Bytes of the fp32 softmax sums and query gradients (FlashAttention-2, mha_bwd)."""
@@ -253,12 +244,8 @@ class AsOnGpu(TorchFunctionMode):
         if name == "lstm" and len(args) == 9 and isinstance(args[3], bool):
             return _lstm(*args)
         if name in IN_FP32 and torch.is_autocast_enabled(_ON):
-            args = tree_map(_widened, args)
+            args = tree_map_only(Tensor, lambda leaf: leaf.float() if leaf.dtype in HALVES else leaf, args)
         return func(*args, **named)
-
-
-def _widened(leaf: Any) -> Any:
-    return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in HALVES else leaf
 
 
 def _lowered(tensor: Tensor) -> Tensor:

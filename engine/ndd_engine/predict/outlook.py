@@ -20,18 +20,19 @@ from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import SampleEvent
 from ndd_engine.record.figures import mean_core_use
 from ndd_engine.record.snapshot import CoreUse
-from ndd_engine.train.data.placing import ordered_steps
+from ndd_engine.train.data.loader import ordered_steps
 from ndd_engine.train.failures import smaller_batch
 from ndd_engine.train.parallel.strategy import why_not
 from ndd_engine.train.prepare import seed, total_steps
-from ndd_engine.train.probes.autosize import SizeChoice, decide
+from ndd_engine.train.rehearsal import SizeChoice, decide
 from ndd_engine.train.settings import UNKNOWN_STEPS
+from ndd_engine.train.step.optimizers import moment_bytes
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 
 from .estimate import Fit, Memory, StepTime, spread
-from .rank_memory import Shares, is_sharded, moment_bytes, pretended, replaced, shares
+from .rank_memory import Shares, is_sharded, pretended, shares
 from .step_probes import SIZES, Prober, context_bytes, items_of
 
 # Seconds between two samples: timing a single micro-batch takes about half a second.
@@ -120,29 +121,14 @@ class Outlook:
     @property
     def parts(self) -> dict[str, int]:
         """The peak by component; activations are the remainder."""
-        if self.shares is not None:
-            return self._parts_of_rank(self.shares)
-        outside = self.memory.outside_bytes - (self.parameter_bytes if self.memory.on == "host" else 0)
-        known = {
-            "parameters": self.parameter_bytes,
-            "gradients": self.parameter_bytes,
-            "optimizer": self.optimizer_bytes,
-            "process": max(outside, 0),
-            "kept items": self.kept_bytes,
-            "heap": self.memory.heap_bytes(self.config.batch.micro),
-        }
-        total = self.total_bytes
-        return {**known, "activations": max(total - sum(known.values()), 0), "total": total}
-
-    def _parts_of_rank(self, shares: Shares) -> dict[str, int]:
+        shares = self.shares or Shares(self.parameter_bytes, self.parameter_bytes, self.optimizer_bytes)
         # On the host the process holds the parameters before the steps, unless it shards them.
         on_host = self.memory.on == "host" and not is_sharded(self.config)
         known = {
             "parameters": shares.parameters,
             "gradients": shares.gradients,
             "optimizer": shares.optimizer,
-            "gathered layers": shares.gathered,
-            "buckets": shares.buckets,
+            **({"gathered layers": shares.gathered, "buckets": shares.buckets} if self.shares else {}),
             "process": max(self.memory.outside_bytes - (shares.parameters if on_host else 0), 0),
             "kept items": self.kept_bytes,
             "heap": self.memory.heap_bytes(self.config.batch.micro),
@@ -218,7 +204,7 @@ def outlook(
     others = ranks if ranks > 1 else gpus if device.type == "cuda" else 1
     if found.fits is not False or others == 1 or is_sharded(config):
         return found
-    sharded = replaced(config, others, "fsdp2")
+    sharded = config.changed(parallel={"ranks": others, "strategy": "fsdp2"})
     if why_not(sharded, workload.training) is not None:
         return found
     progress("predicting a sharded model")
@@ -265,7 +251,11 @@ def _outlook(
     assert times is not None
     memory = prober.with_heap(memory)
     parameter_bytes = sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad)
-    moments = moment_bytes(config, workload.model) if ranks > 1 else prober.stepper().moment_bytes()
+    moments = (
+        moment_bytes(config.optimizer, workload.model)
+        if ranks > 1
+        else prober.stepper().optimizer.moment_bytes()
+    )
     total = total_steps(config, per_epoch)
     return Outlook(
         config=config,

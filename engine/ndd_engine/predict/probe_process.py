@@ -14,8 +14,7 @@ from typing import Any
 from ndd_engine.child import ChildServer, Json, Pipe, draft_of
 from ndd_engine.config import Config
 
-from .estimate import Items, Memory, StepTime, TimedBatch
-from .step_traces import Trace
+from .estimate import Items, Memory, StepTime, TimedBatch, Trace
 
 # Maximum seconds for sampling the lengths of items.
 LOOK_S = 1.0
@@ -94,12 +93,11 @@ class Probes(ChildServer):
         from ndd_engine.hardware.host import usable_threads
         from ndd_engine.train.parallel.strategy import why_not
         from ndd_engine.train.prepare import seed
-        from ndd_engine.train.probes.autosize import decide
-        from ndd_engine.workloads.base import parameter_count
-        from ndd_engine.workloads.data_order import item_count
+        from ndd_engine.train.rehearsal import decide
+        from ndd_engine.workloads.base import item_count, parameter_count
         from ndd_engine.workloads.registry import prepare
 
-        from .rank_memory import pretended, replaced
+        from .rank_memory import pretended
         from .step_probes import Prober, context_bytes, items_of
 
         self._spec = command
@@ -154,7 +152,8 @@ class Probes(ChildServer):
             items=items_of(workload),
             setup_s=setup_s,
             lengths=lengths(workload),
-            not_shared=why_not(replaced(config, 2, "ddp"), workload.training) or "",
+            not_shared=why_not(config.changed(parallel={"ranks": 2, "strategy": "ddp"}), workload.training)
+            or "",
             threads=torch.get_num_threads(),
             faster=faster,
             by_threads=by_threads,
@@ -190,7 +189,7 @@ class Probes(ChildServer):
         """A model on the device of this machine."""
         import torch
 
-        from ndd_engine.workloads.data_order import item_count
+        from ndd_engine.workloads.base import item_count
 
         from .rank_memory import is_sharded
         from .step_probes import Prober
@@ -260,7 +259,7 @@ def lengths(workload: Any, most: int = 256) -> list[int]:
     """Tokens of items sampled across the data, ascending; [] if all have the same length."""
     import torch
 
-    from ndd_engine.workloads.data_order import Stream
+    from ndd_engine.workloads.base import Stream
 
     if workload.collate is None or isinstance(workload.train_data, Stream):
         return []

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from ndd_engine.config import Config
 from ndd_engine.errors import UsageError
-from ndd_engine.train.parallel.marks import GATHER, SCATTER
 from ndd_engine.train.parallel.strategy import (
     DTYPES,
+    GATHER,
+    SCATTER,
     Ddp,
     Forward,
     Fsdp2,
@@ -33,7 +34,7 @@ from ndd_engine.train.parallel.strategy import (
 )
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.training_parts import TrainingParts
+from ndd_engine.workloads.result import TrainingParts
 
 # The layers that FSDP2 holds gathered at a time: one that computes and one that is gathered for afterwards.
 GATHERED = 2
@@ -86,25 +87,6 @@ def _set_collectives(gather: Callable[..., Any], scatter: Callable[..., Any]) ->
 def is_sharded(config: Config) -> bool:
     """Whether the ranks shard the parameters."""
     return config.parallel.ranks > 1 and config.parallel.strategy == "fsdp2"
-
-
-def alone(config: Config) -> Config:
-    """The configuration for a single rank."""
-    single = config.parallel.model_copy(update={"ranks": 1})
-    return config.model_copy(update={"parallel": single})
-
-
-def replaced(config: Config, ranks: int, strategy: str) -> Config:
-    """The configuration for so many ranks with this strategy."""
-    section = config.parallel.model_copy(update={"ranks": ranks, "strategy": strategy})
-    return config.model_copy(update={"parallel": section})
-
-
-def moment_bytes(config: Config, model: nn.Module) -> int:
-    """Bytes of the configured optimizer's state for the whole model."""
-    section = config.optimizer
-    moments = 2 if section.name != "sgd" else int(section.momentum > 0)
-    return moments * sum(item.nbytes for item in model.parameters() if item.requires_grad)
 
 
 def stepper_of_rank(

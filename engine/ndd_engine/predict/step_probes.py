@@ -34,26 +34,29 @@ from ndd_engine.train.data.loader import Batches, gathered
 from ndd_engine.train.data.streams import StreamOrder
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.prepare import seed
-from ndd_engine.train.probes.autosize import ALONE, probe_batches
-from ndd_engine.train.probes.rehearsal import MOST_RUNS, SLOW_NS, time_micro
+from ndd_engine.train.rehearsal import ALONE, MOST_RUNS, SLOW_NS, probe_batches, time_micro
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.base import Batch, Workload
-from ndd_engine.workloads.data_order import Stream, item_count
+from ndd_engine.workloads.base import Batch, Stream, Workload, item_count
 
 from .allocator import KIB, Rules
 from .estimate import (
+    DATA,
+    DATA_END,
+    FREED,
     HOST_GRANULE,
     MANY,
     ONE,
+    Family,
     Items,
     Memory,
     StepTime,
     TimedBatch,
+    Trace,
+    fit,
     merged,
     variation,
 )
-from .rank_memory import alone, is_sharded, stepper_of_rank
-from .step_traces import DATA, DATA_END, FREED, Family, Trace, fit
+from .rank_memory import is_sharded, stepper_of_rank
 
 STEPS_OF_ONE = 2
 # Numbers of threads are compared in so many turns each, which take at least one micro-batch
@@ -74,48 +77,38 @@ def record(make: Callable[[], Stepper], batches: Iterator[Batch], device: torch.
     make: called once. batches: endless, of the size to record. The parameters are part of the trace only on a GPU, as
     they are moved there; on the CPU they exist already.
     """
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()  # it would free reference cycles at unpredictable points
-    try:
-        run = _Steps(make, batches)
-        return _of_gpu(run, device) if device.type == "cuda" else _of_host(run)
-    finally:
-        if enabled:
-            gc.enable()
 
+    numbers = count(1)
 
-class _Steps:
-    """The steps of a recording. Call it with a function that sets a mark."""
+    def marked(mark: Mark) -> Iterator[Batch]:
+        for number in numbers:
+            mark(f"{DATA}{number}")
+            batch = next(batches)
+            mark(f"{DATA_END}{number}")
+            yield batch
 
-    def __init__(self, make: Callable[[], Stepper], batches: Iterator[Batch]) -> None:
-        self._make, self._batches = make, batches
-        self._made = 0
-
-    def __call__(self, mark: Mark) -> None:
-        stepper = self._make()
-        config = stepper.config
-        clock = PhaseClock()
+    def run(mark: Mark) -> None:
+        stepper = make()
+        config, clock = stepper.config, PhaseClock()
         counts = [1] * STEPS_OF_ONE + [2]
         try:
-            for index, count in enumerate(counts):
-                if count > 1:
+            for index, accumulation in enumerate(counts):
+                if accumulation > 1:
                     mark(ONE)
-                batch = config.batch.model_copy(update={"accumulation": count})
-                stepper.config = config.model_copy(update={"batch": batch})
-                stepper.eager_step(self._marked(mark), clock, index)
+                stepper.config = config.changed(batch={"accumulation": accumulation})
+                stepper.eager_step(marked(mark), clock, index)
         finally:
             stepper.config = config
         mark(MANY)
 
-    def _marked(self, mark: Mark) -> Iterator[Batch]:
-        """The batches, with marks before and after each is created."""
-        while True:
-            self._made += 1
-            mark(f"{DATA}{self._made}")
-            batch = next(self._batches)
-            mark(f"{DATA_END}{self._made}")
-            yield batch
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()  # it would free reference cycles at unpredictable points
+    try:
+        return _of_gpu(run, device) if device.type == "cuda" else _of_host(run)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _of_host(run: Callable[[Mark], None]) -> Trace:
@@ -352,7 +345,11 @@ class Prober:
         self.workload.training.reset()
         if self.device.type == "cuda":
             self.workload.model.to("cpu")
-            _forget(self.device)
+            # Release all cached GPU memory, including cuBLAS workspaces, so that a recording starts at zero.
+            torch.cuda.synchronize(self.device)
+            getattr(torch._C, "_cuda_clearCublasWorkspaces", bool)()  # not in every build
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
         config = self._plain()
         strategy = strategy_of(config, self.device, self.workload.training)
         found = record(
@@ -475,7 +472,9 @@ class Prober:
 
     def stepper(self) -> Stepper:
         """A new eager stepper of a single rank, with one micro-batch per step."""
-        return Stepper(self.workload, alone(self._plain()), self.device, total_steps=1000)
+        return Stepper(
+            self.workload, self._plain().changed(parallel={"ranks": 1}), self.device, total_steps=1000
+        )
 
     def _timed_stepper(self) -> Stepper:
         """As `stepper`; of a sharded model on a GPU a rank's, since the whole model may not fit."""
@@ -487,10 +486,8 @@ class Prober:
 
     def _plain(self) -> Config:
         """The configuration of the steps to probe."""
-        single = self.config.batch.model_copy(update={"accumulation": 1})
         # Compiling would recompile for every batch size.
-        plain = self.config.speed.model_copy(update={"compile": "off", "cuda_graph": False})
-        return self.config.model_copy(update={"batch": single, "speed": plain})
+        return self.config.changed(batch={"accumulation": 1}, speed={"compile": "off", "cuda_graph": False})
 
 
 def sizes(workload: Workload) -> tuple[int, ...]:
@@ -540,13 +537,11 @@ def endless(workload: Workload, config: Config, micro: int, as_kept: bool = Fals
 
     as_kept: if the loader caches items, repeat a few cached ones to measure the cost of cached data.
     """
-    batch = config.batch.model_copy(update={"micro": micro, "accumulation": 1})
-    config = config.model_copy(update={"batch": batch})
+    config = config.changed(batch={"micro": micro, "accumulation": 1})
     if as_kept and config.loader.cache and not workload.epochs_differ:
-        few = min(KEPT_BATCHES * micro, len(cast(Any, workload.train_data)))
-        alone = config.loader.model_copy(update={**ALONE, "cache": True})
+        few = min(KEPT_BATCHES * micro, len(cast("Any", workload.train_data)))
         data = Subset(workload.train_data, range(few))
-        batches = Batches(data, config.model_copy(update={"loader": alone}), workload.collate)
+        batches = Batches(data, config.changed(loader={**ALONE, "cache": True}), workload.collate)
     else:
         batches = probe_batches(workload, config)
     if isinstance(batches.own, StreamOrder):
@@ -566,7 +561,7 @@ def extremes(workload: Workload) -> tuple[list[int], int]:
     """
     if workload.collate is None or workload.epochs_differ or isinstance(workload.train_data, Stream):
         return [], 0
-    data = cast(Any, workload.train_data)
+    data = cast("Any", workload.train_data)
     longest: list[tuple[int, int]] = []
     looked, end = 0, time.perf_counter() + LOOK_S
     for place in random.Random(0).sample(range(len(data)), min(len(data), LOOKED_AT)):
@@ -589,7 +584,7 @@ def longest_first(workload: Workload, config: Config, micro: int, first: Sequenc
 def _longest_first(workload: Workload, config: Config, micro: int, first: Sequence[int]) -> Iterator[Any]:
     source = probe_batches(workload, config).source
     assert isinstance(source, Source)  # only items with an index are looked for
-    places = range(len(cast(Any, workload.train_data)))
+    places = range(len(cast("Any", workload.train_data)))
     others = cycle(sorted(set(places) - set(first)))
     while True:
         indices = [*first, *islice(others, max(micro - len(first), 0))][:micro]
@@ -634,14 +629,6 @@ def _forget_peak() -> bool:
     except OSError:
         return False
     return True
-
-
-def _forget(device: torch.device) -> None:
-    """Release all cached GPU memory, including cuBLAS workspaces, so that a recording starts at zero."""
-    torch.cuda.synchronize(device)
-    getattr(torch._C, "_cuda_clearCublasWorkspaces", bool)()  # not in every build
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
 
 
 def _nowhere(_phase: int) -> None:

@@ -68,9 +68,9 @@ class Segment:
     size: int
     stream: int
     small: bool
-    expandable: bool
-    private: bool
-    blocks: tuple[LiveBlock, ...]
+    expandable: bool = False
+    private: bool = False
+    blocks: tuple[LiveBlock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

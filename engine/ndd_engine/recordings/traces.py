@@ -253,7 +253,8 @@ def examine(path: Path, whole: bool = False) -> TraceUse:
     if not trace.events:
         raise UsageError(f"{shown} cannot be analysed: {trace.unseen}")
     whole_steps = bool(trace.steps) and not whole
-    steps = _whole_steps(trace) if whole_steps else _steps_in(trace)
+    # Not the first of three or more steps: the profiler is still starting in it.
+    steps = trace.steps[len(trace.steps) > 2 :] if whole_steps else _steps_in(trace)
     begin, end = (steps[0][0], steps[-1][1]) if whole_steps else trace.span
     inferred = infer(trace)
     first = inferred.marks[0]
@@ -310,11 +311,6 @@ def _longest_range(trace: TraceFile, outside: list[Interval]) -> tuple[str, int]
     return printable(name)[:80], ns
 
 
-def _whole_steps(trace: TraceFile) -> list[tuple[int, int]]:
-    """The profiled steps, without the first of three or more: the profiler is still starting in it."""
-    return trace.steps[1:] if len(trace.steps) > 2 else trace.steps
-
-
 def _steps_in(trace: TraceFile) -> list[Interval]:
     """The whole trace cut into its steps: those of the profiler, else the updates of the optimizer; [] without any."""
     begin, end = trace.span
@@ -350,8 +346,11 @@ def record(use: TraceUse, device: DeviceUse) -> Iterator[tuple[float, Event]]:
     gpu = device.index is not None
     start = use.begin_t or 0.0
     steps = use.steps or ((use.begin, use.end),)
+    asked = {
+        "steps": len(use.steps), "operators": use.operators, "unseen": use.unseen, "range": use.longest_range
+    }  # fmt: skip
     yield start, RunEvent(
-        name=use.path.name, workload="trace", config={"trace": _config(use)}, pid=0, host="",
+        name=use.path.name, workload="trace", config={"trace": asked}, pid=0, host="",
         device=f"cuda:{device.index}" if gpu else "cpu", device_name=device.name, gpu=None, versions={},
         parameters=0, precision="", item="step", token=None, tokens_per_item=0, items_per_step=1,
         items_per_epoch=len(steps), steps_per_epoch=len(steps), epochs=1, total_steps=len(steps),
@@ -368,13 +367,6 @@ def record(use: TraceUse, device: DeviceUse) -> Iterator[tuple[float, Event]]:
         ),
     )
     yield t, EndEvent("done", "end of the trace", len(steps), 0)
-
-
-def _config(use: TraceUse) -> dict[str, Any]:
-    """What the rules ask of a trace."""
-    return {
-        "steps": len(use.steps), "operators": use.operators, "unseen": use.unseen, "range": use.longest_range
-    }  # fmt: skip
 
 
 def _window(use: TraceUse, number: int, begin: int, end: int) -> WindowEvent:

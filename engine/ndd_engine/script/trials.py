@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ndd_engine.child import ChildError, Json, StoppedError, Tick, Wire, answers, cause_of_exit, tail_of
-from ndd_engine.config.parsing import COMMAND_LINE, explain, put, shown
+from ndd_engine.config.loading import COMMAND_LINE, explain, put, shown
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError, Problem, UsageError
 from ndd_engine.hardware.detect import detect

@@ -234,7 +234,12 @@ class CheckpointStore:
         sync_folder(self.folder)
         if earlier is not None:
             _remove(earlier)
-        self._prune(best_is_lower)
+        every = self._every()
+        best = best_of(every, best_is_lower)
+        for other in every[: -self.keep]:
+            if other != best:
+                _remove(other.path)
+        self.clean()
         return saved
 
     def load(self, saved: Saved, only: Collection[str] | None = None) -> dict[str, Any]:
@@ -270,14 +275,6 @@ class CheckpointStore:
             found["random"] = seeded_random_state(seed, self._device)
         wanted_state = {key: value for key, value in found.items() if wanted is None or key in wanted}
         return {**wanted_state, "ranks": ranks}
-
-    def _prune(self, best_is_lower: bool) -> None:
-        every = self._every()
-        best = best_of(every, best_is_lower)
-        for saved in every[: -self.keep]:
-            if saved != best:
-                _remove(saved.path)
-        self.clean()
 
     def clean(self) -> None:
         """Delete what a crash left while it was written or deleted. Only for processes that write checkpoints."""

@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ndd_engine.config.schema import EvaluateSection
-from ndd_engine.errors import TrainingError, shortened
-from ndd_engine.record.events import MarkEvent
+from ndd_engine.config.schema import Config, EvaluateSection
+from ndd_engine.errors import TrainingError, said, shortened
+from ndd_engine.measure.losses import LossReader
+from ndd_engine.processes import limit_of
+from ndd_engine.record.events import Event, MarkEvent, TextsEvent
+from ndd_engine.text import printable
 from ndd_engine.workloads.base import Batch, MeanLoss, Weight, Workload
-from ndd_engine.workloads.own_module import kind
-from ndd_engine.workloads.training_parts import Carry
+from ndd_engine.workloads.own_module import kind, place
+from ndd_engine.workloads.problems import Problems
+from ndd_engine.workloads.result import Carry, TrainingParts
 
 from .data.loader import EvalBatches, to_device
 from .random_state import kept_random
@@ -164,3 +169,194 @@ class _Means:
         if not self._means:
             raise TrainingError(f"{self._where}: eval_step returned no value")
         return {name: mean.result()["loss"] for name, mean in self._means.items()}
+
+
+MOST_SAMPLES = 50
+SAMPLE_LENGTH = 4000
+
+
+@dataclass
+class Monitor:
+    """Early stopping on the first metric. best: its best value so far; waited: evaluations since then."""
+
+    section: EvaluateSection
+    lower: bool
+    best: float | None = None
+    waited: int = 0
+
+    def see(self, name: str, value: float) -> str | None:
+        """Count an evaluation; returns why to stop, or None. NaN is no improvement."""
+        if self.best is None:
+            better = value == value
+        else:
+            gain = self.best - value if self.lower else value - self.best
+            better = gain > self.section.min_delta
+        if better:
+            self.best, self.waited = value, 0
+            return None
+        self.waited += 1
+        if not self.section.patience or self.waited < self.section.patience:
+            return None
+        times = f"{self.waited} evaluation{'s' if self.waited > 1 else ''}"
+        since = "" if self.best is None else f" since its best value {self.best:.4g}"
+        return f"{printable(name)} has not improved in {times}{since} (evaluate.patience)"
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"best": self.best, "waited": self.waited}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore `state`."""
+        self.best, self.waited = state["best"], state["waited"]
+
+
+def check_used(parts: TrainingParts, config: Config) -> None:
+    """Raises ConfigError for callbacks and settings that no evaluation or checkpoint of this run would use."""
+    problems, evaluate, checkpoint = Problems(parts.where or "run"), config.evaluate, config.checkpoint
+    in_training = evaluate.every_steps or evaluate.every_epochs
+    saves = checkpoint.every_steps or checkpoint.every_epochs or checkpoint.every_minutes or checkpoint.at_end
+    off = {
+        "evaluations": [] if in_training or evaluate.at_end else ["on_evaluate", "samples"],
+        "checkpoints": [] if saves else ["on_checkpoint"],
+    }
+    for what, names in off.items():
+        section = what.removesuffix("s").replace("evaluation", "evaluate")
+        for name in names:
+            if getattr(parts, name) is not None:
+                advice = f"set {section}.every_epochs or {section}.at_end, or remove it"
+                problems.add(name, f"is never called, since {what} are off", suggestion=advice)
+    if evaluate.patience and not in_training:
+        message = "is not used, since there are no evaluations during the training"
+        advice = "set evaluate.every_epochs or evaluate.every_steps"
+        Problems("workload", found=problems.found).add(
+            "evaluate.patience", message, evaluate.patience, "0", advice
+        )
+    problems.check()
+
+
+class Callbacks:
+    """The callbacks of a factory, and what depends on evaluations.
+
+    on: whether callbacks are called and training may end early; not in trials and predictions, which measure steps.
+    early: why training ends before its last step. judged: the step of the last evaluation that the monitor, the
+    schedulers and on_evaluate saw. fail: called with the name of a callback and its error; returns what to raise.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        on: bool,
+        put: Callable[[Event], None],
+        losses: LossReader,
+        better: str,
+        fail: Callable[[str, BaseException], TrainingError],
+    ) -> None:
+        self.stepper, self.on = stepper, on
+        self.early: str | None = None
+        # Why this process wants training to end early; one of several ranks ends once all of them know it.
+        self.wanted: str | None = None
+        self.alone = True
+        self.judged = 0
+        self.monitor = Monitor(stepper.config.evaluate, better == "lower")
+        self._put, self._losses, self._fail = put, losses, fail
+        self._parts: TrainingParts = stepper.workload_parts
+        self.each_step = on and self._parts.on_step is not None
+
+    def step(self) -> None:
+        """After each optimizer step."""
+        with self._calling("on_step"):
+            assert self._parts.on_step is not None
+            self._parts.on_step(self.stepper.training)
+        self.heard()
+
+    def heard(self) -> None:
+        """Take what the user's own code logged, and whether it asked to stop."""
+        training = self.stepper.training
+        if training.logged:
+            self._losses.log(training.logged)
+            training.logged = []
+        if training.stopping is not None:
+            if self.on:
+                self._end(training.stopping)
+            training.stopping = None
+
+    def _end(self, reason: str) -> None:
+        self.wanted = reason
+        if self.alone:
+            self.early = reason
+
+    def judge(self, step: int, result: Result) -> None:
+        """Show an evaluation that the configuration asks for to what depends on it, once; others change nothing."""
+        if self.judged >= step:
+            return
+        self.judged = step
+        name, value = result.headline
+        self.stepper.optimizer.end_evaluation(value)
+        if (reason := self.monitor.see(name, value)) is not None and self.on:
+            self._end(reason)
+        self.evaluated(result.metrics)
+
+    def evaluated(self, metrics: dict[str, float]) -> None:
+        """After an evaluation."""
+        if self.on and self._parts.on_evaluate is not None:
+            with self._calling("on_evaluate"):
+                self._parts.on_evaluate(dict(metrics), self.stepper.training)
+            self.heard()
+
+    def saved(self, path: Path) -> None:
+        """After a checkpoint was written."""
+        if self.on and self._parts.on_checkpoint is not None:
+            with self._calling("on_checkpoint"):
+                self._parts.on_checkpoint(path, self.stepper.training)
+            self.heard()
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"evaluated": self.judged, "monitor": self.monitor.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore `state`."""
+        self.judged = state["evaluated"]
+        self.monitor.load(state["monitor"])
+
+    def samples(self, step: int) -> None:
+        """After an evaluation: record the texts that the factory's `samples` returns."""
+        if not self.on or self._parts.samples is None:
+            return
+        model, seed = self.stepper.model, self.stepper.config.run.seed
+        model.eval()
+        try:
+            # The same random numbers each time, and without a trace in the training's.
+            with kept_random(self.stepper.device), torch.no_grad(), self._calling("samples"):
+                torch.manual_seed(seed)
+                texts = _checked(self._parts.samples(model))
+        finally:
+            model.train()
+        self._put(TextsEvent(step, texts))
+
+    @contextmanager
+    def _calling(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            raise self._fail(name, error) from error
+
+
+def failure(name: str, step: int, parts: TrainingParts, error: BaseException) -> str:
+    """The message for a callback that raised: its place, its name and its error."""
+    text = limit_of(error) or (str(error) if isinstance(error, TrainingError) else said(error))
+    return f"{place(error) or parts.where}: {name} failed at step {step:,}: {text}"
+
+
+def _checked(found: Any) -> list[str]:
+    """The samples as texts. Raises TypeError if they are not."""
+    texts = [found] if isinstance(found, str) else found
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"samples(model) returned {kind(found)}, not a list of strings")
+    return [_lines(text) for text in texts[:MOST_SAMPLES]]
+
+
+def _lines(text: str) -> str:
+    """A sample, printable apart from its line breaks, and at most SAMPLE_LENGTH characters."""
+    shown = "\n".join(map(printable, text[:SAMPLE_LENGTH].replace("\r\n", "\n").split("\n")))
+    return shown if len(text) <= SAMPLE_LENGTH else f"{shown}…"

@@ -21,6 +21,7 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
 
 from .checkpoint import CheckpointStore, Saved, best_of
+from .checkpoint_state import aliases
 
 # Suffix of the file -> its format.
 FORMATS = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
@@ -61,7 +62,11 @@ def export(
     model ("encoder"), or an object that the factory returned as stateful ("ema"). The file is written completely or
     not at all. Raises UsageError, CheckpointError.
     """
-    kind = _format_of(path)
+    kind = FORMATS.get(path.suffix.lower())
+    if kind is None:
+        raise UsageError(f"-o {printable(str(path))}: unknown format; allowed: {', '.join(FORMATS)}")
+    if kind == "safetensors" and importlib.util.find_spec("safetensors") is None:
+        raise UsageError(f"-o {printable(str(path))} {NEEDS_SAFETENSORS}")
     if not force and replaces(path):
         raise UsageError(f"-o {printable(str(path))} exists; add --force to replace it")
     if (why := write_problem(path)) is not None:
@@ -126,15 +131,6 @@ def without_compiler(state: State) -> tuple[OrderedDict[str, Any], int]:
     return found, sum(_COMPILED in name for name in state)
 
 
-def _format_of(path: Path) -> str:
-    kind = FORMATS.get(path.suffix.lower())
-    if kind is None:
-        raise UsageError(f"-o {printable(str(path))}: unknown format; allowed: {', '.join(FORMATS)}")
-    if kind == "safetensors" and importlib.util.find_spec("safetensors") is None:
-        raise UsageError(f"-o {printable(str(path))} {NEEDS_SAFETENSORS}")
-    return kind
-
-
 def _chosen(checkpoint: Mapping[str, Any], wanted: str | None) -> State:
     """The state of the model, of one of its modules, or of a stateful object of the factory, by name."""
     model: State = checkpoint["model"]
@@ -177,10 +173,6 @@ def _storable(state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     This is how safetensors.torch.save_model stores tied tensors, so that load_model restores them.
     """
-    kept: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}
-    seen: dict[tuple[Any, ...], str] = {}
-    memory: set[int] = set()
     for name, value in state.items():
         if not isinstance(value, Tensor):
             what = f"{shortened(name, 100)} is a {shortened(type(value).__name__, 80)}, not a tensor"
@@ -188,12 +180,10 @@ def _storable(state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
         if value.layout is not torch.strided or value.is_quantized or value.is_nested:
             what = f"{shortened(name, 100)} is a sparse, quantized or nested tensor"
             raise UsageError(f"{what}, which a safetensors file cannot contain; write a .pt file")
-        place = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
-        if value.numel() and place in seen:
-            tied[name] = seen[place]
-            continue
-        seen[place] = name
-        value = value.detach()
+    tied = aliases(state)
+    kept: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, value in ((name, value.detach()) for name, value in state.items() if name not in tied):
         storage = value.untyped_storage().data_ptr()
         shared = bool(storage) and storage in memory  # another part of the same memory
         memory.add(storage)

@@ -137,7 +137,7 @@ def _filled(config: Config, device: torch.device, stepper: Stepper | None) -> li
     known = {
         "parameters": sum(parameter.nbytes for parameter in parameters),
         "gradients": sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None),
-        "optimizer": stepper.optimizer_bytes(),
+        "optimizer": stepper.optimizer.bytes(),
     }
     filled = [f"{name} {size(count)}" for name, count in known.items()]
     batch = config.batch

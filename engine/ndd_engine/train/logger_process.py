@@ -282,7 +282,7 @@ class Mlflow:
             if self._client.get_run(name).info.lifecycle_stage != "active":
                 return False
         except Exception as error:
-            if _absent(error):
+            if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
                 return False
             raise
         self._client.update_run(name, status="RUNNING")
@@ -314,10 +314,6 @@ def tracking_uri(text: str) -> str:
     if "://" in text or text.startswith(("databricks", "file:", "uc:")):
         return text
     return f"sqlite:///{expanded(text).absolute()}"
-
-
-def _absent(error: Exception) -> bool:
-    return getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST"
 
 
 def _ids(path: Path) -> dict[str, Any]:

@@ -27,18 +27,17 @@ from ndd_engine.measure.reporting import Reporter, StepWork
 from ndd_engine.record.events import Json, MarkEvent, NotFiniteEvent
 from ndd_engine.run.control import pause_mark, resume_mark
 from ndd_engine.text import size
+from ndd_engine.train.data.loader import OwnOrder, at_pass_end, end_pass
 from ndd_engine.workloads.base import Batch
 from ndd_watch.clock import CHECKPOINT, EVALUATE
 from ndd_watch.holders import Holders
 from ndd_watch.looks import Looks
 from ndd_watch.own import own
 
-from .callbacks import Callbacks, failure
 from .checkpoint import CheckpointStore, Saved, last_good, unwritten
 from .checkpoint_state import changed, finite_buffers, layout, not_finite, unloadable
 from .data.loader import Batches, EvalBatches
-from .data.placing import OwnOrder, at_pass_end, end_pass
-from .evaluate import Result, better_of, evaluate
+from .evaluate import Callbacks, Result, better_of, evaluate, failure
 from .failures import unstable
 from .random_state import random_state
 from .request import OpenRun

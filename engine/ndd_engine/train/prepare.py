@@ -29,22 +29,21 @@ from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent
 from ndd_engine.text import counted, printable
+from ndd_engine.train.data.loader import cannot_load, no_step
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.parallel.world import World, check_data, check_model, device_of, from_first
-from ndd_engine.train.probes.autosize import SizeChoice, decide
-from ndd_engine.train.probes.rehearsal import Baseline, Rehearsal, rehearse
+from ndd_engine.train.rehearsal import Baseline, Rehearsal, SizeChoice, decide, probe_loader, rehearse
 from ndd_engine.version import __version__
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 from ndd_watch.changes import GLOBALS
 
-from .callbacks import check_used
 from .checkpoint import Saved, newest_good
 from .checkpoint_state import unloadable
 from .data.loader import Batches, EvalBatches
 from .data.order import ALONE, Share, mixed
-from .data.placing import cannot_load, no_step, probe_loader
+from .evaluate import check_used
 from .failures import out_of_memory
 from .loop import Loop
 from .random_state import kept_random, restore_random_state
@@ -218,7 +217,7 @@ def _trial_step_events(loop: Loop, rehearsal: Rehearsal, machine: Machine) -> It
         yield rehearsal.baseline
     yield from loop.settings.of_model(rehearsal)
     if (counter := rehearsal.counter) is not None:
-        clips, moments = loop.config.clip.max_norm > 0, stepper.moment_bytes()
+        clips, moments = loop.config.clip.max_norm > 0, stepper.optimizer.moment_bytes()
         precision = stepper.precision.name
         yield work_event(
             counter, stepper.model, batch.micro, batch.accumulation, clips, moments, machine.chosen, precision

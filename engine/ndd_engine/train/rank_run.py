@@ -18,9 +18,9 @@ from ndd_engine.record.file import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, bare
 from ndd_engine.run.run import EXIT_OF, Run
 from ndd_engine.text import printable
+from ndd_engine.train.parallel.rank_place import Cause, Neighbours, first_over, introduce, record_end
 
 from .checkpoint import CheckpointStore
-from .parallel.rank_ends import Cause, Neighbours, first_over, introduce, record_end
 from .parallel.rank_place import Place, notes_of, own_launcher
 from .parallel.world import connect, from_first, from_others
 from .request import Ranks, RunRequest
@@ -188,7 +188,12 @@ def leave(training: Training | None, status: int, broken: bool = False) -> NoRet
     if training is not None and training.ranks is not None:
         training.ranks.notes.put(f"left/{training.ranks.place.rank}", "")
         if cause is None:
-            _goodbye(training.ranks)
+            # Rank 0 may hold the store of all ranks: it leaves last.
+            ranks = training.ranks
+            deadline = time.monotonic() + LEAVE_S
+            for rank in range(ranks.place.size if ranks.place.first else 0):
+                while ranks.notes.get(f"left/{rank}") is None and time.monotonic() < deadline:
+                    time.sleep(0.02)
     os._exit(status if broken else _status(cause, status))
 
 
@@ -201,11 +206,3 @@ def _status(cause: Cause | None, status: int) -> int:
     if own_launcher() is None:
         return status
     return (status or EXIT_FAILED) if cause is not None and cause.own and cause.curable else 0
-
-
-def _goodbye(ranks: Ranks) -> None:
-    """Rank 0 may hold the store of all ranks: it leaves last."""
-    deadline = time.monotonic() + LEAVE_S
-    for rank in range(ranks.place.size if ranks.place.first else 0):
-        while ranks.notes.get(f"left/{rank}") is None and time.monotonic() < deadline:
-            time.sleep(0.02)

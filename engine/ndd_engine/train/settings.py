@@ -10,7 +10,7 @@ import torch
 from ndd_engine.config.schema import CheckpointSection, Config, EvaluateSection
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.text import counted, plural
-from ndd_engine.train.probes.rehearsal import Rehearsal
+from ndd_engine.train.rehearsal import Rehearsal
 from ndd_watch.changes import GLOBALS
 
 from .data.loader import Batches, EvalBatches

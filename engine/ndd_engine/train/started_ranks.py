@@ -21,10 +21,9 @@ from ndd_engine.record.rundir import RunDir, RunLock, discard, new_run_dir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.run.run import EXIT_OF, Executor, Run
 from ndd_engine.text import counted
+from ndd_engine.train.parallel.rank_place import record_end
 
-from .parallel.rank_ends import record_end
-from .preflight import check_resume, preflight
-from .request import RunRequest
+from .request import RunRequest, check_resume, preflight
 
 POLL_S = 0.1
 SAID_S = 10.0
@@ -59,7 +58,16 @@ class StartedRanks(Executor):
             if (owner := directory.live_owner()) is not None:
                 raise UsageError(f"run {directory.name} is being written by process {owner.get('pid')}")
             check_resume(directory.name, load_state(directory), config, request.from_step)
-            _reopen(directory)
+            # Record that the run resumes, so that viewers do not see its old end.
+            lock = RunLock(directory)
+            lock.acquire()
+            try:
+                recorder = Recorder(directory.events, load_state(directory))
+                recorder.start()
+                recorder.put(StageEvent("resume", "starting the ranks"))
+                recorder.close()
+            finally:
+                lock.release()
         self._record = FollowedRecord(directory, listener, request)
         run = Run(self, directory, self._record, RunLock(directory), listens=False)
         run.control.passed_on = self._requests
@@ -182,16 +190,3 @@ class FollowedRecord(Recorder):
         elif not running and snapshot.end is None and snapshot.status == "lost":
             snapshot = replace(snapshot, status="failed")
         self._snapshot = snapshot
-
-
-def _reopen(directory: RunDir) -> None:
-    """Record that the run resumes, so that viewers do not see its old end."""
-    lock = RunLock(directory)
-    lock.acquire()
-    try:
-        recorder = Recorder(directory.events, load_state(directory))
-        recorder.start()
-        recorder.put(StageEvent("resume", "starting the ranks"))
-        recorder.close()
-    finally:
-        lock.release()

@@ -21,12 +21,11 @@ from ndd_engine.record.rundir import RunDir, bare, new_run_dir, set_aside
 from ndd_engine.record.state import RunState
 from ndd_engine.run.control import StopNow
 from ndd_engine.run.run import Executor
+from ndd_engine.train.parallel.rank_place import Cause, leave_cause, other_over, others
 
 from .loggers import Loggers
-from .parallel.rank_ends import Cause, leave_cause, other_over, others
 from .parallel.rank_place import OtherRankError
-from .preflight import check_resume, preflight
-from .request import OpenRun, RunRequest
+from .request import OpenRun, RunRequest, check_resume, preflight
 
 if TYPE_CHECKING:
     from .prepare import Prepared

@@ -25,7 +25,7 @@ from ndd_engine.hardware.host import usable_threads
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.ranks import EXCHANGE, SKEW
 from ndd_engine.text import counted, percent, span
-from ndd_engine.train.preflight import preflight
+from ndd_engine.train.request import preflight
 
 from .estimates import CONFIDENCE
 from .outcome import times, with_interval

@@ -40,10 +40,9 @@ from ndd_engine.train.loop import Course
 from ndd_engine.train.parallel.rank_place import Place, notes_of
 from ndd_engine.train.parallel.world import STORE_TIMEOUT
 from ndd_engine.train.prepare import Prepared, prepare_run, training_batches
-from ndd_engine.train.probes.autosize import decide
-from ndd_engine.train.probes.rehearsal import rehearse
 from ndd_engine.train.random_state import kept_random, random_state, restore_random_state
 from ndd_engine.train.rank_run import open_rank
+from ndd_engine.train.rehearsal import decide, rehearse
 from ndd_engine.train.request import Ranks, RunRequest
 from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.optimizers import Precision, make_precision

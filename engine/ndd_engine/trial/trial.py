@@ -19,7 +19,7 @@ from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import duration
-from ndd_engine.train.preflight import preflight
+from ndd_engine.train.request import preflight
 from ndd_watch.changes import LOADER, switched_by
 
 from .blocks import (

@@ -23,7 +23,7 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Machine
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import number, printable
-from ndd_engine.train.preflight import preflight
+from ndd_engine.train.request import preflight
 from ndd_watch.changes import ARITHMETIC, SET, TABLE, Candidate, Place, candidates
 
 from .estimates import estimate_of, judged, over

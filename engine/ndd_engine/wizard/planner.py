@@ -15,10 +15,9 @@ from ndd_engine.hardware.host import free_memory
 from ndd_engine.predict.estimate import Memory, StepTime, spread
 from ndd_engine.predict.probe_process import Opened, Probed
 from ndd_engine.text import counted, size
-from ndd_engine.train.preflight import preflight
+from ndd_engine.train.request import preflight
 
-from .proposals import Proposal, cost_in_words
-from .space import (
+from .proposals import (
     LARGEST_MICRO,
     RESERVED_SHARE,
     SINGLE,
@@ -26,7 +25,9 @@ from .space import (
     Batch,
     Layout,
     Model,
+    Proposal,
     batches,
+    cost_in_words,
     gpu_named,
     layout_of,
     longest_sequence,

@@ -14,7 +14,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from ndd_engine.config import Config, changed_toml, read
-from ndd_engine.config.parsing import text_of
+from ndd_engine.config.loading import text_of
 from ndd_engine.errors import UsageError
 from ndd_engine.text import counted, duration, number, plural, printable, size
 from ndd_engine.trial.outcome import differences
@@ -29,8 +29,7 @@ from .planner import (
     proposals,
     unprobed_present,
 )
-from .proposals import Proposal, pareto, ranked
-from .space import GOALS, Answers
+from .proposals import GOALS, Answers, Proposal, pareto, ranked
 
 
 def fresh(config: Config, heading: str, reasons: Mapping[str, str]) -> str:
@@ -165,7 +164,9 @@ def to_verify(proposed: ProposalSet, answers: Answers, count: int = VERIFIED) ->
         return []
     chosen: list[Proposal] = []
     for one in proposed.ranked(answers):
-        if one.present or not any(other.model == one.model and _near(other, one) for other in chosen):
+        micro = one.batch.micro
+        alike = (other.batch.micro for other in chosen if other.model == one.model)
+        if one.present or not any(max(micro, other) < 2 * min(micro, other) for other in alike):
             chosen.append(one)
     present = proposed.present
     if present is None:
@@ -177,11 +178,6 @@ def with_present(chosen: Sequence[Proposal], proposed: ProposalSet) -> list[Prop
     """Proposals to measure, the present configuration first; it is what the others are compared with."""
     present = proposed.present
     return [*((present,) if present is not None else ()), *(one for one in chosen if not one.present)]
-
-
-def _near(one: Proposal, other: Proposal) -> bool:
-    small, large = sorted((one.batch.micro, other.batch.micro))
-    return large < 2 * small
 
 
 def best_measured(verified: Sequence[Proposal], answers: Answers) -> Proposal | None:

@@ -20,9 +20,8 @@ from ndd_engine.trial.outcome import times, with_interval
 from ndd_engine.trial.sides import SideProcess
 
 from .planner import Situation, WizardStoppedError
-from .proposals import FAST_ENOUGH, NOT_MEASURED, SHORT_ROUNDS, Measured, Proposal
+from .proposals import FAST_ENOUGH, NOT_MEASURED, SHORT_ROUNDS, Answers, Measured, Proposal
 from .session import by_measured
-from .space import Answers
 
 # A speedup below this share is not worth a longer measurement: the present configuration stays.
 WORTH = 0.10

@@ -67,6 +67,7 @@ def factory(settings: Settings) -> dict[str, Any]:
     }
 
 
+@dataclass(eq=False)
 class SpeechClips(GatherItems):
     """Waveforms in one int16 tensor; an item is (log-mel (128, frames) float32, label () int64).
 
@@ -74,18 +75,12 @@ class SpeechClips(GatherItems):
     shorter recordings are repeated. starts, lengths, labels: (clips,) int64.
     """
 
-    def __init__(
-        self,
-        samples: Tensor,
-        starts: Tensor,
-        lengths: Tensor,
-        labels: Tensor,
-        sequence: int,
-        log_mel: LogMel | None = None,
-    ) -> None:
-        self.samples, self.starts, self.lengths, self.labels = samples, starts, lengths, labels
-        self.sequence = sequence
-        self.log_mel = log_mel or LogMel()
+    samples: Tensor
+    starts: Tensor
+    lengths: Tensor
+    labels: Tensor
+    sequence: int
+    log_mel: LogMel = field(default_factory=LogMel)
 
     @classmethod
     def of(cls, clips: Sequence[Clip], sequence: int) -> SpeechClips:

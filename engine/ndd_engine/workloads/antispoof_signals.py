@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,6 @@ MELS = 128
 FLOOR = 1e-6  # minimum power of a mel band; rounding to 16 bits is below it
 
 GRIFFIN_LIM_ROUNDS = 4  # few enough that the copy is intelligible but audibly artificial
-RESAMPLING_ZEROS = 16  # zero crossings of the sinc on each side
 
 # Formants of English vowels in Hz (Peterson and Barney 1952, men's means).
 VOWELS = (
@@ -60,33 +58,18 @@ def to_int16(wave: Tensor) -> Tensor:
 
 
 def resample(wave: Tensor, rate: int, target: int) -> Tensor:
-    """(samples,) at `rate` Hz -> (ceil(samples * target / rate),) at `target` Hz, by a polyphase windowed sinc.
+    """(samples,) at `rate` Hz -> (ceil(samples * target / rate),) at `target` Hz, by the discrete Fourier transform.
 
-    An output sample has one of target / gcd phases between two input samples; each phase has its own filter, with 16
-    zero crossings per side, a Hann window and the cut-off at 95 % of the lower Nyquist frequency.
+    The wave is continued by its mirror image, so that it is periodic without a jump.
     """
     if rate == target or not len(wave):
         return wave
-    divisor = math.gcd(rate, target)
-    step, phases = rate // divisor, target // divisor
-    cutoff = 0.95 * min(1.0, target / rate)
-    reach = math.ceil(RESAMPLING_ZEROS / cutoff)
-    taps = torch.arange(1 - reach, reach + 1)
-    count = -(-len(wave) * phases // step)
-    used = min(phases, count)
-    late = torch.arange(used).double() * step % phases / phases  # offset from the previous input sample
-    distance = (taps - late.unsqueeze(1)) * cutoff
-    window = torch.cos(math.pi / 2 * (distance / RESAMPLING_ZEROS).clamp(-1, 1)).square()
-    filters = torch.sinc(distance) * window
-    filters = (filters / filters.sum(dim=1, keepdim=True)).float()
-    padded = F.pad(wave, (reach, reach))
-    out = torch.zeros(-(-count // used), used)
-    for phase in range(used):
-        # The outputs of a phase are `step` inputs apart.
-        inputs = padded[phase * step // phases + 1 :].unfold(0, 2 * reach, step)
-        rows = -(-(count - phase) // used)
-        out[:rows, phase] = inputs[:rows] @ filters[phase]
-    return out.flatten()[:count]
+    step = rate // math.gcd(rate, target)
+    whole = F.pad(wave[None], (0, -len(wave) % step), mode="replicate")[0]
+    mirrored = torch.cat((whole, whole.flip(0)))
+    found = torch.fft.irfft(torch.fft.rfft(mirrored), len(mirrored) * target // rate) * (target / rate)
+    resampled: Tensor = found[: -(-len(wave) * target // rate)]
+    return resampled
 
 
 def mel_filters(mels: int = MELS, n_fft: int = N_FFT, rate: int = SAMPLE_RATE) -> Tensor:
@@ -146,139 +129,55 @@ def griffin_lim(wave: Tensor, rate: int, generator: Generator) -> Tensor:
     return synthesise(spectrum)
 
 
-@dataclass(frozen=True)
-class Voice:
-    """A synthetic speaker. pitch: Hz. tract: formants relative to VOWELS. The rest: steadiness and breathiness."""
+class Voice(NamedTuple):
+    """A synthetic speaker. pitch: Hz. tract: formants relative to VOWELS. breath: noise relative to the pulses."""
 
     pitch: float
     tract: float
-    bandwidth: float
     breath: float
-    tilt: float
-    jitter: float
-    vibrato_hertz: float
-    vibrato: float
 
     @classmethod
     def draw(cls, generator: Generator) -> Voice:
         """A random voice; voices of high pitch tend to have short vocal tracts."""
-        u = torch.rand(8, generator=generator, dtype=torch.float64).tolist()
-        return cls(
-            pitch=85 * 2 ** (1.5 * u[0]),
-            tract=0.9 + 0.15 * u[0] + 0.12 * u[1],
-            bandwidth=0.8 + 0.6 * u[2],
-            breath=0.004 + 0.02 * u[3],
-            tilt=0.86 + 0.09 * u[4],
-            jitter=0.004 + 0.012 * u[5],
-            vibrato_hertz=4 + 3 * u[6],
-            vibrato=0.002 + 0.012 * u[7],
-        )
+        u = torch.rand(3, generator=generator).tolist()
+        return cls(85 * 2 ** (1.5 * u[0]), 0.9 + 0.15 * u[0] + 0.12 * u[1], 0.004 + 0.02 * u[2])
 
 
 def utterance(voice: Voice, generator: Generator) -> Tensor:
     """One to three seconds of speech at 16 kHz, 4 to 8 syllables: (samples,), with a peak of 0.3 to 0.9.
 
-    A syllable is a glottal pulse train with breath noise, gliding from the resonators of one vowel to those of another;
-    most gaps before a syllable have a hiss.
+    A syllable is a glottal pulse train with breath noise, through the resonances of a vowel. Noise is everywhere.
     """
     count = int(torch.randint(4, 9, (), generator=generator))
-    draw = torch.rand(6, count, generator=generator, dtype=torch.float64)
-    gaps = ((0.03 + 0.1 * draw[0]) * SAMPLE_RATE).long()
-    lengths = ((0.12 + 0.2 * draw[1]) * SAMPLE_RATE).long()
-    ends = (gaps + lengths).cumsum(0)
-    length = int(ends[-1]) + SAMPLE_RATE // 10
-    excitation = _pulses(voice, length, count, generator)
-
-    vowels = torch.tensor(VOWELS, dtype=torch.float64)[torch.randint(10, (2, count), generator=generator)]
-    vowels = voice.tract * vowels * (1 + 0.04 * torch.randn(vowels.shape, generator=generator))
-    upper = (voice.tract * torch.tensor(UPPER_FORMANTS, dtype=torch.float64)).expand(2, count, -1)
-    bandwidths = voice.bandwidth * torch.tensor(BANDWIDTHS, dtype=torch.float64)
-    spoken, hiss = 8192, 4096  # the longest syllable and gap, with room for their resonators to decay
-    throat = _glottis(voice.tilt, spoken) * _resonators(torch.cat((vowels, upper), dim=2), bandwidths, spoken)
-    mouth = _resonators(2500 + 3500 * draw[2, :, None], torch.tensor([900.0]), hiss)
-
-    wave = torch.zeros(length + spoken)
-    places, envelope, along = _stretches(ends - lengths, lengths, spoken)
-    loud = (0.5 + 0.5 * draw[3, :, None]) * envelope * F.pad(excitation, (0, spoken))[places]
-    glide = torch.stack((loud * (1 - along), loud * along))
-    voiced = torch.fft.irfft((torch.fft.rfft(glide) * throat).sum(dim=0), spoken)
-    wave.index_add_(0, places.flatten(), voiced.float().flatten())
-
-    level = 0.3 * float(wave.square().mean().sqrt())
-    places, envelope, _ = _stretches(ends - lengths - gaps, gaps, hiss)
-    noise = torch.randn(count, hiss, generator=generator) * envelope * (draw[4, :, None] > 0.3)
-    hissed = torch.fft.irfft(torch.fft.rfft(noise) * mouth, hiss)
-    hissed *= (
-        level * (0.3 + draw[5, :, None]) / hissed.square().mean(dim=1, keepdim=True).sqrt().clamp(min=1e-9)
-    )
-    wave.index_add_(0, places.flatten(), hissed.float().flatten())
-
-    wave = wave[:length]
-    room, peak = torch.rand(2, generator=generator).tolist()
-    wave += level * 10 ** (-1.5 - room) * torch.randn(length, generator=generator)
-    scaled: Tensor = wave * ((0.3 + 0.6 * peak) / float(wave.abs().max()))
+    parts = []
+    for vowel in torch.randint(len(VOWELS), (count,), generator=generator).tolist():
+        gap, length, glide, loud = torch.rand(4, generator=generator).tolist()
+        length = int((0.12 + 0.2 * length) * SAMPLE_RATE)
+        along = torch.linspace(0, 1, length)
+        # Every cycle of the voice is a little longer or shorter than the one before.
+        cycles = voice.pitch * 2 ** (0.3 * (glide - 0.5) * along) * (1 + 0.02 * _wander(length, generator))
+        phase = (cycles / SAMPLE_RATE).cumsum(0)
+        source = phase.floor().diff(prepend=torch.zeros(1))
+        source += voice.breath * torch.randn(length, generator=generator)
+        formants = torch.tensor([*VOWELS[vowel], *UPPER_FORMANTS]) * voice.tract
+        hertz = torch.fft.rfftfreq(length, 1 / SAMPLE_RATE).unsqueeze(1)
+        resonances = 1 / (1 + ((hertz - formants) / torch.tensor(BANDWIDTHS)).square())
+        spoken = torch.fft.irfft(torch.fft.rfft(source) * resonances.sum(dim=1), length)
+        parts += [
+            torch.zeros(int((0.03 + 0.1 * gap) * SAMPLE_RATE)),
+            (0.5 + loud) * spoken * along.mul(math.pi).sin(),
+        ]
+    wave = torch.cat(parts)
+    noise, peak = torch.rand(2, generator=generator).tolist()
+    wave += 10 ** (-2 - noise) * wave.square().mean().sqrt() * torch.randn(len(wave), generator=generator)
+    scaled: Tensor = wave * (0.3 + 0.6 * peak) / wave.abs().max()
     return scaled
 
 
-def _pulses(voice: Voice, length: int, accents: int, generator: Generator) -> Tensor:
-    """The excitation (length,): a pulse per glottal cycle, placed between samples, and breath modulated by it."""
-    seconds = torch.arange(length, dtype=torch.float64) / SAMPLE_RATE
-    accent = _line(0.15 * torch.randn(accents + 1, generator=generator), length)
-    jitter = _line(voice.jitter * torch.randn(length // 80 + 2, generator=generator), length)  # every 5 ms
-    start = float(torch.rand((), generator=generator))
-    vibrato = voice.vibrato * torch.sin(2 * math.pi * (voice.vibrato_hertz * seconds + start))
-    falling = 0.2 * torch.linspace(0, 1, length, dtype=torch.float64)
-    cycles = voice.pitch * 2 ** (accent - falling) * (1 + jitter + vibrato) / SAMPLE_RATE  # per sample
-    phase = cycles.cumsum(0)
-    at = (phase[1:].floor() > phase[:-1].floor()).nonzero().flatten() + 1
-    late = (phase[at] - phase[at].floor()) / cycles[at]
-    height = 1 + 0.06 * torch.randn(len(at), generator=generator)
-    source = torch.zeros(length, dtype=torch.float64)
-    source[at] += height * (1 - late)
-    source[at - 1] += height * late
-    breath = voice.breath * torch.randn(length, generator=generator)
-    return source + breath * (0.6 + 0.4 * torch.cos(2 * math.pi * phase))
-
-
-def _line(points: Tensor, length: int) -> Tensor:
-    """Linear interpolation of evenly spaced points: (length,) float64."""
-    return F.interpolate(points.double()[None, None], size=length, mode="linear", align_corners=True)[0, 0]
-
-
-def _stretches(starts: Tensor, lengths: Tensor, span: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices in the wave, envelope with soft ends, and position from 0 to 1: each (stretches, span)."""
-    within = torch.arange(span)
-    places = starts.unsqueeze(1) + within
-    along = within / lengths.unsqueeze(1)
-    edge = torch.minimum(within, lengths.unsqueeze(1) - within).clamp(min=0) / (0.025 * SAMPLE_RATE)
-    envelope = torch.sin(math.pi / 2 * edge.clamp(max=1)).square()
-    return places, envelope.double(), along.clamp(max=1).double()
-
-
-def _circle(span: int) -> Tensor:
-    """z^-1 at the frequencies of an rfft of `span` samples."""
-    return torch.polar(
-        torch.ones(span // 2 + 1, dtype=torch.float64),
-        -2 * math.pi * torch.arange(span // 2 + 1, dtype=torch.float64) / span,
-    )
-
-
-def _resonators(hertz: Tensor, bandwidths: Tensor, span: int) -> Tensor:
-    """Frequency response of two-pole resonators in series (Klatt 1980): (…, formants) -> (…, span // 2 + 1)."""
-    radius = torch.exp(-math.pi * bandwidths.double() / SAMPLE_RATE)
-    second = -radius.square()
-    first = 2 * radius * torch.cos(2 * math.pi * hertz.clamp(max=0.48 * SAMPLE_RATE) / SAMPLE_RATE)
-    back = _circle(span)
-    response = (1 - first - second).unsqueeze(-1) / (
-        1 - first.unsqueeze(-1) * back - second.unsqueeze(-1) * back.square()
-    )
-    return response.prod(dim=-2)
-
-
-def _glottis(tilt: float, span: int) -> Tensor:
-    """Frequency response of the glottal pulse (two equal real poles) and of the lips (a difference)."""
-    back = _circle(span)
-    return (1 - 0.97 * back) / (1 - tilt * back).square()
+def _wander(length: int, generator: Generator) -> Tensor:
+    """A random line (length,) with a point every 5 ms."""
+    points = torch.randn(length // 80 + 2, generator=generator)
+    return F.interpolate(points[None, None], size=length, mode="linear")[0, 0]
 
 
 def augmented(wave: Tensor, generator: Generator) -> Tensor:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from .base import Batch, GatherItems, MeanLoss, build_checked, sliding_windows
 from .chartext_data import read
-from .interface import Settings
-from .windows import window_count
+from .interface import Settings, window_count
 
 CONDITIONING = 64  # width of the noise-level embedding
 FREQUENCIES = 256  # sines and cosines of the noise level

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .interface import Facts, Settings
+from .interface import Facts, Layout, Settings, split
 from .problems import manual_topics, read_text, source_name
-from .windows import Layout, split
 
 # Tests are half of the library and mostly tables; installed packages are not part of it.
 _LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})

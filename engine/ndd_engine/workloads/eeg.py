@@ -19,8 +19,7 @@ from ndd_engine.text import printable
 
 from .base import Batch, GatherItems, build_checked, sliding_windows
 from .eeg_data import EegData, read
-from .interface import Settings
-from .windows import Layout, window_count
+from .interface import Layout, Settings, window_count
 
 RHYTHMS = ((10.0, 1.0), (6.0, 0.6), (40.0, 0.3))  # alpha, theta, gamma: Hz and relative amplitude
 NOISE = 0.3

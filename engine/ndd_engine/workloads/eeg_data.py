@@ -14,9 +14,8 @@ from typing import Any
 
 from ndd_engine.text import printable
 
-from .interface import Facts, Settings
+from .interface import Facts, Layout, Settings, split
 from .problems import SHOWN_ERRORS, ErrorList, Problems, read_text
-from .windows import Layout, split
 
 SUFFIXES = (".arff", ".csv", ".tsv")
 LABEL_NAMES = frozenset({"label", "class", "y", "eyedetection"})
@@ -86,7 +85,7 @@ class Recording:
                 for name, cell in zip(self.channels, channels, strict=True):
                     if not _numeric(cell):
                         errors.add(line, f"{cell.strip()[:40]!r} in column {name!r} is not a number")
-                    elif _missing(cell):
+                    elif cell.strip().lower() in MISSING_CELLS or not math.isfinite(float(cell)):
                         missing.append(f"line {line:,}, column {name!r}")
                 continue
             self.values.extend(numbers)
@@ -195,11 +194,6 @@ def _columns(names: Sequence[str], numbers: Sequence[bool], problems: Problems) 
     listed = printable(", ".join(ignored[:8]))
     notes = [f"Columns without numbers or without a name are ignored: {listed}."] if ignored else []
     return Recording([names[place] for place in numeric], numeric, label, notes)
-
-
-def _missing(cell: str) -> bool:
-    """Whether a cell is empty, says so, or is a number that is not finite."""
-    return cell.strip().lower() in MISSING_CELLS or not math.isfinite(float(cell))
 
 
 def _numeric(cell: str) -> bool:

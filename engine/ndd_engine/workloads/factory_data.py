@@ -29,8 +29,18 @@ from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
 from ndd_watch.switches import same_item
 
-from .base import Batch, Collate, GatherItems, Workload, batch_size, items_at
-from .data_order import Order, Stream, has_state, position
+from .base import (
+    Batch,
+    Collate,
+    GatherItems,
+    Order,
+    Stream,
+    Workload,
+    batch_size,
+    has_state,
+    items_at,
+    position,
+)
 from .own_module import calling, kind
 from .problems import Problems, in_toml
 
@@ -401,7 +411,10 @@ def try_items(workload: Workload, config: Config) -> list[str]:
             with calling(f"{name}[0]", where=where):
                 items = [data[0], data[min(1, len(data) - 1)]]
         with calling(f"collating two items of {name}", advice, where):
-            batch = (workload.collate or _as_it_is)(items[0]) if whole else join(items)
+            if whole:
+                batch = items[0] if workload.collate is None else workload.collate(items[0])
+            else:
+                batch = join(items)
         _check_batch(batch, name, "change" if workload.collate else "add", problems)
         micro = config.batch.micro
         if whole and name == "train_data" and not problems.found and (count := batch_size(batch)) != micro:
@@ -438,14 +451,10 @@ def try_items(workload: Workload, config: Config) -> list[str]:
     ]
 
 
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
-
-
 def _read(data: Any, collate: Collate | None, in_workers: bool, evaluates: bool = False) -> Any:
     if isinstance(data, IterableDataset):
         return Stream(data, in_workers, again=evaluates)
-    return _gathering(data, collate)
+    return GatherTensors(data.tensors) if type(data) is TensorDataset and collate is None else data
 
 
 def check_workers(workload: Workload, config: Config, problems: Problems) -> None:
@@ -483,11 +492,6 @@ class _PickleCheck(pickle.Pickler):
 class _NullFile:
     def write(self, data: Any) -> int:
         return len(data)
-
-
-def _gathering(data: Any, collate: Collate | None) -> Any:
-    """A plain TensorDataset as GatherTensors; other data unchanged."""
-    return GatherTensors(data.tensors) if type(data) is TensorDataset and collate is None else data
 
 
 def _slice(data: Any, start: int, count: int) -> Dataset[Any]:

@@ -10,17 +10,17 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .base import Batch, build_checked, full_precision
+from .base import Batch, MeanLoss, build_checked, full_precision
 from .chartext import NextCharacterModel, Size
 from .finetune_data import read, utf8
 from .interface import Settings
@@ -49,6 +49,7 @@ def factory(settings: Settings) -> dict[str, Any]:
     tokens = sum(min(count - 1, sequence) for count in counts) / len(counts)
     layers, heads, width = options["layers"], options["heads"], options["width"]
     size = Size(len(encoder), sequence, layers, heads, width, options["dropout"])
+    piece_bytes = torch.tensor([len(piece) for piece in encoder.pieces])
     settings.progress("building the model")
     # As in GPT-2, the embedding is tied to the output layer.
     model = build_checked(lambda: NextCharacterModel(size, tie_weights=True))
@@ -59,7 +60,7 @@ def factory(settings: Settings) -> dict[str, Any]:
         "collate": Pad(sequence if options["pad"] == "full" else None),
         "loss": cross_entropy,
         "weight": scored_tokens,
-        "metric": partial(Perplexity, torch.tensor([len(piece) for piece in encoder.pieces])),
+        "metric": partial(Perplexity, weight=scored_tokens, piece_bytes=piece_bytes),
         "item": "example",
         "token": "token",
         "tokens_per_item": tokens,
@@ -110,8 +111,8 @@ class Pad:
         return inputs, labels
 
 
-@dataclass
-class Perplexity:
+@dataclass(kw_only=True)
+class Perplexity(MeanLoss):
     """loss: mean over all tokens, in nats; perplexity: its exp; bits_per_byte: the loss in bits per byte of text.
 
     Every token has the same weight. Only bits_per_byte is comparable between vocabularies: with a larger one, a text
@@ -119,35 +120,28 @@ class Perplexity:
     """
 
     piece_bytes: Tensor
-    mergeable: ClassVar[bool] = True
-    nats: list[Tensor] = field(default_factory=list)
-    tokens: list[Tensor] = field(default_factory=list)
-    bytes_: list[Tensor] = field(default_factory=list)
+    text_bytes: Tensor | float = 0
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
+        super().update(output, batch, loss)
         labels: Tensor = batch[1]
         self.piece_bytes = self.piece_bytes.to(labels.device)
-        scored, count = labels != UNSCORED, scored_tokens(batch)
-        self.nats.append(loss.detach().float() * count)
-        self.tokens.append(count)
-        self.bytes_.append((self.piece_bytes[labels.clamp(min=0)] * scored).sum())
+        scored = self.piece_bytes[labels.clamp(min=0)] * (labels != UNSCORED)
+        self.text_bytes = self.text_bytes + scored.sum()
 
     def parts(self) -> Any:
-        """The sums, see Metric."""
-        return [_total(values) for values in (self.nats, self.tokens, self.bytes_)]
+        return [super().parts(), float(self.text_bytes)]
 
     def merge(self, parts: Sequence[Any]) -> None:
-        """Continue with the sums of all ranks."""
-        sums = [torch.tensor(list(values), dtype=torch.float64) for values in zip(*parts, strict=True)]
-        self.nats, self.tokens, self.bytes_ = ([values.sum()] for values in sums)
+        super().merge([sums for sums, _ in parts])
+        self.text_bytes = sum(text_bytes for _, text_bytes in parts)
 
     def result(self) -> dict[str, float]:
-        nats, tokens, text_bytes = (_total(values) for values in (self.nats, self.tokens, self.bytes_))
-        loss = nats / tokens if tokens else math.nan
+        loss, text_bytes = super().result()["loss"], float(self.text_bytes)
         return {
             "perplexity": math.inf if loss > 700 else math.exp(loss),
             "loss": loss,
-            "bits_per_byte": nats / math.log(2) / text_bytes if text_bytes else math.nan,
+            "bits_per_byte": float(self.total or 0) / math.log(2) / text_bytes if text_bytes else math.nan,
         }
 
 
@@ -155,11 +149,6 @@ def scored_tokens(batch: Batch) -> Tensor:
     """The number of tokens that the loss of a batch is a mean over, a scalar."""
     count: Tensor = (batch[1] != UNSCORED).sum()
     return count
-
-
-def _total(values: Sequence[Tensor]) -> float:
-    """The sum in double precision, with one copy to the host."""
-    return float(torch.stack(list(values)).cpu().double().sum()) if values else 0.0
 
 
 def cross_entropy(output: Tensor, batch: Batch) -> Tensor:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from typing import Any
 
-import torch
 from torch import nn
 
 from ndd_engine.config.schema import Config
 
 from . import factory_data, own_module
-from .base import CheckedWeight, Workload
-from .data_order import item_count
+from .base import CheckedWeight, Workload, item_count, seed_all
 from .factory_data import Data
 from .interface import Settings
 from .own_module import calling
 from .problems import Problems, Progress
-from .result import NAME_LENGTH, Reader, wrong_result
-from .training_parts import check_conflicts, read_training
+from .result import NAME_LENGTH, Reader, check_conflicts, read_training, wrong_result
 
 RESULT = "an object, dict or SimpleNamespace with model, train_data and loss"
 PARTS = (
@@ -42,7 +37,7 @@ def prepare(config: Config, progress: Progress = lambda _: None) -> Workload:
     progress(f"importing {section.name.partition(':')[0]}")
     factory, where = own_module.load(section)
     # Random numbers drawn by the import must not matter: the module is imported once, but prepared several times.
-    _seed(config.run.seed)
+    seed_all(config.run.seed)
     progress(f"calling {section.name}")
     with calling("the factory", where=where):
         value = factory(settings)
@@ -137,10 +132,3 @@ def read_result(value: object, where: str, config: Config, settings: Settings) -
     problems.check()
     assert model is not None
     return Workload(config.workload.name, where, model, train.data, evaluation.data, functions, **others)
-
-
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % 2**32)

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .chartext_data import library_texts
-from .interface import Facts, Settings
+from .interface import Facts, Settings, split
 from .problems import ErrorList, Progress, json_strings, numbered_lines, read_text, source_name
-from .windows import split
 
 # The special tokens, before the words of the vocabulary.
 UNKNOWN, START, END, PADDING = range(4)

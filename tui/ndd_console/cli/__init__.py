@@ -89,7 +89,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            from ndd_engine.config.parsing import meant
+            from ndd_engine.config.loading import meant
 
             hint = meant(name, list(COMMANDS))
             if hint is None and name.endswith(".toml"):
@@ -150,7 +150,7 @@ def _setting(error: click.NoSuchOption) -> str:
     command = error.ctx.command if error.ctx is not None else None
     if command is None or all(param.name != "sets" for param in command.params):
         return ""
-    from ndd_engine.config.reference import keys
+    from ndd_engine.config.schema import keys
 
     name = error.option_name.lstrip("-").replace("-", "_")
     key = next((key.name for key in keys() if key.name.partition(".")[2] == name), None)

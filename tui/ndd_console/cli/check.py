@@ -11,7 +11,7 @@ from typing import Any
 from ndd_console.words.check import advice, busy_cores, check_facts
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_MACHINE, EXIT_USAGE, ConfigError, NddError, Problem
-from ndd_engine.train.preflight import preflight
+from ndd_engine.train.request import preflight
 
 from .options import command, configuration, json_option
 from .printing import say, show
@@ -72,7 +72,7 @@ def examine(draft: Draft) -> dict[str, Any]:
     """The report on a valid configuration: data, device, size, memory, time, advice."""
     say("importing torch …")
     from ndd_engine.predict.outlook import predict
-    from ndd_engine.workloads.data_order import item_count
+    from ndd_engine.workloads.base import item_count
 
     prediction, machine, workload, choice = predict(draft, lambda text: say(f"{text} …"))
     config = prediction.config

@@ -51,7 +51,7 @@ def sets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     key, equals, value = incomplete.partition("=")
     if not equals:
         return key_items(incomplete, workload)
-    from ndd_engine.config.reference import keys
+    from ndd_engine.config.schema import keys
 
     known = next((known for known in keys(workload) if known.name == key), None)
     if known is None:
@@ -64,7 +64,7 @@ def sets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
 
 def key_items(incomplete: str, workload: str, end: str = "=") -> list[CompletionItem]:
     """Sections, keys of a section, or keys by their last part. end: of a key."""
-    from ndd_engine.config.reference import keys
+    from ndd_engine.config.schema import keys
 
     every = keys(workload)
     sections = dict.fromkeys(key.name.partition(".")[0] for key in every)

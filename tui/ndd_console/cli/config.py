@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from ndd_engine.config.loading import DEFAULT_WORKLOAD, OWN_ALLOWED
-from ndd_engine.config.parsing import meant
+from ndd_engine.config import DEFAULT_WORKLOAD
+from ndd_engine.config.loading import OWN_ALLOWED, meant
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.errors import UsageError
 from ndd_engine.text import printable
@@ -20,7 +20,7 @@ from .options import command, json_option, workload_option
 from .printing import show
 
 if TYPE_CHECKING:
-    from ndd_engine.config.reference import Key
+    from ndd_engine.config.schema import Key
 
 _WIDEST = 100
 
@@ -46,7 +46,7 @@ def config(name: str | None, workload: str | None, as_json: bool) -> None:
 
     The keys of [workload] and the defaults are those of the workload.
     """
-    from ndd_engine.config.reference import keys
+    from ndd_engine.config.schema import keys
 
     workload = workload or DEFAULT_WORKLOAD
     if workload not in WORKLOADS and ":" not in workload:

@@ -12,8 +12,7 @@ from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, UsageError
 from ndd_engine.text import counted
 from ndd_engine.train.parallel.rank_place import Place, place
-from ndd_engine.train.preflight import preflight
-from ndd_engine.train.request import RunRequest
+from ndd_engine.train.request import RunRequest, preflight
 
 from .completion import run_names
 from .options import Asked, command, configuration, count, flag, gathered

@@ -16,7 +16,7 @@ from ndd_engine.config import read
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.rundir import find_run
 from ndd_engine.text import counted
-from ndd_engine.train.preflight import preflight
+from ndd_engine.train.request import preflight
 from ndd_engine.trial.trial_request import Base
 from ndd_watch.changes import TABLE
 

@@ -16,7 +16,7 @@ from ndd_console.words.wizard import proposal_blocks
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.text import printable
-from ndd_engine.wizard.space import BUDGET_S, GOALS, Answers, longest_sequence
+from ndd_engine.wizard.proposals import BUDGET_S, GOALS, Answers, longest_sequence
 
 from . import options
 from .measuring import check_writable, stoppable

@@ -32,7 +32,7 @@ from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.started_ranks import StartedRanks
 from ndd_engine.train.training_run import Training
-from ndd_engine.wizard.space import BUDGET_S, Answers
+from ndd_engine.wizard.proposals import BUDGET_S, Answers
 
 from .headless import pass_signals_on, reason_of
 from .ranks import rank_command

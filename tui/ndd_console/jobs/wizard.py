@@ -20,19 +20,19 @@ from ndd_console.screens.interfaces import StartRow
 from ndd_console.screens.wizard import Field, Preview
 from ndd_console.words.machine import machine_blocks
 from ndd_console.words.wizard import lengths_line, threads_line
-from ndd_engine.config.loading import DEFAULT_WORKLOAD
-from ndd_engine.config.parsing import text_of
+from ndd_engine.config import DEFAULT_WORKLOAD
+from ndd_engine.config.loading import text_of
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.hardware.detect import detect
 from ndd_engine.record.rundir import all_runs
 from ndd_engine.text import counted, number, size
-from ndd_engine.wizard.proposals import Proposal
-from ndd_engine.wizard.space import (
+from ndd_engine.wizard.proposals import (
     GOALS,
     RESERVED_SHARE,
     Answers,
     Goal,
+    Proposal,
     gpu_named,
     longest_sequence,
     usable_bytes,
@@ -137,7 +137,7 @@ class WizardJob(ThreadJob):
         return self._rows
 
     def choose(self, place: int) -> tuple[str, ...]:
-        from ndd_engine.workloads.facts import facts
+        from ndd_engine.workloads.interface import facts
 
         row = self._rows[place]
         name = row.name

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ndd_engine.recordings.replays import Limit
-from ndd_engine.recordings.snapshots import ERROR, DeviceMemory, Moment, SnapshotUse
+from ndd_engine.recordings.snapshots import ERROR, DeviceMemory, Limit, Moment, SnapshotUse
 from ndd_engine.text import counted, size
 
 from .blocks import Block, Facts, Table, Text

@@ -20,7 +20,7 @@ from ndd_engine.errors import DoesNotFitError, UsageError, said, shortened
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
 from ndd_engine.train.random_state import kept_random
-from ndd_engine.workloads.base import Batch, Collate, GatherDataset, items_at
+from ndd_engine.workloads.base import Batch, Collate, GatherDataset, GatherItems, items_at
 from ndd_watch.switches import CHECKED, same_item
 
 from .order import ALONE, Share, mixed
@@ -31,7 +31,7 @@ SHARE = 0.8
 LOOKED_AT = 8
 
 
-class Stacked(Dataset[Any]):
+class Stacked(GatherItems):
     """Items cached as a tree of tensors (N, …); one gather creates a batch."""
 
     def __init__(self, tree: Any) -> None:
@@ -46,15 +46,6 @@ class Stacked(Dataset[Any]):
     def batch(self, indices: Tensor) -> Batch:
         """The items at `indices` (B,)."""
         return map_tensors(self.tree, lambda tensor: tensor[indices])
-
-    def to(self, device: torch.device) -> Stacked:
-        """The items on another device."""
-        return Stacked(map_tensors(self.tree, lambda tensor: tensor.to(device)))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all items."""
-        return item_bytes(self.tree)
 
 
 class WholeBatches(Dataset[Any]):
@@ -166,7 +157,26 @@ def make_source(
             raise UsageError(
                 f"{key} caches items, but this workload changes its items every epoch (augmentation)"
             )
-        data = _encode(data, collate, key, tell)
+        # Encode each item once, after checking that all of them fit: Stacked, or a list if their shapes differ.
+        count = len(cast(Any, data))
+        # Stacking needs memory for both forms.
+        _check_room(key, 2 * kept_bytes(data), torch.device("cpu"), "the host")
+        items = []
+        step = max(count // 20, 1)
+        for index in range(count):
+            if index % step == 0:
+                tell(f"encoding items once: {index:,} of {count:,}")
+            items.append(data[index])
+            if index < CHECKED:
+                with kept_random(torch.device("cpu")):
+                    again = data[index]
+                if not same_item(torch, items[-1], again, unknown=True):
+                    why = f"item {index} differs when it is read again, as by random augmentation"
+                    raise UsageError(
+                        f"{key} caches items, but {why}: cached, it would be the same in every epoch"
+                    )
+        stack = collate is None and _same_shapes(items)
+        data = Stacked(default_collate(items)) if stack else cast(Dataset[Any], items)
         encoded = len(cast(Any, data))
         gather = _gathering(data)
     nbytes = None
@@ -192,31 +202,6 @@ def make_source(
 
 def _gathering(data: Any) -> GatherDataset | None:
     return data if all(hasattr(data, name) for name in ("batch", "to", "nbytes")) else None
-
-
-def _encode(
-    data: Dataset[Any], collate: Collate | None, key: str, tell: Callable[[str], None]
-) -> Dataset[Any]:
-    """Encode each item once, after checking that all of them fit: Stacked, or a list if their shapes differ."""
-    count = len(cast(Any, data))
-    # Stacking needs memory for both forms.
-    _check_room(key, 2 * kept_bytes(data), torch.device("cpu"), "the host")
-    items = []
-    step = max(count // 20, 1)
-    for index in range(count):
-        if index % step == 0:
-            tell(f"encoding items once: {index:,} of {count:,}")
-        items.append(data[index])
-        if index < CHECKED:
-            with kept_random(torch.device("cpu")):
-                again = data[index]
-            if not same_item(torch, items[-1], again, unknown=True):
-                why = f"item {index} differs when it is read again, as by random augmentation"
-                raise UsageError(
-                    f"{key} caches items, but {why}: cached, it would be the same in every epoch"
-                )
-    stack = collate is None and _same_shapes(items)
-    return Stacked(default_collate(items)) if stack else cast(Dataset[Any], items)
 
 
 def kept_bytes(data: Dataset[Any]) -> int:
@@ -267,7 +252,7 @@ def free_bytes(device: torch.device) -> int:
 
 def item_bytes(item: Any) -> int:
     """Bytes of the tensors of an item, or of a list of items."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(item))
+    return sum(tensor.nbytes for tensor in tensors(item))
 
 
 class EpochBatches(Sampler[list[int]]):

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, Sampler
 from ndd_engine.batches import tensors
 from ndd_engine.errors import TrainingError, shortened
 from ndd_engine.train.random_state import random_state, restore_random_state
-from ndd_engine.workloads.data_order import RANDOM, Order, position
+from ndd_engine.workloads.base import RANDOM, Order, position
 
 T = TypeVar("T")
 
@@ -111,7 +111,12 @@ class IndexOrder(Sampler[list[int]]):
         self.passes = self.batches = self.made = 0
         self._isolated = order.chosen is not None and self.position != "replay"
         self._generators = _generators(order)
-        self._seeded = _unseeded(order)
+        # torch's random samplers without a generator: they would draw a seed from the model's.
+        self._seeded = [
+            sampler
+            for sampler in _samplers(order.chosen)
+            if type(sampler) in RANDOM and getattr(sampler, "generator", None) is None
+        ]
         self._drawn: deque[tuple[int, _Copy | None, int]] = deque()
         self._begin: list[Tensor] = [generator.get_state() for generator in self._generators]
         self._at: tuple[_Copy | None, int] = (None, 0)  # the copy before the place, and the batches since
@@ -199,7 +204,9 @@ class IndexOrder(Sampler[list[int]]):
                 continue
             if self.position == "state" and time.monotonic() - at >= COPY_S:
                 copied, since, at = self._copy(mine), 0, time.monotonic()
-            group.append(self._of_epoch(indices, number))
+            if self.epochs_differ:
+                indices = [index + number * self.items for index in indices]
+            group.append(indices)
             if len(group) < self._group:
                 continue  # the batches of a step are dealt to the ranks together; an incomplete one is left out
             dealt = group[self.share.rank :: self.share.of]
@@ -226,7 +233,7 @@ class IndexOrder(Sampler[list[int]]):
             indices = list(map(as_index, found))
         except TypeError:
             what = "whole numbers as indices" if self.order.batch_sampler is None else "a list of indices"
-            raise TrainingError(f"the {title} yielded {_shown(found)}, not {what}") from None
+            raise TrainingError(f"the {title} yielded {shortened(repr(found), 80)}, not {what}") from None
         if not indices:
             raise TrainingError(f"the {title} yielded an empty list of indices")
         if min(indices) < 0 or max(indices) >= self.items:
@@ -250,9 +257,6 @@ class IndexOrder(Sampler[list[int]]):
             yield from torch.randperm(self.items, generator=generator).tolist()
         else:
             yield from range(self.items)
-
-    def _of_epoch(self, indices: list[int], number: int) -> list[int]:
-        return [index + number * self.items for index in indices] if self.epochs_differ else indices
 
     # The position.
 
@@ -372,19 +376,6 @@ def _samplers(thing: Any) -> list[Any]:
         return []
     inner = [value for value in vars(thing).values() if isinstance(value, Sampler)]
     return [thing, *(deep for value in inner for deep in _samplers(value))]
-
-
-def _unseeded(order: Order) -> list[Any]:
-    """torch's random samplers without a generator: they would draw a seed from the model's."""
-    return [
-        sampler
-        for sampler in _samplers(order.chosen)
-        if type(sampler) in RANDOM and getattr(sampler, "generator", None) is None
-    ]
-
-
-def _shown(value: object) -> str:
-    return shortened(repr(value), 80)
 
 
 # Bytes of a tensor that its checksum covers wholly, and the number of blocks that it covers of a larger one.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import random
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,8 +16,7 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.errors import TrainingError, shortened
 from ndd_engine.train.random_state import random_state, restore_random_state
-from ndd_engine.workloads.base import Batch, Collate, batch_size
-from ndd_engine.workloads.data_order import Order, Stream, has_state
+from ndd_engine.workloads.base import Batch, Collate, Order, Stream, batch_size, has_state, seed_all
 
 from .item_sources import check_sendable, raise_sendable
 from .order import OwnRandom, mixed
@@ -118,7 +115,7 @@ class Shards(IterableDataset[Any]):
             raise
 
     def _pass(self, shard: int, number: int, saved: dict[str, Any] | None) -> Iterator[_Chunk]:
-        _seed(mixed(mixed(self.seed, number), shard))
+        seed_all(mixed(mixed(self.seed, number), shard))
         if saved is None or saved["state"] is None:
             saved = _fresh()
         elif saved["ended"]:
@@ -144,13 +141,6 @@ class Shards(IterableDataset[Any]):
 def _packed(state: Any, mine: Any, ended: bool) -> bytes:
     """A worker's state as bytes: as an object, the loader would pin its tensors."""
     return pickle.dumps({"state": state, "random": mine, "since": 0, "ended": ended})
-
-
-def _seed(value: int) -> None:
-    torch.manual_seed(value)
-    random.seed(value)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(value % 2**32)
 
 
 class StreamOrder:
@@ -186,10 +176,7 @@ class StreamOrder:
         self._saved: Any = None
         self._isolated, self._random = isolated and not workers, OwnRandom(seed, False)
         self._compared = workers < 2
-        self.position = "state" if _holder(stream.data, self._sample_iterator()) is not None else "anew"
-
-    def _sample_iterator(self) -> Any:
-        return None if has_state(self.stream.data) else self.stream.first_iterator
+        self.position = "state" if _holder(stream.data, stream.first_iterator) is not None else "anew"
 
     # Passes.
 

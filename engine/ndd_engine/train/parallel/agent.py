@@ -32,8 +32,7 @@ from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.text import counted, printable
 
-from .rank_ends import ended_since, record_end
-from .rank_place import ENV_NOTES, ENV_OWN_LAUNCHER, ENV_STOPPED
+from .rank_place import ENV_NOTES, ENV_OWN_LAUNCHER, ENV_STOPPED, ended_since, record_end
 
 # A restart shares the store of the launcher, which still has addresses of the ranks before (PyTorch issue 135712).
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"

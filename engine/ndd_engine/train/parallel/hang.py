@@ -20,7 +20,6 @@ import os
 import re
 import secrets
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -28,16 +27,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 import psutil
-import torch
 
 from ndd_engine.errors import shortened
 from ndd_engine.files import write_text
 from ndd_engine.measure import spy
 from ndd_engine.measure.phase_clock import PhaseClock
+from ndd_engine.measure.spy import Frame
 from ndd_engine.measure.stall_causes import ADVICE
 from ndd_engine.record.events import Event, StallEvent
 from ndd_engine.record.process_events import OVER
@@ -59,17 +57,12 @@ Stacks = dict[str, list[str]]
 MOST_STACKS = 8
 # Silent ranks whose stacks are read from outside, which takes a while.
 MOST_READ = 3
-# A frame: file, line, function.
-Frame = tuple[str, int, str]
 # Frames of a stack that are told, the innermost first.
 KEPT = 12
 # For the stacks to be written.
 WRITTEN_S = 0.5
 # For py-spy; a rank that hangs is to be named within a few seconds.
 SPY_S = 3.0
-_TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parents[1]), "/ndd_console/"
-_THREADING = str(Path(threading.__file__))
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
@@ -229,7 +222,7 @@ class HangWatch:
             if member.rank not in found:
                 stack = self._stack_of(member) if len(silent) < MOST_READ else []
                 silent[member.rank] = member.state() + (f", at {place(stack)}" if stack else "")
-                stacks |= {str(member.rank): [words(*frame) for frame in stack[:KEPT]]} if stack else {}
+                stacks |= {str(member.rank): told_frames(stack)} if stack else {}
         text, behind = verdict(found, silent, self._world.hosts, stuck_s), _behind(found)
         for note in sorted(
             found.values(), key=lambda note: note is not behind
@@ -260,9 +253,9 @@ class HangWatch:
     def _note(self) -> Note:
         """Where this rank is."""
         begun, waits_in = waiting_in()
-        stack = frames_of(sys._current_frames().get(self._main))
-        told = [words(*frame) for frame in stack[:KEPT]]
-        return Note(self._world.rank, self._step(), self._clock.current, place(stack), begun, waits_in, told)
+        stack, phase = spy.of_thread(self._main), self._clock.current
+        told = told_frames(stack)
+        return Note(self._world.rank, self._step(), phase, place(stack), begun, waits_in, told)
 
     def _tell(self, question: str, text: str, stacks: Stacks) -> None:
         """Record what was concluded, once."""
@@ -321,30 +314,20 @@ def _traces() -> Iterator[Any]:
                     yield trace
 
 
-def frames_of(frame: FrameType | None) -> list[Frame]:
-    """The stack that ends with this frame, the innermost first."""
-    found: list[Frame] = []
-    while frame is not None:
-        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return found
-
-
 def place(stack: Sequence[Frame]) -> str:
-    """File, line and function of the innermost frame outside torch, or of the engine if there is no other."""
-    ours = ""
-    for file, line, name in stack:
-        if not file.startswith((_TORCH, "<")) and file != _THREADING:
-            text = words(file, line, name)
-            if not any(folder in file for folder in _OURS):
-                return text
-            ours = ours or text
-    return ours or "an unknown line"
+    """File, line and function of the user's own code in a stack, or else of any, in words."""
+    found = spy.place_of(stack)
+    return "an unknown line" if found is None else words(*found)
 
 
 def words(file: str, line: int, name: str) -> str:
     """A frame in words."""
     return printable(f"{'/'.join(Path(file).parts[-2:])}:{line} {name}")
+
+
+def told_frames(stack: Sequence[Frame]) -> list[str]:
+    """The innermost frames of a stack, in words."""
+    return [words(frame["filename"], frame["line"], frame["name"]) for frame in stack[:KEPT]]
 
 
 class Listening:
@@ -389,10 +372,7 @@ def stack_of(told: dict[str, Any], stopped: bool) -> list[Frame]:
         if not found and (path := spy.find()) is not None:
             for thread in spy.threads(path, told["pid"], SPY_S):
                 if thread["thread_id"] == told["thread"]:
-                    found = [
-                        (str(each["filename"]), int(each["line"]), str(each["name"]))
-                        for each in thread["frames"]
-                    ]
+                    found = list(thread["frames"])
     return found
 
 
@@ -432,5 +412,5 @@ def parsed(text: str, thread: int) -> list[Frame]:
         if (head := _THREAD.match(line)) is not None:
             inside = int(head[1], 16) == thread
         elif inside and (frame := _FRAME.match(line)) is not None:
-            found.append((frame[1], int(frame[2]), frame[3]))
+            found.append({"filename": frame[1], "line": int(frame[2]), "name": frame[3]})
     return found

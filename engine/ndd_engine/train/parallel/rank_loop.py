@@ -28,20 +28,18 @@ from ndd_engine.record.file import EventLog
 from ndd_engine.record.ranks import RankEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.run.control import ONCE, STOPS
-from ndd_engine.train.callbacks import Callbacks
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.checkpoint_state import placed_like
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import Result, evaluate
 from ndd_engine.train.loop import Loop
-from ndd_engine.train.probes.rehearsal import kept_training
 from ndd_engine.train.random_state import kept_buffers, kept_random
+from ndd_engine.train.rehearsal import kept_training
 from ndd_engine.train.request import OpenRun
 from ndd_engine.train.step.stepper import Stepper
 
 from .hang import HangWatch
-from .marks import GATHER, PART, DdpMarks, StreamWaits, mark_collectives
-from .strategy import Ddp, effects
+from .strategy import GATHER, PART, Ddp, DdpMarks, StreamWaits, effects, mark_collectives
 from .world import World
 
 # "early": training ends before its last step. "not_finite": a loss or a parameter is not. "window": a window ends.
@@ -148,7 +146,6 @@ class RankLoop(Loop):
     Requests, the ends of windows and early ends are agreed on, see Agreement.
     """
 
-    callbacks: RankCallbacks
     functions: AgreedProfiles
     world: World
 
@@ -171,9 +168,7 @@ class RankLoop(Loop):
         super().__init__(run, stepper, batches, evaluation, clock)
         self.world = world
         run.control.share(self._meet)
-        self.callbacks = RankCallbacks(
-            stepper, run.request.probes, run.put, self.losses, self.better, self._callback_failed
-        )
+        self.callbacks.alone = False
         self.store = CheckpointStore(
             self.store.folder, config.checkpoint.keep, world.exchange, stepper.device, placed_like(stepper)
         )
@@ -284,7 +279,8 @@ class RankLoop(Loop):
         last = of_all.last if found.last is None else found.last
         self._of_all = Losses(of_all.total + found.total, of_all.count + found.count, last)
         self.control.obey(asked)
-        self.callbacks.asking = asked.get("early", self.callbacks.asking)
+        if (rank := asked.get("early")) is not None:
+            self.callbacks.early = self.callbacks.wanted or f"asked for by rank {rank}"
         self._bad_rank = asked.get("not_finite", self._bad_rank)
         return asked
 
@@ -509,24 +505,6 @@ class Comparing:
                 self._put(event)
             if not comparison.waits and self._mine.empty():
                 self._idle.set()
-
-
-class RankCallbacks(Callbacks):
-    """Callbacks whose early end takes effect on all ranks after the same step.
-
-    wanted: why this rank wants training to end early. asking: a rank that does, once all know it.
-    """
-
-    wanted: str | None = None
-    asking: int | None = None
-
-    @property
-    def early(self) -> str | None:
-        return None if self.asking is None else self.wanted or f"asked for by rank {self.asking}"
-
-    @early.setter
-    def early(self, reason: str | None) -> None:
-        self.wanted = reason
 
 
 class AgreedProfiles(FunctionProfiles):

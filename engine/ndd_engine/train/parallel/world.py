@@ -45,9 +45,8 @@ from ndd_engine.text import counted, printable
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.data.order import checksum
 
-from .marks import GATHER
-from .rank_ends import first_over
-from .rank_place import Member, Notes, OtherRankError, Place, own_launcher
+from .rank_place import Member, Notes, OtherRankError, Place, first_over, own_launcher
+from .strategy import GATHER
 
 if TYPE_CHECKING:
     from ndd_engine.train.request import OpenRun, Ranks

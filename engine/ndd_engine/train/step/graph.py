@@ -30,7 +30,7 @@ from ndd_engine.record.events import SettingEvent
 from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.workloads.base import Batch
 from ndd_engine.workloads.own_module import place
-from ndd_engine.workloads.training_parts import TrainingParts
+from ndd_engine.workloads.result import TrainingParts
 
 if TYPE_CHECKING:
     from .stepper import Stepper
@@ -144,7 +144,7 @@ class StepGraph:
         if self._shares is not None:
             self._shares.copy_(_stacked(shares), non_blocking=True)
         clock.enter(phase.OPTIMIZER)
-        stepper.set_rate(step)
+        stepper.optimizer.set_rate(step)
         clock.enter(phase.FORWARD)
         clock.enter_part("graph")
         self._replay()

@@ -18,7 +18,7 @@ from ndd_engine.batches import tensors
 from ndd_engine.config.schema import Config, OptimizerSection, ScheduleSection
 from ndd_engine.errors import TrainingError, UsageError
 from ndd_engine.workloads.own_module import kind
-from ndd_engine.workloads.training_parts import EPOCH, EVALUATION, STEP, TrainingParts
+from ndd_engine.workloads.result import EPOCH, EVALUATION, STEP, TrainingParts
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
@@ -196,7 +196,10 @@ class Optimizers:
         self.by_name: dict[str, Optimizer] = {}
         self._alone = False
         if parts.optimizers is None:
-            self._make(config)
+            compiles = config.speed.compile != "off"
+            made = make_optimizer(config.optimizer, self._model, self._device, self._graphed, compiles)
+            self.by_name = {"": made}
+            self._alone = one_thread_suffices(made)
         else:
             self.by_name = dict(parts.optimizers)
         # Also moves state that an optimizer created in the factory to the parameters' device.
@@ -204,12 +207,6 @@ class Optimizers:
         self._first = {name: _options(optimizer) for name, optimizer in self.by_name.items()}
         self._rate: float | None = None
         self._set: float | None = None
-
-    def _make(self, config: Config) -> None:
-        compiles = config.speed.compile != "off"
-        made = make_optimizer(config.optimizer, self._model, self._device, self._graphed, compiles)
-        self.by_name = {"": made}
-        self._alone = one_thread_suffices(made)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -333,15 +330,10 @@ class Optimizers:
         return sum(local_bytes(tensor) for state in states for tensor in tensors(dict(state)))
 
     def moment_bytes(self) -> int:
-        """Bytes of optimizer state after the first step: two moments for Adam, momentum for SGD.
-
-        Optimizers of a factory are tried on tensors without memory; 0 if that is not possible.
-        """
+        """As the function of this name. Optimizers of a factory are tried on tensors without memory; 0 if they fail."""
         if self.own:
             return sum(map(_state_bytes, self.by_name.values()))
-        section = self._config.optimizer
-        moments = 2 if section.name != "sgd" else int(section.momentum > 0)
-        return moments * sum(local_bytes(item) for item in self._model.parameters() if item.requires_grad)
+        return moment_bytes(self._config.optimizer, self._model)
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint: "optimizer", and for a factory's optimizers also their options and schedulers."""
@@ -401,6 +393,12 @@ class Optimizers:
                 group.update(changed)
 
 
+def moment_bytes(section: OptimizerSection, model: nn.Module) -> int:
+    """Bytes of optimizer state after the first step: two moments for Adam, momentum for SGD."""
+    moments = 2 if section.name != "sgd" else int(section.momentum > 0)
+    return moments * sum(local_bytes(item) for item in model.parameters() if item.requires_grad)
+
+
 @torch.no_grad()
 def local_bytes(tensor: Tensor) -> int:
     """Bytes of a tensor; of a sharded one (DTensor), of this rank's part."""
@@ -414,14 +412,11 @@ def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
         {
             key: float(value) if isinstance(value, Tensor) else value
             for key, value in group.items()
-            if key != "params" and (isinstance(value, (bool, int, float, str, tuple)) or _is_number(value))
+            if key != "params" and isinstance(value, (bool, int, float, str, tuple, Tensor))
+            if not isinstance(value, Tensor) or value.numel() == 1
         }
         for group in optimizer.param_groups
     ]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.numel() == 1
 
 
 def _fill(group: dict[str, Any], lr: float) -> None:

@@ -24,8 +24,7 @@ from ndd_engine.record.events import Event, Json
 from ndd_engine.train.data.loader import to_device
 from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.workloads.base import Batch, Workload, on_host
-from ndd_engine.workloads.result import Parted
-from ndd_engine.workloads.training_parts import Carry, TrainingParts, detached
+from ndd_engine.workloads.result import Carry, Parted, TrainingParts, detached
 from ndd_watch.graphs import KeptGraphs
 from ndd_watch.looks import Looks
 from ndd_watch.origin import Origin
@@ -217,7 +216,7 @@ class Stepper:
         total: Tensor | None = None
         own = self.workload_parts.step is not None
         if own:
-            self.set_rate(step)
+            self.optimizer.set_rate(step)
         self.training.step = step
         accumulation = 1 if own else self.config.batch.accumulation
         shares: Sequence[Tensor | float | None] = [None] * accumulation
@@ -260,7 +259,7 @@ class Stepper:
     def finish_step(self, enter: Callable[[int], object], step: int) -> None:
         """Update the parameters, unless the factory's own step did, and the schedulers; drop the gradients."""
         if self.workload_parts.step is None:
-            self.set_rate(step)
+            self.optimizer.set_rate(step)
             self.update(enter)
         self.optimizer.end_step()
         enter(phase.ZERO_GRAD)
@@ -438,18 +437,6 @@ class Stepper:
         # get_scale() would synchronise.
         if (scale := scaler._scale) is not None:
             self.extras["loss_scale"] = scale
-
-    def set_rate(self, step: int) -> None:
-        """Set the learning rate of optimizer step `step` (0-based)."""
-        self.optimizer.set_rate(step)
-
-    def optimizer_bytes(self) -> int:
-        """Bytes of the optimizer state; 0 before the first step."""
-        return self.optimizer.bytes()
-
-    def moment_bytes(self) -> int:
-        """Bytes of optimizer state after the first step, see Optimizers.moment_bytes."""
-        return self.optimizer.moment_bytes()
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""

@@ -53,7 +53,6 @@ class Training:
         self._phase = phase.OTHER
         self._back: list[int] = []
         self._updated = False
-        self._unscaled: set[int] = set()
         stepper.workload_parts.watch(self._before_update, self._after_update)
 
     @property
