@@ -36,7 +36,7 @@ def attach(asked: Asked) -> int:
     """
     directory = find_run(asked.root, asked.run)
     if not asked.headless and interactive():
-        from ndd_console.jobs.training import watch
+        from ndd_console.sessions.training import watch
 
         return watch(directory, asked.ascii)
     received: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
+from ndd_console.jobs.folder import StartRow
+from ndd_console.jobs.run_sources import HomeFolder, RunRow
 from ndd_console.view.frame import Entry
 from ndd_console.view.keys import HOME_KEYS
 from ndd_console.view.rows import BLANK, aligned, ends, rule, shorten
@@ -91,7 +92,7 @@ class HomeScreen(WidgetScreen):
 
     def __init__(
         self,
-        home: HomeSource,
+        home: HomeFolder,
         look: Look,
         attach: Callable[[RunRow], None],
         start: Callable[[StartRow], None],

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from textual import events
 from textual.app import ComposeResult
 
-from ndd_console.screens.interfaces import Action, RunSource
 from ndd_console.view.frame import Keys, key_at
 from ndd_console.view.keys import LIVE_KEYS, Key
 from ndd_console.view.live import LiveState, live_rows
@@ -27,6 +26,9 @@ from .log import LogScreen
 from .pace import Pace
 from .pages import DiagnosisScreen, HelpScreen, OwnValuesScreen, RanksScreen, SettingsScreen
 from .trial import TrialScreen, proposed_changes
+
+if TYPE_CHECKING:
+    from ndd_console.jobs.run_sources import Action, RunSource
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 

@@ -6,12 +6,11 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import BindingType
 
 from ndd_console.render.rows import block_rows
-from ndd_console.screens.interfaces import HomeSource, RunSource, StartRow
 from ndd_console.view.bars import finite_values, sparkline
 from ndd_console.view.glossary import GLOSSARY
 from ndd_console.view.keys import APP_KEYS, DIAGNOSIS_KEYS, PAGE_KEYS, START_KEYS, Key
@@ -31,6 +30,10 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import foreign
 
 from .base import WidgetScreen, call_from_thread
+
+if TYPE_CHECKING:
+    from ndd_console.jobs.folder import StartRow
+    from ndd_console.jobs.run_sources import HomeFolder, RunSource
 
 REFRESH_S = 1.0
 _KEYS = 18  # width of the keys and terms on the help page
@@ -134,7 +137,7 @@ class ComparisonScreen(PageScreen):
 
     BINDINGS = _closed_by("c")
 
-    def __init__(self, look: Look, home: HomeSource, a: str, b: str) -> None:
+    def __init__(self, look: Look, home: HomeFolder, a: str, b: str) -> None:
         super().__init__(look)
         self.title_text = f"{b} compared with {a}"
         self._runs, self._home = (a, b), home
@@ -163,7 +166,7 @@ class StartScreen(PageScreen):
         self,
         look: Look,
         row: StartRow,
-        home: HomeSource,
+        home: HomeFolder,
         start: Callable[[StartRow], None],
         wizard: Callable[[StartRow | None], None] | None,
     ) -> None:
