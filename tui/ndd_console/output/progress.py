@@ -33,7 +33,7 @@ class RunProgress:
         since: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._say = say
+        self._say: Callable[[str], None] = lambda line: say(printable(line))
         self._every_s = every_s
         self._clock = clock
         self._next = 0.0
@@ -57,9 +57,9 @@ class RunProgress:
                 advice = (finding.sets, bool(finding.leave), finding.from_steps is None)
                 self._findings[event.cause] = advice
             if before != self._findings.get(event.cause) and (line := event_line(event)):
-                self._say(printable(line))
+                self._say(line)
         elif isinstance(event, TrialEvent):
-            self._say(printable(f"trial of {', '.join(event.sets)} vs. {event.against}: {event.text}"))
+            self._say(f"trial of {', '.join(event.sets)} vs. {event.against}: {event.text}")
 
     def look(self, snapshot: Snapshot) -> None:
         """Report what is new since the last call."""
@@ -79,7 +79,7 @@ class RunProgress:
             told = None if before is None else (before.in_effect, before.applied)
             if setting.in_effect is not None and told != (setting.in_effect, setting.applied):
                 word = "setting" if setting.in_effect else "warning:"
-                self._say(f"{word} {printable(setting_text(setting))}")
+                self._say(f"{word} {setting_text(setting)}")
         marks = snapshot.marks
         # Compared by identity: several marks may have the same time.
         seen = next((index for index in range(len(marks) - 1, -1, -1) if marks[index] is self._latest), -1)
@@ -87,8 +87,7 @@ class RunProgress:
         for timed in marks[seen + 1 :]:
             # A setting that is not in effect is also a mark; it was just reported.
             if timed.t >= self._since and timed.mark.kind in _REPORTED and "setting" not in timed.mark.data:
-                text = printable(timed.mark.text)
-                self._say(f"warning: {text}" if timed.mark.kind == "warning" else text)
+                self._say(f"{'warning: ' * (timed.mark.kind == 'warning')}{timed.mark.text}")
         progressed = snapshot.steps_per_s is not None and snapshot.step != self._step
         if progressed and now >= self._next and not snapshot.final:
             self._next = now + self._every_s
