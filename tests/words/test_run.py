@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ndd_console.output.progress import RunProgress
+from ndd_console.output.run_log import RunProgress
 from ndd_console.words.run import introduction, progress_line, summary
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.record.events import FindingEvent, parse

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ndd_console.process.launcher import Leash, supervised
-from ndd_console.process.restart import restart
+from ndd_console.process.launcher import Leash, restart, supervised
 from ndd_console.process.terminal import capabilities, interactive
 from ndd_console.render.text import lines
 from ndd_console.words.wizard import proposal_blocks

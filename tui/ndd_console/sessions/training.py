@@ -20,8 +20,7 @@ from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import AttachedSource, EngineSource, HomeFolder, RunSource
 from ndd_console.jobs.wizard import WizardJob, live_run_notes
 from ndd_console.output.run_log import Output, RunLog
-from ndd_console.process.launcher import Leash, supervised
-from ndd_console.process.restart import restart, told
+from ndd_console.process.launcher import Leash, restart, supervised, told
 from ndd_console.process.terminal import Captured, capabilities, redirect, silence
 from ndd_console.sessions.hosting import captured_for, report_failure
 from ndd_console.words.run import summary
