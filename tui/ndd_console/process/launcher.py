@@ -99,7 +99,15 @@ def _wait(child: int, pipe: int, before: list[Any] | None) -> int:
             os.kill(child, number)
             os.kill(child, signal.SIGCONT)  # job control may have stopped it
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child as well
+    suspended = False
+
+    def suspend(*_: object) -> None:
+        nonlocal suspended
+        suspended = True
+
+    # The terminal sends these two to the child as well.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTSTP, suspend)
     for forwarded in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(forwarded, forward)
     messages = _Messages(pipe)
@@ -112,8 +120,13 @@ def _wait(child: int, pipe: int, before: list[Any] | None) -> int:
                 LostTerminal(2).write(farewell + "\n")
             return EXIT_DONE
         # Other processes, such as loader workers, may keep the pipe open.
-        ended, wait_status = os.waitpid(child, os.WNOHANG if messages.open else 0)
-        status = wait_status if ended else None
+        ended, wait_status = os.waitpid(child, os.WUNTRACED | (os.WNOHANG if messages.open else 0))
+        if ended and not os.WIFSTOPPED(wait_status):
+            status = wait_status
+        elif ended and suspended:
+            # Not before the child, which restores the terminal: the shell's prompt would go with its screen.
+            suspended = False
+            os.kill(os.getpid(), signal.SIGSTOP)
     messages.read(0)
     code, run = os.waitstatus_to_exitcode(status), messages.newest.get("run", "")
     if code < 0:
