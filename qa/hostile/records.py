@@ -15,7 +15,7 @@ from typing import Any
 from tests.report.report_help import whole_life
 
 from ndd_console.jobs.run_sources import HomeFolder
-from ndd_console.output.progress import RunProgress
+from ndd_console.output.run_log import RunProgress
 from ndd_console.render import html, text
 from ndd_console.render.rows import block_rows
 from ndd_console.render.text import lines

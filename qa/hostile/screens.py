@@ -21,16 +21,17 @@ from tests.ui.fake_sources import FakeHome, FakeSource, FakeTrials
 from tests.ui.pilots import text_of
 
 from ndd_console.app import ConsoleApp
+from ndd_console.jobs.folder import StartRow
+from ndd_console.jobs.run_sources import RunRow
 from ndd_console.render.rows import block_rows
 from ndd_console.screens import home as home_screen
 from ndd_console.screens import trial as trial_screen
 from ndd_console.screens import tuning as tuning_screen
 from ndd_console.screens import wizard as wizard_screen
-from ndd_console.screens.interfaces import RunRow, StartRow
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.pages import help_lines, settings_lines
 from ndd_console.screens.trial import BUDGETS_S, ProposedChange, TrialState
-from ndd_console.screens.wizard import PAGES, Field
+from ndd_console.screens.wizard import PAGES
 from ndd_console.view.frame import Entry, framed, inner_width
 from ndd_console.view.keys import LIVE_KEYS
 from ndd_console.view.live import LiveState, live_rows
@@ -287,7 +288,8 @@ def wizard(rng: random.Random) -> Draw:
     )
     start = StartRow("chartext", "character-level text model", "sizes tiny, mini")
     texts = tuple(strange.text(rng) for _ in range(rng.randrange(6)))
-    fields = tuple(strange.mutated(rng, Field("goal", "throughput", "speed"), 0.4) for _ in range(3))
+    goal = fake_wizard.FakeWizard().fields()[0]
+    fields = tuple(strange.mutated(rng, goal, 0.4) for _ in range(3))
     workloads = tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(5)))
     column, progress = rng.randrange(12), (rng.choice((0.0, 0.4, 1.0)), rng.choice((None, 9.0, 1e12)))
     lines, stage = rng.choice((None, texts)), strange.text(rng)

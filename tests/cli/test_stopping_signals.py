@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ndd_console.jobs.headless import Signals
+from ndd_console.sessions.headless import Signals
 from ndd_engine.run.run import Executor
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -133,5 +134,33 @@ def test_a_stopped_screen_in_the_background_can_be_terminated(tmp_path: Path, st
             if b"next" in raw:
                 go.touch()
         assert b"JOB 143" in raw, raw[-2000:]
+    finally:
+        process.close(force=True)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_shell_shows_its_prompt_after_ctrl_z(tmp_path: Path) -> None:
+    write_run(tmp_path / "old", windows(steady(20, 0.1)))
+    env = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "PS1": "prompt> "}
+    process = ptyprocess.PtyProcess.spawn(["bash", "--norc", "--noediting"], env=env)
+
+    def until(wanted: bytes) -> bytes:
+        read, deadline = b"", time.monotonic() + START_S
+        while wanted not in read and time.monotonic() < deadline:
+            read += process.read(65536)
+        assert wanted in read, read[-2000:]
+        return read
+
+    try:
+        until(b"prompt> ")
+        process.write(f"{sys.executable} -m ndd_console --runs {tmp_path} attach old\n".encode())
+        until(b"help")  # in the footer
+        process.write(b"\x1a")
+        read = until(b"prompt> ")
+        assert b"Stopped" in read and read.rindex(b"Stopped") > read.rindex(b"\x1b[?1049l")
+        process.write(b"fg\n")
+        until(b"help")
+        process.write(b"q")
+        until(b"prompt> ")
     finally:
         process.close(force=True)

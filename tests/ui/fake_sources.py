@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ndd_console.screens.interfaces import Action, RunRow, StartRow
+from ndd_console.jobs.folder import StartRow
+from ndd_console.jobs.run_sources import Action, RunRow
 from ndd_console.words.blocks import Block, Facts, Table
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import (

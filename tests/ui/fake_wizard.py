@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ndd_console.screens.interfaces import StartRow
-from ndd_console.screens.wizard import Field, Preview
+from ndd_engine.wizard.space import Answers
+
+from ndd_console.jobs.folder import StartRow
+from ndd_console.jobs.wizard import Field, Preview
 from ndd_engine.errors import NddError
 from ndd_engine.wizard.proposals import Batch, Measured, Model, Proposal, pareto
 
@@ -44,7 +46,7 @@ TOML = (
 
 
 class FakeWizard:
-    """See screens.wizard.WizardSource. Work runs until `go_on` is called."""
+    """Like `WizardJob`. Work runs until `go_on` is called."""
 
     machine = (
         "NVIDIA GeForce RTX 4080 SUPER", "  memory    16.0 GiB, 12.9 GiB free  (NVML)",
@@ -86,12 +88,11 @@ class FakeWizard:
 
     def fields(self) -> tuple[Field, ...]:
         goals = ("highest throughput", "low memory use")
+        meaning = "as many items per second as possible within the limits below"
         return (
-            Field(
-                "goal", goals[self.goal % 2], "as many items per second as possible within the limits below"
-            ),
-            Field("effective batch", "128", "items per optimizer step"),
-            Field("minimum sequence", "128", "shorter sequences are faster and need less memory"),
+            Field("goal", goals[self.goal % 2], meaning, lambda by: Answers()),
+            Field("effective batch", "128", "items per optimizer step", lambda by: Answers()),
+            Field("minimum sequence", "128", "shorter sequences need less memory", lambda by: Answers()),
         )
 
     def change(self, place: int, by: int) -> str:

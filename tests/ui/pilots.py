@@ -10,7 +10,7 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp
-from ndd_console.screens.interfaces import RunSource
+from ndd_console.jobs.run_sources import RunSource
 from ndd_console.screens.live import LiveScreen
 
 from .fake_sources import Clock, FakeHome

@@ -172,7 +172,7 @@ async def settled(pilot: Pilot[Any]) -> None:
     screen = pilot.app.screen
     while isinstance(screen, HomeScreen) and (screen.machine is None or screen.runs is None):
         await asyncio.sleep(0.02)
-    while isinstance(screen, ComparisonScreen) and screen.comparison is None:
+    while isinstance(screen, ComparisonScreen) and screen.loaded is None:
         await asyncio.sleep(0.02)
     for method in ("poll", "look_again"):
         getattr(screen, method, lambda: None)()

@@ -13,10 +13,10 @@ import pytest
 from textual import timer
 from textual.pilot import Pilot
 
-from ndd_console.jobs.run_sources import HomeFolder
+from ndd_console.jobs.folder import StartRow
+from ndd_console.jobs.run_sources import HomeFolder, RunRow, RunSource
 from ndd_console.screens.dialogs import TextQuestion
 from ndd_console.screens.home import HomeScreen
-from ndd_console.screens.interfaces import RunRow, RunSource, StartRow
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.keys import NEEDS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ndd_console.app import ConsoleApp, ScreenApp, TuningApp, WizardApp
-from ndd_console.process.hosting import report_failure
 from ndd_console.screens import home, live, pages, trial, tuning, wizard
+from ndd_console.sessions.hosting import report_failure
 
 from . import fakes
 from .fake_sources import FakeHome, FakeSource, FakeTrials

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ndd_console.jobs.folder import details, folder_rows
+from ndd_console.jobs.folder import StartRow, details, folder_rows
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.jobs.wizard import WizardJob
 from ndd_console.screens.home import entries
-from ndd_console.screens.interfaces import StartRow
 from ndd_engine.wizard.proposals import Answers
 
 OTHER = """

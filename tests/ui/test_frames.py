@@ -12,7 +12,8 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp, TuningApp
-from ndd_console.screens.interfaces import RunRow, StartRow
+from ndd_console.jobs.folder import StartRow
+from ndd_console.jobs.run_sources import RunRow
 from ndd_console.screens.trial import TrialScreen
 from ndd_console.view.style import PLAIN, Look
 from ndd_engine.record.events import TextsEvent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ndd_console.screens.pace import SHARE, Pace
+from ndd_console.screens.live import SHARE, Pace
 
 TICK_S = 0.25
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ndd_console.jobs.run_sources import AttachedSource, EngineSource
-from ndd_console.jobs.trials import Measure, RunTrials
+from ndd_console.jobs.trials import RunTrials
 from ndd_engine.config import read
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.run.run import Run
@@ -54,7 +54,7 @@ class Measuring:
         return trial_event(verdict, sets=list(request.sets), against=request.base.name, cause=request.cause)
 
 
-def trials_of(source: EngineSource | AttachedSource, measure: Measure) -> RunTrials:
+def trials_of(source: EngineSource | AttachedSource, measure: Measuring) -> RunTrials:
     trials = source.trials()
     trials._measure = measure
     return trials

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ndd_console.output.progress import RunProgress
+from ndd_console.output.run_log import RunProgress
 from ndd_console.words.run import introduction, progress_line, summary
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.record.events import FindingEvent, parse
-from ndd_engine.record.snapshot import Throughput, TimeLeft
+from ndd_engine.record.snapshot import Evaluation, Throughput, TimeLeft
 from tests.ui.fakes import FINDING, SECOND, SETTINGS, ended, mark, run_event, snapshot, trial_event
 
 
@@ -175,6 +175,15 @@ def test_a_finding_whose_ceiling_moves_is_one_line() -> None:
     hear(0.5, 8, gone=True)
     hear(0.5, 8)
     assert [line.split()[1] for line in lines[1:]] == ["50%", "cleared:", "50%"]
+
+
+def test_names_from_the_users_code_cannot_control_the_terminal() -> None:
+    best = Evaluation(9, {"los\x1b[2Js": 1.0}, None)
+    value = snapshot(run=run_event(workload="m\x1b]0;x:f", model="a\nb"), best=best)
+    heard: list[str] = []
+    RunProgress(heard.append).look(value)
+    for line in (*heard, *summary(value, None, "runs/\x9bx")):
+        assert line.isprintable()
 
 
 def test_the_summary_names_three_findings_with_their_commands(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,15 @@ from textual.command import CommandPalette
 from textual.filter import NoColor
 from textual.screen import Screen
 
+from ndd_console.jobs.folder import StartRow
+from ndd_console.jobs.run_sources import HomeFolder, RunRow, RunSource
+from ndd_console.jobs.tuning import TuningJob
+from ndd_console.jobs.wizard import WizardJob
 from ndd_console.screens.base import KeyScreen, call_from_thread
 from ndd_console.screens.home import HomeScreen
-from ndd_console.screens.interfaces import HomeSource, RunRow, RunSource, StartRow, TuningSource
 from ndd_console.screens.live import LiveScreen, Result
 from ndd_console.screens.tuning import TuningScreen
-from ndd_console.screens.wizard import WizardScreen, WizardSource
+from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.frame import MARGIN_FROM
 from ndd_console.view.keys import APP_KEYS
 from ndd_console.view.style import PLAIN, Look
@@ -38,7 +41,7 @@ THEMES = ("ansi-dark", "textual-ansi")
 Opener = Callable[[str], RunSource]
 Starter = Callable[[StartRow], RunSource]
 # Opens the wizard for the run on the screen, else for an entry of the home screen; None if there is none.
-WizardOpener = Callable[[RunSource | None, StartRow | None], WizardSource]
+WizardOpener = Callable[[RunSource | None, StartRow | None], WizardJob]
 
 
 class Palette(CommandPalette):
@@ -139,7 +142,7 @@ class TuningApp(ScreenApp):
     """The tuning screen. `run()` returns "quit"."""
 
     def __init__(
-        self, source: TuningSource, look: Look = PLAIN, on_first_paint: Callable[[], None] | None = None
+        self, source: TuningJob, look: Look = PLAIN, on_first_paint: Callable[[], None] | None = None
     ) -> None:
         super().__init__(look)
         self._source = source
@@ -152,7 +155,7 @@ class TuningApp(ScreenApp):
 class WizardApp(ScreenApp):
     """The wizard's screen. to_train: the file to train after the screen is closed, or ""."""
 
-    def __init__(self, source: WizardSource, look: Look = PLAIN, *, can_train: bool = True) -> None:
+    def __init__(self, source: WizardJob, look: Look = PLAIN, *, can_train: bool = True) -> None:
         super().__init__(look)
         self._source, self._can_train = source, can_train
         self.to_train = ""
@@ -178,7 +181,7 @@ class ConsoleApp(ScreenApp):
     def __init__(
         self,
         source: RunSource | None,
-        home: HomeSource | None,
+        home: HomeFolder | None,
         *,
         look: Look = PLAIN,
         refresh_hz: float = 4.0,
@@ -199,7 +202,7 @@ class ConsoleApp(ScreenApp):
         self._attach_run = attach
         self._start_file = start_file
         self._new_wizard = wizard
-        self.wizard: WizardSource | None = None
+        self.wizard: WizardJob | None = None
         self._refresh_hz = refresh_hz
         self._clock = clock
         self._rules = rules

@@ -205,6 +205,6 @@ def cli(ctx: click.Context, runs_folder: Path | None, ascii_only: bool) -> None:
             ctx.invoke(runs, as_json=False)
             click.echo(f"\n{ctx.get_help()}")
             return
-        from ndd_console.jobs.training import home
+        from ndd_console.sessions.training import home
 
         ctx.exit(home(runs_folder, ascii_only))

@@ -8,7 +8,7 @@ import time
 import click
 
 from ndd_console.jobs.run_sources import AttachedSource
-from ndd_console.output.progress import RunProgress
+from ndd_console.output.run_log import RunProgress
 from ndd_console.process.terminal import interactive
 from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
@@ -36,7 +36,7 @@ def attach(asked: Asked) -> int:
     """
     directory = find_run(asked.root, asked.run)
     if not asked.headless and interactive():
-        from ndd_console.jobs.training import watch
+        from ndd_console.sessions.training import watch
 
         return watch(directory, asked.ascii)
     received: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from collections.abc import Iterator
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
-from ndd_engine.config import DEFAULT_WORKLOAD
-from ndd_engine.config.loading import OWN_ALLOWED, meant
-from ndd_engine.config.workload_sections import WORKLOADS
+from ndd_console.words.blocks import Block, Facts
+from ndd_engine.config import DEFAULT_WORKLOAD, read
+from ndd_engine.config.loading import meant
 from ndd_engine.errors import UsageError
 from ndd_engine.text import printable
 
@@ -21,8 +20,6 @@ from .printing import show
 
 if TYPE_CHECKING:
     from ndd_engine.config.schema import Key
-
-_WIDEST = 100
 
 
 def _key_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -49,18 +46,13 @@ def config(name: str | None, workload: str | None, as_json: bool) -> None:
     from ndd_engine.config.schema import keys
 
     workload = workload or DEFAULT_WORKLOAD
-    if workload not in WORKLOADS and ":" not in workload:
-        hint = meant(workload, WORKLOADS)
-        raise UsageError(
-            f"--workload: there is no workload {workload!r}{f'; {hint}' if hint else ''}; "
-            f"allowed: {', '.join((*WORKLOADS, OWN_ALLOWED))}"
-        )
+    read(None, (), workload)  # says what is allowed
     every = keys(workload)
     listed = every if name is None else _matching(every, name)
     if as_json:
         show({"workload": workload, "keys": [key.to_dict() for key in listed]})
     elif name is not None and len(listed) == 1:
-        show(_in_full(listed[0], workload))
+        show([_in_full(listed[0], workload)])
     else:
         show(_listed(listed))
 
@@ -84,23 +76,17 @@ def _matching(every: list[Key], wanted: str) -> list[Key]:
     )
 
 
-def _listed(keys: list[Key]) -> Iterator[str]:
+def _listed(keys: list[Key]) -> Iterator[Block]:
     """Each key with its default and its allowed values, and its effect below."""
-    section = ""
-    for key in keys:
-        if key.name.partition(".")[0] != section:
-            if section:
-                yield ""
-            section = key.name.partition(".")[0]
-            yield f"[{section}]"
-        yield from _wrapped(f"{key.name} = {key.default_text}  ({key.allowed})", "", "        ")
-        yield from _wrapped(key.effect, "    ", "    ")
+    for section, group in groupby(keys, lambda key: key.name.partition(".")[0]):
+        rows = [((key.name, f"{key.default_text} ({key.allowed})"), ("", key.effect)) for key in group]
+        yield Facts(tuple(chain(*rows)), f"[{section}]")
 
 
-def _in_full(key: Key, workload: str) -> Iterator[str]:
+def _in_full(key: Key, workload: str) -> Facts:
     section, _, name = key.name.partition(".")
     value = key.choices[-1] if key.choices else "VALUE"
-    rows = (
+    return Facts.of(
         ("key", key.name),
         ("effect", key.effect),
         ("type", key.type),
@@ -109,12 +95,3 @@ def _in_full(key: Key, workload: str) -> Iterator[str]:
         ("in a file", f"[{section}] {name} = …"),
         ("in a shell", f"--set {key.name}={value}"),
     )
-    for label, text in rows:
-        yield from _wrapped(text, label.ljust(12), " " * 12)
-
-
-def _wrapped(text: str, first: str, rest: str) -> list[str]:
-    """Lines of the terminal, also where there is none: 80 columns."""
-    width = max(min(shutil.get_terminal_size().columns, _WIDEST), 40)
-    wrapper = textwrap.TextWrapper(width, first, rest, break_long_words=False, break_on_hyphens=False)
-    return wrapper.wrap(text)

@@ -72,9 +72,9 @@ def run(asked: Asked) -> int:
     )
     request.command.check()
     if screen:
-        from ndd_console.jobs.training import observe_console
+        from ndd_console.sessions.training import observe_console
 
         return observe_console(request, asked.ascii)
-    from ndd_console.jobs.headless import observe_headless
+    from ndd_console.sessions.headless import observe_headless
 
     return observe_headless(request)

@@ -15,6 +15,7 @@ from ndd_engine.files import create_text, write_text
 from ndd_engine.text import printable
 
 from .options import command, flag
+from .printing import say, show
 
 DEFAULT = "my_workload.py"
 
@@ -37,9 +38,9 @@ def scaffold(path: Path, force: bool) -> None:
     except FileExistsError:
         why = "already exists; choose another name, or overwrite it with --force"
         raise UsageError(f"{_shown(path)} {why}") from None
-    click.echo(f"wrote {_shown(path)}; train it for 20 steps with:", err=True)
+    say(f"wrote {path}; train it for 20 steps with:")
     command = f"ndd-console train --workload {module}:factory --max-steps 20"
-    click.echo(command if folder is None else f"cd {shlex.quote(str(folder))} && {command}")
+    show([command if folder is None else f"cd {shlex.quote(str(folder))} && {command}"])
 
 
 def _check_name(path: Path) -> None:

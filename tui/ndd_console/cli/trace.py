@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from ndd_console.render import html
-from ndd_console.report.trace_page import trace_page
-from ndd_console.words.trace import one_trace, several_traces
+from ndd_console.report.trace_page import trace_blocks, trace_page
 from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
 from ndd_engine.recordings import traces
@@ -53,4 +52,4 @@ def trace(files: tuple[Path, ...], whole: bool, as_json: bool, output: Path | No
         write_text(output, html.render(trace_page(uses, time.time())))
         show([str(output)])
         return
-    show(several_traces(uses) if len(uses) > 1 else one_trace(uses[0]))
+    show(trace_blocks(uses))

@@ -72,8 +72,8 @@ def train(asked: Asked) -> int:
     """
     here = place()
     request_of = partial(_request, asked, here)
-    from ndd_console.jobs.headless import ranks_headless, run_headless
-    from ndd_console.jobs.ranks import rank_command, run_rank
+    from ndd_console.sessions.headless import ranks_headless, run_headless
+    from ndd_console.sessions.ranks import rank_command, run_rank
 
     if here is not None:
         run_rank(request_of, here, asked.as_json)
@@ -87,7 +87,7 @@ def train(asked: Asked) -> int:
         return ranks_headless(request, rank_command(), asked.as_json)
     if not screen:
         return run_headless(request, asked.as_json)
-    from ndd_console.jobs.training import run_console
+    from ndd_console.sessions.training import run_console
 
     return run_console(request, asked.ascii, rank_command())
 

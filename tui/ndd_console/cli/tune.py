@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ndd_console.process.launcher import Leash, supervised
-from ndd_console.process.terminal import interactive
+from ndd_console.process.terminal import capabilities, interactive
 from ndd_console.words.trial import measurement, ratio_text
 from ndd_console.words.tuning import tuning_blocks
 from ndd_engine.api.sources import baseline_of, configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_FAILED, UsageError
-from ndd_engine.record.rundir import find_run
+from ndd_engine.record.rundir import RunDir, find_run
 from ndd_engine.text import counted
 from ndd_engine.train.request import preflight
 from ndd_engine.trial.trial_request import Base
@@ -92,18 +95,7 @@ def tune(asked: options.Asked) -> int:
 
     paused = to_pause(base, root, asked.pause)
     if not asked.as_json and interactive():
-        from ndd_console.jobs import tuning
-
-        def shown(leash: Leash) -> int:
-            state, status, saved = tuning.show(
-                base, asked.budget, asked.only, output, paused, asked.ascii, leash
-            )
-            if saved:
-                say(f"wrote {saved}")
-            _print(state, asked.as_json, saved)
-            return status or (EXIT_FAILED if state.stopped else 0)
-
-        return supervised(shown)
+        return supervised(partial(_shown, asked, base, paused))
     from ndd_engine.trial.tuning import run_tuning
 
     with stoppable("tuning") as stop, held(paused, say, stop):
@@ -116,6 +108,31 @@ def tune(asked: options.Asked) -> int:
     finally:
         _print(state, asked.as_json, saved)  # also if it cannot be written: do not lose the measurements
     return stop.exit_status or (EXIT_FAILED if state.stopped else 0)
+
+
+def _shown(asked: options.Asked, base: Base, paused: Sequence[RunDir], leash: Leash) -> int:
+    """Tune with a screen. Without `-o` a key of it writes the configuration to a new file."""
+    from ndd_console.app import TuningApp
+    from ndd_console.jobs.tuning import TuningJob
+    from ndd_console.sessions.hosting import hosted
+
+    def sweep(tell: Callable[[TuningState], None], stop: threading.Event) -> TuningState:
+        # Imports torch: only after the first paint.
+        from ndd_engine.trial.pausing import held
+        from ndd_engine.trial.tuning import TuningState, run_tuning
+
+        with held(paused, lambda text: tell(TuningState((), text)), stop):
+            return run_tuning(base, asked.budget, asked.only, tell, stop)
+
+    job = TuningJob(base.name, sweep, asked.output)
+    status = hosted(TuningApp(job, capabilities(asked.ascii), job.start), job, leash)
+    if job.error is not None:
+        raise job.error
+    assert job.state is not None
+    if job.saved:
+        say(f"wrote {job.saved}")
+    _print(job.state, False, job.saved)
+    return status or (EXIT_FAILED if job.state.stopped else 0)
 
 
 def _print(state: TuningState, as_json: bool, saved: str) -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ndd_console.process.launcher import Leash, supervised
-from ndd_console.process.restart import restart
-from ndd_console.process.terminal import interactive
+from ndd_console.process.launcher import Leash, restart, supervised
+from ndd_console.process.terminal import capabilities, interactive
 from ndd_console.render.text import lines
 from ndd_console.words.wizard import proposal_blocks
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
@@ -94,13 +93,17 @@ def wizard(asked: options.Asked) -> int:
     answers.checked(longest_sequence(draft), draft.sizes)
     if asked.headless or asked.as_json or not interactive():
         return _headless(answers, asked)
-    from ndd_console.jobs import wizard as screen
+    from ndd_console.app import WizardApp
+    from ndd_console.jobs.wizard import WizardJob, live_run_notes
+    from ndd_console.sessions.hosting import hosted
 
     def shown(leash: Leash) -> int:
-        to_train, status = screen.show(answers, output, asked.budget, asked.ascii, asked.root, leash)
-        if to_train:
+        job = WizardJob(answers, output or answers.config, asked.budget, live_run_notes(asked.root))
+        app = WizardApp(job, capabilities(asked.ascii), can_train=answers.gpu is None)
+        status = hosted(app, job, leash)
+        if app.to_train:
             # A new process, because a run must start before any thread exists.
-            restart(asked.root, (to_train, *["--ascii"] * asked.ascii))
+            restart(asked.root, (app.to_train, *["--ascii"] * asked.ascii))
         return status
 
     return supervised(shown)

@@ -1,1 +1,1 @@
-"""Work behind the screens: training, trials, tuning, the wizard, and the data that the screens show."""
+"""What the screens show and do: runs and their folder, trials, tuning and the wizard."""

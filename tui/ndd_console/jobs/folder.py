@@ -6,14 +6,14 @@ import ast
 import contextlib
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli
 import tomlkit
 
 import ndd_profiles
-from ndd_console.screens.interfaces import StartRow
 from ndd_engine.config import Config, read
 from ndd_engine.errors import NddError
 from ndd_engine.text import printable
@@ -25,6 +25,20 @@ LARGEST_BYTES = 1 << 20
 _BESIDES = frozenset({"extends"})
 # Parts that every factory returns.
 _PARTS = frozenset({"model", "train_data"})
+
+
+@dataclass(frozen=True, slots=True)
+class StartRow:
+    """Something that can be trained: a built-in workload, or a configuration file or own workload of the folder.
+
+    epochs: how long to train; None as configured, which an own workload is not.
+    """
+
+    name: str
+    title: str
+    text: str
+    kind: Literal["workload", "file", "own"] = "workload"
+    epochs: int | None = None
 
 
 def folder_rows(folder: Path | None = None) -> list[StartRow]:

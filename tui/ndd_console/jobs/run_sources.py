@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import ndd_profiles
 from ndd_console.render.text import lines as text_lines
-from ndd_console.screens.interfaces import Action, RunRow, StartRow
 from ndd_console.words.blocks import Block, Text
 from ndd_console.words.machine import machine_blocks
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
@@ -26,9 +27,12 @@ from ndd_engine.run.run import Run
 from ndd_engine.text import printable
 from ndd_engine.train.started_ranks import StartedRanks
 
+from .folder import StartRow, details, folder_rows
 from .log_tail import LogTail
 from .trials import RunTrials, ScriptTrials
 
+# "interrupt" is a stop by Ctrl-C: the run ends as interrupted, with that exit status.
+Action = Literal["pause", "resume", "checkpoint", "evaluate", "kernels", "stop", "interrupt", "kill"]
 # Time limit for a run to pause, which it does after its current step or evaluation.
 PAUSE_PATIENCE_S = 60.0
 # And until its record says that it has resumed. Until then the next trial would take the old pause for its own.
@@ -44,20 +48,34 @@ TITLES = {
 }
 
 
-class _RunFolder:
-    """What a source reads from the folder of the run."""
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run. started_t: unix seconds. best: "loss 1.482", empty without an evaluation.
 
-    def __init__(self, directory: RunDir, keep: Callable[[TrialEvent], None] | None = None) -> None:
-        """keep: records a trial, by default in the folder."""
+    training_s: seconds of training, evaluations and checkpoints included; None if unknown.
+    """
+
+    name: str
+    workload: str
+    status: str
+    step: int
+    total_steps: int
+    started_t: float | None
+    best: str
+    live: bool
+    training_s: float | None = None
+
+
+class RunSource:
+    """A run on the screen. name: as for `ndd-console attach`. script: whether it is a script that is only observed."""
+
+    owned: bool  # whether this process trains the run; leaving the screen then needs a decision
+
+    def __init__(self, directory: RunDir) -> None:
         self.directory = directory
         self.name = directory.name
         self.script = directory.command.exists()
-        keep = keep or self._keep
-        self._trials = (
-            ScriptTrials(directory, self._paused, lambda: self.live, keep, lambda: self.snapshot().run)
-            if self.script
-            else RunTrials(directory, self._paused, lambda: self.live, keep)
-        )
+        self._trials = ScriptTrials(self) if self.script else RunTrials(self)
 
     @property
     def live(self) -> bool:
@@ -65,7 +83,15 @@ class _RunFolder:
         raise NotImplementedError
 
     def snapshot(self) -> Snapshot:
-        """The latest state."""
+        """The latest state, without blocking; the same object while nothing changes."""
+        raise NotImplementedError
+
+    def command(self, action: Action) -> None:
+        """Send a command to the run. Never blocks or raises; failures are reported by `notice`."""
+        raise NotImplementedError
+
+    def notice(self) -> str | None:
+        """A short message for the user, such as "the run did not answer"."""
         raise NotImplementedError
 
     def log(self) -> LogTail:
@@ -83,7 +109,7 @@ class _RunFolder:
         raise NotImplementedError
 
     @contextmanager
-    def _paused(self, report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
+    def paused(self, report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
         """Inside, the run is paused. report: tells what is waited for. stop: set to stop waiting. Raises UsageError."""
         from ndd_engine.trial.pausing import to_pause
         from ndd_engine.trial.trial_request import Base
@@ -115,13 +141,14 @@ class _RunFolder:
         while self.live and self.snapshot().status == "paused" and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def _keep(self, trial: TrialEvent) -> None:
+    def keep(self, trial: TrialEvent) -> None:
+        """Record a trial with the run."""
         from ndd_engine.trial.store import record_trial
 
         record_trial(self.directory, trial)
 
 
-class EngineSource(_RunFolder):
+class EngineSource(RunSource):
     """A run that this process trains, or a script that it observes."""
 
     owned = True
@@ -129,8 +156,7 @@ class EngineSource(_RunFolder):
     def __init__(self, run: Run) -> None:
         self.run = run
         self._refused: str | None = None
-        # The record of several ranks is written by one of them.
-        super().__init__(run.directory, None if isinstance(run.executor, StartedRanks) else run.put)
+        super().__init__(run.directory)
 
     @property
     def live(self) -> bool:
@@ -153,12 +179,18 @@ class EngineSource(_RunFolder):
     def notice(self) -> str | None:
         return self._refused or self.run.recorder.trouble
 
+    def keep(self, trial: TrialEvent) -> None:
+        if isinstance(self.run.executor, StartedRanks):  # one of the ranks writes the record
+            super().keep(trial)
+        else:
+            self.run.put(trial)
+
     def _request(self, action: str) -> None:
         # Directly: the folder may not support sockets.
         self.run.control.request(action, holder=os.getpid())
 
 
-class AttachedSource(_RunFolder):
+class AttachedSource(RunSource):
     """A run of another process or a finished run, read from its record in a thread.
 
     listener: called in that thread with every new event.
@@ -284,13 +316,9 @@ class HomeFolder:
         return directory.report
 
     def workloads(self) -> list[StartRow]:
-        from .folder import folder_rows
-
         return [*folder_rows(), *built_in_rows()]
 
     def details(self, row: StartRow) -> tuple[str, ...]:
-        from .folder import details
-
         return details(row)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,18 +13,15 @@ from ndd_console.words.trial import trial_text
 from ndd_engine.config import changed_toml, read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
-from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
 from ndd_engine.trial.trial_request import Base, Progress, TrialRequest
 
 from .saving import save_new
 
 if TYPE_CHECKING:
-    from ndd_console.screens.interfaces import TrialJob
+    from .run_sources import RunSource
 
-Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event], TrialEvent]
-# Pauses the run inside the context. Arguments: reports what is waited for; set to stop waiting.
-Paused = Callable[[Callable[[str], None], threading.Event], AbstractContextManager[None]]
+Tell = Callable[[Progress], None]
 # Time limit for a trial's processes to end and for the run to resume when the screen is closed.
 PATIENCE_S = 20.0
 
@@ -34,79 +30,80 @@ class TrialThread(ThreadJob):
     """One trial."""
 
     problem = property(ThreadJob.failed)
-
-    def __init__(self, request: TrialRequest) -> None:
-        super().__init__("ndd-trial")
-        self.request = request
-        self.progress: Progress | None = None
-        self.result: TrialEvent | None = None
+    progress: Progress | None = None  # None before the first report
+    result: TrialEvent | None = None  # None before the end and after a failure
 
     @property
     def done(self) -> bool:
+        """Whether the trial has ended and the run has resumed."""
         return not self.working()
-
-    def run(self, paused: Paused, measure: Measure) -> TrialEvent:
-        """Measure while the run is paused."""
-        with paused(lambda text: self._report(Progress(text, 0.0, self.request.budget_s)), self._stop):
-            self.result = measure(self.request, self._report, self._stop)
-        return self.result
-
-    def _report(self, progress: Progress) -> None:
-        self.progress = progress
 
 
 class RunTrials:
-    """Trials against the configuration of one run, one at a time.
+    """Trials against the configuration of one run, one at a time. base: the baseline as text."""
 
-    paused: pauses the run during a trial. live: whether the run is training. keep: records a result.
-    """
+    edits = False  # whether a change is an edit of a script, not of a configuration
 
-    edits = False
-
-    def __init__(
-        self,
-        directory: RunDir,
-        paused: Paused,
-        live: Callable[[], bool],
-        keep: Callable[[TrialEvent], None],
-        measure: Measure | None = None,
-    ) -> None:
-        self._run = directory
-        self._of = Base.of_run(directory)
+    def __init__(self, source: RunSource) -> None:
+        self._source = source
+        self._of = self._baseline()
         self.base = self._of.name
-        self._paused = paused
-        self._live = live
-        self._keep = keep
-        self._measure = measure or _run_trial
         self._job: TrialThread | None = None
 
+    def _baseline(self) -> Base:
+        return Base.of_run(self._source.directory)
+
     def pauses(self) -> str:
-        return self._run.name if self._live() else ""
+        """Name of the run that is paused during a trial; "" for none."""
+        return self._source.name if self._source.live else ""
 
     def refusal(self) -> str:
+        """Why no trial can start now; "" if one can."""
         if self._job is not None and not self._job.done:
             return "the previous trial is still shutting down"
-        if not self._run.config.exists():
-            return f"run {self._run.name} has no config.toml yet; wait until training starts"
-        return ""
+        return self._missing()
+
+    def _missing(self) -> str:
+        if self._source.directory.config.exists():
+            return ""
+        return f"run {self._source.name} has no config.toml yet; wait until training starts"
 
     def check(self, sets: Sequence[str]) -> str:
-        from ndd_engine.trial.trial import check
-
+        """Errors in these edits, one per line; "" for none."""
         try:
-            check(TrialRequest(self._of, tuple(sets)))
+            self._check(TrialRequest(self._of, tuple(sets)))
         except NddError as error:
             return str(error)
         return ""
 
-    def start(self, sets: Sequence[str], cause: str | None, budget_s: float) -> TrialJob:
+    def _check(self, request: TrialRequest) -> None:
+        from ndd_engine.trial.trial import check
+
+        check(request)
+
+    def start(self, sets: Sequence[str], cause: str | None, budget_s: float) -> TrialThread:
+        """Start to measure checked edits, for up to `budget_s` seconds, while the run is paused."""
         request = TrialRequest(self._of, tuple(sets), budget_s, cause)
-        job = self._job = TrialThread(request)
-        job.begin(lambda: self._keep(job.run(self._paused, self._measure)))
+        job = self._job = TrialThread("ndd-trial")
+
+        def tell(progress: Progress) -> None:
+            job.progress = progress
+
+        def work() -> None:
+            with self._source.paused(lambda text: tell(Progress(text, 0.0, budget_s)), job.stopping):
+                job.result = self._measure(request, tell, job.stopping)
+            self._source.keep(job.result)
+
+        job.begin(work)
         return job
 
+    def _measure(self, request: TrialRequest, tell: Tell, stop: threading.Event) -> TrialEvent:
+        from ndd_engine.trial.trial import run_trial
+
+        return run_trial(request, tell, stop)
+
     def diff(self, sets: Sequence[str]) -> str:
-        """The keys of the configuration that change."""
+        """The keys of the configuration that change, as a diff. Raises UsageError."""
         from ndd_engine.trial.trial import check
 
         changed = check(TrialRequest(self._of, tuple(sets)))
@@ -119,6 +116,7 @@ class RunTrials:
         return "\n".join(lines)
 
     def write(self, trial: TrialEvent) -> Path:
+        """Write the configuration with the change of a trial to a new file. Raises UsageError."""
         of = self._of
         config = read(of.config, (*of.sets, *trial.sets), of.workload).resolve()
         # A new run cannot have the name of this one.
@@ -127,55 +125,35 @@ class RunTrials:
         reasons = {item.partition("=")[0]: reason for item in trial.sets}
         heading = f"Configuration of {of.name} with {', '.join(trial.sets)}\n{trial.text}"
         lines = "\n".join(printable(line) for line in heading.splitlines())
-        return save_new(f"{self._run.name}-changed", changed_toml(config, lines, reasons))
+        return save_new(f"{self._source.name}-changed", changed_toml(config, lines, reasons))
 
-    def close(self, timeout_s: float = PATIENCE_S) -> bool:
-        """Stop a running trial and wait until the run resumes. Returns False after the timeout."""
-        if self._job is None:
-            return True
-        self._job.stop()
-        return self._job.join(timeout_s)
-
-
-def _run_trial(request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event) -> TrialEvent:
-    from ndd_engine.trial.trial import run_trial
-
-    return run_trial(request, tell, stop)
+    def close(self) -> None:
+        """Stop a running trial, and wait until the run resumes."""
+        if self._job is not None:
+            self._job.stop()
+            self._job.join(PATIENCE_S)
 
 
 class ScriptTrials(RunTrials):
-    """Trials of an observed script, in scratch copies. run: its recorded identity, None before its first step."""
+    """Trials of an observed script, in scratch copies."""
 
     edits = True
 
-    def __init__(
-        self,
-        directory: RunDir,
-        paused: Paused,
-        live: Callable[[], bool],
-        keep: Callable[[TrialEvent], None],
-        run: Callable[[], RunEvent | None],
-    ) -> None:
-        super().__init__(directory, paused, live, keep, self._measured)
-        self._of = Base(f"run {directory.name}", run=directory)
-        self.base = self._of.name
-        self._known = run
+    def __init__(self, source: RunSource) -> None:
+        super().__init__(source)
         # By what was tried.
         self._tried: dict[tuple[str, ...], TrialEvent] = {}
 
-    def refusal(self) -> str:
-        if self._job is not None and not self._job.done:
-            return "the previous trial is still shutting down"
-        return "the script has not trained yet" if self._known() is None else ""
+    def _baseline(self) -> Base:
+        return Base(f"run {self._source.name}", run=self._source.directory)
 
-    def check(self, sets: Sequence[str]) -> str:
+    def _missing(self) -> str:
+        return "the script has not trained yet" if self._source.snapshot().run is None else ""
+
+    def _check(self, request: TrialRequest) -> None:
         from ndd_engine.script.trials import check_script
 
-        try:
-            check_script(TrialRequest(self._of, tuple(sets)), self._run_event.config)
-        except NddError as error:
-            return str(error)
-        return ""
+        check_script(request, self._run_event.config)
 
     def diff(self, sets: Sequence[str]) -> str:
         """The edit of the script."""
@@ -189,18 +167,16 @@ class ScriptTrials(RunTrials):
     def write(self, trial: TrialEvent) -> Path:
         """Write the edit of the script as a patch."""
         self._tried[tuple(trial.sets)] = trial
-        return save_new(f"{self._run.name}-change", self.diff(trial.sets) + "\n", suffix=".diff")
+        return save_new(f"{self._source.name}-change", self.diff(trial.sets) + "\n", suffix=".diff")
 
     @property
     def _run_event(self) -> RunEvent:
-        run_event = self._known()
+        run_event = self._source.snapshot().run
         if run_event is None:
             raise UsageError("the script has not trained yet")
         return run_event
 
-    def _measured(
-        self, request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event
-    ) -> TrialEvent:
+    def _measure(self, request: TrialRequest, tell: Tell, stop: threading.Event) -> TrialEvent:
         from ndd_engine.script.trials import run_script_trial
 
         run = self._run_event

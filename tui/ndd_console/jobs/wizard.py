@@ -1,4 +1,4 @@
-"""The wizard in a terminal: its questions, its work in a thread, its screen, and their shutdown."""
+"""The wizard behind its screen: its questions, and its work in a thread."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ndd_console.app import WizardApp
-from ndd_console.process.hosting import hosted
-from ndd_console.process.launcher import Leash
-from ndd_console.process.terminal import capabilities
 from ndd_console.process.thread import ThreadJob
 from ndd_console.render.text import lines as text_lines
-from ndd_console.screens.interfaces import StartRow
-from ndd_console.screens.wizard import Field, Preview
 from ndd_console.words.machine import machine_blocks
 from ndd_console.words.wizard import lengths_line, threads_line
 from ndd_engine.config import DEFAULT_WORKLOAD
@@ -38,7 +32,7 @@ from ndd_engine.wizard.proposals import (
     usable_bytes,
 )
 
-from .folder import folder_rows
+from .folder import StartRow, folder_rows
 from .run_sources import built_in_rows
 from .saving import new_path, save_new
 
@@ -65,15 +59,32 @@ MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Question(Field):
-    """after: the answers with the next choice (by 1), or with the one before (by -1)."""
+class Field:
+    """One question of the goal page, its current answer, and an explanation.
 
+    after: the answers with the next choice (by 1), or with the one before (by -1).
+    """
+
+    name: str
+    value: str
+    meaning: str
     after: Callable[[int], Answers]
 
 
-class WizardJob(ThreadJob):
-    """See screens.wizard.WizardSource. The hardware is detected in a thread, too.
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A file before it is written. there: it already exists; diff: the lines that would change in it."""
 
+    text: tuple[str, ...]
+    path: str
+    there: bool = False
+    diff: tuple[str, ...] = ()
+
+
+class WizardJob(ThreadJob):
+    """What the wizard knows, and its work. The hardware is detected in a thread, too.
+
+    stage: of the work. verified: the proposals that are measured, best for the goal first at the end.
     answers: initial answers from the command line. path: the file to write, or to change if it exists; None for a new
     name. notes: additional lines about the machine. first: the entry of the home screen to begin with.
     """
@@ -118,11 +129,13 @@ class WizardJob(ThreadJob):
 
     @property
     def machine(self) -> tuple[str, ...] | None:
+        """Lines about the hardware; None during detection."""
         if self._machine is None:
             return None
         return (*_of_gpu(self.answers), *text_lines(machine_blocks(self._machine)), *self._about_machine)
 
     def workloads(self) -> tuple[StartRow, ...]:
+        """The requested one first."""
         if self._given:
             self._rows = (StartRow(str(self.answers.config), "from the command line", "", kind="file"),)
             return self._rows
@@ -137,6 +150,7 @@ class WizardJob(ThreadJob):
         return self._rows
 
     def choose(self, place: int) -> tuple[str, ...]:
+        """Choose a workload. Returns facts about its data; () if it has a problem."""
         from ndd_engine.workloads.interface import facts
 
         row = self._rows[place]
@@ -173,34 +187,36 @@ class WizardJob(ThreadJob):
             amount += f" (with size {config.workload.size}; the size is chosen automatically)"
         return (known.text, amount)
 
-    def fields(self) -> tuple[Question, ...]:
+    def fields(self) -> tuple[Field, ...]:
+        """The questions of the goal page."""
         return tuple(self._questions())
 
-    def _questions(self) -> Iterator[Question]:
+    def _questions(self) -> Iterator[Field]:
         answers, config = self.answers, self._config
         assert config is not None
-        yield Question("goal", GOALS[answers.goal], MEANINGS[answers.goal], self._next_goal)
+        yield Field("goal", GOALS[answers.goal], MEANINGS[answers.goal], self._next_goal)
         if answers.goal == "time":
             text = "the total number of items to train on"
-            yield Question("number of items", number(answers.items), text, self._next_items)
+            yield Field("number of items", number(answers.items), text, self._next_items)
         batch = answers.step_items(config)
         configured = self._open and answers.effective_batch is None
         text = "any" if batch is None else "as configured" if configured else str(batch)
         meaning = "items per optimizer step; kept by gradient accumulation, because changing it changes the training"
-        yield Question("effective batch", text, meaning, self._next_batch)
+        yield Field("effective batch", text, meaning, self._next_batch)
         text = str(answers.min_sequence or ("as configured" if self._open else config.batch.sequence))
         meaning = "shorter sequences are faster and need less memory, but give the model less context"
-        yield Question("minimum sequence", text, meaning, self._next_sequence)
+        yield Field("minimum sequence", text, meaning, self._next_sequence)
         if self._sizes:
             text = ", ".join(answers.sizes) or ("automatic" if self._open else "as configured")
             meaning = "smaller models are faster and need less memory, but reach a higher loss"
-            yield Question("model sizes", text, meaning, self._next_sizes)
+            yield Field("model sizes", text, meaning, self._next_sizes)
         reserved = answers.reserve_bytes
         text = f"{RESERVED_SHARE * 100:.0f} % of free memory" if reserved is None else size(reserved)
         meaning = "kept free for evaluation, libraries and other processes"
-        yield Question("reserved memory", text, meaning, self._next_reserve)
+        yield Field("reserved memory", text, meaning, self._next_reserve)
 
     def change(self, place: int, by: int) -> str:
+        """Change an answer to the next (by 1) or previous choice. Returns the problem with the answers, or ""."""
         self.answers = self.fields()[place].after(by)
         return self.problem()
 
@@ -244,6 +260,7 @@ class WizardJob(ThreadJob):
         return replace(self.answers, reserve_bytes=None if share is None else int(share * free))
 
     def problem(self) -> str:
+        """What is wrong with the answers, or ""."""
         if self._config is None:
             return self._trouble or "choose a workload first"
         try:
@@ -263,10 +280,12 @@ class WizardJob(ThreadJob):
         return self._output if self._output is not None or self._given else self.answers.config
 
     def probe(self) -> None:
+        """Start to probe."""
         self._proposed, self.verified, self._choice = None, (), None
         self._start(self._plan)
 
     def verify(self, chosen: tuple[Proposal, ...]) -> None:
+        """Start to measure."""
         from ndd_engine.wizard.session import with_present
 
         assert self._proposed is not None
@@ -276,14 +295,17 @@ class WizardJob(ThreadJob):
 
     @property
     def rows(self) -> tuple[Proposal, ...]:
+        """All proposals."""
         return self._proposed.rows if self._proposed is not None else ()
 
     @property
     def best(self) -> tuple[Proposal, ...]:
+        """The Pareto front."""
         return self._proposed.best if self._proposed is not None else ()
 
     @property
     def notes(self) -> Sequence[str]:
+        """About data, model and what failed."""
         from ndd_engine.wizard.planner import model_name
 
         if self._proposed is None:
@@ -297,6 +319,7 @@ class WizardJob(ThreadJob):
 
     @property
     def advice(self) -> str:
+        """The recommendation from the measurements, or why there is none."""
         return self._choice.text if self._choice is not None else ""
 
     @property
@@ -304,10 +327,12 @@ class WizardJob(ThreadJob):
         return self._choice.best if self._choice is not None else None
 
     def progress(self) -> tuple[float, float | None]:
+        """The share of the work, and the seconds left if known."""
         share, spent = self._share, time.monotonic() - self._began
         return share, spent / share - spent if share > 0.05 else None
 
     def suggested(self) -> tuple[Proposal, ...]:
+        """The proposals recommended for measurement."""
         if self._proposed is None or self.answers.gpu is not None:
             return ()
         from ndd_engine.wizard.session import to_verify
@@ -315,6 +340,7 @@ class WizardJob(ThreadJob):
         return tuple(to_verify(self._proposed, self.answers))
 
     def preview(self, chosen: Proposal) -> Preview:
+        """The file to write. Raises NddError."""
         from ndd_engine.wizard.session import difference
 
         self._seen = self._contents()
@@ -325,6 +351,7 @@ class WizardJob(ThreadJob):
         return Preview(lines, str(path or new_path(_STEM)))
 
     def changed(self) -> bool:
+        """Whether the file differs from what `preview` read."""
         return self._contents() != self._seen
 
     def _contents(self) -> bytes | None:
@@ -337,6 +364,7 @@ class WizardJob(ThreadJob):
             raise UsageError(f"{self._path} cannot be read: {error.strerror or error}") from None
 
     def save(self, chosen: Proposal) -> str:
+        """Write the file. Returns its name; raises NddError."""
         text, path = self._text(chosen), self._path
         if path is None:
             return str(save_new(_STEM, text))
@@ -363,7 +391,7 @@ class WizardJob(ThreadJob):
         def look(proposed: ProposalSet) -> None:
             self._proposed = proposed
 
-        self._proposed = propose(self.answers, self._tell, self._stop, look)
+        self._proposed = propose(self.answers, self._tell, self.stopping, look)
         if not self._proposed.rows:
             reasons = "; ".join(probed.why for probed in self._proposed.found if probed.why)
             raise UsageError(f"nothing could be predicted: {reasons or 'no combination is possible'}")
@@ -373,7 +401,7 @@ class WizardJob(ThreadJob):
 
         assert self._proposed is not None
         measured = verify(
-            self._proposed.situation, self.answers, chosen, self._budget_s, self._tell, self._stop
+            self._proposed.situation, self.answers, chosen, self._budget_s, self._tell, self.stopping
         )
         self._choice = choose(measured, self.answers)
         self.verified = tuple(listed(measured, self.answers, self._choice))
@@ -394,19 +422,6 @@ def run_notes(runs: Sequence[str]) -> tuple[str, ...]:
 def live_run_notes(root: Path) -> tuple[str, ...]:
     """`run_notes` for the live runs in a folder."""
     return run_notes([run.name for run in all_runs(root) if run.live_owner()])
-
-
-def show(
-    answers: Answers, output: Path | None, budget_s: float, ascii_only: bool, root: Path, leash: Leash
-) -> tuple[str, int]:
-    """Show the wizard until it is closed. Returns the file to train, or "", and the exit status.
-
-    root: folder of the runs.
-    """
-    job = WizardJob(answers, output or answers.config, budget_s, live_run_notes(root))
-    app = WizardApp(job, capabilities(ascii_only), can_train=answers.gpu is None)
-    status = hosted(app, job, leash)
-    return app.to_train, status
 
 
 def _next(choices: Sequence[T], current: T, by: int) -> T:

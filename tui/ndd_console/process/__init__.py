@@ -1,1 +1,1 @@
-"""Processes and terminals: detaching, captured output, a lost terminal, a screen for work in a thread."""
+"""Processes and terminals: detaching, captured output, a lost terminal, work in a thread."""

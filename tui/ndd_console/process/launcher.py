@@ -14,8 +14,9 @@ import select
 import signal
 import sys
 import termios
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 from ndd_console.widgets.foreground import allow_background, terminal_mode
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED
@@ -29,6 +30,20 @@ _MODES_OFF = (1000, 1003, 1006, 1015, 2004, 1004)
 _RESTORE = (
     "\x1b[<u\x1b[?1049l\x1b[?25h" + "".join(f"\x1b[?{mode}l" for mode in _MODES_OFF) + "\x1b[?7h\x1b[0m"
 )
+
+
+def restart(root: Path, words: Sequence[str]) -> NoReturn:
+    """Execute `ndd-console train` with these words in place of this process. root: folder of the runs.
+
+    Nothing of this process stays: its memory on the GPU, its lock of the run and its files are closed.
+    """
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.execv(sys.executable, [sys.executable, "-m", "ndd_console", "--runs", str(root), "train", *words])
+
+
+def told(words: Sequence[str]) -> str:
+    """What is said of a restart."""
+    return f"this process cannot train on; restarting: ndd-console train {' '.join(words)}"
 
 
 class Leash:
@@ -84,7 +99,15 @@ def _wait(child: int, pipe: int, before: list[Any] | None) -> int:
             os.kill(child, number)
             os.kill(child, signal.SIGCONT)  # job control may have stopped it
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child as well
+    suspended = False
+
+    def suspend(*_: object) -> None:
+        nonlocal suspended
+        suspended = True
+
+    # The terminal sends these two to the child as well.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTSTP, suspend)
     for forwarded in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(forwarded, forward)
     messages = _Messages(pipe)
@@ -97,8 +120,13 @@ def _wait(child: int, pipe: int, before: list[Any] | None) -> int:
                 LostTerminal(2).write(farewell + "\n")
             return EXIT_DONE
         # Other processes, such as loader workers, may keep the pipe open.
-        ended, wait_status = os.waitpid(child, os.WNOHANG if messages.open else 0)
-        status = wait_status if ended else None
+        ended, wait_status = os.waitpid(child, os.WUNTRACED | (os.WNOHANG if messages.open else 0))
+        if ended and not os.WIFSTOPPED(wait_status):
+            status = wait_status
+        elif ended and suspended:
+            # Not before the child, which restores the terminal: the shell's prompt would go with its screen.
+            suspended = False
+            os.kill(os.getpid(), signal.SIGSTOP)
     messages.read(0)
     code, run = os.waitstatus_to_exitcode(status), messages.newest.get("run", "")
     if code < 0:

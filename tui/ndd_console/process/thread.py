@@ -10,7 +10,7 @@ from ndd_engine.processes import SignalEvent
 
 
 class ThreadJob:
-    """Work in a thread that stops on request; its error is kept for the screen.
+    """Work in a thread that stops on request; its error is kept for the screen. stopping: set when it shall stop.
 
     Not a daemon thread: the program must not end before processes have ended and runs have resumed.
     """
@@ -18,7 +18,7 @@ class ThreadJob:
     def __init__(self, thread_name: str) -> None:
         self.error: BaseException | None = None
         self._name = thread_name
-        self._stop = SignalEvent()
+        self.stopping = SignalEvent()
         self._thread: threading.Thread | None = None
 
     def begin(self, work: Callable[[], None]) -> None:
@@ -26,7 +26,7 @@ class ThreadJob:
         if self._thread is not None:
             self.stop()
             self.join()
-            self._stop, self.error = SignalEvent(), None
+            self.stopping, self.error = SignalEvent(), None
 
         def run() -> None:
             try:
@@ -46,7 +46,7 @@ class ThreadJob:
 
     def stop(self) -> None:
         """Stop soon. Returns immediately."""
-        self._stop.set()
+        self.stopping.set()
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the work and of its processes. Returns False after the timeout."""

@@ -47,7 +47,8 @@ def trace_page(uses: Sequence[TraceUse], made_t: float) -> Page:
         for one in (use.devices if len(uses) == 1 else (device,))
     ]
     if use.operators:
-        shown.append(("phases", "Phases", tuple(_phases(use))))
+        shown.append(("phases", "Phases", (phases(use),)))
+        shown.append(("steps", "Steps", tuple(_steps(use))))
     shown.append(("methods", "How it was measured", (Facts.of(*METHODS),)))
     title = name if len(uses) == 1 else counted(len(uses), "trace")
     return Page(
@@ -56,7 +57,7 @@ def trace_page(uses: Sequence[TraceUse], made_t: float) -> Page:
         status=("trace", ""),
         summary=Text(f"{examined(use)[:1].upper()}{examined(use)[1:]}."),
         made=f"written {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(made_t))}",
-        sections=tuple(Section(key, heading, blocks) for key, heading, blocks in shown),
+        sections=tuple(Section(key, heading, blocks) for key, heading, blocks in shown if blocks),
     )
 
 
@@ -73,9 +74,14 @@ def _identity(use: TraceUse) -> Facts:
     )
 
 
-def _phases(use: TraceUse) -> Iterator[Block]:
-    """The phases of the whole, and of each step."""
-    yield phases(use)
+def trace_blocks(uses: Sequence[TraceUse]) -> list[Block]:
+    """The page for a terminal, without its single steps and its methods."""
+    shown = (section for section in trace_page(uses, 0.0).sections if section.key not in ("steps", "methods"))
+    return [block for section in shown for block in section.blocks]
+
+
+def _steps(use: TraceUse) -> Iterator[Block]:
+    """The phases of each step."""
     spent = [use.phase_ns(begin, end) for begin, end in use.steps]
     names = [name for name in PHASES if any(name in found for found in spent)]
     rows = tuple(
@@ -84,4 +90,4 @@ def _phases(use: TraceUse) -> Iterator[Block]:
     )
     if rows:
         columns = ("step", "time", *names)
-        yield Table("Steps", columns, rows, frozenset(range(len(columns)))).newest(STEPS)
+        yield Table("", columns, rows, frozenset(range(len(columns)))).newest(STEPS)

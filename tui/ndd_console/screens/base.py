@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -19,6 +20,9 @@ from ndd_console.view.keys import NEEDS, SCROLL_KEYS, Key
 from ndd_console.view.rows import paragraph, rule
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import KeyBar, Lines, bindings
+from ndd_engine.errors import error_text
+
+T = TypeVar("T")
 
 # Keys work although nothing else is drawn.
 _AFTER_FAILURE = "This is a defect of ndd-console. The run is not affected; all keys work (q: quit)."
@@ -95,6 +99,29 @@ class KeyScreen(Screen[None], inherit_bindings=False):
             else key
             for key in self.keys
         )
+
+    def beside(
+        self,
+        work: Callable[[], T],
+        then: Callable[[T], object],
+        failed: Callable[[str], object],
+        *,
+        daemon: bool = True,
+    ) -> None:
+        """Work in a thread, then call `then` with its result, or `failed` with its error.
+
+        daemon: whether it may be left when the program ends.
+        """
+
+        def run() -> None:
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001  without a message the user would wait forever
+                call_from_thread(self, failed, error_text(error))
+            else:
+                call_from_thread(self, then, result)
+
+        threading.Thread(target=run, name="ndd-beside", daemon=daemon).start()
 
     def action_use(self, action: str) -> None:
         """A key was pressed."""

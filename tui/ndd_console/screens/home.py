@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
+from ndd_console.jobs.folder import StartRow
+from ndd_console.jobs.run_sources import HomeFolder, RunRow
 from ndd_console.view.frame import Entry
 from ndd_console.view.keys import HOME_KEYS
 from ndd_console.view.rows import BLANK, aligned, ends, rule, shorten
 from ndd_console.view.style import Look, Row, Span, status_span
 from ndd_console.widgets.lines import RowList
-from ndd_engine.errors import error_text
 from ndd_engine.text import MISSING, foreign, printable
 
-from .base import WidgetScreen, call_from_thread
+from .base import WidgetScreen
 from .dialogs import TextQuestion
 from .pages import ComparisonScreen, HelpScreen, StartScreen
 
@@ -91,7 +90,7 @@ class HomeScreen(WidgetScreen):
 
     def __init__(
         self,
-        home: HomeSource,
+        home: HomeFolder,
         look: Look,
         attach: Callable[[RunRow], None],
         start: Callable[[StartRow], None],
@@ -112,7 +111,11 @@ class HomeScreen(WidgetScreen):
         self._leave = leave
 
     def on_mount(self) -> None:
-        threading.Thread(target=self._read_gpu, name="ndd-home-gpu", daemon=True).start()
+        self.beside(
+            self._home.gpu_lines,
+            self._detected,
+            lambda text: self._detected([f"hardware detection failed: {text}"]),
+        )
         self.refresh_runs()
         self.set_interval(REFRESH_S, self._refresh_if_current)
 
@@ -122,22 +125,19 @@ class HomeScreen(WidgetScreen):
 
     def refresh_runs(self) -> None:
         """Read the runs folder again."""
-        threading.Thread(target=self._read_list, name="ndd-home-runs", daemon=True).start()
+        self.beside(lambda: (self._home.workloads(), self._home.runs()), self._listed, self._not_listed)
 
-    def _read_gpu(self) -> None:
-        try:
-            self.machine = self._home.gpu_lines()
-        except Exception as error:  # noqa: BLE001  without a message the screen would wait forever
-            self.machine = [f"hardware detection failed: {error}"]
-        call_from_thread(self, self.paint_if_current)
+    def _detected(self, lines: Sequence[str]) -> None:
+        self.machine = lines
+        self.paint_if_current()
 
-    def _read_list(self) -> None:
-        try:
-            self.workloads, self.runs = self._home.workloads(), self._home.runs()
-            call_from_thread(self, self.paint_if_current)
-        except Exception as error:  # noqa: BLE001
-            self.workloads, self.runs = (), ()
-            call_from_thread(self, self.say, f"cannot read the runs folder: {error}", "bad")
+    def _listed(self, rows: tuple[Sequence[StartRow], Sequence[RunRow]]) -> None:
+        self.workloads, self.runs = rows
+        self.paint_if_current()
+
+    def _not_listed(self, text: str) -> None:
+        self.workloads, self.runs = (), ()
+        self.say(f"cannot read the runs folder: {text}", "bad")
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
         shown = entries(self.workloads, self.runs, width)
@@ -176,16 +176,13 @@ class HomeScreen(WidgetScreen):
 
     def action_report(self) -> None:
         """Write the report of the selected run."""
-        threading.Thread(
-            target=self._write_report, args=(self.body.chosen.name,), name="ndd-home-report"
-        ).start()
-
-    def _write_report(self, name: str) -> None:
-        try:
-            said, style = f"written: {self._home.report(name)}", "accent"
-        except Exception as error:  # noqa: BLE001  without a message the user would wait forever
-            said, style = error_text(error), "bad"
-        call_from_thread(self, self.say, said, style)
+        name = self.body.chosen.name
+        self.beside(
+            lambda: self._home.report(name),
+            lambda path: self.say(f"written: {path}"),
+            lambda text: self.say(text, "bad"),
+            daemon=False,
+        )
 
     def action_compare(self) -> None:
         """Remember the selected run, or compare it with the one before."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from textual import events
 from textual.app import ComposeResult
 
-from ndd_console.screens.interfaces import Action, RunSource
 from ndd_console.view.frame import Keys, key_at
 from ndd_console.view.keys import LIVE_KEYS, Key
 from ndd_console.view.live import LiveState, live_rows
@@ -24,9 +24,11 @@ from ndd_engine.record.snapshot import Snapshot
 from .base import KeyScreen
 from .dialogs import CANCEL, INTERRUPT, Question
 from .log import LogScreen
-from .pace import Pace
 from .pages import DiagnosisScreen, HelpScreen, OwnValuesScreen, RanksScreen, SettingsScreen
 from .trial import TrialScreen, proposed_changes
+
+if TYPE_CHECKING:
+    from ndd_console.jobs.run_sources import Action, RunSource
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 
@@ -46,6 +48,11 @@ _MESSAGES: dict[Action, str] = {
     "evaluate": "evaluating after this step…",
     "kernels": "profiling a few steps…",
 }
+# Share of one core that the screen may use, and the longest time between two updates.
+SHARE = 0.0075
+SLOWEST_S = 1.0
+# Accept a tick that is this much too early instead of waiting for the next one.
+EARLY = 0.9
 MESSAGE_S = 10.0  # how long an answer to a key is shown
 _BLURRED_TICKS = 4  # over SSH, refresh this much slower while the terminal has no focus
 
@@ -327,6 +334,26 @@ class LiveScreen(KeyScreen):
         if not self._left:
             self._left = True
             self._leave(result)
+
+
+class Pace:
+    """Decides at every tick of a timer whether to draw. cpu: CPU seconds of the screen's thread."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._clock, self._cpu = clock, cpu
+        self._drawn_s = clock()
+        self._spent_s = cpu()
+
+    def due(self) -> bool:
+        """Whether to draw now: the CPU time since the last update is below `SHARE` of the time that has passed."""
+        now, spent = self._clock(), self._cpu()
+        wait_s = min((spent - self._spent_s) / SHARE, SLOWEST_S)
+        if now - self._drawn_s < EARLY * wait_s:
+            return False
+        self._drawn_s, self._spent_s = now, spent
+        return True
 
 
 class _Message(NamedTuple):

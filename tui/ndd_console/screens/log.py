@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import events
 from textual.widgets import RichLog
 
-from ndd_console.screens.interfaces import RunSource
 from ndd_console.view.keys import LOG_KEYS, SCROLL_KEYS, Key
 from ndd_console.view.rows import rule, shorten
 from ndd_console.view.style import Look, Row
@@ -18,6 +18,9 @@ from ndd_engine.text import foreign
 from .base import WidgetScreen
 from .dialogs import TextQuestion
 from .pages import REFRESH_S
+
+if TYPE_CHECKING:
+    from ndd_console.jobs.run_sources import RunSource
 
 _MOST_LINES = 5000
 

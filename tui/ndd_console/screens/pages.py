@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import BindingType
 
 from ndd_console.render.rows import block_rows
-from ndd_console.screens.interfaces import HomeSource, RunSource, StartRow
 from ndd_console.view.bars import finite_values, sparkline
 from ndd_console.view.glossary import GLOSSARY
 from ndd_console.view.keys import APP_KEYS, DIAGNOSIS_KEYS, PAGE_KEYS, START_KEYS, Key
@@ -26,11 +24,14 @@ from ndd_console.words.finding import first_command
 from ndd_console.words.ranks import ranks_facts, slowest
 from ndd_console.words.settings import settings_table
 from ndd_console.words.step import work_facts
-from ndd_engine.errors import error_text
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import foreign
 
-from .base import WidgetScreen, call_from_thread
+from .base import WidgetScreen
+
+if TYPE_CHECKING:
+    from ndd_console.jobs.folder import StartRow
+    from ndd_console.jobs.run_sources import HomeFolder, RunSource
 
 REFRESH_S = 1.0
 _KEYS = 18  # width of the keys and terms on the help page
@@ -129,32 +130,36 @@ class HelpScreen(PageScreen):
         return help_lines((*self._of, *APP_KEYS), width)
 
 
-class ComparisonScreen(PageScreen):
+class LoadedPage(PageScreen):
+    """A page whose text takes a while to read. read: returns it."""
+
+    def __init__(self, look: Look, title: str, read: Callable[[], Sequence[Block]]) -> None:
+        super().__init__(look)
+        self.title_text = title
+        self._read = read
+        self.loaded: Sequence[Block] | None = None  # None while it is read
+
+    def on_mount(self) -> None:
+        self.beside(self._read, self._show, lambda text: self._show([Text(text, "bad")]))
+
+    def _show(self, blocks: Sequence[Block]) -> None:
+        self.loaded = blocks
+        self.paint_if_current()
+
+    def lines(self, width: int) -> list[Row]:
+        return block_rows(self.loaded or [Text("loading…", "note")], width)
+
+
+class ComparisonScreen(LoadedPage):
     """Run b compared with run a."""
 
     BINDINGS = _closed_by("c")
 
-    def __init__(self, look: Look, home: HomeSource, a: str, b: str) -> None:
-        super().__init__(look)
-        self.title_text = f"{b} compared with {a}"
-        self._runs, self._home = (a, b), home
-        self.comparison: Sequence[Block] | None = None  # None while the records are read
-
-    def on_mount(self) -> None:
-        threading.Thread(target=self._read, name="ndd-home-comparison", daemon=True).start()
-
-    def _read(self) -> None:
-        try:
-            self.comparison = self._home.compare(*self._runs)
-        except Exception as error:  # noqa: BLE001  without a message the page would load forever
-            self.comparison = (Text(error_text(error), "bad"),)
-        call_from_thread(self, self.paint_if_current)
-
-    def lines(self, width: int) -> list[Row]:
-        return block_rows(self.comparison or [Text("loading…", "note")], width)
+    def __init__(self, look: Look, home: HomeFolder, a: str, b: str) -> None:
+        super().__init__(look, f"{b} compared with {a}", lambda: home.compare(a, b))
 
 
-class StartScreen(PageScreen):
+class StartScreen(LoadedPage):
     """What an entry of the home screen would train. start: trains it. wizard: opens the wizard for it."""
 
     keys = START_KEYS
@@ -163,34 +168,15 @@ class StartScreen(PageScreen):
         self,
         look: Look,
         row: StartRow,
-        home: HomeSource,
+        home: HomeFolder,
         start: Callable[[StartRow], None],
         wizard: Callable[[StartRow | None], None] | None,
     ) -> None:
-        super().__init__(look)
-        self.title_text = row.name
-        self._row, self._home, self._train, self._wizard = row, home, start, wizard
-        self._details: tuple[str, ...] = ("loading…",)
+        super().__init__(look, row.name, lambda: [Text("\n".join(home.details(row)))])
+        self._row, self._train, self._wizard = row, start, wizard
 
     def has(self, need: str) -> bool:
         return self._wizard is not None
-
-    def on_mount(self) -> None:
-        threading.Thread(target=self._read, name="ndd-home-details", daemon=True).start()
-
-    def _read(self) -> None:
-        try:
-            lines = self._home.details(self._row)
-        except Exception as error:  # noqa: BLE001  without a message the page would load forever
-            lines = (error_text(error),)
-        call_from_thread(self, self._show_details, tuple(lines))
-
-    def _show_details(self, lines: tuple[str, ...]) -> None:
-        self._details = lines
-        self.paint_if_current()
-
-    def lines(self, width: int) -> list[Row]:
-        return [row for text in self._details for row in paragraph(text, width)]
 
     def action_start(self) -> None:
         """Return to the home screen, and train the entry."""

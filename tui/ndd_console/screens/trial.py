@@ -6,12 +6,11 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from textual.widget import Widget
 
 from ndd_console.render.rows import block_rows
-from ndd_console.screens.interfaces import TrialJob, TrialSource
 from ndd_console.view.bars import progress_line
 from ndd_console.view.frame import Entry
 from ndd_console.view.interval import interval_rows
@@ -29,6 +28,9 @@ from ndd_engine.text import foreign, number
 from ndd_engine.trial.trial_request import Progress
 
 from .base import POLL_S, WidgetScreen
+
+if TYPE_CHECKING:
+    from ndd_console.jobs.trials import RunTrials, TrialThread
 
 # A trial ends earlier if the difference is clear; slow steps need more time.
 BUDGETS_S = (60.0, 120.0, 300.0)
@@ -194,7 +196,7 @@ class TrialScreen(WidgetScreen):
     def __init__(
         self,
         look: Look,
-        trials: TrialSource,
+        trials: RunTrials,
         offered: tuple[ProposedChange, ...],
         earlier: Callable[[], tuple[TrialEvent, ...]],
     ) -> None:
@@ -210,7 +212,7 @@ class TrialScreen(WidgetScreen):
         self.page.display = False
         self._trials = trials
         self._earlier = earlier
-        self._job: TrialJob | None = None
+        self._job: TrialThread | None = None
         self._refusal = view.problem
 
     def parts(self) -> tuple[Widget, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ndd_console.screens.interfaces import TuningSource
 from ndd_console.view.bars import progress_line
 from ndd_console.view.frame import Entry
 from ndd_console.view.interval import interval_rows
@@ -21,6 +20,7 @@ from ndd_engine.text import MISSING, counted, duration, foreign, size
 from .base import POLL_S, WidgetScreen
 
 if TYPE_CHECKING:
+    from ndd_console.jobs.tuning import TuningJob
     from ndd_engine.trial.tuning import TuningRow, TuningState
 
 # state: (symbol, style). A state is always shown as symbol, word and colour.
@@ -123,7 +123,7 @@ class TuningScreen(WidgetScreen):
     def __init__(
         self,
         look: Look,
-        source: TuningSource,
+        source: TuningJob,
         leave: Callable[[], None],
         on_painted: Callable[[], None] | None = None,
     ) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from textual.widget import Widget
 
-from ndd_console.screens.interfaces import StartRow
+from ndd_console.jobs.wizard import Field, Preview, WizardJob
 from ndd_console.view.bars import progress_line
 from ndd_console.view.frame import Entry
 from ndd_console.view.keys import WIZARD_KEYS, Key
@@ -24,6 +23,7 @@ from .base import WidgetScreen
 from .pages import HelpScreen
 
 if TYPE_CHECKING:
+    from ndd_console.jobs.folder import StartRow
     from ndd_engine.wizard.proposals import Proposal
 
 Page = Literal["machine", "workload", "goal", "probing", "trade-offs", "verify", "file"]
@@ -43,64 +43,6 @@ BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == 
 _DROPPED = (
     "parameters", "tokens/s", "remark", "accum", "dtype", "total time", "step", "size", "sequence", "ranks", "data",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One question of the goal page, its current answer, and an explanation."""
-
-    name: str
-    value: str
-    meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """A file before it is written. there: it already exists; diff: the lines that would change in it."""
-
-    text: tuple[str, ...]
-    path: str
-    there: bool = False
-    diff: tuple[str, ...] = ()
-
-
-class WizardSource(Protocol):
-    """What the wizard knows. Long work runs in a thread, which updates it."""
-
-    stage: str  # of the work
-    verified: tuple[Proposal, ...]  # those that are measured, best for the goal first at the end
-
-    @property
-    def machine(self) -> tuple[str, ...] | None: ...  # lines about the hardware; None during detection
-    @property
-    def advice(self) -> str: ...  # the recommendation from the measurements, or why there is none
-    @property
-    def recommended(self) -> Proposal | None: ...
-    @property
-    def rows(self) -> tuple[Proposal, ...]: ...  # all proposals
-    @property
-    def best(self) -> tuple[Proposal, ...]: ...  # the Pareto front
-    @property
-    def notes(self) -> Sequence[str]: ...  # about data, model and what failed
-    def workloads(self) -> tuple[StartRow, ...]: ...  # the requested one first
-
-    # Choose a workload. Returns facts about its data; () if it has a problem.
-    def choose(self, place: int) -> tuple[str, ...]: ...
-    def fields(self) -> tuple[Field, ...]: ...  # the questions of the goal page
-
-    # Change an answer to the next (by 1) or previous choice. Returns the problem with the answers, or "".
-    def change(self, place: int, by: int) -> str: ...
-    def problem(self) -> str: ...  # with the answers, or ""
-    def probe(self) -> None: ...  # starts probing
-    def verify(self, chosen: tuple[Proposal, ...]) -> None: ...  # starts measuring
-    def working(self) -> bool: ...  # whether work is running
-    def progress(self) -> tuple[float, float | None]: ...  # share of the work, and seconds left if known
-    def failed(self) -> str: ...  # why the last work failed, or ""
-    def suggested(self) -> tuple[Proposal, ...]: ...  # proposals recommended for measurement
-    def preview(self, chosen: Proposal) -> Preview: ...  # the file to write; raises NddError
-    def changed(self) -> bool: ...  # whether the file differs from what `preview` read
-    def save(self, chosen: Proposal) -> str: ...  # writes the file and returns its name; raises NddError
-    def stop(self) -> None: ...  # cancels running work
 
 
 def trail(page: Page, width: int) -> Row:
@@ -269,7 +211,7 @@ class WizardScreen(WidgetScreen):
     body: RowList
 
     def __init__(
-        self, look: Look, source: WizardSource, leave: Callable[[str], None], *, can_train: bool = True
+        self, look: Look, source: WizardJob, leave: Callable[[str], None], *, can_train: bool = True
     ) -> None:
         super().__init__(look, RowList(look, one_click=False))
         self.lines = Lines(look, scrolls=True)

@@ -152,6 +152,15 @@ class BackgroundDriver(LinuxDriver):
 
     def _sigtstp_application(self, *_: object) -> None:
         self._continued = False
+        # Not in the handler: it may have interrupted a write, whose queue stays locked until it returns.
+        try:
+            asyncio.get_running_loop().call_soon_threadsafe(self._suspend)
+        except RuntimeError:  # the app has ended
+            self._suspend()
+
+    def _suspend(self) -> None:
+        if self._continued or self._app_closes():
+            return
         if self._auto_restart:
             self.suspend_application_mode()
             self._must_signal_resume = True

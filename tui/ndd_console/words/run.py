@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from ndd_engine.diagnose import ENDINGS, Finding, diagnose
@@ -34,8 +34,8 @@ def introduction(snapshot: Snapshot) -> list[str]:
     assert run is not None
     threads = f", {counted(run.threads, 'thread')}" if run.device == "cpu" and run.threads else ""
     lines = [
-        f"run {run.name}: {run.workload}, {number(run.parameters or None)} parameters ({printable(run.model)})",
-        f"on {printable(run.device_name)}{threads}, {run.precision}; {printable(run.data)}",
+        f"run {run.name}: {run.workload}, {number(run.parameters or None)} parameters ({run.model})",
+        f"on {run.device_name}{threads}, {run.precision}; {run.data}",
         f"{steps_text(snapshot, run)}; {epoch_text(snapshot, run)}",
     ]
     if run.resumed_step is not None:
@@ -90,15 +90,19 @@ def progress_line(snapshot: Snapshot) -> str:
 
 
 def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
-    """The result of a run, printed at its end."""
+    """The result of a run, printed at its end, with control characters escaped."""
+    return [printable(line) for line in _summary(snapshot, end, folder)]
+
+
+def _summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> Iterator[str]:
     status = end.status if end else snapshot.status
-    reason = printable(end.reason) if end else "the run continues"
+    reason = end.reason if end else "the run continues"
     findings = first_findings(snapshot)
     ending = [finding for finding in findings if finding.cause in ENDINGS]
-    lines = [printable(finding_line(finding)) for finding in ending]
-    lines.append(reason if reason.startswith(status) else f"{status}: {reason}")
+    yield from map(finding_line, ending)
+    yield reason if reason.startswith(status) else f"{status}: {reason}"
     run = snapshot.run
-    lines += [printable(str(text)) for text in (end.data or {}).get("not_shown", ())] if end else []
+    yield from map(str, (end.data or {}).get("not_shown", ())) if end else ()
     # Of a script, also the steps of threads and processes that the figures leave out.
     steps = max(snapshot.step, end.step if end else 0)
     if run is not None and steps:
@@ -107,30 +111,33 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
         parts = [f"{done} in {duration(snapshot.elapsed_s)}", f"last {loss_text(snapshot)}"]
         if steps == 1:  # its time says little
             parts.reverse()
-        lines.append("; ".join(parts))
+        yield "; ".join(parts)
         aside = ("evaluate", "checkpoint")
         phases = [phase for phase in snapshot.phases if "/" not in phase.name and phase.name not in aside]
         top = sorted(phases, key=lambda phase: -phase.host_ns)[:4]
         if top and snapshot.step_ns:
             step_ns = snapshot.step_ns
             shares = ", ".join(f"{phase.name} {percent(phase.host_ns / step_ns)}" for phase in top)
-            lines.append(f"recent steps by phase: {shares}")
+            yield f"recent steps by phase: {shares}"
     if snapshot.step_ns is not None:
-        lines.append(f"{step.step_time(snapshot)}: {', '.join(step.rates(snapshot))}")
-        lines += [", ".join(work)] if (work := step.work_texts(snapshot)) else []
+        yield f"{step.step_time(snapshot)}: {', '.join(step.rates(snapshot))}"
+        if work := step.work_texts(snapshot):
+            yield ", ".join(work)
     if snapshot.best is not None:
         figures = ", ".join(f"{name} {number(value, 4)}" for name, value in snapshot.best.metrics.items())
-        lines.append(f"best evaluation at step {number(snapshot.best.step)}: {figures}")
+        yield f"best evaluation at step {number(snapshot.best.step)}: {figures}"
     lost = [setting.name for setting in snapshot.settings if setting.in_effect is False]
     if lost:
-        lines.append(f"requested but not in effect: {printable(', '.join(lost))}")
+        yield f"requested but not in effect: {', '.join(lost)}"
     script = RunDir(Path(folder)).command.exists()
-    lines += advice(snapshot, [finding for finding in findings if finding not in ending])
-    lines.append(f"{'record' if script else 'record and checkpoints'}: {printable(folder)}")
+    for finding in findings:
+        if run is not None and finding not in ending:
+            command = first_command(run.name, [finding])
+            yield finding_line(finding) + (f": {command}" if command else "")
+    yield f"{'record' if script else 'record and checkpoints'}: {folder}"
     if end is not None and end.checkpoint and status not in ("done", "failed"):
         name = run.name if run is not None else Path(folder).name
-        lines.append(f"resume with: ndd-console train --resume {printable(name)}")
-    return lines
+        yield f"resume with: ndd-console train --resume {name}"
 
 
 def first_findings(snapshot: Snapshot) -> list[Finding]:
@@ -139,14 +146,3 @@ def first_findings(snapshot: Snapshot) -> list[Finding]:
         return [finding for finding in diagnose(snapshot) if finding.cause != "too-short"][:MOST_FINDINGS]
     except Exception:  # noqa: BLE001  a defect in a rule must not cost the summary
         return []
-
-
-def advice(snapshot: Snapshot, findings: Sequence[Finding]) -> list[str]:
-    """Findings of a run, and the commands that measure their changes."""
-    if snapshot.run is None:
-        return []
-    lines = []
-    for finding in findings:
-        command = first_command(snapshot.run.name, [finding])
-        lines.append(printable(finding_line(finding) + (f": {command}" if command else "")))
-    return lines

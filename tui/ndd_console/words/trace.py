@@ -1,29 +1,17 @@
-"""Traces of torch.profiler in words: busy and idle time of each GPU, its longest kernels, and the findings."""
+"""Traces of torch.profiler in words: what was examined, busy and idle time of each GPU, and its longest kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from ndd_engine.record.figures import IDLE_CAUSES
-from ndd_engine.recordings.traces import DeviceUse, TraceUse, findings
+from ndd_engine.recordings.traces import DeviceUse, TraceUse
 from ndd_engine.text import counted, printable
 
-from .blocks import Block, Facts, Table, Text, clip
+from .blocks import Block, Facts, Table, clip
 from .figures import ns, share_text
-from .finding import verdict
 
 _NAME = 70  # characters shown of a kernel's name
-
-
-def one_trace(use: TraceUse) -> Iterator[Block]:
-    """The trace of one process."""
-    yield Text(f"{printable(use.path.name)}: {examined(use)}")
-    if use.skipped:
-        yield Text(f"{use.skipped:,} damaged events were skipped")
-    for device in use.devices:
-        yield from _device(use, device)
-    if use.operators:
-        yield phases(use)
 
 
 def phases(use: TraceUse) -> Table:
@@ -48,11 +36,6 @@ def examined(use: TraceUse) -> str:
     of = f" of {use.world_size}" if use.world_size else ""
     rank = "" if use.rank is None else f", rank {use.rank}{of}"
     return f"{steps}, {ns(use.wall_ns)}{rank}"
-
-
-def _device(use: TraceUse, device: DeviceUse) -> Iterator[Block]:
-    yield from device_blocks(device)
-    yield from (verdict(finding, main=index == 0) for index, finding in enumerate(findings(use, device)))
 
 
 def device_blocks(device: DeviceUse) -> Iterator[Block]:
@@ -91,16 +74,6 @@ def device_text(device: DeviceUse) -> str:
 
 def _hidden_ns(device: DeviceUse) -> float:
     return device.time.collective_ns - device.time.exposed_ns
-
-
-def several_traces(uses: Sequence[TraceUse]) -> Iterator[Block]:
-    """One line for each rank and GPU, then the figures and findings of one of them."""
-    yield ranks_table(uses)
-    use, device, why = main_device(uses)
-    yield Text(f"{printable(use.path.name)} {why}: {examined(use)}")
-    yield from _device(use, device)
-    if use.operators:
-        yield phases(use)
 
 
 def ranks_table(uses: Sequence[TraceUse]) -> Table:

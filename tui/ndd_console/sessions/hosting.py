@@ -12,12 +12,11 @@ from types import FrameType
 import click
 
 from ndd_console.app import ScreenApp
+from ndd_console.process.launcher import Leash
+from ndd_console.process.terminal import Captured, hangup_watch
+from ndd_console.process.thread import ThreadJob
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED
 from ndd_engine.text import printable
-
-from .launcher import Leash
-from .terminal import Captured, hangup_watch
-from .thread import ThreadJob
 
 
 @contextmanager

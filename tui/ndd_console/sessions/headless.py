@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from ndd_console.output.run_log import Output, RunLog
-from ndd_console.process.restart import restart, told
+from ndd_console.process.launcher import restart, told
 from ndd_console.words.finding import urgent_line
 from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_INTERRUPTED

@@ -16,12 +16,13 @@ from types import FrameType
 import click
 
 from ndd_console.app import ConsoleApp
+from ndd_console.jobs.folder import StartRow
+from ndd_console.jobs.run_sources import AttachedSource, EngineSource, HomeFolder, RunSource
+from ndd_console.jobs.wizard import WizardJob, live_run_notes
 from ndd_console.output.run_log import Output, RunLog
-from ndd_console.process.hosting import captured_for, report_failure
-from ndd_console.process.launcher import Leash, supervised
-from ndd_console.process.restart import restart, told
+from ndd_console.process.launcher import Leash, restart, supervised, told
 from ndd_console.process.terminal import Captured, capabilities, redirect, silence
-from ndd_console.screens.interfaces import HomeSource, RunSource, StartRow
+from ndd_console.sessions.hosting import captured_for, report_failure
 from ndd_console.words.run import summary
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
@@ -36,8 +37,6 @@ from ndd_engine.wizard.proposals import BUDGET_S, Answers
 
 from .headless import pass_signals_on, reason_of
 from .ranks import rank_command
-from .run_sources import AttachedSource, EngineSource, HomeFolder
-from .wizard import WizardJob, live_run_notes
 
 # Time limit of an immediate stop, after which the process is terminated. Several ranks are killed before that, first by
 # their launcher, and then with it.
@@ -175,7 +174,7 @@ class Console:
 
     # The screen.
 
-    def show(self, source: RunSource | None, home_source: HomeSource | None = None) -> int:
+    def show(self, source: RunSource | None, home_source: HomeFolder | None = None) -> int:
         """Show the screen until it is closed. Returns the exit status."""
         app = self._app = ConsoleApp(
             source,

@@ -13,6 +13,7 @@ from functools import partial
 from typing import NoReturn, TypeVar
 
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
+from ndd_engine.text import printable
 from ndd_engine.train.parallel.rank_place import ENV_STOPPED, OtherRankError, Place, own_launcher
 from ndd_engine.train.request import RunRequest
 
@@ -68,7 +69,7 @@ def run_rank(make: Callable[[], RunRequest | None], here: Place, as_json: bool) 
             refused(error)
         with contextlib.suppress(OSError):
             for line in str(error).splitlines() or ["failed"]:
-                print(f"ndd-console: {line}", file=sys.stderr, flush=True)  # noqa: T201
+                print(f"ndd-console: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201
     except BaseException:  # noqa: BLE001  the interpreter would wait for torch's threads at its end
         traceback.print_exc()
         broken = True
