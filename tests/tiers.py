@@ -12,6 +12,8 @@ summary says how many.
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import resource
 import statistics
@@ -31,6 +33,7 @@ BUSY = 2.0
 FIRST = ("observe", "same", "script", "trial", "parallel")
 # Test -> marks of each of its cases, of all that were collected, also of those that are not selected.
 marks: dict[str, list[set[str]]] = {}
+_tests = itertools.count()
 _started: list[str] = []
 _begin: list[float] = []
 
@@ -115,6 +118,7 @@ def _allowed_s(item: pytest.Item) -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    _freeze()
     _started.clear()
     _begin[:] = [_spent_s()]
     until = float(os.environ.get("NDD_TEST_UNTIL") or "inf")
@@ -135,6 +139,17 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
                 f"takes {spent:.1f} s of processor time, more than {limit:g} s (x {BUSY:g} x {slowness:.1f})",
                 pytrace=False,
             )
+
+
+def _freeze() -> None:
+    """Keep the collections of runs from looking at all that pytest and torch have made: that takes 0.4 seconds each.
+
+    What the tests left in cycles is collected now and then.
+    """
+    if next(_tests) % 200 == 0:
+        gc.unfreeze()
+        gc.collect()
+    gc.freeze()
 
 
 def _spent_s() -> float:

@@ -234,7 +234,7 @@ def hangs(folder: Path, options: Options) -> Iterator[Found]:
             with training(folder / f"{kind} {index}", "--set", f"parallel.hang_s={HANG_S}") as (job, t):
                 job.plant(rank, kind)
                 try:
-                    said = str(job.until(lambda: _hang(job), HANG_S + 20))
+                    said = str(job.until(lambda: _hang(job)))
                 except TimeoutError:
                     found.note(f"rank {rank} not named: {job.end().get('reason', 'no word')}")
                     continue

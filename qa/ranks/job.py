@@ -84,9 +84,9 @@ class RanksJob:
         """The exit status of the console. Raises TimeoutExpired."""
         return self.console.wait(limit_s)
 
-    def until(self, found: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+    def until(self, found: Callable[[], Any]) -> Any:
         """What `found` returns when that is true. Raises TimeoutError."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(LookupError, psutil.Error, OSError):
                 if value := found():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.waiting import lives, until
+from tests.waiting import LIMIT_S, lives, until
 
 from ndd_engine.trial.claims import measurements
 from ndd_watch.changes import Place
@@ -208,7 +208,7 @@ def test_each_test_becomes_a_figure(tmp_path: Path) -> None:
         words[words.index("--rootdir") + 1] = str(tmp_path)
         variables = {**environment(), "NDD_GPU_FIGURES": str(out)}
         subprocess.run(
-            [*words, "-q"], cwd=tmp_path, env=variables, capture_output=True, timeout=120, check=False
+            [*words, "-q"], cwd=tmp_path, env=variables, capture_output=True, timeout=LIMIT_S, check=False
         )
     found = {figure.name: (figure.verdict, figure.why) for figure in read(out)}
     assert found["it works"] == (PASS, "")
@@ -258,11 +258,11 @@ def test_control_c_keeps_what_there_is(tmp_path: Path) -> None:
         return result.exists() and "seconds per measurement" in result.read_text("utf-8")
 
     with command(tmp_path, "--only", "claims") as process:
-        until(measures, 120)
+        until(measures)
         before = json.loads(result.read_text("utf-8"))  # what a kill would leave
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
-        _, progress = process.communicate(timeout=60)
+        _, progress = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130, progress
     assert before["state"] == "running" and before["machine"]["torch"]
     states = {part["name"]: part["state"] for part in before["parts"]}
@@ -317,7 +317,7 @@ def test_a_bare_python_is_told_all_that_is_missing_in_one_message(tmp_path: Path
     variables = {**environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     done = subprocess.run(
         [PYTHON, "-m", "benchmarks.gpu", "--cpu"], cwd=tmp_path, env=variables, capture_output=True, text=True,
-        timeout=120, check=False,
+        timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     message = done.stderr.strip().splitlines()[-1]

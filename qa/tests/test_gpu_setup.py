@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from qa.gpu import setup
 from qa.gpu.setup import environment
@@ -125,7 +126,7 @@ def test_without_a_gpu_there_is_one_message_and_exit_status_3(tmp_path: Path) ->
     for arguments in (["benchmarks.gpu.setup", str(venv), "--quick"], ["benchmarks.gpu"]):
         done = subprocess.run(
             [sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=tmp_path, env=environment(),
-            timeout=120, check=False,
+            timeout=LIMIT_S, check=False,
         )  # fmt: skip
         assert done.returncode == 3, done.stderr
         assert done.stdout == "" and "NVIDIA GPU" in done.stderr.splitlines()[-1]

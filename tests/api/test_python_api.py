@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ndd_engine
@@ -73,7 +73,7 @@ def test_the_package_and_the_names_that_need_no_torch_do_not_import_it(tmp_path:
         "assert 'torch' not in sys.modules\n"
     )
     done = script(code, tmp_path)
-    assert done.wait(60) == 0, done.communicate()[1]
+    assert done.wait(LIMIT_S) == 0, done.communicate()[1]
 
 
 def test_public_functions_and_subpackages_have_different_names() -> None:
@@ -178,7 +178,7 @@ def test_ctrl_c_saves_a_checkpoint_and_raises_keyboard_interrupt(tmp_path: Path,
         until(lambda: events.exists() and '"type":"window"' in events.read_text())
         for _ in range(presses):
             process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
     assert out == "" and "KeyboardInterrupt" in err.splitlines()[-1]
@@ -255,10 +255,10 @@ def test_a_live_run_is_followed(tmp_path: Path) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        assert opened.wait(60)
+        assert opened.wait(LIMIT_S)
         record = open_run("one", runs=tmp_path)
         assert record.live
-        seen = [event for _, event in record.follow(timeout=100)]
+        seen = [event for _, event in record.follow(timeout=LIMIT_S)]
     finally:
         thread.join(100)
     assert isinstance(seen[-1], EndEvent) and any(isinstance(event, WindowEvent) for event in seen)

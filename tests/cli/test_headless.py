@@ -25,7 +25,7 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from tests import forked
 from tests.records import snapshot_of
-from tests.waiting import contains, until
+from tests.waiting import LIMIT_S, contains, until
 
 from .program import ENDLESS, call, capture_fails, environment, run, start
 
@@ -38,10 +38,10 @@ EEG = (
 )  # fmt: skip
 
 
-def wait_for(folder: Path, text: str, seconds: float = 150) -> None:
+def wait_for(folder: Path, text: str) -> None:
     """Until the record of run "one" holds a text."""
     events = folder / "runs" / "one" / "events.jsonl"
-    until(lambda: contains(events, text), seconds, f"not in the record: {text}")
+    until(lambda: contains(events, text), f"not in the record: {text}")
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ def test_ctrl_c_in_the_first_moments_is_silent(tmp_path: Path) -> None:
         )
         # The interpreter's own start cannot be caught: wait until it has begun to import the program.
         maps = Path(f"/proc/{process.pid}/maps")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + LIMIT_S
         while maps.exists() and "_pydantic_core" not in maps.read_text() and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(tenths * 0.05)
@@ -333,7 +333,7 @@ def test_closed_standard_streams_do_not_change_the_status_of_a_run(tmp_path: Pat
     train = "train --headless --run one --max-steps 3 --workload eeg"
     done = subprocess.run(
         ["sh", "-c", f"exec {sys.executable} -m ndd_console --runs runs {train} 0>&- 1>&- 2>&-"],
-        cwd=tmp_path, env=environment(), timeout=90, check=False,
+        cwd=tmp_path, env=environment(), timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0 and status(tmp_path) == "done"
     assert all(event["v"] for event in recorded(tmp_path))

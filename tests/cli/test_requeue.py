@@ -20,7 +20,7 @@ from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
 from tests.records import events_of, losses_of
 from tests.trial.written_runs import steady, windows, write_run
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from .program import call, run, start
 
@@ -45,7 +45,7 @@ def ended(process: subprocess.Popen[str], condition: Callable[[], bool], number:
     """The exit status of a job that gets a signal once it is so far."""
     until(condition)
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT_S)
     return process.returncode
 
 

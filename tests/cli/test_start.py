@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 from .program import call, environment
 
 pytestmark = pytest.mark.long
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.long
 
 def executed(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=False
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
 

@@ -20,7 +20,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.trial.trial_request import MEASURING, Progress
 from tests.records import events_of, snapshot_of
 from tests.trial.trial_help import SOURCE, planted
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from .program import run, start
 
@@ -48,7 +48,7 @@ def test_a_live_run_is_paused_then_resumes_and_records_the_result(tmp_path: Path
         until(lambda: snapshot(tmp_path).step >= step + 5)
     finally:
         training.send_signal(signal.SIGINT)
-        training.communicate(timeout=60)
+        training.communicate(timeout=LIMIT_S)
     event = json.loads(done.stdout)
     assert (event["type"], event["against"], event["sets"]) == ("trial", "run one", ["batch.micro=64"])
     assert event["verdict"] == "faster" and event["low"] > 1, event["text"]
@@ -117,7 +117,7 @@ def test_ctrl_c_prints_the_result_so_far(tmp_path: Path) -> None:
     assert trial.stderr is not None and trial.stdout is not None
     trial.stderr.readline()
     trial.send_signal(signal.SIGINT)
-    out, err = trial.communicate(timeout=60)
+    out, err = trial.communicate(timeout=LIMIT_S)
     assert trial.returncode == 130, err
     assert json.loads(out)["verdict"] == "stopped"
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -38,7 +40,7 @@ def start(folder: Path, script: str, stdin: int | None = None) -> subprocess.Pop
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_it_says_where_the_program_is_and_keeps_the_status(tmp_path: Path, status: int) -> None:
-    output, errors = (process := start(tmp_path, f"echo done; exit {status}")).communicate(timeout=60)
+    output, errors = (process := start(tmp_path, f"echo done; exit {status}")).communicate(timeout=LIMIT_S)
     assert output == "done\n"
     assert errors.count("source .venv/bin/activate") == 1
     # make itself reports every failure as 2, and names the status.
@@ -58,14 +60,14 @@ def test_it_says_so_after_a_signal_too(tmp_path: Path, number: signal.Signals) -
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=LIMIT_S)
     assert output == "stopped\n" and "source .venv/bin/activate" in errors
     assert process.returncode != 0 and ("Error 130" in errors or number == signal.SIGTERM)
 
 
 def test_the_program_has_the_standard_input_of_make(tmp_path: Path) -> None:
     process = start(tmp_path, "read line; echo $line", stdin=subprocess.PIPE)
-    assert process.communicate("hello\n", timeout=60)[0] == "hello\n"
+    assert process.communicate("hello\n", timeout=LIMIT_S)[0] == "hello\n"
 
 
 def stoppable(number: signal.Signals, status: int) -> str:

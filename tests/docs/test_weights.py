@@ -15,6 +15,7 @@ import torch
 
 from ndd_engine.train.checkpoint import CheckpointStore
 from tests.cli.program import environment, run
+from tests.waiting import LIMIT_S
 
 PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
 FEW = [
@@ -53,7 +54,7 @@ def python(code: str, folder: Path) -> str:
     end = "\nassert not any(name.startswith('ndd') for name in sys.modules)\nprint(model(torch.ones(1, 8)).item())"
     done = subprocess.run(
         [sys.executable, "-c", begin + code + end], cwd=folder, env=environment(PYTHONPATH=""), capture_output=True,
-        text=True, timeout=60, check=False,
+        text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

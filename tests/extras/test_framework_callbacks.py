@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ndd_engine.record.events import EndEvent, MarkEvent, RunEvent, ScalarsEvent, WindowEvent, parse
+from tests.waiting import LIMIT_S
 
 from .test_extras import need
 
@@ -110,7 +111,7 @@ def words(text: str) -> list[str]:
 
 def ended(path: Path) -> list[Any]:
     """The events of a run, once its follower has ended it."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LIMIT_S
     while True:
         found = [item[1] for item in map(parse, path.read_bytes().splitlines()) if item is not None]
         if isinstance(found[-1], EndEvent) or time.monotonic() > deadline:

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Machine, match
@@ -33,7 +34,7 @@ def smi(fields: str, uuid: str) -> list[str]:
     if shutil.which("nvidia-smi") is None:
         pytest.skip("nvidia-smi is not installed")
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={uuid}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     return [word.strip() for word in done.stdout.strip().split(",")]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from qa.gpu.ranks import RANKS, STRATEGIES, launched, trace
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from ndd_engine.predict.rank_memory import pretended
 from ndd_engine.record.channel import send
@@ -68,16 +68,16 @@ def training(root: Path, *sets: str) -> Iterator[RunDir]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     run = RunDir(root / "ranks")
     try:
-        until(lambda: bool(events(run, "ranks")), 90)
+        until(lambda: bool(events(run, "ranks")))
         yield run
         send(run.control_socket, "stop")
-        output = process.communicate(timeout=60)[0]
+        output = process.communicate(timeout=LIMIT_S)[0]
         assert process.returncode == 0, output[-2000:]
         assert list(run.checkpoints.glob("step-*"))
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+            process.communicate(timeout=LIMIT_S)
 
 
 def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
@@ -96,11 +96,11 @@ def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
 def test_a_pause_is_not_taken_for_a_hang(tmp_path: Path, pause_s: int) -> None:
     with training(tmp_path, "parallel.hang_s=5") as run:
         send(run.control_socket, "pause")
-        until(lambda: any(mark["kind"] == "pause" for mark in events(run, "mark")), 30)
+        until(lambda: any(mark["kind"] == "pause" for mark in events(run, "mark")))
         time.sleep(pause_s)
         step = events(run, "window")[-1]["step"]
         send(run.control_socket, "resume")
-        until(lambda: events(run, "window")[-1]["step"] > step, 30)
+        until(lambda: events(run, "window")[-1]["step"] > step)
         assert not [mark for mark in events(run, "mark") if mark["kind"] == "warning"]
 
 
@@ -113,7 +113,7 @@ def slowed(index: int) -> Iterator[None]:
 
     def smi(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["nvidia-smi", "-i", gpu, *words], capture_output=True, text=True, timeout=60, check=False
+            ["nvidia-smi", "-i", gpu, *words], capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
 
     rates = smi("--query-supported-clocks=graphics", "--format=csv,noheader,nounits").stdout.split()
@@ -135,6 +135,6 @@ def test_a_gpu_with_a_low_clock_is_named(tmp_path: Path) -> None:
 
     # Large enough that the GPU, not the host, limits the step.
     with slowed(1), training(tmp_path, "workload.size=guide", "batch.micro=64") as run:
-        until(lambda: bool(named()), 120)
+        until(lambda: bool(named()))
         assert named()[-1]["rank"] == 1
         assert named()[-1]["phase"] in ("forward", "backward")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.waiting import LIMIT_S
 
 from ndd_console.cli import gpu as command
 from ndd_console.render.text import lines
@@ -35,7 +36,7 @@ def test_without_a_gpu_torch_is_not_imported() -> None:
         "gpu([], standalone_mode=False)\n"
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert "tested" in done.stdout
 

@@ -63,7 +63,7 @@ counters = HostCounters(detect_host(), None, print)
 counters.read()
 with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
     begin = time.monotonic()
-    while not (found := counters.read()["workers"]) and time.monotonic() - begin < 4:
+    while not (found := counters.read()["workers"]) and time.monotonic() - begin < 60:
         time.sleep(0.1)
     print(found)
     child.kill()

@@ -112,6 +112,12 @@ def cases() -> dict[str, Case]:
     }
 
 
+@pytest.fixture(autouse=True)
+def _thawed() -> None:
+    """What is frozen is in no look, and the tests freeze what is there before them."""
+    gc.unfreeze()
+
+
 @pytest.mark.parametrize("name", list(cases()))
 def test_the_owner_of_what_grows_is_named(name: str) -> None:
     case = cases()[name]

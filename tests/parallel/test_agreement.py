@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.waiting import LIMIT_S
 from torch.distributed.rendezvous import TCPStore  # type: ignore[attr-defined]
 
 from ndd_engine.train.parallel import rank_loop as agreement_module
@@ -43,9 +44,9 @@ class Ranks:
 
     def _gather(self, every: torch.Tensor, mine: torch.Tensor, group: object) -> None:
         self._sent[self._here.rank] = mine
-        self._barrier.wait(20)
+        self._barrier.wait(LIMIT_S)
         every.copy_(torch.cat(self._sent))
-        self._barrier.wait(20)
+        self._barrier.wait(LIMIT_S)
 
     def train(
         self, steps: int, slow_from: int = 10**6, asks: str = "", meets: bool = False
@@ -71,7 +72,7 @@ class Ranks:
         agreement, found = Agreement(world, 1.0), []
         agreement.begin(0)
         for step in range(1, steps + 1):
-            self._barrier.wait(20)  # the exchange of gradients
+            self._barrier.wait(LIMIT_S)  # the exchange of gradients
             time.sleep(0.001 * ((rank + step) % 3))
             self._here.s += 0.2 if step > slow_from else 0.01
             if agreement.due(step):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
@@ -31,7 +31,7 @@ def test_ranks_of_two_launchers_continue_after_one_is_killed(tmp_path: Path, ren
     finally:
         for launcher in launchers:
             launcher.terminate()
-            launcher.communicate(timeout=60)
+            launcher.communicate(timeout=LIMIT_S)
     assert [launcher.returncode for launcher in launchers] == [0, 0], logs
     assert any(f"process {rank.pid})" in log for log in logs)
     state = load_state(run)
@@ -52,7 +52,7 @@ def test_a_rank_whose_others_do_not_start_says_so_and_ends_on_sigterm(tmp_path: 
         line = next(line for line in process.stdout if line.startswith("ndd-console: "))
         assert "rank 0" in line and f"localhost:{store['MASTER_PORT']}" in line
         process.terminate()
-        assert process.wait(20) == 143
+        assert process.wait(LIMIT_S) == 143
     finally:
         process.kill()
         process.communicate()

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.trial.trial_help import measured, planted
+from tests.waiting import LIMIT_S
 
 from ndd_engine.trial.trial_request import Base
 
@@ -87,7 +88,7 @@ def test_ctrl_c_and_kill_leave_no_rank(tmp_path: Path, number: signal.Signals) -
     ranks = psutil.Process(process.pid).children(recursive=True)
     assert len(ranks) >= 3
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=LIMIT_S)
     if number == signal.SIGINT:  # what is known is printed
         assert process.returncode == 130 and "1 rank" in out and "2 ranks" in out
     assert not psutil.wait_procs(ranks, 10)[1]

@@ -59,7 +59,7 @@ def test_a_killed_rank_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None
         job.until(lambda: job.marks(0, "checkpoint"))
         pid = job.pid(1)
         os.kill(pid, signal.SIGKILL)
-        assert job.wait(15) == 1
+        assert job.wait() == 1
         assert reason(job).startswith("rank 1 (") and f"{pid})" in reason(job)
         assert "--resume it" in reason(job)
 
@@ -90,7 +90,7 @@ def test_a_loss_of_nan_on_one_rank_ends_all_of_them_without_a_restart(tmp_path: 
 def test_a_rank_that_is_killed_in_preparation_is_named(tmp_path: Path, restarts: int) -> None:
     words = ("--set", "workload.options.killed=1", "--set", "workload.options.slow_s=20.0")
     with RanksJob(tmp_path, "--restarts", str(restarts), *words) as job:
-        assert job.wait(30) == 1
+        assert job.wait() == 1
         assert reason(job).startswith("rank 1 (")
         assert (RESTARTS in job.said()) == bool(restarts)
 
@@ -101,7 +101,7 @@ def test_a_rank_that_is_killed_as_it_starts_ends_the_others_at_once(tmp_path: Pa
         ranks = job.until(lambda: len(found := psutil.Process(job.launcher()).children()) == 2 and found)
         time.sleep(0.5)
         ranks[1].kill()
-        assert job.wait(25) == 1  # torch's launcher would wait 30 s for them
+        assert job.wait() == 1  # torch's launcher would wait 30 s for them
         assert f"{ranks[1].pid})" in reason(job)
 
 
@@ -163,7 +163,7 @@ def test_ranks_go_on_without_the_console_and_can_be_stopped(tmp_path: Path) -> N
         send(job.run.control_socket, "stop")
         job.until(job.end)
         assert job.end()["status"] == "stopped"
-        job.until(lambda: job.run.live_owner() is None, 20)
+        job.until(lambda: job.run.live_owner() is None)
 
 
 @pytest.mark.slow
@@ -172,9 +172,9 @@ def test_rank_0_that_is_stopped_is_named_and_goes_on(tmp_path: Path) -> None:
     with RanksJob(tmp_path, *QUIET, "--set", "parallel.hang_s=2") as job:
         job.trains()
         job.plant(0, "stop")
-        job.until(job.run.hang.exists, 30)
-        job.until(lambda: "rank 0 (" in job.said(), 30)
+        job.until(job.run.hang.exists)
+        job.until(lambda: "rank 0 (" in job.said())
         os.kill(job.pid(0), signal.SIGCONT)
-        job.until(lambda: not job.run.hang.exists(), 30)
+        job.until(lambda: not job.run.hang.exists())
         os.kill(job.console.pid, signal.SIGTERM)
         assert job.wait() == 143

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from ndd_engine.measure import spy
 from ndd_engine.train.parallel.hang import Listening, parsed, place, stack_of
@@ -55,7 +56,7 @@ def test_a_call_that_holds_the_interpreter_lock_is_read_and_not_interrupted(
     assert [frame["name"] for frame in stack] == ["stuck", "<module>"]
     assert place(stack).split("subject.py:")[1] == "7 stuck"
     assert float(subject.stdout.readline()) > 2.9
-    assert subject.wait(30) == 0
+    assert subject.wait(LIMIT_S) == 0
 
 
 @pytest.mark.long
@@ -66,7 +67,7 @@ def test_a_stopped_process_is_read_with_py_spy_alone(subject: subprocess.Popen[s
     stack = stack_of(told, stopped=True)
     os.kill(subject.pid, signal.SIGCONT)
     assert bool(stack) == (spy.find() is not None)
-    assert subject.wait(30) == 0
+    assert subject.wait(LIMIT_S) == 0
 
 
 def test_a_signal_that_is_used_already_is_left_alone() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from record_help import end, folded, held, mark, run_event, status, window
 from tests.records import snapshot_of
+from tests.waiting import LIMIT_S
 
 from ndd_engine.record.events import Event
 from ndd_engine.record.file import RunReader, load_state, truncate_torn_line
@@ -110,7 +111,7 @@ def test_a_process_that_was_killed_leaves_a_lost_run(run: RunDir) -> None:
         assert reader.snapshot().status == "paused"
         assert (run.live_owner() or {})["pid"] == owner.pid
         owner.kill()
-        owner.wait(10)
+        owner.wait(LIMIT_S)
         assert run.live_owner() is None
         assert reader.poll()
         snapshot = reader.snapshot()

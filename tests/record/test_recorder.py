@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from record_help import end, mark, run_event, window
 from tests.records import snapshot_of
+from tests.waiting import LIMIT_S
 
 import ndd_engine.record.file as record_file
 from ndd_engine.record.events import Event, MarkEvent, WindowEvent, parse
@@ -124,7 +125,7 @@ def test_when_there_is_space_again_the_log_says_what_is_missing(tmp_path: Path) 
             recorder.flush()
             assert path.read_bytes() == good
             assert recorder.dropped == 4
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + LIMIT_S
         step = 6
         while path.read_bytes() == good and time.monotonic() < deadline:
             recorder.put(window(step))
@@ -269,7 +270,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     write = record_file.write_whole
 
     def hang(handle: int, data: bytes) -> None:
-        assert back.wait(60)
+        assert back.wait(LIMIT_S)
         write(handle, data)
 
     monkeypatch.setattr(record_file, "write_whole", hang)

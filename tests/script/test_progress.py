@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from script_help import SUBJECTS, events, start
-from tests.waiting import contains, until
+from tests.waiting import LIMIT_S, contains, until
 
 from ndd_engine.measure.spy import place_of
 from ndd_engine.measure.stall_causes import STOPPED
@@ -32,7 +32,7 @@ def warned(folder: Path, *words: str) -> bool:
 @pytest.mark.long
 def test_a_call_that_keeps_the_interpreter_lock(tmp_path: Path) -> None:
     running = start(tmp_path, *WORDS, "15", **SOON)
-    _, said = running.communicate(timeout=120)
+    _, said = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 0, said
     assert warned(tmp_path, "locks.py:12 in", "stuck", "interpreter")
 
@@ -47,15 +47,15 @@ def test_a_stopped_process_is_named_as_such_and_goes_on(tmp_path: Path) -> None:
         found[:] = [one.pid for one in children if one.cmdline()[1:2] == [str(SUBJECT)]]
         return found
 
-    until(trains, 60)
-    until(lambda: contains(tmp_path / "runs" / "it" / "events.jsonl", '"window"'), 60)
+    until(trains)
+    until(lambda: contains(tmp_path / "runs" / "it" / "events.jsonl", '"window"'))
     (pid,) = found
     os.kill(pid, signal.SIGSTOP)
     try:
-        until(lambda: warned(tmp_path, STOPPED, str(pid)), 60)
+        until(lambda: warned(tmp_path, STOPPED, str(pid)))
     finally:
         os.kill(pid, signal.SIGCONT)
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 0, said
 
 
@@ -68,10 +68,10 @@ def test_a_worker_that_hangs_is_named_at_once_and_first_in_the_summary(tmp_path:
     running = start(
         tmp_path, "run", "--headless", "--run", "it", "--", sys.executable, str(HANGS), "storage", "1", **SOON
     )
-    until((tmp_path / "runs" / "it" / "events.jsonl").exists, 60)
-    until(lambda: warned(tmp_path, "loader worker 1", "items.bin", "hangs.py"), 60)
+    until((tmp_path / "runs" / "it" / "events.jsonl").exists)
+    until(lambda: warned(tmp_path, "loader worker 1", "items.bin", "hangs.py"))
     running.terminate()
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=LIMIT_S)
     lines = [line for line in said.splitlines() if "no progress for" in line]
     assert lines[0].startswith("ndd-console: no progress for")
     assert lines[-1].startswith("finding: no progress for")
@@ -82,7 +82,7 @@ def test_a_worker_that_hangs_is_named_at_once_and_first_in_the_summary(tmp_path:
 def test_a_worker_that_is_killed_is_named_with_its_signal_and_no_frame_of_ours(tmp_path: Path) -> None:
     words = ("run", "--headless", "--run", "it", "--", sys.executable, str(HANGS), "killed", "20")
     running = start(tmp_path, *words, SCRIPT_S="100")
-    _, said = running.communicate(timeout=120)
+    _, said = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 1
     assert "loader worker" in next(line for line in said.splitlines() if line.startswith("finding: "))
     assert "SIGKILL" in said or "Killed" in said  # the system may forget it before anybody looks

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from script_help import CONSOLE, environment, start
 from test_torchrun import SCRIPT
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.long
 NAME = f"ranks{os.getpid()}.py"
@@ -50,7 +50,7 @@ def tried(folder: Path, *words: str, **more: str) -> dict[str, Any]:
     )  # fmt: skip
     assert done.stdout, done.stderr
     assert sorted(path.name for path in folder.iterdir()) == before
-    until(lambda: not processes(), 20, "a rank was left behind")
+    until(lambda: not processes(), "a rank was left behind")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -104,7 +104,7 @@ def test_ctrl_c_and_kill_leave_no_rank(recorded: Path, tmp_path: Path, number: s
     next(line for line in process.stderr if "measuring" in line)
     assert len(processes()) >= 3
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT_S)
     if number == signal.SIGINT:
         assert process.returncode == 130
-    until(lambda: not processes(), 30, "a rank was left behind")
+    until(lambda: not processes(), "a rank was left behind")

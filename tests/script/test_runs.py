@@ -15,7 +15,7 @@ import pexpect
 import pytest
 from script_help import SUBJECTS, environment, events, report, run, start
 from tests.fake_wandb import Told
-from tests.waiting import contains, lives, until
+from tests.waiting import LIMIT_S, contains, lives, until
 
 from ndd_console.__main__ import status_of
 from ndd_engine.hardware.detect import detect
@@ -144,7 +144,7 @@ def test_a_signal_reaches_the_script_and_ends_the_run(tmp_path: Path, number: si
     record = tmp_path / "runs" / "slow-001" / "events.jsonl"
     until(lambda: contains(record, '"window"'))
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + number
     end = events(tmp_path, "slow-001")[-1]
     assert end.status == ("interrupted" if number == signal.SIGINT else "terminated") and end.step > 0
@@ -172,8 +172,8 @@ def test_on_the_screen(tmp_path: Path) -> None:
         "print('hello from the script', flush=True)\n" + SLOW.replace("STEPS", "80000")
     )
     child = pexpect.spawn(
-        sys.executable, ["-m", "ndd_console", "run", "--", sys.executable, "slow.py"], cwd=str(tmp_path), timeout=60,
-        env=environment(TERM="xterm-256color"), dimensions=(30, 100), encoding="utf-8",
+        sys.executable, ["-m", "ndd_console", "run", "--", sys.executable, "slow.py"], cwd=str(tmp_path),
+        timeout=LIMIT_S, env=environment(TERM="xterm-256color"), dimensions=(30, 100), encoding="utf-8",
     )  # fmt: skip
     child.expect("data_wait")
     child.send("l")
@@ -298,7 +298,7 @@ def observes(folder: Path, status: int = 0, **parts: str) -> subprocess.Complete
     path = folder / "train.py"
     path.write_text(LOOP.format(**{"before": "", "begin": "", "each": "pass", "end": "", **parts}))
     done = subprocess.run(
-        [sys.executable, path.name], cwd=folder, capture_output=True, text=True, timeout=100,
+        [sys.executable, path.name], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S,
         env=environment(NDD_WATCH_WINDOW_S="0.02"), check=False,
     )  # fmt: skip
     assert done.returncode == status, done.stderr
@@ -307,7 +307,7 @@ def observes(folder: Path, status: int = 0, **parts: str) -> subprocess.Complete
 
 def ended(folder: Path, name: str) -> list[Any]:
     """The events of a run, once its follower has ended it."""
-    until(lambda: isinstance(events(folder, name)[-1], EndEvent), 30)
+    until(lambda: isinstance(events(folder, name)[-1], EndEvent))
     return events(folder, name)
 
 

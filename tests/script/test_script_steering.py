@@ -16,7 +16,7 @@ from script_help import environment, events, run, start
 from test_torchrun import SCRIPT as RANKS
 from test_torchrun import TORCHRUN
 from tests.ui.fakes import trial_event
-from tests.waiting import contains, lives, until
+from tests.waiting import LIMIT_S, contains, lives, until
 
 from ndd_console.jobs.run_sources import AttachedSource
 from ndd_engine.record.channel import send
@@ -121,7 +121,7 @@ def test_a_signal_reaches_a_paused_script_at_once(tmp_path: Path, number: signal
     with start(tmp_path, "run", "--run", "it", "--", sys.executable, "train.py") as process:
         paused(tmp_path, directory)
         os.kill(int((tmp_path / "pid").read_text()), number)
-        process.wait(10)
+        process.wait(LIMIT_S)
         assert process.stdout is not None
         assert ("INTERRUPTED" in process.stdout.read()) == (number == signal.SIGINT)
     assert process.returncode == (3 if number == signal.SIGINT else 128 + number)
@@ -132,7 +132,7 @@ def test_a_paused_script_is_stopped(tmp_path: Path) -> None:
     with start(tmp_path, "run", "--run", "it", "--", sys.executable, "train.py") as process:
         paused(tmp_path, directory)
         send(directory.control_socket, "stop")
-        process.wait(10)
+        process.wait(LIMIT_S)
     assert process.returncode == 3 and events(tmp_path, "it")[-1].status == "stopped"
 
 
@@ -168,7 +168,9 @@ def test_a_script_goes_on_when_its_console_is_gone(tmp_path: Path) -> None:
     """It observes itself, so that it does not end with the console."""
     before = "from ndd_engine import observe\nobserve('it')"
     directory = written(tmp_path, before=before)
-    script = pexpect.spawn(sys.executable, ["train.py"], cwd=str(tmp_path), env=environment(), timeout=60)
+    script = pexpect.spawn(
+        sys.executable, ["train.py"], cwd=str(tmp_path), env=environment(), timeout=LIMIT_S
+    )
     try:
         paused(tmp_path, directory)
         owner: Any = directory.live_owner()
@@ -208,11 +210,11 @@ def test_ranks_pause_after_the_same_step_and_each_is_captured(tmp_path: Path) ->
         assert at() == [first, second]
         send(directory.control_socket, "kernels")
         send(directory.control_socket, "resume")
-        shown = process.communicate(timeout=100)[1]
+        shown = process.communicate(timeout=LIMIT_S)[1]
     assert process.returncode == 0, shown
     observed = losses()
     subprocess.run(
-        words, cwd=tmp_path, env=environment(**options), check=True, capture_output=True, timeout=100
+        words, cwd=tmp_path, env=environment(**options), check=True, capture_output=True, timeout=LIMIT_S
     )
     assert losses() == observed
     (pause,), (resume,) = marks(tmp_path, "pause"), marks(tmp_path, "resume")

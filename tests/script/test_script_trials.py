@@ -135,11 +135,11 @@ def test_what_cannot_be_tried_is_refused(
 def test_a_killed_trial_leaves_nothing(script: Path, tmp_path: Path) -> None:
     before = hashes(tmp_path)
     process = start(tmp_path, "try", "base", "--set", "run.threads=1")
-    until(lambda: any(isinstance(one, psutil.Process) for one in leftovers(script.name)), 60)
+    until(lambda: any(isinstance(one, psutil.Process) for one in leftovers(script.name)))
     time.sleep(4)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    until(lambda: not leftovers(script.name), 60)
+    until(lambda: not leftovers(script.name))
     assert hashes(tmp_path) == before
 
 

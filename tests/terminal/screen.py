@@ -16,8 +16,8 @@ import pyte
 
 from ndd_engine.record.rundir import all_runs
 from tests import forked
+from tests.waiting import LIMIT_S
 
-START_S = 60.0
 # A tiny step and no end in sight: whatever ends these runs is what the test does.
 ENDLESS = ("--set", "workload.size=tiny", "--set", "run.epochs=100000", "--set", "run.threads=1")
 
@@ -69,10 +69,10 @@ class Terminal:
         """The text on the screen without line breaks."""
         return "".join(self.screen.display)
 
-    def until(self, condition: str | Callable[[str], bool], seconds: float = 20.0) -> str:
+    def until(self, condition: str | Callable[[str], bool]) -> str:
         """Wait until the screen shows a text or meets a condition. On failure, report the screen."""
         wanted = (lambda text: condition in text) if isinstance(condition, str) else condition
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             self.pump()
             if wanted(self.text):
@@ -88,9 +88,9 @@ class Terminal:
         self.screen.resize(rows, columns)
         self.process.setwinsize(rows, columns)
 
-    def wait(self, seconds: float = 30.0) -> int:
+    def wait(self) -> int:
         """The exit status: 128 + N for signal N."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             self.pump()
             if not self.process.isalive():

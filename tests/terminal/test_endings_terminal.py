@@ -18,8 +18,9 @@ from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from tests.cli.program import capture_fails
 from tests.trial.written_runs import steady, windows, write_run
+from tests.waiting import LIMIT_S
 
-from .screen import START_S, Terminal
+from .screen import Terminal
 
 pytestmark = pytest.mark.long
 
@@ -84,7 +85,7 @@ def test_training_that_exits_its_process(tmp_path: Path, ending: str, status: in
     sets = ("--set", "run.epochs=100", "--set", "run.threads=1")
     arguments = ("train", "--workload", "ending:factory", *sets)
     with Terminal(*arguments, runs=tmp_path / "runs", columns=120, PYTHONPATH=path) as terminal:
-        assert terminal.wait(START_S) == status
+        assert terminal.wait() == status
         assert terminal.echoes()
         assert terminal.raw.rindex(b"\x1b[?1049l") > terminal.raw.rindex(b"\x1b[?1049h")
         assert words in terminal.words and "--resume" in terminal.words
@@ -97,7 +98,7 @@ def test_a_run_whose_capture_fails_goes_on_with_a_screen(tmp_path: Path) -> None
     os.chdir(tmp_path)  # the workload remembers there that it has failed
     try:
         with Terminal(*command, runs=tmp_path / "runs", columns=120, PYTHONPATH=path) as terminal:
-            terminal.until("done", START_S)
+            terminal.until("done")
             assert load_state(RunDir(tmp_path / "runs" / "one")).step == 30
             terminal.press("q")
             assert terminal.wait() == 0 and terminal.echoes()
@@ -109,7 +110,7 @@ def test_a_run_whose_capture_fails_goes_on_with_a_screen(tmp_path: Path) -> None
 def test_a_killed_viewer_restores_the_terminal(tmp_path: Path) -> None:
     write_run(tmp_path / "old", windows(steady(20, 0.1)))
     with Terminal("attach", "old", runs=tmp_path) as terminal:
-        terminal.until("done", START_S)
+        terminal.until("done")
         os.kill(child_of(terminal.process.pid), signal.SIGKILL)
         assert terminal.wait() == 128 + signal.SIGKILL
         assert terminal.echoes()
@@ -125,7 +126,7 @@ def test_a_stopped_screen_in_the_background_can_be_terminated(tmp_path: Path, st
     process = ptyprocess.PtyProcess.spawn(shell, env=env)
     try:
         raw = b""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + LIMIT_S
         while not re.search(rb"JOB \w+\r", raw) and time.monotonic() < deadline:
             try:
                 raw += process.read(65536)

@@ -12,7 +12,7 @@ from ndd_engine.record.rundir import RunDir
 from tests.records import snapshot_of
 from tests.waiting import until
 
-from .screen import ENDLESS, START_S, Terminal
+from .screen import ENDLESS, Terminal
 
 pytestmark = pytest.mark.long
 
@@ -25,7 +25,7 @@ def state(runs: Path, name: str) -> str:
 def test_keys_resize_and_stop(tmp_path: Path) -> None:
     # Exported by some shells and tools: the size at their start, which the terminal does not keep.
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path, COLUMNS="80", LINES="24") as terminal:
-        screen = terminal.until("● training", START_S)
+        screen = terminal.until("● training")
         assert "live" in screen.splitlines()[0]
         terminal.until("backward")
         terminal.press("p")
@@ -56,7 +56,7 @@ def test_keys_resize_and_stop(tmp_path: Path) -> None:
 @pytest.mark.promise
 def test_sigterm_checkpoints_stops_and_restores_the_terminal(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
-        terminal.until("backward", START_S)
+        terminal.until("backward")
         os.kill(terminal.process.pid, signal.SIGTERM)
         assert terminal.wait() == 143
         assert terminal.echoes()
@@ -67,7 +67,7 @@ def test_sigterm_checkpoints_stops_and_restores_the_terminal(tmp_path: Path) -> 
 @pytest.mark.promise
 def test_lost_connection_leaves_the_run_and_attach_steers_it(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
-        terminal.until("backward", START_S)
+        terminal.until("backward")
         terminal.hang_up()
         with Terminal("attach", "live", runs=tmp_path, columns=100, rows=30) as second:
             second.until("● training")
@@ -76,7 +76,7 @@ def test_lost_connection_leaves_the_run_and_attach_steers_it(tmp_path: Path) -> 
             second.press("s")
             second.until("Stop live?")
             second.press("s")
-            second.until("■ stopped", 30)
+            second.until("■ stopped")
             second.press("q")
             assert second.wait() == 0
     assert state(tmp_path, "live") == "stopped"
@@ -85,7 +85,7 @@ def test_lost_connection_leaves_the_run_and_attach_steers_it(tmp_path: Path) -> 
 @pytest.mark.promise
 def test_leave_it_running_gives_the_prompt_back(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
-        terminal.until("backward", START_S)
+        terminal.until("backward")
         terminal.press("q")
         terminal.until("keep it running")
         terminal.press("d")
@@ -99,7 +99,7 @@ def test_leave_it_running_gives_the_prompt_back(tmp_path: Path) -> None:
 def test_killed_run_restores_the_terminal_and_resumes(tmp_path: Path) -> None:
     sets = (*ENDLESS, "--set", "checkpoint.every_steps=20")
     with Terminal("train", "--run", "live", *sets, runs=tmp_path) as terminal:
-        terminal.until("checkpoint at step", START_S)
+        terminal.until("checkpoint at step")
         owner = RunDir(tmp_path / "live").live_owner()
         assert owner is not None
         os.kill(owner["pid"], signal.SIGKILL)
@@ -108,7 +108,7 @@ def test_killed_run_restores_the_terminal_and_resumes(tmp_path: Path) -> None:
         assert "--resume live" in terminal.words
     assert state(tmp_path, "live") == "lost"
     with Terminal("train", "--resume", "live", runs=tmp_path) as again:
-        again.until("● training", START_S)
+        again.until("● training")
         os.kill(again.process.pid, signal.SIGKILL)  # the process with the screen, whose child trains
         assert again.wait() == 137
         until(lambda: RunDir(tmp_path / "live").live_owner() is None)
@@ -118,7 +118,7 @@ def test_killed_run_restores_the_terminal_and_resumes(tmp_path: Path) -> None:
 def test_failed_run_shows_why_and_keeps_the_screen(tmp_path: Path) -> None:
     sets = (*ENDLESS, "--set", "optimizer.lr=1e30")
     with Terminal("train", "--run", "live", *sets, runs=tmp_path) as terminal:
-        text = " ".join(terminal.until("✖ failed", START_S).split())
+        text = " ".join(terminal.until("✖ failed").split())
         assert "not finite" in text or "loss is" in text
         terminal.press("q")
         assert terminal.wait() == 1
@@ -127,11 +127,11 @@ def test_failed_run_shows_why_and_keeps_the_screen(tmp_path: Path) -> None:
 @pytest.mark.promise
 def test_home_shows_the_machine_and_starts_a_workload(tmp_path: Path) -> None:
     with Terminal(runs=tmp_path, NDD_RUNS=str(tmp_path), columns=100, rows=30) as terminal:
-        terminal.until("chartext", 20)
+        terminal.until("chartext")
         terminal.until("eeg")
-        terminal.until("usable", 20)
+        terminal.until("usable")
         terminal.press("s")
-        terminal.until("● training", START_S)
+        terminal.until("● training")
         terminal.press("\x03")
         terminal.until(lambda text: "stopping" in text or "interrupted" in text)
         terminal.press("\x03")

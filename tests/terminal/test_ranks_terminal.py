@@ -11,15 +11,15 @@ import psutil
 import pytest
 
 from ndd_engine.record.rundir import all_runs
-from tests.terminal.screen import ENDLESS, START_S, Terminal
+from tests.terminal.screen import ENDLESS, Terminal
 
 
 @pytest.mark.long
 @pytest.mark.budget(25)
 def test_two_ranks_are_shown_paused_and_stopped_by_keys(tmp_path: Path) -> None:
     with Terminal("train", "--workload", "chartext", *ENDLESS, "--ranks", "2", runs=tmp_path) as terminal:
-        terminal.until("2 ranks, DDP", START_S)
-        terminal.until("exchange", START_S)
+        terminal.until("2 ranks, DDP")
+        terminal.until("exchange")
         (run,) = all_runs(tmp_path)
         events = [json.loads(line) for line in run.events.read_text().splitlines()]
         ranks = [event["pid"] for event in events if event["type"] == "run"]
@@ -43,7 +43,7 @@ def test_two_ranks_are_shown_paused_and_stopped_by_keys(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_ctrl_c_after_a_stop_that_does_not_end_kills_the_ranks(tmp_path: Path) -> None:
     with Terminal("train", "--workload", "chartext", *ENDLESS, "--ranks", "2", runs=tmp_path) as terminal:
-        terminal.until("2 ranks, DDP", START_S)
+        terminal.until("2 ranks, DDP")
         (run,) = all_runs(tmp_path)
         record = (run.ranks / "1" / "events.jsonl").read_text().splitlines()
         (hung,) = [event["pid"] for event in map(json.loads, record) if event["type"] == "run"]

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 # Signals arrive every 0.1 ms, until 5,000 handlers have set the event.
 HANDLERS = """
 import signal, sys
@@ -35,5 +37,5 @@ print(event.wait(0))
 )
 def test_a_handler_that_interrupts_it(doing: str, words: list[str]) -> None:
     command = [sys.executable, "-c", HANDLERS.format(doing=doing)]
-    heard = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    heard = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S).stdout
     assert heard.strip() in words

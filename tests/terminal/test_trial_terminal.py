@@ -12,7 +12,7 @@ from ndd_engine.record.snapshot import Snapshot
 from tests.records import snapshot_of
 from tests.waiting import lives, until
 
-from .screen import ENDLESS, START_S, Terminal
+from .screen import ENDLESS, Terminal
 
 PATIENCE_S = 90.0
 
@@ -51,7 +51,7 @@ def resumes(runs: Path, processes: list[psutil.Process]) -> None:
 @pytest.mark.long
 def test_stopping_a_trial_and_losing_the_terminal_in_one(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
-        terminal.until("backward", START_S)
+        terminal.until("backward")
         processes = begin(terminal, tmp_path)
         terminal.press("\x1b")
         terminal.until("stopped before", PATIENCE_S)

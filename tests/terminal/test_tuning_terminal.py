@@ -8,7 +8,7 @@ import pytest
 
 from ndd_engine.config import read
 
-from .screen import START_S, Terminal
+from .screen import Terminal
 
 pytestmark = pytest.mark.long
 
@@ -21,10 +21,10 @@ def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
     )  # fmt: skip
     exported = {"COLUMNS": "80", "LINES": "24"}  # by some shells; the terminal knows better
     with Terminal(*arguments, runs=tmp_path / "runs", columns=110, rows=40, **exported) as terminal:
-        terminal.until("◐ measuring", START_S)
+        terminal.until("◐ measuring")
         assert "eeg" in terminal.text and "· skipped" in terminal.text
         terminal.press("\x1b")
-        terminal.until("written to", 90)
+        terminal.until("written to")
         terminal.press("q")
         assert terminal.wait() == 1  # stopped before its end
         assert terminal.echoes() and "workers" in terminal.words
@@ -33,7 +33,7 @@ def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
 
 def test_an_unknown_setting_is_reported_without_a_screen_left_behind(tmp_path: Path) -> None:
     with Terminal("tune", "--only", "wrokers", runs=tmp_path / "runs", columns=100) as terminal:
-        terminal.until("--only wrokers", START_S)
+        terminal.until("--only wrokers")
         terminal.press("q")
         assert terminal.wait() == 2
         assert terminal.echoes() and "--only wrokers" in terminal.words

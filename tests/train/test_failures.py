@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.waiting import LIMIT_S
 from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import read
@@ -75,7 +76,7 @@ print(end.exit_status, end.reason)
 def test_out_of_memory_says_what_filled_it_and_which_batch_is_next(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OUT_OF_MEMORY, str(Path(__file__).parent), str(tmp_path)],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     text = done.stdout.strip().splitlines()[-1]

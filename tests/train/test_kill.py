@@ -8,7 +8,7 @@ import subprocess
 import psutil
 import pytest
 from tests.states import equal
-from tests.waiting import lives, until
+from tests.waiting import LIMIT_S, lives, until
 from train_help import EVERY_STEP, Result, Trainer, stop_at, training_state
 
 from ndd_engine.record.events import RunEvent, WindowEvent, parse
@@ -42,9 +42,9 @@ def kill_at(process: subprocess.Popen[bytes], result: Result, step: int) -> None
         helpers = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait(30)
+        process.wait(LIMIT_S)
         try:
-            until(lambda: not any(map(lives, helpers)), 20)
+            until(lambda: not any(map(lives, helpers)))
         finally:
             for helper in filter(lives, helpers):
                 helper.kill()

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from tests.fake_wandb import Told
 from tests.records import run_event, window
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.config import read
@@ -171,7 +171,7 @@ def test_when_the_run_is_killed_its_logger_ends_the_run(trainer: Trainer, told: 
         until(lambda: len(told.all("log")) > before or process.poll() is not None)
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(LIMIT_S)
     until(lambda: told.all("finish"))
     assert told.all("finish") == [1]
 

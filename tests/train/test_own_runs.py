@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.states import equal
+from tests.waiting import LIMIT_S
 from train_help import EVERY_STEP, Trainer, Written, resumed
 
 SOURCE = """
@@ -180,7 +181,7 @@ def test_a_run_that_compiles_nothing_does_not_import_the_compiler(tmp_path: Path
         '"workload.size=tiny"', f'"workload.size=tiny", "--set", "optimizer.name={optimizer}"'
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=LIMIT_S, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.stdout.strip().splitlines()[-1] == "found 0 []", done.stderr

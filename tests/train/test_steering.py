@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from test_run import close
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 from train_help import EVERY_STEP, Result, Trainer, in_step
 
 from ndd_engine.record.channel import send
@@ -41,7 +41,7 @@ def test_pause_checkpoint_evaluate_resume_and_stop_through_the_socket(trainer: T
         send(socket, "checkpoint")
         until(lambda: len(result.marks("checkpoint")) == 3)
         send(socket, "stop")
-        assert run.finished.wait(60)
+        assert run.finished.wait(LIMIT_S)
     assert run.end is not None
     assert (run.end.status, run.end.exit_status) == ("stopped", 0)
     assert (

@@ -107,7 +107,7 @@ def test_a_run_goes_on_by_itself_when_its_holder_is_killed(live: Run) -> None:
         at = live.recorder.snapshot()
         assert at.status == "paused"
         holder.kill()  # and nobody waits for it yet: it stays as a zombie
-        until(lambda: live.recorder.snapshot().step > at.step, 20)
+        until(lambda: live.recorder.snapshot().step > at.step)
     finally:
         holder.kill()
         holder.communicate()

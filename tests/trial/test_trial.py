@@ -173,11 +173,11 @@ def test_kill_9_leaves_nothing_behind(tmp_path: Path, victim: str, processes: in
             assert len(direct) == processes and len(found) > processes
             for each in [process] if victim == "the trial" else direct:
                 each.send_signal(signal.SIGKILL)
-            until(lambda: not any(map(lives, found)), 30)
+            until(lambda: not any(map(lives, found)))
             # Without its sides the trial starts again with one at a time.
             found = descendants(process.pid) if process.poll() is None else []
             process.kill()
-            until(lambda: not any(map(lives, found)), 30)
+            until(lambda: not any(map(lives, found)))
             assert not list(Path(temporary).glob(".ndd-*")) or victim == "a side"
         finally:
             process.kill()

@@ -98,7 +98,7 @@ def measured(
     before = children()
     event = run_trial(TrialRequest(base, sets, budget_s), tell or (lambda _: None))
     # The server of loader workers ends once it reads that its process is gone.
-    until(lambda: children() <= before, 10, "a process was left behind")
+    until(lambda: children() <= before, "a process was left behind")
     return event
 
 

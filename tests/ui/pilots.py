@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 from ndd_console.app import ConsoleApp
 from ndd_console.jobs.run_sources import RunSource
 from ndd_console.screens.live import LiveScreen
+from tests.waiting import LIMIT_S
 
 from .fake_sources import Clock, FakeHome
 from .fakes import T0, found
@@ -39,8 +40,8 @@ def text_of(app: App[Any]) -> str:
     return "\n".join("".join(segment.text for segment in strip) for strip in strips)
 
 
-async def until(pilot: Pilot[Any], true: Callable[[], bool], seconds: float = 5.0) -> None:
-    for _ in range(int(seconds / 0.02)):
+async def until(pilot: Pilot[Any], true: Callable[[], bool]) -> None:
+    for _ in range(int(LIMIT_S / 0.02)):
         if true():
             return
         await pilot.pause(0.02)

@@ -25,6 +25,7 @@ from ndd_engine.errors import UsageError
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir
 from tests.records import run_event, window, write
+from tests.waiting import LIMIT_S
 
 from .fake_sources import FakeHome, FakeSource
 from .fake_wizard import FakeWizard
@@ -139,7 +140,7 @@ async def test_home_starts_a_run_in_a_thread() -> None:
 
     def start(row: StartRow) -> RunSource:
         threads.append(threading.current_thread())
-        assert ready.wait(5) and row.name == "eeg"
+        assert ready.wait(LIMIT_S) and row.name == "eeg"
         return source
 
     async with running(None, FakeHome(), start=start) as (app, pilot):
@@ -276,7 +277,7 @@ async def test_first_paint_waits_for_nothing() -> None:
 
     class SlowHome(FakeHome):
         def gpu_lines(self) -> list[str]:
-            assert looked.wait(5)
+            assert looked.wait(LIMIT_S)
             raise OSError("no driver")
 
     async with running(None, SlowHome(), on_first_paint=lambda: painted.append(1)) as (app, pilot):

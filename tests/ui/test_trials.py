@@ -15,7 +15,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.run.run import Run
 from ndd_engine.trial.trial_request import Progress, TrialRequest
 from tests.trial.trial_help import live_run
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 from .fakes import trial_event
 
@@ -122,7 +122,7 @@ def test_edits_are_checked_and_the_result_is_written_as_a_configuration(
 
 def test_an_ended_run_is_tried_without_pausing_anything(run: Run) -> None:
     run.control.request("kill")
-    assert run.finished.wait(60)
+    assert run.finished.wait(LIMIT_S)
     source = EngineSource(run)
     measuring = Measuring(run)
     measuring.let.set()
