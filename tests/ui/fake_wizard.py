@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ndd_engine.wizard.space import Answers
 
 from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.wizard import Field, Preview
 from ndd_engine.errors import NddError
-from ndd_engine.wizard.proposals import Batch, Measured, Model, Proposal, pareto
+from ndd_engine.wizard.proposals import Answers, Batch, Measured, Model, Proposal, pareto
 
 GB = 1 << 30
 FREE = 12 * GB
