@@ -15,6 +15,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     compilers   keeps torch's compiler out of our functions
     hooks       the hooks on torch
     modules     calls of modules: forward passes and evaluations
+    optimizers  their steps as torch wraps them, and the closures that these take
     waits       where a rank waits for others
     steps       counts steps, decides which are timed by phase, and where they end
     by_hand     steps without an optimizer and without `backward`

@@ -27,6 +27,8 @@ RANDOM = frozenset({
     "MixUp", "CutMix", "SpecAugment", "TimeMasking", "FrequencyMasking",
 })  # fmt: skip
 MOST_LOOKS = 64
+# What a function calls to get its own variables.
+_SEEN_BY_ITSELF = frozenset({"locals", "vars", "eval", "exec"})
 # What functions call to draw random numbers, and what those call that draw the same ones whenever an item is read.
 DRAWS = frozenset({
     "random", "uniform", "randint", "randrange", "choice", "gauss", "shuffle", "normal", "rand", "randn", "randperm",
@@ -78,13 +80,13 @@ def augments(dataset: Any) -> str:
 
 
 def variables(frame: Any) -> dict[str, Any]:
-    """The variables of a function that runs; empty where a debugger uses them, up to Python 3.12.
+    """The variables of a function that runs; empty where a debugger or itself reads them, up to Python 3.12.
 
-    There, reading them leaves a dictionary with all of them in the frame, which would keep them alive. It is emptied,
-    unless somebody else has it.
+    There, reading them changes the dictionary that `locals()` has given, and leaves one with all of them in the frame,
+    which would keep them alive. It is emptied, unless somebody else has it.
     """
     old = sys.version_info < (3, 13)
-    if old and sys.gettrace() is not None:
+    if old and (sys.gettrace() is not None or not _SEEN_BY_ITSELF.isdisjoint(frame.f_code.co_names)):
         return {}
     names = frame.f_locals
     found = dict(names)

@@ -12,6 +12,7 @@ from threading import get_ident
 from typing import Any, Callable
 
 from .clock import now
+from .library import module_of
 
 # Methods, and what they are called in a report. torch warns once where a tensor with a gradient becomes a number.
 _NUMBERS = {"__float__": "float", "__int__": "int", "__bool__": "bool", "item": "item", "tolist": "tolist"}
@@ -97,7 +98,7 @@ def on_host(tensor: Any) -> bool:
 def watched(core: Any) -> bool:
     """Whether a mode that is not torch's sees functions and methods at present. core: torch._C."""
     modes = (core._get_function_stack_at(place) for place in range(core._len_torch_function_stack()))
-    return any(not type(mode).__module__.startswith("torch.") for mode in modes)
+    return any(not module_of(type(mode)).startswith("torch.") for mode in modes)
 
 
 def overridden(torch: Any) -> bool:

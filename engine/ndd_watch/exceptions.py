@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from .library import module_of
+
 _OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _ENGINE = os.path.join(os.path.dirname(os.path.dirname(_OURS)), "ndd_engine", "")
 # What a defect of ours can raise; by exact type, since a subclass is somebody's own.
@@ -28,7 +30,7 @@ _CALLED = (os.sep + "torch" + os.sep, os.path.join(os.path.dirname(os.__file__),
 def ours(error: BaseException) -> bool:
     """Whether an exception that our code has caught can be its own."""
     # Classes of torch, as AcceleratorError, are errors of its own code.
-    if type(error) not in _RAISED and type(error).__module__ != "torch":
+    if type(error) not in _RAISED and module_of(type(error)) != "torch":
         return False
     if not error.args and type(error) not in _SILENT:
         return False
@@ -59,7 +61,7 @@ def of_library(name: str) -> bool:
 
 def of_script(error: BaseException) -> bool:
     """Whether code of the script has raised an exception, also one that packages of others could have raised."""
-    if type(error).__module__ == "__main__" or not (error.args or type(error) in _SILENT):
+    if module_of(type(error)) == "__main__" or not (error.args or type(error) in _SILENT):
         return True
     trace: Any = error.__traceback__
     while trace is not None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 from functools import wraps
+from types import ModuleType
 from typing import Any, Callable
 
 from .exceptions import Contained, Dropped, ours
-from .library import os
+from .library import module_of, os
 from .probes import Probes
 
 Put = Callable[..., None]
@@ -47,15 +48,18 @@ class Frameworks:
 
     def look(self) -> None:
         """Hear the frameworks that the script has imported by now."""
-        if _TRANSFORMERS in sys.modules and _TRANSFORMERS not in self._heard:
-            self._heard.add(_TRANSFORMERS)
-            told = hugging_face(object, self._put, self._known, self._wishes)()
-            self._hear(sys.modules[_TRANSFORMERS].CallbackHandler.call_event, _event_of_transformers, told)
-        for name in _LIGHTNING:
-            if name in sys.modules and name not in self._heard:
+        for name, event_of, kind in (
+            (_TRANSFORMERS, _event_of_transformers, hugging_face),
+            *((name, _event_of_lightning, lightning) for name in _LIGHTNING),
+        ):
+            module = sys.modules.get(name)
+            if name not in self._heard and type(module) is ModuleType:
                 self._heard.add(name)
-                told = lightning(object, self._put, self._known, self._wishes)()
-                self._hear(sys.modules[name]._call_callback_hooks, _event_of_lightning, told)
+                found = vars(module).get("CallbackHandler", module)  # somebody's own module may have the name
+                function = vars(found).get("call_event" if name == _TRANSFORMERS else "_call_callback_hooks")
+                if function is not None:
+                    told = kind(object, self._put, self._known, self._wishes)()
+                    self._hear(function, event_of, told)
 
     def _hear(self, function: Any, event_of: Callable[[dict[str, Any]], Any], told: Any) -> None:
         def begins(_probe: Any, zero: int) -> int:
@@ -98,7 +102,7 @@ def numbers(found: Any) -> dict[str, float]:
     """The values that are finite numbers, by name."""
     values: dict[str, float] = {}
     for name, value in dict(found or {}).items():
-        if not isinstance(value, (int, float)) and type(value).__module__.partition(".")[0] not in _NUMBERS:
+        if not isinstance(value, (int, float)) and module_of(type(value)).partition(".")[0] not in _NUMBERS:
             continue  # its conversion could be code of the script
         with Dropped():
             number = float(value)

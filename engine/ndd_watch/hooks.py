@@ -41,15 +41,13 @@ from .listening import watch
 from .looks import Looks, key_of
 from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN
 from .modules import Modules
+from .optimizers import subclasses, takes_closure, wraps_steps
 from .origin import Origin
 from .own import Places, own_frame
 from .passes import Passes
 from .probes import Look, Probes, Rests
 from .steps import LOSS_NS, Steps
 from .waits import Waits
-
-# Functions with this argument first take a closure that computes the loss.
-_CLOSURE = "closure"
 
 
 class Hooks:
@@ -104,7 +102,7 @@ class Hooks:
         self._put(optimizers.Optimizer.__init__, None, self._seen(self._optimizer_made), False)
         self._put(optimizers.Optimizer.__setstate__, self._seen(self._optimizer_copied), None, False)
         self._step_hooks = self._optimizer_hooks()
-        for kind in _subclasses(optimizers.Optimizer):
+        for kind in subclasses(optimizers.Optimizer):
             self._hook_steps(kind)
         self._install_phases(torch, optimizers.Optimizer, dataloader)
         self.modules.install(torch, self.probes)
@@ -424,6 +422,8 @@ class Hooks:
                         return 0
                 else:
                     new = self._iterator != key_of(iterator)
+                    if attribute(iterator, "_dataset") is None:  # made by the script
+                        new = False
                     if new:
                         self._iterator = key_of(iterator)
                         settings, place = self.places.loader_of(iterator)
@@ -517,7 +517,7 @@ class Hooks:
         """Hook `step` of a class of optimizers, which torch has wrapped when the first one was made."""
         for one in kind.__mro__:
             step = one.__dict__.get("step")
-            if getattr(step, "hooked", False) is True and not self.probes.has(step):
+            if wraps_steps(step) and not self.probes.has(step):
                 self.probes.put(step, *self._step_hooks, False)
 
     def _optimizer_hooks(self) -> tuple[Look, Look]:
@@ -538,6 +538,8 @@ class Hooks:
             try:
                 if S[TRAINER] != get_ident() and (S[TRAINER] or faking() or not self._arm()):
                     return 0
+                if not args:  # it raises an error
+                    return 0
                 optimizer = args[0]
                 if S[BASE] == EVALUATE and not faking():
                     self.modules.evaluation(False)
@@ -557,7 +559,7 @@ class Hooks:
                 row[current] += t - S[LAST]
                 S[LAST] = t
                 # A closure is the script's own code (LBFGS, Lightning), up to its backward pass.
-                steps.closure = bool(len(args) > 1 or kwargs) and _takes_closure(optimizer, args, kwargs)
+                steps.closure = bool(len(args) > 1 or kwargs) and takes_closure(optimizer, args, kwargs)
                 steps.before_closure = steps.backwards
                 S[CURRENT] = OTHER if steps.closure else OPTIMIZER
                 if marks:
@@ -580,6 +582,7 @@ class Hooks:
             row[OTHER] = 0
             S[LAST] = t
             S[MICRO] += steps.usual_backwards if steps.nested else steps.backwards
+            S[steps.place] += 1
             steps.backwards = 0
             steps.skip -= 1
             S[DONE] = done + 1
@@ -587,6 +590,8 @@ class Hooks:
 
         def ended(_probe: Any, given: Any) -> int:
             try:
+                if not given[0]:
+                    return 0
                 optimizer = given[0][0]
                 key = key_of(optimizer)
                 if S[TRAINER] != get_ident():
@@ -677,22 +682,3 @@ class Hooks:
             self.roots[function.__code__] = NAMES[DATA_WAIT]
             return True
         return False
-
-
-def _takes_closure(optimizer: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a step of an optimizer is called with a closure, and not with anything else that can be called."""
-    if kwargs.get(_CLOSURE) is not None:
-        return True
-    if len(args) < 2 or args[1] is None:
-        return False
-    names: Any = ()
-    function: Any = type(optimizer).step
-    while function is not None:  # torch's own wrapper, and perhaps `torch.no_grad()`
-        names = getattr(getattr(function, "__code__", None), "co_varnames", ())
-        function = getattr(function, "__wrapped__", None)
-    return bool(names[1:2] == (_CLOSURE,))
-
-
-def _subclasses(kind: type) -> list[type]:
-    found = kind.__subclasses__()
-    return [*found, *(inner for one in found for inner in _subclasses(one))]

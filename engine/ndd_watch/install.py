@@ -507,7 +507,8 @@ class Observer:
         memory.detach()
         clock.gpu.forget()
         self.emitter.pause()
-        self.profiler.blocking.end()
+        self.profiler.drop()
+        self.learning.deaf()
         self.emitter, self._study, self._others = self._emitter(), "", {}
         self._arming, self._uncounted = False, 0
         self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)

@@ -16,7 +16,7 @@ import time as _time
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["dumps", "gc", "open_file", "os", "signal", "threading", "time"]
+__all__ = ["dumps", "gc", "module_of", "open_file", "os", "signal", "threading", "time"]
 
 # Set by `site/sitecustomize.py`.
 _AT_START = getattr(_sys.modules[__package__], "AT_START", {})
@@ -26,6 +26,15 @@ os: Any = SimpleNamespace(**_AT_START.get("os", vars(_os)))
 signal: Any = SimpleNamespace(**vars(_signal))
 threading: Any = SimpleNamespace(**vars(_threading))
 time: Any = SimpleNamespace(**_AT_START.get("time", vars(_time)))
+
+
+_module: Any = type.__dict__["__module__"].__get__
+
+
+def module_of(kind: type) -> str:
+    """The name of the module of a class, whatever its metaclass says; "" without one."""
+    found = _module(kind)
+    return found if type(found) is str else ""
 
 
 class _Encoder(_json.JSONEncoder):

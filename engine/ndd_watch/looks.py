@@ -125,7 +125,9 @@ class Looks:
         with self.silent():
             if not size or tensor.device.type != "cpu" or not self._contiguous(tensor):
                 return None
-            return int(tensor.data_ptr()), size
+            # A storage may have been made smaller, or be gone.
+            end = tensor.storage_offset() * tensor.element_size() + size
+            return (int(tensor.data_ptr()), size) if end <= tensor.untyped_storage().nbytes() else None
 
     def whole_numbers(self, tensor: Any) -> bool:
         """Whether the elements of a tensor are whole numbers, such as tokens."""

@@ -30,6 +30,7 @@ from .clock import (
     now,
     row,
 )
+from .library import module_of
 from .looks import Looks, key_of
 from .mapped import INPUT
 from .probes import Look, Probes
@@ -188,7 +189,7 @@ class Modules:
             self.evaluation(True)
             self._steps.own_evaluation |= key_of(module) in self._trained
             return
-        loss = "modules.loss" in kind.__module__
+        loss = "modules.loss" in module_of(kind)
         if trains and not loss:
             self._trained.add(key_of(module))
             self._kinds.add(key_of(kind))
@@ -247,7 +248,7 @@ class Modules:
 
     def _inner(self, module: Any, args: Any, _kwargs: Any) -> None:
         """A module within one whose class is looked at for the first time: a recurrent one tells the order."""
-        if type(module).__module__ == _RECURRENT and attribute(module, "batch_first") is False:
+        if module_of(type(module)) == _RECURRENT and attribute(module, "batch_first") is False:
             tensor = self._looks.first_tensor(args)
             shape = None if tensor is None else self._looks.shape(tensor)
             root, length = self._root or (0, None)

@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from . import CAPTURES, FOLDER, MEMORY
 from .exceptions import Dropped, of_library
-from .library import os
+from .library import module_of, os
 from .own import own
 
 # Places or hosts that are remembered.
@@ -96,7 +96,7 @@ class Outside:
     def writes(self, path: Any) -> None:
         """The script is about to change a file."""
         # Other kinds of paths could compute theirs.
-        if type(path) in (str, bytes) or type(path).__module__ in _PATHS:
+        if type(path) in (str, bytes) or module_of(type(path)) in _PATHS:
             with Dropped(ValueError, OSError):
                 self._writes(os.fsdecode(path))
 
@@ -183,7 +183,7 @@ def _words(given: Any) -> tuple[str, ...]:
     """The words of a command, as far as they can be read without code of the script."""
     if type(given) in (list, tuple):
         return tuple(word for item in given for word in _words(item))
-    if type(given) in (str, bytes) or type(given).__module__ in _PATHS:
+    if type(given) in (str, bytes) or module_of(type(given)) in _PATHS:
         return (os.fsdecode(given),)
     return ()
 

@@ -7,10 +7,11 @@ import sys
 import sysconfig
 import tempfile
 from functools import lru_cache
-from types import CodeType
+from types import FunctionType, GeneratorType
 from typing import Any, Callable
 
-from .attributes import augments, bases, class_name, namespace, python_objects
+from .attributes import attribute, augments, bases, class_name, namespace, python_objects
+from .library import module_of
 from .looks import whole
 
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
@@ -104,8 +105,8 @@ class Places:
         # Items of a dataset with an index, joined to batches, can be cached.
         joined = getattr(iterator, "_auto_collation", None) is True
         # A sampler of the script may compute it.
-        ordinary = type(sampler).__module__ == _SAMPLERS
-        known = ordinary and type(getattr(sampler, "sampler", sampler)).__module__.startswith(_OF_TORCH)
+        ordinary = module_of(type(sampler)) == _SAMPLERS
+        known = ordinary and module_of(type(getattr(sampler, "sampler", sampler))).startswith(_OF_TORCH)
         return {
             "workers": workers, "pin_memory": bool(iterator._pin_memory),
             "prefetch": whole(getattr(iterator, "_prefetch_factor", None)) if workers else None,
@@ -127,8 +128,9 @@ class Places:
         """File, line and name of a method of the script's own; None for one of a library."""
         for kind in bases(type(dataset)):
             if name in namespace(kind):
-                code = getattr(namespace(kind)[name], "__code__", None)
-                if type(code) is not CodeType or not self._own(code):
+                method = namespace(kind)[name]
+                code = method.__code__ if type(method) is FunctionType else None
+                if code is None or not self._own(code):
                     return None
                 return code.co_filename, code.co_firstlineno, f"{class_name(kind)}.{name}"
         return None
@@ -155,16 +157,17 @@ def _items_of(iterator: Any) -> int | None:
 
     The samplers' generators have it among their variables: asking the dataset would run code of the script.
     """
-    batches = getattr(iterator._sampler_iter, "gi_frame", None)
-    if type(iterator._index_sampler).__module__ != _SAMPLERS or batches is None:
+    given = attribute(iterator, "_sampler_iter")
+    batches = given.gi_frame if type(given) is GeneratorType else None
+    if module_of(type(iterator._index_sampler)) != _SAMPLERS or batches is None:
         return None
     items = batches.f_locals.get("sampler_iter")
     if type(items) is type(iter([])):  # what a sampler of several ranks gives
         return len(items.__reduce__()[1][0]) or None  # that of an iterator at its end is empty
     if type(items) is type(iter(range(0))):
-        given: Any = items.__reduce__()[1][0]
-        return int(given.stop)  # some Pythons leave out what was given
-    frame = getattr(items, "gi_frame", None)
+        of: Any = items.__reduce__()[1][0]
+        return int(of.stop)  # some Pythons leave out what was given
+    frame = items.gi_frame if type(items) is GeneratorType else None
     if frame is not None and frame.f_globals.get("__name__") == _SAMPLERS:
         found = frame.f_locals.get("n")
         return found if type(found) is int else None

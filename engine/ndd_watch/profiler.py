@@ -103,21 +103,21 @@ class StepProfiler:
 
     def make_way(self) -> None:
         """A profile function is about to be set by the script: ours ends before."""
-        profiler = self._profiler
-        if not _MONITORING and profiler is not None and sys.getprofile() is profiler:
-            self._profiler = None
+        if not _MONITORING and sys.getprofile() is self._profiler:
+            self.drop()
+
+    def drop(self) -> None:
+        """End, and forget what was measured. Safe to call twice."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
             self.blocking.end()
-            profiler.disable()
+            if _MONITORING or sys.getprofile() is profiler:
+                profiler.disable()
 
     def overdue(self) -> None:
         """Something was heard: end where the step takes much longer than usual; its functions stay unknown."""
-        profiler = self._profiler
-        if profiler is None or not self._until or now() < self._until or get_ident() != self._thread:
-            return
-        self._profiler = None
-        self.blocking.end()
-        if _MONITORING or sys.getprofile() is profiler:
-            profiler.disable()
+        if self._profiler is not None and 0 < self._until <= now() and get_ident() == self._thread:
+            self.drop()
 
     def leave_out(self, ns: int) -> None:
         """Time of a look at something within the step."""

@@ -103,6 +103,7 @@ class Ends:
         # optimizers that are chosen at random.
         self._missing: dict[int, int] = {}
         self._apart = False
+        self._lengths: set[int] = set()  # of rows, see below
         # The first step of the one that ends them was not counted, but that of another one in its place.
         self._behind = False
         # Steps of each optimizer since the last end, and in the step before that.
@@ -141,6 +142,7 @@ class Ends:
             self._rows = self._row >= TURN
             if self._turns and not self._rows:  # the last row was no turn, but part of a step
                 self._turns, wrong = False, self._row - self._row_ended
+            self._lengths.add(min(self._row, TURN))
             self._last, self._row, self._row_ended = key, 1, 0
         ended, missed = self._stepped(key)
         self._row_ended += ended + missed
@@ -213,7 +215,7 @@ class Ends:
         if counts[key] >= MOST_COUNTED:
             self.counts = {one: count // 2 for one, count in counts.items()}
         others = [one for one in counts if one != key and one not in self._rare]
-        if self._told >= MOST_COUNTED // 2 and others:
+        if self._told >= MOST_COUNTED // 2 and others and len(self._lengths) == TURN:
             self._apart = all(5 * self._missing.get(one, 0) > self._told for one in others)
             if self._apart:
                 missed = self._all - self._all_before - 1 - (self._ended - self._ended_before)
@@ -240,7 +242,7 @@ class Ends:
         self._ender, self._rare = ender, set()
         self._all_before, self._ended_before = self._all - 1 - len(self._new), self._ended
         self._alone = self._told = self._gone_told = self._earlier = self._earlier_told = 0
-        self._parts, self._missing, self._apart = 1, {}, False
+        self._parts, self._missing, self._apart, self._lengths = 1, {}, False, set()
         self._new, self._gone, self._since, self._before = [], [], {}, {}
         self._behind = False
 
@@ -349,8 +351,8 @@ class Steps:
         self.every, self.skip, self.usual_backwards = 1, 0, 1
         # Whether steps are so long that each loss on the CPU can be read.
         self.long = False
-        # The key of the only optimizer, where steps are timed as a whole.
-        self.only = 0
+        # The key of the only optimizer, where steps are timed as a whole, and where its steps are counted.
+        self.only, self.place = 0, STEPPED
         # Backward passes happen within others, as of checkpointed activations. Only steps that are timed by phase tell
         # them apart.
         self.nested = False
@@ -548,7 +550,7 @@ class Steps:
             S[place] = sum(row) << 1 | 1
             if self.every > 1 and self.ends.only and not first:
                 self.skip, self.usual_backwards = untimed(done + 1, self.every), self.backwards
-                self.only = self.ends.only
+                self.only, self.place = self.ends.only, STEPPED + self._places.get(self.ends.only, 0)
                 if self.skip:
                     self.time(0)
         row[:] = ZEROS

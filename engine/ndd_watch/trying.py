@@ -262,7 +262,7 @@ def _workers() -> list[int]:
                 parent = file.read().rpartition(")")[2].split()[1]
             if parent == me:
                 with open(f"/proc/{entry}/cmdline", encoding="ascii", errors="replace") as file:
-                    if "resource_tracker" not in file.read():
+                    if "multiprocessing.resource_tracker" not in file.read():
                         found.append(int(entry))
     return found
 

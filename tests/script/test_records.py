@@ -241,13 +241,13 @@ def test_a_process_that_is_started_again_goes_on_counting(told: Told) -> None:
         ((10, 10, 10), None),
         ((11, 10), None),  # it ends in the middle of a step
         ((6, 4), None),  # they take turns
-        ((50, 10), "steps of the 2 optimizers: 50 and 10"),
-        ((10, 1, 10), "steps of the 3 optimizers: 10, 1 and 10"),
+        ((50, 10), "optimizer steps of the 2 optimizers: 50 and 10"),
+        ((10, 1, 10), "optimizer steps of the 3 optimizers: 10, 1 and 10"),
         (
             (20, 7),
-            "steps of the 2 optimizers: 20 and 7; their rhythm is not regular, so that 10 is an estimate",
+            "optimizer steps of the 2 optimizers: 20 and 7; their rhythm is not regular, so that 10 is an estimate",
         ),
-        ((20, *[10] * 7), "steps of the first 8 optimizers: 20, 10, 10, 10, 10, 10, 10 and 10"),
+        ((20, *[10] * 7), "optimizer steps of the first 8 optimizers: 20, 10, 10, 10, 10, 10, 10 and 10"),
     ],
 )
 def test_steps_of_several_optimizers_are_told_where_their_numbers_differ(

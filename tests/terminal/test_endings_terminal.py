@@ -146,7 +146,7 @@ def test_the_shell_shows_its_prompt_after_ctrl_z(tmp_path: Path) -> None:
     process = ptyprocess.PtyProcess.spawn(["bash", "--norc", "--noediting"], env=env)
 
     def until(wanted: bytes) -> bytes:
-        read, deadline = b"", time.monotonic() + START_S
+        read, deadline = b"", time.monotonic() + LIMIT_S
         while wanted not in read and time.monotonic() < deadline:
             read += process.read(65536)
         assert wanted in read, read[-2000:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-
 from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.wizard import Field, Preview
 from ndd_engine.errors import NddError

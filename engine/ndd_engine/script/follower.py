@@ -201,7 +201,7 @@ def uneven_text(each: Sequence[int], step: int) -> str:
         return ""
     more = len(each) == mapped.MOST_OPTIMIZERS
     told = ", ".join(map(number, each[:-1])) + f" and {number(each[-1])}"
-    text = f"steps of {'the first' if more else 'the'} {len(each)} optimizers: {told}"
+    text = f"optimizer steps of {'the first' if more else 'the'} {len(each)} optimizers: {told}"
     return (
         text
         if step in each

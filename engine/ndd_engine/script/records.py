@@ -34,6 +34,8 @@ _PREFIX = "ndd-"
 _OWNER = "owner"
 # Backward passes without a step that are told: at least so many, and so many times those of a usual step.
 FEW_PASSES, TIMES_USUAL = 8, 4
+# Steps of a training by which those of its optimizers differ, in percent up to this number, or one.
+MOST_APART = 3
 # Batches without a backward pass that are told: losses of so many are not added up for one.
 MANY_BATCHES = 100
 # Fields of a window that nobody has measured where its process is gone.
@@ -122,7 +124,13 @@ class Process:
     def steps(self) -> int:
         """Steps of the thread that trains, so far."""
         value = self._reader.value
-        return max(value(mapped.DONE) + value(mapped.CORRECTION) + value(mapped.PENDING), 0)
+        steps = max(value(mapped.DONE) + value(mapped.CORRECTION) + value(mapped.PENDING), 0)
+        each = self.optimizer_steps
+        if len(each) < 2:
+            return steps
+        # Those of one of several, or of all that take turns: the first ones may have been parts of a step.
+        nearest = min((*each, sum(each)), key=lambda one: abs(one - steps))
+        return nearest if abs(nearest - steps) <= max(min(steps // 100, MOST_APART), 1) else steps
 
     @property
     def optimizer_steps(self) -> list[int]:

@@ -34,7 +34,11 @@ def _begin():
 def _is_helper(sys):
     """Whether this is a process that Python or torch start for themselves and that never trains."""
     words = getattr(sys, "orig_argv", None) or sys.argv
-    return any("resource_tracker" in word or "compile_worker" in word for word in words)
+    return any(
+        "multiprocessing.resource_tracker" in word
+        or word.endswith("torch/_inductor/compile_worker/__main__.py")
+        for word in words
+    )
 
 
 def _when_imported(wanted, then):
