@@ -2,7 +2,8 @@
 
 The place comes from the environment that torchrun and other launchers set. Ranks that `ndd-console train --ranks`
 started are processes of one host and leave files: these outlive the rank that holds the store, and can be read while it
-is stopped. Under another launcher texts are keys of the store."""
+is stopped. Under another launcher texts are keys of the store.
+"""
 
 from __future__ import annotations
 
