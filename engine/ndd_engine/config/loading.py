@@ -584,7 +584,7 @@ def _merge(target: Table, layer: Table) -> None:
         if isinstance(value, dict) and isinstance(target.get(key), dict):
             _merge(target[key], value)
         else:
-            target[key] = _copy(value)
+            target[key] = deepcopy(value)
 
 
 def _path(loc: Sequence[str | int]) -> list[str | int]:
@@ -600,10 +600,6 @@ def _drop(table: Any, path: Sequence[str | int]) -> None:
         table = table.get(part, {})
     if names:
         table.pop(names[-1], None)
-
-
-def _copy(value: Any) -> Any:
-    return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _has(layer: Any, path: Sequence[str | int]) -> bool:
