@@ -280,7 +280,7 @@ def chain(path: Path, text: str | None = None) -> list[Written]:
         found.append(Written(name, text, table))
         if base is None:
             return found[::-1]
-        where = f"{printable(name)} line {line_of(text)}"
+        where = f"{printable(name)} line {_line_of(text, (EXTENDS,)) or 1}"
         if not isinstance(base, str) or not base:
             raise ConfigError([Problem(where, EXTENDS, "has the wrong type", shown(base), ALLOWED)])
         path = _beside(path, base)
@@ -294,14 +294,6 @@ def chain(path: Path, text: str | None = None) -> list[Written]:
                 [Problem(where, EXTENDS, f"more than {MOST_FILES} files extend each other", shown(base))]
             )
         text = None
-
-
-def line_of(text: str) -> int:
-    """The line of the key `extends`; 1 if it is written in an unusual way."""
-    for index, line in enumerate(text.splitlines(), start=1):
-        if line.strip().strip("\"'").startswith(EXTENDS):
-            return index
-    return 1
 
 
 def _beside(path: Path, base: str) -> Path:
