@@ -100,10 +100,11 @@ def test_ranks_of_a_folder_are_shown_side_by_side(gpu_data: Path, capsys: pytest
     )
     out = capsys.readouterr().out
     assert status == 0
-    first, second = out.splitlines()[1:3]
-    assert first.split()[:2] == ["0", "two-ranks-rank0.json.gz"]
-    assert second.split()[:2] == ["1", "two-ranks-rank1.json.gz"]
-    assert "two-ranks-rank1.json.gz" in out.splitlines()[4]  # waits least for the other
+    lines = out.splitlines()
+    table = next(number for number, line in enumerate(lines) if line.startswith("rank "))
+    assert lines[table + 1].split()[:2] == ["0", "two-ranks-rank0.json.gz"]
+    assert lines[table + 2].split()[:2] == ["1", "two-ranks-rank1.json.gz"]
+    assert "two-ranks-rank1.json.gz" in lines[table + 4]  # waits least for the other
     assert len(trace_files((folder,))) == 5
 
 

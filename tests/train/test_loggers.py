@@ -21,7 +21,7 @@ from ndd_engine.config import read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import EndEvent, MarkEvent, MemoryEvent
 from ndd_engine.train import loggers
-from ndd_engine.train.logger_process import Figures, tracking_uri
+from ndd_engine.train.loggers import Figures, tracking_uri
 
 ON = ("log.wandb=offline", *EVERY_STEP)
 

@@ -280,7 +280,7 @@ def chain(path: Path, text: str | None = None) -> list[Written]:
         found.append(Written(name, text, table))
         if base is None:
             return found[::-1]
-        where = f"{printable(name)} line {line_of(text)}"
+        where = f"{printable(name)} line {_line_of(text, (EXTENDS,)) or 1}"
         if not isinstance(base, str) or not base:
             raise ConfigError([Problem(where, EXTENDS, "has the wrong type", shown(base), ALLOWED)])
         path = _beside(path, base)
@@ -294,14 +294,6 @@ def chain(path: Path, text: str | None = None) -> list[Written]:
                 [Problem(where, EXTENDS, f"more than {MOST_FILES} files extend each other", shown(base))]
             )
         text = None
-
-
-def line_of(text: str) -> int:
-    """The line of the key `extends`; 1 if it is written in an unusual way."""
-    for index, line in enumerate(text.splitlines(), start=1):
-        if line.strip().strip("\"'").startswith(EXTENDS):
-            return index
-    return 1
 
 
 def _beside(path: Path, base: str) -> Path:
@@ -584,7 +576,7 @@ def _merge(target: Table, layer: Table) -> None:
         if isinstance(value, dict) and isinstance(target.get(key), dict):
             _merge(target[key], value)
         else:
-            target[key] = _copy(value)
+            target[key] = deepcopy(value)
 
 
 def _path(loc: Sequence[str | int]) -> list[str | int]:
@@ -600,10 +592,6 @@ def _drop(table: Any, path: Sequence[str | int]) -> None:
         table = table.get(part, {})
     if names:
         table.pop(names[-1], None)
-
-
-def _copy(value: Any) -> Any:
-    return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _has(layer: Any, path: Sequence[str | int]) -> bool:

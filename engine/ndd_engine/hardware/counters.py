@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -17,6 +17,7 @@ from ndd_engine.text import printable
 from ndd_watch import CAPTURES
 
 from .host import Host, free_in_group, read_limits, throttled_s, usable_cores, used_s
+from .process_state import ProcessState, state_of
 
 # Minimum cores used by others to start a search.
 NOTICEABLE = 0.3
@@ -45,18 +46,6 @@ _APART_S = 0.2
 _Key = tuple[int, int]
 
 
-class _Process(NamedTuple):
-    """ticks: CPU time. core: the last one it ran on. terminal: device number, 0 without one."""
-
-    key: _Key
-    ticks: int
-    parent: int
-    core: int
-    name: str
-    session: int
-    terminal: int
-
-
 class Neighbours:
     """Finds the busiest other processes by reading /proc twice, one sample apart. Not thread-safe.
 
@@ -69,8 +58,7 @@ class Neighbours:
     ) -> None:
         """runs: the folder of the runs, whose processes are called after them."""
         self._proc, self._cores, self._run, self._runs = root / "proc", cores, run, runs
-        self._tick = os.sysconf("SC_CLK_TCK")
-        self._first: tuple[dict[_Key, int], float] | None = None
+        self._first: tuple[dict[_Key, float], float] | None = None
         self._found: list[dict[str, Any]] | None = None
         self._samples = EVERY
         self._spent = 0.0
@@ -93,9 +81,9 @@ class Neighbours:
         elif self._samples >= EVERY and now >= self._next:
             self._samples = 0
             begin = time.thread_time()
-            ticks = {item.key: item.ticks for item in self._processes()}
+            spent = {(item.pid, item.began): item.cpu_s for item in self._processes()}
             self._spent = time.thread_time() - begin
-            self._first = (ticks, now)
+            self._first = (spent, now)
         return self._found
 
     def _finish(self, now: float) -> None:
@@ -103,25 +91,25 @@ class Neighbours:
         (before, then), self._first = self._first, None
         begin = time.thread_time()
         processes = list(self._processes())
-        parents = {item.key[0]: item.parent for item in processes}
+        parents = {item.pid: item.parent for item in processes}
         ours = set().union(*(family(pid, parents) for pid in (os.getpid(), *self._run)))
-        found: list[tuple[float, _Process]] = []
+        found: list[tuple[float, ProcessState]] = []
         for item in processes:
             # A new process started between the two reads.
-            cores = (item.ticks - before.get(item.key, 0)) / self._tick / (now - then)
-            if cores >= LEAST and item.key[0] not in ours and item.core in self._cores:
+            cores = (item.cpu_s - before.get((item.pid, item.began), 0.0)) / (now - then)
+            if cores >= LEAST and item.pid not in ours and item.core in self._cores:
                 found.append((cores, item))
         found.sort(key=lambda pair: pair[0], reverse=True)
-        here = next((item for item in processes if item.key[0] == os.getpid()), None)
+        here = next((item for item in processes if item.pid == os.getpid()), None)
         above = ancestors(os.getpid(), parents)
         runs = self._live_runs() if found else {}
         self._found = []
         for cores, item in found[:MOST]:
-            pid = item.key[0]
+            pid = item.pid
             owners = [self._observed(pid), *map(runs.get, (pid, *ancestors(pid, parents)))]
             run = next(filter(None, owners), None)
             may = pid not in above and (run is not None or self._stoppable(item, here))
-            name = item.name if run is None else f"{YOUR_RUN}{printable(run)}"
+            name = printable(item.name) if run is None else f"{YOUR_RUN}{printable(run)}"
             self._found.append({"pid": pid, "name": name, "cores": round(cores, 2), "stoppable": may})
         self._spent += time.thread_time() - begin
         self._next = now + self._spent / SHARE
@@ -141,12 +129,12 @@ class Neighbours:
         named = next((one for one in variables if one.startswith(f"{CAPTURES}=".encode())), b"")
         return Path(os.fsdecode(named)).name if named else ""
 
-    def _stoppable(self, item: _Process, here: _Process | None) -> bool:
+    def _stoppable(self, item: ProcessState, here: ProcessState | None) -> bool:
         """Whether the user may stop it: their own process, and no part of the system.
 
         In a container everything may run as root: then only processes with a terminal or of the same session count.
         """
-        pid = item.key[0]
+        pid = item.pid
         if pid == 1 or item.session == 0 or item.name in SYSTEM:
             return False  # kernel threads have session 0
         try:
@@ -158,24 +146,10 @@ class Neighbours:
         same_session = here is not None and item.session == here.session
         return owner >= PEOPLE or item.terminal != 0 or same_session
 
-    def _processes(self) -> list[_Process]:
-        """All processes; see proc_pid_stat(5)."""
-        found = []
-        for entry in os.listdir(self._proc):  # noqa: PTH208 - names are all that is needed
-            if not entry.isdecimal():
-                continue
-            try:
-                text = (self._proc / entry / "stat").read_bytes()
-                left, right = text.index(b"("), text.rindex(b")")
-                words = text[right + 2 :].split()
-                name = printable(text[left + 1 : right].decode(errors="replace"))
-                key = (int(entry), int(words[19]))
-                ticks = int(words[11]) + int(words[12])
-                parent, session, terminal = int(words[1]), int(words[3]), int(words[4])
-                found.append(_Process(key, ticks, parent, int(words[36]), name, session, terminal))
-            except (OSError, ValueError, IndexError):
-                continue  # it has ended, or is hidden
-        return found
+    def _processes(self) -> list[ProcessState]:
+        """All processes that are not hidden."""
+        pids = (int(entry) for entry in os.listdir(self._proc) if entry.isdecimal())  # noqa: PTH208
+        return [state for pid in pids if (state := state_of(pid, self._proc)) is not None]
 
 
 def ancestors(pid: int, parents: dict[int, int]) -> set[int]:

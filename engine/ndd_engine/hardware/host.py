@@ -65,13 +65,12 @@ def free_in_group(group: Path, limit: int) -> int:
 
     Inactive file pages count as free: the kernel reclaims them first.
     """
-    names = (("memory.current", "inactive_file "), ("memory.usage_in_bytes", "total_inactive_file "))
+    names = (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file"))
     for usage, inactive in names:
         used = _read(group / usage).strip()
         if used.isdecimal():
-            lines = _read(group / "memory.stat").splitlines()
-            given_up = next((int(line.split()[1]) for line in lines if line.startswith(inactive)), 0)
-            return max(limit - max(int(used) - given_up, 0), 0)
+            given_up = _counter(group / "memory.stat", inactive, 1) or 0
+            return max(limit - max(int(used) - int(given_up), 0), 0)
     return limit
 
 
@@ -105,10 +104,10 @@ def oom_kills(root: Path = Path("/")) -> int | None:
 
 
 def _counter(path: Path, name: str, unit: float) -> float | None:
-    """A counter in a file of "name number" lines, times its unit; None if it is not there."""
+    """A counter in a file of "name number" or "name: number kB" lines, times its unit; None if it is not there."""
     for line in _read(path).splitlines():
         words = line.split()
-        if len(words) == 2 and words[0] == name and words[1].isdecimal():
+        if len(words) > 1 and words[0] == name and words[1].isdecimal():
             return int(words[1]) * unit
     return None
 
@@ -232,8 +231,8 @@ def free_memory(root: Path = Path("/")) -> int:
 
 def resident_peak() -> int | None:
     """Peak resident bytes of this process since its start or the last reset in /proc; None if unknown."""
-    if (peak := _counted_bytes(Path("/proc/self/status"), "VmHWM:")) is not None:
-        return peak
+    if (peak := _counter(Path("/proc/self/status"), "VmHWM:", 1024)) is not None:
+        return int(peak)
     with suppress(ImportError):
         import resource
 
@@ -301,29 +300,16 @@ def _cpu_model(root: Path) -> str:
 
 def _cpu_line(root: Path, *keys: str) -> str:
     """The value of the first line with one of the keys, or ""."""
-    try:
-        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    pairs = (line.partition(":") for line in lines)
+    pairs = (line.partition(":") for line in _read(root / "proc/cpuinfo").splitlines())
     return next(
         (value.strip() for key, _, value in pairs if key.strip().lower() in keys and value.strip()), ""
     )
 
 
 def _memory_total(root: Path) -> int | None:
-    if (total := _counted_bytes(root / "proc/meminfo", "MemTotal:")) is not None:
-        return total
+    if (total := _counter(root / "proc/meminfo", "MemTotal:", 1024)) is not None:
+        return int(total)
     try:
         return int(psutil.virtual_memory().total)
     except (OSError, RuntimeError, psutil.Error):
         return None
-
-
-def _counted_bytes(path: Path, key: str) -> int | None:
-    """Bytes of the line "key 123 kB" in a file of /proc; None without one."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in path.read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith(key):
-                return int(line.split()[1]) * 1024
-    return None

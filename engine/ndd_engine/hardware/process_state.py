@@ -43,7 +43,10 @@ _KIND = re.compile(r"^(/memfd:|/dev/shm/)|^(socket|pipe|anon_inode):")
 
 @dataclass(frozen=True)
 class ProcessState:
-    """letter: as in /proc (R, S, D, T, t, Z). exit_code: as of waitpid, of a zombie. began: clock ticks since boot."""
+    """letter: as in /proc (R, S, D, T, t, Z). exit_code: as of waitpid, of a zombie. began: clock ticks since boot.
+
+    core: the last one it ran on. terminal: device number, 0 without one.
+    """
 
     pid: int
     name: str
@@ -54,6 +57,9 @@ class ProcessState:
     began: int
     resident_bytes: int
     exit_code: int | None
+    core: int = 0
+    session: int = 0
+    terminal: int = 0
 
     @property
     def began_ns(self) -> int:
@@ -77,16 +83,17 @@ class Waiting:
     shared: bool = False
 
 
-def state_of(pid: int) -> ProcessState | None:
-    """The state of a process; None if it is gone."""
+def state_of(pid: int, proc: Path = Path("/proc")) -> ProcessState | None:
+    """The state of a process, see proc_pid_stat(5); None if it is gone."""
     with suppress(OSError, ValueError, IndexError):
-        text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
+        text = (proc / str(pid) / "stat").read_bytes().decode(errors="replace")
         name, _, rest = text.partition("(")[2].rpartition(")")
         words = rest.split()
         code = int(words[49]) if len(words) > 49 else None
         return ProcessState(
             pid, name, words[0], int(words[1]), (int(words[11]) + int(words[12])) * _TICK_S, int(words[17]),
-            int(words[19]), int(words[21]) * _PAGE, code if words[0] in "ZX" else None,
+            int(words[19]), int(words[21]) * _PAGE, code if words[0] in "ZX" else None, int(words[36]),
+            int(words[3]), int(words[4]),
         )  # fmt: skip
     return None
 

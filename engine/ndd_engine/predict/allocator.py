@@ -206,8 +206,6 @@ class Allocator:
         self._live: dict[int, tuple[Block, int]] = {}
         # Searches for a free small or large block.
         self._searches = [0, 0]
-        # Address of the next segment, for replaying a recording with the addresses of its driver.
-        self.next_address: int | None = None
         self._edge = _MIDDLE
 
     def allocate(self, key: int, size: int, stream: int = 0) -> None:
@@ -326,9 +324,6 @@ class Allocator:
         return Block(segment, address, pool, address)
 
     def _address(self, size: int) -> int:
-        if self.next_address is not None:
-            address, self.next_address = self.next_address, None
-            return address
         if self.descending:
             self._edge -= size + _GAP
             return self._edge

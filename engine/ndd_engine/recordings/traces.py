@@ -28,14 +28,6 @@ _BACKWARD_HOLE_NS = 2_000_000
 _EVER = 1 << 62
 
 
-@dataclass(frozen=True)
-class Phases:
-    """marks: (time in nanoseconds, phase that begins), in order. sources: phase -> how it was inferred."""
-
-    marks: list[tuple[int, str]]
-    sources: dict[str, str]
-
-
 @dataclass(frozen=True, slots=True)
 class _Stretch:
     begin: int
@@ -46,15 +38,15 @@ class _Stretch:
     source: str
 
 
-def infer(trace: TraceFile) -> Phases:
-    """The phases of the main thread."""
+def infer(trace: TraceFile) -> tuple[list[tuple[int, str]], dict[str, str]]:
+    """The phases of the main thread: (nanoseconds, phase that begins) in order, and how each phase was inferred."""
     found = list(_recorded(trace)) or [*_named(trace), *_backward(trace), *_copies(trace), *_forward(trace)]
     sources: dict[str, str] = {}
     for item in sorted(found, key=lambda item: -item.rank):
         sources.setdefault(item.phase, item.source)
     begin = min([trace.span[0], *(item.begin for item in found), *(low for low, _ in trace.steps)])
     ordered = {phase: sources[phase] for phase in PHASES if phase in sources}
-    return Phases(_swept(found, begin), {**ordered, "other": "the rest"})
+    return _swept(found, begin), {**ordered, "other": "the rest"}
 
 
 def _swept(found: list[_Stretch], begin: int) -> list[tuple[int, str]]:
@@ -256,9 +248,8 @@ def examine(path: Path, whole: bool = False) -> TraceUse:
     # Not the first of three or more steps: the profiler is still starting in it.
     steps = trace.steps[len(trace.steps) > 2 :] if whole_steps else _steps_in(trace)
     begin, end = (steps[0][0], steps[-1][1]) if whole_steps else trace.span
-    inferred = infer(trace)
-    first = inferred.marks[0]
-    marks = [(min(begin, first[0]), first[1]), *inferred.marks[1:]]
+    ((first, phase), *rest), sources = infer(trace)
+    marks = [(min(begin, first), phase), *rest]
     devices = []
     for index in trace.devices or (None,):
         try:
@@ -283,7 +274,7 @@ def examine(path: Path, whole: bool = False) -> TraceUse:
         begin_t=None if trace.epoch_ns is None else (trace.epoch_ns + begin) * 1e-9,
         devices=tuple(devices),
         phases=tuple(parts),
-        sources=inferred.sources,
+        sources=sources,
         skipped=trace.skipped,
         unseen=trace.unseen,
         operators=any(

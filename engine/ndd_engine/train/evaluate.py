@@ -23,7 +23,7 @@ from ndd_engine.text import printable
 from ndd_engine.workloads.base import Batch, MeanLoss, Weight, Workload
 from ndd_engine.workloads.own_module import kind, place
 from ndd_engine.workloads.problems import Problems
-from ndd_engine.workloads.result import Carry, TrainingParts
+from ndd_engine.workloads.result import EVALUATION, Carry, TrainingParts
 
 from .data.loader import EvalBatches, to_device
 from .random_state import kept_random
@@ -291,7 +291,7 @@ class Callbacks:
             return
         self.judged = step
         name, value = result.headline
-        self.stepper.optimizer.end_evaluation(value)
+        self.stepper.optimizer.ended(EVALUATION, value)
         if (reason := self.monitor.see(name, value)) is not None and self.on:
             self._end(reason)
         self.evaluated(result.metrics)

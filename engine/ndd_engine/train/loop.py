@@ -29,6 +29,7 @@ from ndd_engine.run.control import pause_mark, resume_mark
 from ndd_engine.text import size
 from ndd_engine.train.data.loader import OwnOrder, at_pass_end, end_pass
 from ndd_engine.workloads.base import Batch
+from ndd_engine.workloads.result import EPOCH
 from ndd_watch.clock import CHECKPOINT, EVALUATE
 from ndd_watch.holders import Holders
 from ndd_watch.looks import Looks
@@ -173,7 +174,7 @@ class Loop:
                 self.reporter.steps += 1  # also if a callback or a check raises
                 training.step, training.loss = self.step, loss
                 if own is None and self.step == (epoch + 1) * self.steps_per_epoch:
-                    stepper.optimizer.end_epoch()
+                    stepper.optimizer.ended(EPOCH)
                     self._epoch_done(epoch + 1, -(-self.total_steps // self.steps_per_epoch))
                 self.boundary = True
                 arrived = self.losses.add(self.step, loss, stepper.extras)
@@ -236,7 +237,7 @@ class Loop:
         self.boundary = True
         self.functions.drop(self.step)
         end_pass(own, self.batches.of_step)
-        self.stepper.optimizer.end_epoch()
+        self.stepper.optimizer.ended(EPOCH)
         self._epoch_done(own.passes, self.config.run.epochs)
         self._act(own.passes)
 

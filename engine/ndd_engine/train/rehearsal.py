@@ -1,7 +1,8 @@
 """What is measured before training: the model size, the cost of a micro-batch and of its data, and a test step.
 
 Nothing of it affects training: random states, buffers and extra states are restored, gradients dropped, and the
-optimizer does not step."""
+optimizer does not step.
+"""
 
 from __future__ import annotations
 

@@ -306,6 +306,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
         return peaks is None or bool(peaks.fit(micro, times, free, least).fits)
 
     grid = batches(config, hold, most_items(opened))
+    threads = opened.threads if opened.faster else opened.chosen_threads
     rows = []
     chosen = worth_a_row(grid, config.batch.micro, fits, hold is None)
     given = given_sets(situation, answers)
@@ -338,7 +339,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     batch=batch,
                     placement=placement,
                     workers=loader.workers,
-                    threads=proposed_threads(opened) if situation.gpu is None else None,
+                    threads=threads if situation.gpu is None else None,
                     parameters=found.parameters,
                     memory_bytes=None if fit is None else fit.peak_bytes,
                     free_bytes=free,
@@ -376,11 +377,6 @@ def present_model(situation: Situation) -> Model:
 def present_batch(config: Config) -> Batch:
     """The batch of the configuration that the wizard started from."""
     return Batch(config.batch.micro, config.batch.accumulation)
-
-
-def proposed_threads(opened: Opened) -> int | None:
-    """The intra-op threads of all proposals; None to leave them as configured."""
-    return opened.threads if opened.faster else opened.chosen_threads
 
 
 def given_sets(situation: Situation, answers: Answers) -> tuple[str, ...] | None:

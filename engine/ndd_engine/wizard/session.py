@@ -32,11 +32,6 @@ from .planner import (
 from .proposals import GOALS, Answers, Proposal, pareto, ranked
 
 
-def fresh(config: Config, heading: str, reasons: Mapping[str, str]) -> str:
-    """A new file: what differs from the defaults or was chosen, with its reason; paths as they were given."""
-    return changed_toml(config, heading, reasons)
-
-
 def into(text: str, values: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
     """Change values in the text of a TOML file; everything else, including comments, is preserved.
 
@@ -221,7 +216,7 @@ def written(answers: Answers, situation: Situation, proposal: Proposal, compared
     why = reasons(situation, proposal)
     if answers.assumes_length:
         why["run.epochs"] = "assumed, because the length of the run was not set"
-    return fresh(configuration(answers, proposal), about, why)
+    return changed_toml(configuration(answers, proposal), about, why)
 
 
 def written_into(answers: Answers, situation: Situation, proposal: Proposal, path: Path) -> str:

@@ -347,11 +347,6 @@ class Workload:
         copied.model, copied.training = model, self.training.copied(known)
         return copied
 
-    @property
-    def own_forward(self) -> bool:
-        """Whether `forward` is the factory's, which may call parts of the model, or a closure of its own."""
-        return self.functions["forward"] is not None
-
     def forward(self, model: nn.Module, batch: Batch, *state: Any) -> Any:
         """The factory's forward, or the model called with the batch, its first element or its items as keywords.
 

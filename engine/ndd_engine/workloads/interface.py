@@ -1,6 +1,7 @@
 """What a factory receives, `Settings`, and the size of the configured data with the mistakes in it.
 
-Imports no torch, so that data can be read and refused before torch is imported."""
+Imports no torch, so that data can be read and refused before torch is imported.
+"""
 
 from __future__ import annotations
 

@@ -240,11 +240,6 @@ class Scheduler:
     scheduler: Any
     every: str
 
-    @property
-    def by_metric(self) -> bool:
-        """Whether its `step` takes a metric, as that of ReduceLROnPlateau."""
-        return takes_metric(self.scheduler)
-
 
 def takes_metric(scheduler: Any) -> bool:
     """Whether a scheduler's `step` needs the value of a metric."""

@@ -2,7 +2,8 @@
 
 The place comes from the environment that torchrun and other launchers set. Ranks that `ndd-console train --ranks`
 started are processes of one host and leave files: these outlive the rank that holds the store, and can be read while it
-is stopped. Under another launcher texts are keys of the store."""
+is stopped. Under another launcher texts are keys of the store.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -172,24 +173,17 @@ def _space() -> str:
     return ""
 
 
-class Notes(Protocol):
-    """Texts by name. Neither method raises an Exception: a rank that reports a failure may be the only one left."""
-
-    def put(self, name: str, text: str) -> None:
-        """Leave a text, in place of an earlier one with that name."""
-
-    def get(self, name: str) -> str | None:
-        """The text with that name, or None."""
-
-
 class FolderNotes:
-    """Notes in a folder of this host."""
+    """Texts by name, in a folder of this host.
+
+    Neither method raises an Exception: a rank that reports a failure may be the only one left.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, name: str, text: str) -> None:
-        """See Notes."""
+        """Leave a text, in place of an earlier one with that name."""
         path = self._path(name)
         temporary = path.with_name(f".{secrets.token_hex(6)}")
         with contextlib.suppress(OSError):
@@ -199,7 +193,7 @@ class FolderNotes:
             temporary.replace(path)
 
     def get(self, name: str) -> str | None:
-        """See Notes."""
+        """The text with that name, or None."""
         try:
             return self._path(name).read_text(encoding="utf-8")
         except (OSError, ValueError):
@@ -216,16 +210,19 @@ class StoreNotes:
         self._store = store
 
     def put(self, name: str, text: str) -> None:
-        """See Notes."""
+        """Leave a text, in place of an earlier one with that name."""
         with contextlib.suppress(Exception):  # the store may be gone
             self._store.set(f"note/{name}", text)
 
     def get(self, name: str) -> str | None:
-        """See Notes."""
+        """The text with that name, or None."""
         with contextlib.suppress(Exception):
             if self._store.check([f"note/{name}"]):
                 return bytes(self._store.get(f"note/{name}")).decode()
         return None
+
+
+Notes = FolderNotes | StoreNotes
 
 
 def notes_of(store: Store, here: Place) -> Notes:

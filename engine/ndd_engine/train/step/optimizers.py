@@ -18,7 +18,7 @@ from ndd_engine.batches import tensors
 from ndd_engine.config.schema import Config, OptimizerSection, ScheduleSection
 from ndd_engine.errors import TrainingError, UsageError
 from ndd_engine.workloads.own_module import kind
-from ndd_engine.workloads.result import EPOCH, EVALUATION, STEP, TrainingParts
+from ndd_engine.workloads.result import TrainingParts, takes_metric
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
@@ -305,22 +305,14 @@ class Optimizers:
         for group in self.param_groups:
             _fill(group, lr)
 
-    def end_step(self) -> None:
-        """After each optimizer step: step the schedulers."""
-        self._schedulers(STEP, None)
+    def ended(self, when: str, metric: float | None = None) -> None:
+        """After a step, an epoch or an evaluation that the configuration asks for: step its schedulers.
 
-    def end_epoch(self) -> None:
-        """After the last step of an epoch."""
-        self._schedulers(EPOCH, None)
-
-    def end_evaluation(self, metric: float) -> None:
-        """After an evaluation that the configuration asks for. metric: the first one."""
-        self._schedulers(EVALUATION, metric)
-
-    def _schedulers(self, when: str, metric: float | None) -> None:
+        metric: the first one of the evaluation.
+        """
         for item in self._parts.schedulers:
             if item.every == when:
-                item.scheduler.step(*([metric] if item.by_metric else []))
+                item.scheduler.step(*([metric] if takes_metric(item.scheduler) else []))
 
     # Memory and checkpoints.
 

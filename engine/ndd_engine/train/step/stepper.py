@@ -24,7 +24,7 @@ from ndd_engine.record.events import Event, Json
 from ndd_engine.train.data.loader import to_device
 from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.workloads.base import Batch, Workload, on_host
-from ndd_engine.workloads.result import Carry, Parted, TrainingParts, detached
+from ndd_engine.workloads.result import STEP, Carry, Parted, TrainingParts, detached
 from ndd_watch.graphs import KeptGraphs
 from ndd_watch.looks import Looks
 from ndd_watch.origin import Origin
@@ -149,7 +149,7 @@ class Stepper:
         self.optimizer = Optimizers(self.workload_parts, config, self.model, device, total_steps, graphed)
         self.shared = self.model
         if strategy is not None:
-            self.shared = strategy.computing(workload.forward if workload.own_forward else None)
+            self.shared = strategy.computing(workload.forward if workload.functions["forward"] else None)
         self.compute = self.shared
         # State that the model carries from batch to batch.
         self.carry = Carry(workload)
@@ -261,7 +261,7 @@ class Stepper:
         if self.workload_parts.step is None:
             self.optimizer.set_rate(step)
             self.update(enter)
-        self.optimizer.end_step()
+        self.optimizer.ended(STEP)
         enter(phase.ZERO_GRAD)
         self._zero_grad(everything=self.workload_parts.step is not None)
 
