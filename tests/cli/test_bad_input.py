@@ -155,3 +155,13 @@ def test_an_unknown_option_that_names_no_key_gets_no_key(tmp_path: Path) -> None
 def test_runs_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file, not a folder")
     assert str(tmp_path / "runs") in refused("train", "--headless", folder=tmp_path)
+
+
+def test_mistakes_name_the_option_that_was_typed(tmp_path: Path) -> None:
+    for command in (("train",), ("run", "--", "python", "train.py")):
+        message = refused(command[0], "--run", "../x", *command[1:], folder=tmp_path)
+        assert message.startswith("ndd-console: --run ../x: ") and "--set" not in message
+    assert "'--epochs'; to set this key: --set run.epochs=" in refused(
+        "train", "--epochs", "3", folder=tmp_path
+    )
+    assert r"'\x1b[31m'" in refused("config", "\x1b[31m", folder=tmp_path)
