@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partialmethod
 from typing import TYPE_CHECKING, Literal, get_args
 
 from textual.widget import Widget
@@ -408,15 +409,12 @@ class WizardScreen(WidgetScreen):
         else:
             self._turn(page)
 
-    def action_more(self) -> None:
-        self._change(1)
-
-    def action_less(self) -> None:
-        self._change(-1)
-
     def _change(self, by: int) -> None:
         """Change the selected answer."""
         self.say(self.source.change(self.body.highlighted or 0, by), "bad")
+
+    action_more = partialmethod(_change, 1)
+    action_less = partialmethod(_change, -1)
 
     def action_sort(self) -> None:
         self.column = (self.column + 1) % len(COLUMNS)
