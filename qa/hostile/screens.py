@@ -39,6 +39,7 @@ from ndd_console.view.rows import width_of
 from ndd_console.view.scatter import plot_rows
 from ndd_console.view.style import COLOUR, Row, ascii_rows
 from ndd_console.widgets.canvas import Canvas, changes
+from ndd_console.words.blocks import Text
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.snapshot import STATUSES, Snapshot
@@ -221,7 +222,7 @@ def diagnosis(rng: random.Random) -> Draw:
 def home(rng: random.Random) -> Draw:
     run = RunRow("charlm-003", "chartext", "training", 4_218, 6_900, fakes.T0, "loss 1.498", True)
     start = StartRow("chartext", "character-level text model", "sizes tiny, mini")
-    machine = tuple(strange.text(rng) for _ in range(rng.randrange(5)))
+    machine = tuple(Text(strange.text(rng)) for _ in range(rng.randrange(5)))
     starts = tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(6)))
     runs = tuple(strange.mutated(rng, run, 0.4) for _ in range(rng.randrange(30)))
     return in_frame(
@@ -288,7 +289,7 @@ def wizard(rng: random.Random) -> Draw:
     fields = tuple(strange.mutated(rng, goal, 0.4) for _ in range(3))
     workloads = tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(5)))
     column, progress = rng.randrange(12), (rng.choice((0.0, 0.4, 1.0)), rng.choice((None, 9.0, 1e12)))
-    lines, stage = rng.choice((None, texts)), strange.text(rng)
+    lines, stage = rng.choice((None, tuple(map(Text, texts)))), strange.text(rng)
     chosen, diff = rng.choice((None, *rows)), rng.random() < 0.3
     parts: dict[str, Callable[[int], list[Row]]] = {
         "machine": lambda width: wizard_screen.machine_rows(lines, width),

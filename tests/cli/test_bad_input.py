@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ndd_console.cli.tune import check_names
+from ndd_engine.config import read
+from ndd_engine.trial.tuning import trained
+from ndd_watch.changes import Place, candidates
 from tests.trial.written_runs import steady, windows, write_run
 
 from .program import call, refused
@@ -155,3 +160,23 @@ def test_an_unknown_option_that_names_no_key_gets_no_key(tmp_path: Path) -> None
 def test_runs_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file, not a folder")
     assert str(tmp_path / "runs") in refused("train", "--headless", folder=tmp_path)
+
+
+def test_mistakes_name_the_option_that_was_typed(tmp_path: Path) -> None:
+    for command in (("train",), ("run", "--", "python", "train.py")):
+        message = refused(command[0], "--run", "../x", *command[1:], folder=tmp_path)
+        assert message.startswith("ndd-console: --run ../x: ") and "--set" not in message
+    assert "'--epochs'; to set this key: --set run.epochs=" in refused(
+        "train", "--epochs", "3", folder=tmp_path
+    )
+    assert r"'\x1b[31m'" in refused("config", "\x1b[31m", folder=tmp_path)
+    message = refused("tune", "--only", "worker", folder=tmp_path)
+    assert message.startswith("ndd-console: --only worker: ") and "workers-N" in message
+
+
+def test_every_setting_that_a_machine_can_try_can_be_named() -> None:
+    here = trained(Place(True, 8, (9, 0), True), read().resolve())
+    for place in (here, replace(here, script=True), replace(here, gpu=False)):
+        found = candidates(place)
+        check_names([name for one in found for name in (one.name, one.group) if name])
+    check_names(["bf16", "fp16", "tf32", "compile", "workers-64"])

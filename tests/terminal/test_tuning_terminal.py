@@ -32,8 +32,8 @@ def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
 
 
 def test_an_unknown_setting_is_reported_without_a_screen_left_behind(tmp_path: Path) -> None:
-    with Terminal("tune", "--only", "wrokers", runs=tmp_path / "runs", columns=100) as terminal:
-        terminal.until("--only wrokers")
+    with Terminal("tune", "--only", "workers-99", runs=tmp_path / "runs", columns=100) as terminal:
+        terminal.until("--only workers-99")
         terminal.press("q")
         assert terminal.wait() == 2
-        assert terminal.echoes() and "--only wrokers" in terminal.words
+        assert terminal.echoes() and "--only workers-99" in terminal.words

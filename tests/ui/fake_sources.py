@@ -135,12 +135,13 @@ class FakeSource:
 class FakeHome:
     """A runs folder."""
 
-    def gpu_lines(self) -> list[str]:
-        return [
-            "NVIDIA GeForce RTX 4080 SUPER, 16.0 GiB, compute capability 8.9, driver 550.54",
-            "bf16 and TF32 in hardware; no other processes on this GPU",
-            "16 cores, 64.0 GiB of memory, 180 GiB free for runs",
-        ]
+    def machine(self) -> list[Block]:
+        rows = (
+            ("GPU", "NVIDIA GeForce RTX 4080 SUPER"),
+            ("memory", "16.0 GiB, 14.9 GiB free"),
+            ("compute", "capability 8.9"),
+        )
+        return [Facts(rows)]
 
     def runs(self) -> list[RunRow]:
         return [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.wizard import Field, Preview
+from ndd_console.words.blocks import Block, Facts
 from ndd_engine.errors import NddError
 from ndd_engine.wizard.proposals import Answers, Batch, Measured, Model, Proposal, pareto
 
@@ -46,10 +48,16 @@ TOML = (
 class FakeWizard:
     """Like `WizardJob`. Work runs until `go_on` is called."""
 
-    machine = (
-        "NVIDIA GeForce RTX 4080 SUPER", "  memory    16.0 GiB, 12.9 GiB free  (NVML)",
-        "  others    python (pid 812) 2.1 GiB", "device      cuda:0  (the only GPU)",
-    )  # fmt: skip
+    machine: ClassVar[list[Block]] = [
+        Facts(
+            (
+                ("GPU", "NVIDIA GeForce RTX 4080 SUPER"),
+                ("memory", "16.0 GiB, 12.9 GiB free (NVML)"),
+                ("in use", "2.1 GiB used (python (pid 812) 2.1 GiB)"),
+            )
+        ),
+        Facts((("device", "cuda:0 (the only GPU)"),)),
+    ]
     stage = "probing guide, sequence 256: timing micro-batch 16"
     notes: tuple[str, ...] = ()
     advice, recommended = "", None

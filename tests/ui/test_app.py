@@ -13,6 +13,7 @@ import pytest
 from textual import timer
 from textual.pilot import Pilot
 
+from ndd_console.app import ConsoleApp
 from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import HomeFolder, RunRow, RunSource
 from ndd_console.screens.dialogs import TextQuestion
@@ -21,6 +22,7 @@ from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.keys import NEEDS
 from ndd_console.view.style import Look
+from ndd_console.words.blocks import Block
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir
@@ -276,7 +278,7 @@ async def test_first_paint_waits_for_nothing() -> None:
     looked, painted = threading.Event(), []
 
     class SlowHome(FakeHome):
-        def gpu_lines(self) -> list[str]:
+        def machine(self) -> list[Block]:
             assert looked.wait(LIMIT_S)
             raise OSError("no driver")
 
@@ -327,3 +329,11 @@ async def test_over_ssh_it_is_slower_while_nobody_looks() -> None:
         await asyncio.sleep(0)
         assert source.asked - before <= 3
         await pilot.pause()
+
+
+async def test_a_narrow_home_screen_keeps_its_name() -> None:
+    app = ConsoleApp(None, FakeHome())
+    async with app.run_test(size=(50, 24)) as pilot:
+        await until(pilot, lambda: "RTX 4080" in text_of(app))
+        assert text_of(app).strip().startswith("ndd-console")
+        app.leave()

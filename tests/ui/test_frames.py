@@ -16,6 +16,7 @@ from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import RunRow
 from ndd_console.screens.trial import TrialScreen
 from ndd_console.view.style import PLAIN, Look
+from ndd_console.words.blocks import Block, Text
 from ndd_engine.record.events import TextsEvent
 from ndd_engine.trial.trial_request import Progress
 from ndd_engine.trial.tuning import TuningRow
@@ -40,8 +41,8 @@ def assert_whole(app: App[Any], ascii_only: bool) -> None:
 
 
 class HostileHome(FakeHome):
-    def gpu_lines(self) -> list[str]:
-        return [*super().gpu_lines(), HOSTILE]
+    def machine(self) -> list[Block]:
+        return [*super().machine(), Text(HOSTILE)]
 
     def runs(self) -> list[RunRow]:
         return [*super().runs(), RunRow(HOSTILE, HOSTILE, "lost", 1, 2, 1e99, HOSTILE, False)]

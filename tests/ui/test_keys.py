@@ -212,6 +212,10 @@ async def test_the_log_is_searched_and_grows() -> None:
         assert "[b]out of" in text_of(app)
         await press(pilot, "slash", *"step 17", "enter")
         assert "match 11 of 11" in text_of(app) and "step 179" in text_of(app)
+        found = [
+            part.text for line in app.screen.body.lines for part in line if part.style and part.style.reverse
+        ]
+        assert found == ["step 17"] * 11
         await press(pilot, "n")
         assert "match 10 of 11" in text_of(app)
         await press(pilot, "slash", *"nothing", "enter")

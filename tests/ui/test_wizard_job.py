@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ndd_console.jobs.wizard import WizardJob, run_notes
+from ndd_console.jobs import wizard
+from ndd_console.jobs.wizard import WizardJob, live_run_notes
+from ndd_console.render.text import lines
 from ndd_engine.wizard.proposals import Answers, gpu_named, usable_bytes
 from tests.waiting import until
 
@@ -81,8 +84,13 @@ def test_an_invalid_file_is_reported(tmp_path: Path) -> None:
     ("runs", "words"),
     [([], ""), (["a-001"], "live run a-001:"), (["a-001", "b-002"], "live runs a-001, b-002:")],
 )
-def test_live_runs_are_mentioned(runs: list[str], words: str) -> None:
-    assert words in " ".join(run_notes(runs))
+def test_live_runs_are_mentioned(
+    runs: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [SimpleNamespace(name=name, live_owner=lambda: 1) for name in runs]
+    ended = SimpleNamespace(name="ended", live_owner=lambda: None)
+    monkeypatch.setattr(wizard, "all_runs", lambda root: [*found, ended])
+    assert words in (told := " ".join(live_run_notes(tmp_path))) and "ended" not in told
 
 
 @pytest.mark.long
@@ -112,7 +120,7 @@ def test_the_effective_batch_is_limited_by_the_data() -> None:
 def test_a_gpu_that_is_not_in_this_machine_is_shown_from_the_first_page_on() -> None:
     made = WizardJob(Answers(workload="chartext", gpu="RTX 4080 SUPER"), None, 10.0)
     until(lambda: made.machine is not None)
-    text = "\n".join(made.machine or [])
+    text = "\n".join(lines(made.machine or []))
     assert "RTX 4080 SUPER" in text and "14.6 GiB usable" in text and "nothing is" in text
     made.choose([row.name for row in made.workloads()].index("chartext"))
     press(made, "reserved memory")

@@ -66,7 +66,7 @@ class LazyGroup(click.Group):
             return super().main(*args, **extra)
         except click.ClickException as error:
             hint = _setting(error) if isinstance(error, click.NoSuchOption) else ""
-            error.message = _escaped(error.message + hint)  # type: ignore[misc]
+            error.message = _escaped(f"{error.message.rstrip('.')}{hint}" if hint else error.message)  # type: ignore[misc]
             raise
         except NddError as error:
             error.args = (_escaped(str(error)),)

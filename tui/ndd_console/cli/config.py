@@ -13,7 +13,6 @@ from ndd_console.words.blocks import Block, Facts
 from ndd_engine.config import DEFAULT_WORKLOAD, read
 from ndd_engine.config.loading import meant
 from ndd_engine.errors import UsageError
-from ndd_engine.text import printable
 
 from .options import command, json_option, workload_option
 from .printing import show
@@ -71,8 +70,7 @@ def _matching(every: list[Key], wanted: str) -> list[Key]:
     sections = list(dict.fromkeys(name.partition(".")[0] for name in names))
     hint = meant(wanted, [*names, *sections]) or meant(wanted, [name.rpartition(".")[2] for name in names])
     raise UsageError(
-        f"there is no key or section {printable(wanted)!r}{f'; {hint}' if hint else ''}; "
-        f"sections: {', '.join(sections)}"
+        f"there is no key or section {wanted!r}{f'; {hint}' if hint else ''}; sections: {', '.join(sections)}"
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
-from ndd_engine.record.rundir import runs_root
+from ndd_engine.errors import UsageError
+from ndd_engine.record.rundir import NAME, runs_root
 
 from .completion import sets, workload_names
 
@@ -79,6 +80,22 @@ def budget_option(text: str, default: float = 60.0) -> Callable[[Command], Comma
 def output_option(text: str) -> Callable[[Command], Command]:
     """-o FILE with its help text, passed as `output`."""
     return click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help=text)
+
+
+def name_option(default: str) -> Callable[[Command], Command]:
+    """--run NAME, passed as `name`. default: what a run is called without it."""
+    return click.option(
+        "--run", "name", metavar="NAME", callback=_run_name, help=f"Name of the run (default: {default})."
+    )
+
+
+def _run_name(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    if name is not None and not NAME.fullmatch(name):
+        raise UsageError(
+            f"--run {name}: not a name; allowed: at most 64 letters, digits, '.', '_' and '-'; the first is a letter "
+            "or a digit"
+        )
+    return name
 
 
 def configuration(command: Command) -> Command:

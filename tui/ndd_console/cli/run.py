@@ -9,12 +9,11 @@ import click
 from ndd_console.process.terminal import interactive
 from ndd_engine.config import read
 from ndd_engine.errors import UsageError
-from ndd_engine.record.rundir import NAME
 from ndd_engine.script.command import Command
 from ndd_engine.script.script_run import ScriptRequest
 from ndd_engine.text import printable
 
-from .options import Asked, command, count, flag, gathered
+from .options import Asked, command, count, flag, gathered, name_option
 
 LOGGERS = ("tensorboard", "wandb", "mlflow", "project")
 
@@ -29,7 +28,7 @@ LOGGERS = ("tensorboard", "wandb", "mlflow", "project")
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@click.option("--run", "name", metavar="NAME", help="Name of the run (default: the script and a number).")
+@name_option("the script and a number")
 @flag("--headless", help="No screen: the output of the command goes through unchanged.")
 @flag(
     "--memory-history",
@@ -51,11 +50,6 @@ def run(asked: Asked) -> int:
     `l` shows the output of the command. The ranks on this machine are compared: `r` shows which one the others wait
     for. Ctrl-C is passed on. The run continues if the terminal is closed.
     """
-    name = asked.name
-    if name is not None and not NAME.fullmatch(name):
-        raise UsageError(
-            f"--run {printable(name)}: not a name; allowed: letters, digits, '.', '_' and '-', at most 64 characters"
-        )
     for word in asked.loggers:
         if word.partition("=")[0] not in LOGGERS:
             raise UsageError(f"--log {printable(word)}: unknown logger; allowed: {', '.join(LOGGERS)}")
@@ -64,7 +58,7 @@ def run(asked: Asked) -> int:
     request = ScriptRequest(
         Command(asked.words, Path.cwd()),
         asked.root,
-        name,
+        asked.name,
         screen,
         memory_history=asked.memory_history,
         kernels_every=asked.kernels_every,

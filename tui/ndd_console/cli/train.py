@@ -15,7 +15,7 @@ from ndd_engine.train.parallel.rank_place import Place, place
 from ndd_engine.train.request import RunRequest, preflight
 
 from .completion import run_names
-from .options import Asked, command, configuration, count, flag, gathered
+from .options import Asked, command, configuration, count, flag, gathered, name_option
 from .printing import say
 
 # Section of the configuration -> its keys that have an option of their own.
@@ -38,7 +38,7 @@ _GIVEN = {
 )
 @configuration
 @count("--max-steps", type=click.IntRange(min=1), help="Stop after N optimizer steps.")
-@click.option("--run", "name", metavar="NAME", help="Name of the run (default: the workload and a number).")
+@name_option("the workload and a number")
 @click.option(
     "--resume", metavar="RUN", help="Resume a run from its latest checkpoint.", shell_complete=run_names
 )

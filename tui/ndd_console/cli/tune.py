@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -71,6 +72,7 @@ def tune(asked: options.Asked) -> int:
     the script. The edit that makes what is kept is printed as a diff.
     """
     root, run, words, output = asked.root, asked.run, asked.words, asked.output
+    check_names(asked.only)
     if run is not None and (words or asked.workload is not None):
         raise UsageError("--run uses the configuration of a run: omit CONFIG and --workload")
     script = None if run is None else find_run(root, run)
@@ -108,6 +110,14 @@ def tune(asked: options.Asked) -> int:
     finally:
         _print(state, asked.as_json, saved)  # also if it cannot be written: do not lose the measurements
     return stop.exit_status or (EXIT_FAILED if state.stopped else 0)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise UsageError for what no machine can try; what this one can is known later."""
+    known = {name for names in ONLY for name in names.split(", ")}
+    for name in names:
+        if known.isdisjoint((name, re.sub(r"\d+$", "N", name))):
+            raise UsageError(f"--only {name}: there is no such setting; allowed: {', '.join(ONLY)}")
 
 
 def _shown(asked: options.Asked, base: Base, paused: Sequence[RunDir], leash: Leash) -> int:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 import ndd_profiles
-from ndd_console.render.text import lines as text_lines
 from ndd_console.words.blocks import Block, Text
 from ndd_console.words.machine import machine_blocks
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
@@ -279,10 +278,10 @@ class HomeFolder:
         self.root = root
         self.damaged: dict[str, str] = {}  # run -> why it is not read completely, as of the last `runs`
 
-    def gpu_lines(self) -> list[str]:
+    def machine(self) -> list[Block]:
         from ndd_engine.hardware.detect import detect
 
-        return text_lines(machine_blocks(detect(use_torch=False)))
+        return list(machine_blocks(detect(use_torch=False)))
 
     def runs(self) -> list[RunRow]:
         rows: list[RunRow] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ndd_console.process.thread import ThreadJob
-from ndd_console.render.text import lines as text_lines
+from ndd_console.words.blocks import Block, Facts, Text
 from ndd_console.words.machine import machine_blocks
 from ndd_console.words.wizard import lengths_line, threads_line
 from ndd_engine.config import DEFAULT_WORKLOAD
@@ -128,11 +128,11 @@ class WizardJob(ThreadJob):
     # The questions.
 
     @property
-    def machine(self) -> tuple[str, ...] | None:
-        """Lines about the hardware; None during detection."""
+    def machine(self) -> list[Block] | None:
+        """The hardware; None during detection."""
         if self._machine is None:
             return None
-        return (*_of_gpu(self.answers), *text_lines(machine_blocks(self._machine)), *self._about_machine)
+        return [*_of_gpu(self.answers), *machine_blocks(self._machine), *map(Text, self._about_machine)]
 
     def workloads(self) -> tuple[StartRow, ...]:
         """The requested one first."""
@@ -411,17 +411,11 @@ class WizardJob(ThreadJob):
         self.stage, self._share = text, share
 
 
-def run_notes(runs: Sequence[str]) -> tuple[str, ...]:
-    """How live runs affect the wizard. runs: their names."""
-    if not runs:
-        return ()
-    word = "live run" if len(runs) == 1 else "live runs"
-    return (f"{word} {', '.join(runs)}: included in measured times and in used memory",)
-
-
 def live_run_notes(root: Path) -> tuple[str, ...]:
-    """`run_notes` for the live runs in a folder."""
-    return run_notes([run.name for run in all_runs(root) if run.live_owner()])
+    """How the live runs in a folder affect the wizard."""
+    runs = [run.name for run in all_runs(root) if run.live_owner()]
+    word = "live run" if len(runs) == 1 else "live runs"
+    return (f"{word} {', '.join(runs)}: included in measured times and in used memory",) if runs else ()
 
 
 def _next(choices: Sequence[T], current: T, by: int) -> T:
@@ -430,16 +424,15 @@ def _next(choices: Sequence[T], current: T, by: int) -> T:
     return choices[(place + by) % len(choices)]
 
 
-def _of_gpu(answers: Answers) -> tuple[str, ...]:
+def _of_gpu(answers: Answers) -> tuple[Block, ...]:
     """The specifications of a GPU that is not in this machine."""
     if answers.gpu is None:
         return ()
     gpu = gpu_named(answers.gpu)
     peaks = ", ".join(f"{kind} {peak:g}" for kind, peak in gpu.dense_tflops.items())
-    return (
-        f"proposals are for another GPU: {gpu.name} (from its specifications)",
-        f"  memory    {gpu.memory_gb:g} GB, {size(usable_bytes(gpu))} usable",
-        f"  peak      {peaks} TFLOP/s, {gpu.bandwidth_gb_s:g} GB/s",
-        "nothing is measured on this machine; times are lower bounds from the peak FLOP/s",
-        "",
+    rows = (
+        ("memory", f"{gpu.memory_gb:g} GB, {size(usable_bytes(gpu))} usable"),
+        ("peak", f"{peaks} TFLOP/s, {gpu.bandwidth_gb_s:g} GB/s"),
+        ("", "nothing is measured on this machine; times are lower bounds from the peak FLOP/s"),
     )
+    return Text(f"proposals are for another GPU: {gpu.name} (from its specifications)"), Facts(rows)

@@ -9,12 +9,14 @@ from dataclasses import replace
 
 from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import HomeFolder, RunRow
+from ndd_console.render.rows import block_rows
 from ndd_console.view.frame import Entry
 from ndd_console.view.keys import HOME_KEYS
-from ndd_console.view.rows import BLANK, aligned, ends, rule, shorten
+from ndd_console.view.rows import BLANK, aligned, ends, rule
 from ndd_console.view.style import Look, Row, Span, status_span
 from ndd_console.widgets.lines import RowList
-from ndd_engine.text import MISSING, foreign, printable
+from ndd_console.words.blocks import Block, Text
+from ndd_engine.text import MISSING, foreign
 
 from .base import WidgetScreen
 from .dialogs import TextQuestion
@@ -30,14 +32,14 @@ _MOST_DIGITS = 6
 _COLUMNS: list[Span] = [(name, "dim") for name in ("run", "status", "step", "best", "started", "workload")]
 
 
-def heading(machine: Sequence[str] | None, width: int, room: int) -> list[Row]:
+def heading(machine: Sequence[Block] | None, width: int, room: int) -> list[Row]:
     """The title and the machine, in at most `room` rows. machine: None while it is detected."""
-    rows: list[Row] = [ends((("ndd-console", "bold"),), ((SLOGAN, "dim"),), width)]
-    style = "dim" if machine is None else "text"
+    name = "ndd-console"
+    slogan = SLOGAN if len(name) + len(SLOGAN) + 2 <= width else ""
+    rows: list[Row] = [ends(((name, "bold"),), ((slogan, "dim"),), width)]
     if room > 3:
-        rows += [BLANK, rule("this machine", width)]
-        lines = ("detecting hardware…",) if machine is None else machine
-        rows += [((shorten(printable(line), width), style),) for line in lines]
+        shown = [Text("detecting hardware…", "note")] if machine is None else machine
+        rows += [BLANK, rule("this machine", width), *block_rows(shown, width)]
     return rows[: max(room, 1)]
 
 
@@ -100,7 +102,7 @@ class HomeScreen(WidgetScreen):
     ) -> None:
         super().__init__(look, RowList(look), on_painted)
         # None while they are read.
-        self.machine: Sequence[str] | None = None
+        self.machine: Sequence[Block] | None = None
         self.workloads: Sequence[StartRow] | None = None
         self.runs: Sequence[RunRow] | None = None
         self._home = home
@@ -112,9 +114,9 @@ class HomeScreen(WidgetScreen):
 
     def on_mount(self) -> None:
         self.beside(
-            self._home.gpu_lines,
+            self._home.machine,
             self._detected,
-            lambda text: self._detected([f"hardware detection failed: {text}"]),
+            lambda text: self._detected([Text(f"hardware detection failed: {text}", "bad")]),
         )
         self.refresh_runs()
         self.set_interval(REFRESH_S, self._refresh_if_current)
@@ -127,8 +129,8 @@ class HomeScreen(WidgetScreen):
         """Read the runs folder again."""
         self.beside(lambda: (self._home.workloads(), self._home.runs()), self._listed, self._not_listed)
 
-    def _detected(self, lines: Sequence[str]) -> None:
-        self.machine = lines
+    def _detected(self, blocks: Sequence[Block]) -> None:
+        self.machine = blocks
         self.paint_if_current()
 
     def _listed(self, rows: tuple[Sequence[StartRow], Sequence[RunRow]]) -> None:

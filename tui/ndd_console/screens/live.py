@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partialmethod
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from textual import events
@@ -24,7 +25,7 @@ from ndd_engine.record.snapshot import Snapshot
 from .base import KeyScreen
 from .dialogs import CANCEL, INTERRUPT, Question
 from .log import LogScreen
-from .pages import DiagnosisScreen, HelpScreen, OwnValuesScreen, RanksScreen, SettingsScreen
+from .pages import DiagnosisScreen, HelpScreen, OwnValuesScreen, RanksScreen, RunPage, SettingsScreen
 from .trial import TrialScreen, proposed_changes
 
 if TYPE_CHECKING:
@@ -228,21 +229,17 @@ class LiveScreen(KeyScreen):
         try_it = self.action_try if self._can(self._trials) else None
         self.app.push_screen(DiagnosisScreen(self.look, self.source, self._diagnosis, try_it))
 
-    def action_ranks(self) -> None:
-        self.app.push_screen(RanksScreen(self.look, self.source))
-
     def action_wizard(self) -> None:
         assert self._wizard is not None
         self._wizard()
 
-    def action_values(self) -> None:
-        self.app.push_screen(OwnValuesScreen(self.look, self.source))
+    def _open(self, page: type[RunPage] | type[LogScreen]) -> None:
+        self.app.push_screen(page(self.look, self.source))
 
-    def action_settings(self) -> None:
-        self.app.push_screen(SettingsScreen(self.look, self.source))
-
-    def action_log(self) -> None:
-        self.app.push_screen(LogScreen(self.look, self.source))
+    action_ranks = partialmethod(_open, RanksScreen)
+    action_values = partialmethod(_open, OwnValuesScreen)
+    action_settings = partialmethod(_open, SettingsScreen)
+    action_log = partialmethod(_open, LogScreen)
 
     def action_help(self) -> None:
         self.app.push_screen(HelpScreen(self.look, self.help_keys()))
@@ -259,14 +256,9 @@ class LiveScreen(KeyScreen):
     def action_pause(self) -> None:
         self._send("resume" if self._snapshot.status == "paused" else "pause")
 
-    def action_checkpoint(self) -> None:
-        self._send("checkpoint")
-
-    def action_evaluate(self) -> None:
-        self._send("evaluate")
-
-    def action_kernels(self) -> None:
-        self._send("kernels")
+    action_checkpoint = partialmethod(_send, "checkpoint")
+    action_evaluate = partialmethod(_send, "evaluate")
+    action_kernels = partialmethod(_send, "kernels")
 
     # Leaving.
 

@@ -34,29 +34,47 @@ class OutputLog(RichLog):
         super().__init__(min_width=1, wrap=True, markup=False, highlight=False, auto_scroll=False)
         self._texts: deque[tuple[int, str]] = deque(maxlen=_MOST_LINES)  # (first row, line)
         self._wrapped_at = 0
+        self._searched = ""
 
     def add(self, lines: list[str]) -> None:
         """Show further lines."""
         at_end = self.scroll_offset.y >= self.max_scroll_y
-        for line in lines:
-            self._texts.append((len(self.lines), line))
-            self.write(Text(line, overflow="fold"))
+        self._put(lines)
         if at_end and lines:
             self.scroll_end(animate=False)
+
+    def _put(self, lines: list[str]) -> None:
+        for line in lines:
+            self._texts.append((len(self.lines), line))
+            text = Text(line, overflow="fold")
+            if self._searched:
+                text.highlight_words([self._searched], "reverse", case_sensitive=False)
+            self.write(text)
 
     def on_resize(self, event: events.Resize) -> None:
         """Wrap the lines at a new width."""
         if event.size.width == self._wrapped_at:
             return
         self._wrapped_at = event.size.width
+        self._put_again()
+        self.scroll_end(animate=False)
+
+    def _put_again(self) -> None:
         texts = [line for _, line in self._texts]
         self.clear()
         self._texts.clear()
-        self.add(texts)
+        self._put(texts)
 
-    def places(self, text: str) -> list[int]:
-        """The first rows of the lines that contain this text, in either case."""
-        return [row for row, line in self._texts if text.casefold() in line.casefold()]
+    def search(self, text: str) -> None:
+        """Show where this text is, in either case."""
+        self._searched = text
+        self._put_again()
+
+    @property
+    def places(self) -> list[int]:
+        """The first rows of the lines that contain what is searched."""
+        text = self._searched.casefold()
+        return [row for row, line in self._texts if text and text in line.casefold()]
 
 
 class LogScreen(WidgetScreen):
@@ -98,7 +116,8 @@ class LogScreen(WidgetScreen):
         """Show the newest match."""
         if text:
             self._searched = text
-            self._go(len(self.body.places(text)) - 1)
+            self.body.search(text)
+            self._go(len(self.body.places) - 1)
 
     def action_older(self) -> None:
         """Show the match before."""
@@ -109,7 +128,7 @@ class LogScreen(WidgetScreen):
         self._go(self._place + 1)
 
     def _go(self, place: int) -> None:
-        places = self.body.places(self._searched) if self._searched else []
+        places = self.body.places
         text = foreign(self._searched)
         if not places:
             self.say(f"no line contains {text!r}" if text else "")

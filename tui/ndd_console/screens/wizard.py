@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partialmethod
 from typing import TYPE_CHECKING, Literal, get_args
 
 from textual.widget import Widget
 
 from ndd_console.jobs.wizard import Field, Preview, WizardJob
+from ndd_console.render.rows import block_rows
 from ndd_console.view.bars import progress_line
 from ndd_console.view.frame import Entry
 from ndd_console.view.keys import WIZARD_KEYS, Key
-from ndd_console.view.rows import BLANK, aligned, cells, ends, fit, paragraph, rule, shorten, wrap
+from ndd_console.view.rows import BLANK, aligned, cells, ends, fit, paragraph, rule, shorten
 from ndd_console.view.scatter import plot_rows
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList
+from ndd_console.words.blocks import Block
 from ndd_console.words.wizard import COLUMNS, applicable, remark
 from ndd_engine.errors import NddError
-from ndd_engine.text import MISSING, duration, foreign, number, printable, size
+from ndd_engine.text import MISSING, duration, foreign, number, size
 
 from .base import WidgetScreen
 from .pages import HelpScreen
@@ -57,16 +60,11 @@ def trail(page: Page, width: int) -> Row:
     return ends(((page, "accent"),), ((f"{here + 1} of {len(PAGES)}", "dim"),), width)
 
 
-def machine_rows(lines: Sequence[str] | None, width: int) -> list[Row]:
+def machine_rows(machine: Sequence[Block] | None, width: int) -> list[Row]:
     """The detected hardware."""
-    if lines is None:
+    if machine is None:
         return [(("detecting the hardware…", "dim"),)]
-    rows = [rule("this machine", width)]
-    for line in map(printable, lines):
-        in_columns = "  " in line.strip()  # do not wrap
-        parts = [shorten(line, width)] if in_columns else wrap(line, width) or [""]
-        rows += [((part, "text"),) for part in parts]
-    return rows
+    return [rule("this machine", width), *block_rows(machine, width)]
 
 
 def workload_rows(workloads: Sequence[StartRow], width: int) -> list[Row]:
@@ -411,15 +409,12 @@ class WizardScreen(WidgetScreen):
         else:
             self._turn(page)
 
-    def action_more(self) -> None:
-        self._change(1)
-
-    def action_less(self) -> None:
-        self._change(-1)
-
     def _change(self, by: int) -> None:
         """Change the selected answer."""
         self.say(self.source.change(self.body.highlighted or 0, by), "bad")
+
+    action_more = partialmethod(_change, 1)
+    action_less = partialmethod(_change, -1)
 
     def action_sort(self) -> None:
         self.column = (self.column + 1) % len(COLUMNS)
