@@ -1,4 +1,8 @@
-"""Every screen with strange values at every size: a whole frame, no control character, no row that is too wide."""
+"""The live screen and the diagnosis with strange values at every size, and all screens in apps and terminals.
+
+A frame is whole, without a control character and a row that is too wide. Foreign text on the other screens, at fixed
+sizes: tests/ui/test_frames.py.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +20,21 @@ from typing import Any
 
 from tests.terminal.screen import Terminal
 from tests.trial.written_runs import steady, windows, write_run
-from tests.ui import fake_tuning, fake_wizard, fakes
+from tests.ui import fakes
 from tests.ui.fake_sources import FakeHome, FakeSource, FakeTrials
 from tests.ui.pilots import text_of
 
 from ndd_console.app import ConsoleApp
 from ndd_console.render.rows import block_rows
-from ndd_console.screens import home as home_screen
-from ndd_console.screens import trial as trial_screen
-from ndd_console.screens import tuning as tuning_screen
-from ndd_console.screens import wizard as wizard_screen
-from ndd_console.screens.interfaces import RunRow, StartRow
 from ndd_console.screens.live import LiveScreen
-from ndd_console.screens.pages import help_lines, settings_lines
-from ndd_console.screens.trial import BUDGETS_S, ProposedChange, TrialState
-from ndd_console.screens.wizard import PAGES, Field
-from ndd_console.view.frame import Entry, framed, inner_width
-from ndd_console.view.keys import LIVE_KEYS
+from ndd_console.view.frame import framed, inner_width
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import width_of
-from ndd_console.view.scatter import plot_rows
 from ndd_console.view.style import COLOUR, Row, ascii_rows
 from ndd_console.widgets.canvas import Canvas, changes
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.snapshot import STATUSES, Snapshot
-from ndd_engine.trial.trial_request import Progress
-from ndd_engine.wizard.proposals import Measured
 from qa.hostile import _strange as strange
 from qa.hostile.attempts import Attempt, Kind
 
@@ -50,7 +42,7 @@ Draw = Callable[[int, int], list[Row]]
 
 
 def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
-    screens = (live, live, live, page, diagnosis, home, trial, tuning, wizard, wizard)
+    screens = (live, live, live, diagnosis)
     for number in count(1):
         make, seed = rng.choice(screens), rng.getrandbits(48)
         if number % 200 == 0:
@@ -202,112 +194,10 @@ def in_frame(make: Callable[[int, int], list[Row]]) -> Draw:
     return lambda width, height: framed(make(inner_width(width), height), [], width, height)
 
 
-def rows_of(entries: list[Entry]) -> list[Row]:
-    return [row for item in entries for row in item.rows]
-
-
-def page(rng: random.Random) -> Draw:
-    lines = rng.choice((partial(help_lines, LIVE_KEYS), partial(settings_lines, snapshot(rng))))
-    return in_frame(lambda width, height: lines(width))
-
-
 def diagnosis(rng: random.Random) -> Draw:
     found = snapshot(rng)
     result, name, can_try = result_of(rng, found), strange.text(rng), rng.random() < 0.5
     return in_frame(lambda width, height: block_rows(diagnosis_blocks(found, result, name, can_try), width))
-
-
-def home(rng: random.Random) -> Draw:
-    run = RunRow("charlm-003", "chartext", "training", 4_218, 6_900, fakes.T0, "loss 1.498", True)
-    start = StartRow("chartext", "character-level text model", "sizes tiny, mini")
-    machine = tuple(strange.text(rng) for _ in range(rng.randrange(5)))
-    starts = tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(6)))
-    runs = tuple(strange.mutated(rng, run, 0.4) for _ in range(rng.randrange(30)))
-    return in_frame(
-        lambda width, height: [
-            *home_screen.heading(machine, width, height), *rows_of(home_screen.entries(starts, runs, width))
-        ]
-    )  # fmt: skip
-
-
-def trial(rng: random.Random) -> Draw:
-    offered = tuple(
-        ProposedChange(
-            strange.mutated(rng, fakes.FINDING.changes[0], 0.4), strange.mutated(rng, fakes.FINDING, 0.4)
-        )
-        for _ in range(rng.randrange(5))
-    )
-    progress = Progress("measuring", 12.0, 60.0, 3, 1.1, 0.96, 1.26)
-    state = TrialState(
-        rng.choice(("choose", "measure", "result")), strange.text(rng), offered,
-        rng.choice(("", strange.text(rng))),
-        tuple(strange.mutated(rng, fakes.trial_event(), 0.3) for _ in range(rng.randrange(4))),
-        (strange.text(rng),), rng.choice(("", strange.text(rng))), rng.choice(BUDGETS_S),
-        rng.choice((None, strange.mutated(rng, progress, 0.3))), rng.random() < 0.3,
-        rng.choice((None, strange.mutated(rng, fakes.trial_event(), 0.3))), rng.choice(("", strange.text(rng))),
-    )  # fmt: skip
-
-    def draw(width: int, height: int) -> list[Row]:
-        if state.stage == "measure":
-            return trial_screen.measuring(state, width)
-        if state.stage == "result":
-            return trial_screen.result(state, width, height)
-        return [
-            *trial_screen.heading(state, width, height), *rows_of(trial_screen.entries(state, width)),
-            *trial_screen.problems(state, width, height),
-        ]  # fmt: skip
-
-    return in_frame(draw)
-
-
-def tuning(rng: random.Random) -> Draw:
-    state = strange.mutated(
-        rng, rng.choice((fake_tuning.MEASURING, fake_tuning.DONE)), rng.choice((0.05, 0.3))
-    )
-    stopping = rng.random() < 0.3
-    return in_frame(
-        lambda width, height: [
-            *tuning_screen.table(state.rows, width),
-            *tuning_screen.progress_rows(state, stopping, width, height),
-            *tuning_screen.result_rows(state, width, height),
-        ]
-    )
-
-
-def wizard(rng: random.Random) -> Draw:
-    share = rng.choice((0.05, 0.3))
-    measured = replace(fake_wizard.ROWS[0], measured=Measured(0.12, 6 * fakes.GB))
-    known = (*fake_wizard.ROWS, measured)
-    rows = tuple(
-        strange.mutated(rng, rng.choice(known), share, strange.POSITIVE) for _ in range(rng.randrange(12))
-    )
-    start = StartRow("chartext", "character-level text model", "sizes tiny, mini")
-    texts = tuple(strange.text(rng) for _ in range(rng.randrange(6)))
-    fields = tuple(strange.mutated(rng, Field("goal", "throughput", "speed"), 0.4) for _ in range(3))
-    workloads = tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(5)))
-    column, progress = rng.randrange(12), (rng.choice((0.0, 0.4, 1.0)), rng.choice((None, 9.0, 1e12)))
-    lines, stage = rng.choice((None, texts)), strange.text(rng)
-    chosen, diff = rng.choice((None, *rows)), rng.random() < 0.3
-    parts: dict[str, Callable[[int], list[Row]]] = {
-        "machine": lambda width: wizard_screen.machine_rows(lines, width),
-        "workload": lambda width: wizard_screen.workload_rows(workloads, width),
-        "goal": lambda width: [
-            *wizard_screen.field_rows(fields, width), *wizard_screen.data_rows(texts[:2], width)
-        ],
-        "probing": lambda width: wizard_screen.progress_rows(stage, *progress, width),
-        "trade-offs": lambda width: [
-            *wizard_screen.table_rows(rows, rows[:3], rows[1:3], column, width),
-            *(wizard_screen.about_rows(chosen, width) if chosen is not None else ()),
-            *plot_rows(rows, rows[:3], chosen, width, 10),
-        ],
-        "verify": lambda width: [
-            *wizard_screen.verified_rows(rows[:4], chosen, width),
-            *wizard_screen.advice_rows(rows[:4], stage, "warn", width),
-        ],
-        "file": lambda width: wizard_screen.file_rows(texts, diff, width),
-    }  # fmt: skip
-    page = rng.choice(PAGES)
-    return in_frame(lambda width, height: [wizard_screen.trail(page, width), *parts[page](width)])
 
 
 KIND = Kind(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from observed import Ran, run
+from tests.tiers import few
 
 from ndd_engine.diagnose import diagnose
 from ndd_engine.hardware.detect import detect
@@ -63,6 +64,7 @@ def test_a_phase_takes_as_long_as_its_kernels_though_the_host_is_faster(plain: R
     assert plain.word("waits") == "0"
 
 
+@pytest.mark.slow
 def test_where_the_host_is_slower_the_device_waits_in_the_phase_of_the_host(tmp_path: Path) -> None:
     found = device_ns(on_gpu(tmp_path, 0.1, 0.1, 20.0))
     assert found["other"] > 19 * MS  # between the steps
@@ -77,6 +79,7 @@ def test_losses_arrive_without_waiting_and_belong_to_their_step(plain: Ran) -> N
     assert losses[-1][0] <= int(plain.word("steps"))
 
 
+@pytest.mark.slow
 def test_a_mode_of_the_script_sees_its_own_calls_only(tmp_path: Path) -> None:
     ran = on_gpu(tmp_path, 1.0, 1.0, 1.0, "mode", "copies")
     seen = ran.out.split("seen ")[1].split()
@@ -85,6 +88,7 @@ def test_a_mode_of_the_script_sees_its_own_calls_only(tmp_path: Path) -> None:
     assert [one["loss"] for one in ran.of("window") if one["loss"] is not None]
 
 
+@pytest.mark.slow
 def test_a_scaled_loss_is_shown_unscaled_and_a_phase_on_another_stream_is_timed(tmp_path: Path) -> None:
     ran = on_gpu(tmp_path, 2.0, 2.0, 1.0, "scaled", "streams")
     losses = [one["loss"] for one in ran.of("window") if one["loss"] is not None]
@@ -108,6 +112,7 @@ def test_an_evaluation_is_in_no_device_time_of_a_step(tmp_path: Path) -> None:
     assert 2.9 * MS * (evaluations - 10) <= spent < 6.0 * MS * (evaluations + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["warms", "apart"])
 def test_a_gpu_is_timed_though_the_first_loss_is_on_the_cpu(tmp_path: Path, word: str) -> None:
     ran = on_gpu(tmp_path, 4.0, 8.0, 0.0, word)
@@ -119,6 +124,7 @@ def test_a_gpu_is_timed_though_the_first_loss_is_on_the_cpu(tmp_path: Path, word
         assert losses[-1] == pytest.approx(float(ran.word("loss")))
 
 
+@pytest.mark.slow
 def test_a_training_that_moves_to_another_gpu_is_timed_there(tmp_path: Path) -> None:
     ran = on_gpu(tmp_path, 4.0, 8.0, 0.0, "moves", seconds=3)
     assert list(dict.fromkeys(one["device"] for one in ran.of("run"))) == ["", "cuda:0", "cuda:1"]
@@ -126,6 +132,7 @@ def test_a_training_that_moves_to_another_gpu_is_timed_there(tmp_path: Path) -> 
     assert not ran.marks("not timed on the GPU") and ran.word("waits") == "0"
 
 
+@pytest.mark.slow
 def test_its_memory_and_which_gpu_of_the_machine_it_is_are_told(plain: Ran) -> None:
     memory = plain.of("memory")[-1]
     assert (memory["free_bytes"], memory["total_bytes"], memory["growth_bytes"]) == (700, 1000, 200)
@@ -137,10 +144,13 @@ def test_its_memory_and_which_gpu_of_the_machine_it_is_are_told(plain: Ran) -> N
 
 @pytest.mark.parametrize(
     ("word", "what", "reason"),
-    [
-        ("broken", "steps are not timed", "not callable"),
-        ("uncounted", "memory of the GPU is not", "getDeviceStats"),
-    ],
+    few(
+        [
+            ("broken", "steps are not timed", "not callable"),
+            ("uncounted", "memory of the GPU is not", "getDeviceStats"),
+        ],
+        1,
+    ),
 )
 def test_an_error_of_the_clock_or_the_allocator_costs_its_figures_only(
     tmp_path: Path, word: str, what: str, reason: str
@@ -166,6 +176,7 @@ def causes(ran: Ran) -> list[str]:
     return [item.cause for item in diagnose(state.snapshot())]
 
 
+@pytest.mark.slow
 def test_the_diagnosis_of_a_script_is_that_of_its_device(tmp_path: Path) -> None:
     """Of the host, all times of the first one are waits for its full queue; those of the second one are its own."""
     assert causes(on_gpu(tmp_path / "slow", 20.0, 20.0, 0.0, seconds=4)) == ["healthy"]
@@ -178,12 +189,14 @@ def test_copies_to_the_gpu_are_timed(tmp_path: Path) -> None:
     assert device_ns(ran)["to_device"] > 0
 
 
+@pytest.mark.slow
 def test_a_class_of_tensors_with_a_table_of_functions_finds_those_that_it_knows(tmp_path: Path) -> None:
     """torch gives `__torch_function__` what torch.Tensor has under the name of a method (THPVariable_to)."""
     ran = on_gpu(tmp_path, 0.1, 0.1, 0.0, "copies", "subclass")
     assert ran.word("kinds") == "Image"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["casts", "inside"])
 def test_casts_and_copies_within_the_forward_pass_are_no_copies_to_the_gpu(tmp_path: Path, word: str) -> None:
     ran = on_gpu(tmp_path, 0.1, 0.1, 0.0, word)

@@ -6,17 +6,15 @@ All rules, with what is recorded of each kind of run: tests/diagnose/test_kinds_
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from qa.faults.cases import Case, chosen
 from qa.faults.innocent import all_cases
-from qa.faults.observed import observed
 from qa.faults.script_faults import FAULTS, Fault, observe
 
 # The others run with `make test-slow`.
-QUICK = {"slow-item", "worker-restart", "recompile", "garbage"}
+QUICK = {"slow-item", "garbage"}
 OWN = ("worker-restart:high", "leak:high", "gc:high", "slow-storage:high", "user-code:high", "recompile:high")
 # These show in the samples of the memory.
 SECONDS, LEAK_SECONDS = 6.0, 14.0
@@ -44,13 +42,3 @@ def test_of_a_script(tmp_path: Path, fault: Fault) -> None:
 def cases() -> list[Case]:
     found = chosen([case for case in all_cases(gpu=False) if case.kind == "fault"], OWN, [])
     return list({case.fault: case for case in found}.values())
-
-
-@pytest.mark.budget(40)
-@pytest.mark.slow
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.fault)
-def test_of_an_own_model(tmp_path: Path, case: Case) -> None:
-    found = observed(
-        replace(case, seconds=LEAK_SECONDS if case.fault == "leak" else SECONDS), tmp_path, (), alone=False
-    )
-    assert case.fault in {finding.cause for finding in found.findings}

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from script_help import CONSOLE, environment, start
 from test_torchrun import SCRIPT
+from tests.tiers import few
 from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.long
@@ -77,14 +78,17 @@ def test_pairs_of_launchers_compare_losses_and_what_a_step_consists_of(recorded:
 
 @pytest.mark.parametrize(
     ("fault", "verdict", "named"),
-    [
-        ("raise ValueError('planted')", "failed", "rank 1: ValueError: planted"),
-        (
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            "out of memory",
-            "rank 1: its process was killed by signal 9",
-        ),
-    ],
+    few(
+        [
+            ("raise ValueError('planted')", "failed", "rank 1: ValueError: planted"),
+            (
+                "os.kill(os.getpid(), signal.SIGKILL)",
+                "out of memory",
+                "rank 1: its process was killed by signal 9",
+            ),
+        ],
+        1,
+    ),
 )
 @pytest.mark.budget(60)
 def test_the_rank_that_dies_is_named_and_the_others_end(

@@ -29,11 +29,3 @@ def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
         assert terminal.wait() == 1  # stopped before its end
         assert terminal.echoes() and "workers" in terminal.words
     assert read(output).resolve().workload.name == "eeg"
-
-
-def test_an_unknown_setting_is_reported_without_a_screen_left_behind(tmp_path: Path) -> None:
-    with Terminal("tune", "--only", "wrokers", runs=tmp_path / "runs", columns=100) as terminal:
-        terminal.until("--only wrokers")
-        terminal.press("q")
-        assert terminal.wait() == 2
-        assert terminal.echoes() and "--only wrokers" in terminal.words
