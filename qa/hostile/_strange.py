@@ -7,7 +7,7 @@ import math
 import random
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -29,7 +29,6 @@ NUMBERS = (
     0, 1, -1, 2, 7, 99, 1023, 10**6, 10**9, 10**15, 2**63 - 1, -(2**63),
     0.0, -0.0, 0.5, 1.0, 1e-300, 1e-9, 1.5, 99.95, 1e6, 1e15, 1e300, -1e300, math.nan, math.inf, -math.inf,
 )  # fmt: skip
-POSITIVE = (1, 2, 7, 99, 1023, 10**6, 10**12, 0.25, 1.5, 1e-6, 1e6)
 SIZES = (1, 2, 3, 5, 8, 10, 19, 20, 23, 24, 27, 39, 40, 41, 44, 48, 60, 72, 80, 100, 120, 150, 200, 300)
 
 
@@ -55,16 +54,13 @@ def anything(rng: random.Random, depth: int = 2) -> Any:
     return (None, rng.random() < 0.5, rng.choice(NUMBERS), rng.choice(NUMBERS), text(rng))[kind]
 
 
-def mutated(rng: random.Random, value: Any, share: float, numbers: Sequence[float] = NUMBERS) -> Any:
-    """A copy of a dataclass in which about `share` of all values are strange ones of their types.
-
-    numbers: those to use.
-    """
+def mutated(rng: random.Random, value: Any, share: float) -> Any:
+    """A copy of a dataclass in which about `share` of all values are strange ones of their types."""
     hints = _hints(type(value))
     changes = {}
     for item in dataclasses.fields(value):
         if item.init:
-            changes[item.name] = _mutated(rng, getattr(value, item.name), hints[item.name], share, numbers)
+            changes[item.name] = _mutated(rng, getattr(value, item.name), hints[item.name], share)
     return dataclasses.replace(value, **changes)
 
 
@@ -78,7 +74,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind, localns=more, include_extras=True)
 
 
-def _mutated(rng: random.Random, value: Any, hint: Any, share: float, numbers: Sequence[float]) -> Any:
+def _mutated(rng: random.Random, value: Any, hint: Any, share: float) -> Any:
     if typing.get_origin(hint) is typing.Annotated:
         hint = hint.__origin__
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -88,47 +84,41 @@ def _mutated(rng: random.Random, value: Any, hint: Any, share: float, numbers: S
         kinds = [arg for arg in args if arg is not types.NoneType]
         if value is None:
             plain = [kind for kind in kinds if kind in (int, float, str)]
-            return (
-                _mutated(rng, None, rng.choice(plain), 1.0, numbers)
-                if plain and rng.random() < share
-                else None
-            )
+            return _mutated(rng, None, rng.choice(plain), 1.0) if plain and rng.random() < share else None
         hint = kinds[0]
         origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return mutated(rng, value, share, numbers)
+        return mutated(rng, value, share)
     if isinstance(value, tuple) and not args:
         return value
     if origin is tuple and Ellipsis not in args and isinstance(value, (list, tuple)):
         # The reader of records checks the length and the types of such rows.
         pairs = zip(value, args, strict=True)
-        return type(value)(_mutated(rng, item, kind, share, numbers) for item, kind in pairs)
+        return type(value)(_mutated(rng, item, kind, share) for item, kind in pairs)
     if isinstance(value, (tuple, list)):
-        return _sequence(rng, value, args, share, numbers)
+        return _sequence(rng, value, args, share)
     if isinstance(value, Mapping):
-        return _mapping(rng, value, args, share, numbers)
+        return _mapping(rng, value, args, share)
     if rng.random() >= share or origin is typing.Literal:
         return value
     if hint is bool:
         return rng.random() < 0.5
     if hint is int:
-        return rng.choice([number for number in numbers if isinstance(number, int)])
+        return rng.choice([number for number in NUMBERS if isinstance(number, int)])
     if hint is float:
-        return rng.choice(numbers)
+        return rng.choice(NUMBERS)
     if hint is str:
         return text(rng)
     return anything(rng) if hint in (Any, object) else value
 
 
-def _sequence(
-    rng: random.Random, value: Any, args: tuple[Any, ...], share: float, numbers: Sequence[float]
-) -> Any:
+def _sequence(rng: random.Random, value: Any, args: tuple[Any, ...], share: float) -> Any:
     fixed = isinstance(value, tuple) and args and args[-1] is not Ellipsis
     if not fixed and rng.random() < share / 2:
         return type(value)()
     hints = args if fixed else (args[0] if args else Any,) * len(value)
     few = share if len(value) < 30 else share / 10
-    out = [_mutated(rng, item, hint, few, numbers) for item, hint in zip(value, hints, strict=True)]
+    out = [_mutated(rng, item, hint, few) for item, hint in zip(value, hints, strict=True)]
     if not fixed and out and rng.random() < share / 2:
         out *= rng.choice((2, 5, 20)) if len(out) < 30 else 2
     return type(value)(out)
@@ -139,7 +129,6 @@ def _mapping(
     value: Mapping[Any, Any],
     args: tuple[Any, ...],
     share: float,
-    numbers: Sequence[float],
 ) -> Any:
     hint = args[1] if len(args) == 2 else Any
     out = {}
@@ -147,5 +136,5 @@ def _mapping(
         if rng.random() < share / 4:
             continue
         name = text(rng) if rng.random() < share / 4 else key
-        out[name] = _mutated(rng, item, hint, share, numbers)
+        out[name] = _mutated(rng, item, hint, share)
     return out
