@@ -23,8 +23,6 @@ def test_first_batches_of_later_epochs_have_their_own_time(tmp_path: Path, form:
     assert least_s * 1e9 <= first <= phases["data_wait"]
     assert sum(window["steps"] for window in ran.of("window")) == int(ran.word("STEPS"))
     assert sum(phases.values()) == sum(window["wall_ns"] for window in ran.of("window"))
-    # A step with a first batch counts as the others do, without that batch.
-    assert all(window["step_max_ns"] < 0.2e9 for window in ran.of("window") if window["step_max_ns"])
 
 
 def test_recompilations_are_told_with_their_reason_and_the_limit(tmp_path: Path) -> None:
