@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.waiting import LIMIT_S
 
 from ndd_engine.config import read
 from ndd_engine.config.workload_sections import WORKLOADS
@@ -146,7 +147,7 @@ def test_neighbours_end_with_the_case_and_with_the_suite() -> None:
         [sys.executable, "-c", program], cwd=root, capture_output=True, check=True, text=True
     )
     with pytest.raises(psutil.NoSuchProcess):
-        psutil.Process(int(killed.stdout)).wait(20)
+        psutil.Process(int(killed.stdout)).wait(LIMIT_S)
         psutil.Process(int(killed.stdout))
 
 

@@ -260,6 +260,7 @@ def test_unreliable_configurations_have_a_caveat(sets: list[str], words: str) ->
     assert (words in found) if words else found == ""
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_steps_are_timed_at_several_batch_sizes(monkeypatch: pytest.MonkeyPatch, chartext: Prober) -> None:
     clock = Clock(monkeypatch)

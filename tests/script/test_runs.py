@@ -138,7 +138,7 @@ def test_slow_data_is_named_with_its_function(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", few([signal.SIGINT, signal.SIGTERM], 1))
 def test_a_signal_reaches_the_script_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "slow.py").write_text(SLOW.replace("STEPS", "80000"))
     process = start(tmp_path, "run", "--", sys.executable, "slow.py")
