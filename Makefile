@@ -2,10 +2,10 @@
 #   make run     set up and train the default workload in the console
 #   make test    set up and run lint, types, import contracts, docs, and a quick test of each promise
 #   make serve   set up and list the screens; with SCREEN=live, open one with recorded data
-# Others: test-all (also the tests that take seconds each), test-slow (those that take longer), test-textual (the UI
-# tests with the lowest and the highest Textual), test-extras (every optional dependency, installed and used), docs,
-# dist, bench, faults (planted faults, about 70 minutes), hostile (damaged files, kills, limits, fuzzed input), gpu
-# (measures a machine with an NVIDIA GPU in an hour, ARGS=--quick in 15 minutes), screenshots.
+# Others: test-all (also the tests that take seconds each), test-slow (more cases, and those that take longer),
+# test-textual (the UI tests with the lowest and the highest Textual), test-extras (every optional dependency,
+# installed and used), docs, dist, bench, faults (planted faults, about 70 minutes), hostile (damaged files, kills,
+# limits, fuzzed input), gpu (measures a machine with an NVIDIA GPU in an hour, ARGS=--quick in 15 minutes), screenshots.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,8 +15,8 @@ GPU_VENV ?= $(VENV)-gpu
 EXTRAS_VENV ?= $(VENV)-extras
 # All optional dependencies of pyproject.toml; tests/extras fails when one is missing here.
 EXTRAS ?= dev,docs,tensorboard,safetensors,wandb,mlflow,lightning,transformers,bench
-# Tests at a time, also on two cores: many of them wait for other processes most of their time.
-JOBS ?= 4
+# Tests at a time, also on two cores: some of them wait for other processes. Each worker imports torch for itself.
+JOBS ?= 3
 # Compiled files are kept: without them each of hundreds of processes compiles the packages, and each worker the tests.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 15 --durations-min 2
@@ -63,9 +63,8 @@ test-textual: $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)/.dev
 			--ignore tests/ui/test_snapshots.py || exit 1; \
 	done
 
-# pytest compiles the tests when it collects them; its workers would all do so at the same time, and tell every error.
-compiled: $(VENV)/.dev
-	@$(BIN)/python -m pytest --collect-only -qq -o addopts= >/dev/null || true
+# pytest compiles the tests when it collects them; the first time, its workers would all do so at the same time.
+compiled: $(VENV)/.compiled
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -121,6 +120,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	@echo "installing torch, the dependencies and the development tools into $(VENV); this takes a few minutes" >&2
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.run
+
+$(VENV)/.compiled: $(VENV)/.dev
+	@$(BIN)/python -m pytest --collect-only -qq -o addopts= >/dev/null || true
+	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev
 	@$(PIP) --editable '.[dev,docs]'

@@ -3,7 +3,8 @@
 A test that starts Python processes, or computes for over a second, is marked `long`. `make test` runs those that are
 not, and those that are marked `promise` as well: for most promises of tests/PROMISES.md. A test that starts a process
 without being marked fails. With NDD_TEST_BUDGET=1, which `make test-all` sets, a test fails that takes more processor
-time than its tier allows, or than its mark `budget` says. What is marked `slow` is in no tier but `make test-slow`.
+time than its tier allows, or than its mark `budget` says. What is marked `slow` is in no tier but `make test-slow`: of
+each kind of long test at least one stays in `make test-all`, and the further ones and further cases (`few`) are slow.
 
 Long tests begin first: those of FIRST, and of these the ones with the largest budget. NDD_TEST_UNTIL is a Unix time in
 seconds, after which no `long` test begins: CI has 20 minutes, also on a slow machine. These tests are skipped, and the
@@ -21,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +49,19 @@ def _heard(event: str, given: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_heard)
+
+
+def few(cases: Sequence[Any], number: int) -> list[Any]:
+    """The cases of a test, of which all but the first ones are slow."""
+    slow = []
+    for case in cases[number:]:
+        values, more = getattr(case, "values", case), getattr(case, "marks", ())
+        slow.append(
+            pytest.param(
+                *(values if isinstance(values, tuple) else (values,)), marks=[*more, pytest.mark.slow]
+            )
+        )
+    return [*cases[:number], *slow]
 
 
 def started(command: str) -> None:

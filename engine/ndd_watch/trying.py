@@ -1,9 +1,9 @@
 """A process of a trial: the script trains in runs when it is told to, with changes applied to it.
 
 NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …], "given": {key: value}, "original": folder, "outside":
-bool, "seeded": bool}: the changes of each side of this process (none for the baseline), arguments and variables that it
-was started with, the folder whose copy it runs in, whether it may write elsewhere, and whether a script that sets no
-seed gets one.
+bool, "seeded": bool}. These are the changes of each side of this process (none for the baseline), arguments and
+variables that it was started with, and the folder whose copy it runs in. The last two say whether it may write
+elsewhere, and whether a script that sets no seed gets one.
 Each rank connects and says which one it is. A run begins and ends at the end of a step. The process ends without
 running the rest of the script, which could write where it should not.
 """

@@ -214,7 +214,7 @@ def _restored() -> Iterator[None]:
 KIND = Kind(
     name="awkward models, data and losses",
     holds="it trains and resumes bit for bit, or one message names what is wrong; nothing is lost or left behind",
-    full=298,
+    full=269,
     short=10,
     attempts=make,
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiers import few
 from tests.waiting import LIMIT_S, until
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -30,7 +31,6 @@ from ndd_engine import (
     Result,
     RunEvent,
     Snapshot,
-    TrialEvent,
     UsageError,
     WindowEvent,
     find_bottlenecks,
@@ -166,7 +166,7 @@ def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("presses", few([1, 2], 1))
 def test_ctrl_c_saves_a_checkpoint_and_raises_keyboard_interrupt(tmp_path: Path, presses: int) -> None:
     endless = {**TINY, "run": {"threads": 1, "device": "cpu", "epochs": 100_000}}
     code = (
@@ -278,33 +278,6 @@ def test_there_is_no_such_run(trained: Result, tmp_path: Path) -> None:
 def test_a_snapshot_is_diagnosed(trained: Result) -> None:
     found = find_bottlenecks(trained.snapshot)
     assert found and all(finding.title and finding.cause for finding in found)
-
-
-@pytest.mark.slow
-def test_a_trial_is_measured_and_recorded_in_its_run(tmp_path: Path) -> None:
-    result = run_training(TINY, run="one", runs=tmp_path)
-    stages: list[str] = []
-    event = run_trial(
-        result.record,
-        {"batch.micro": 128},
-        90,  # ends as soon as the result is clear
-        runs=tmp_path,
-        on_progress=lambda now: stages.append(now.stage),
-    )
-    assert isinstance(event, TrialEvent)
-    assert event.sets == ["batch.micro=128"] and event.against == "run one"
-    assert event.verdict == "faster" and event.low is not None and event.low > 1, event.text
-    assert any("measuring" in stage for stage in stages)
-    assert [item.text for item in result.record.snapshot().trials] == [event.text]
-
-
-@pytest.mark.parametrize(
-    ("baseline", "sets"),
-    [(TINY, ()), (TINY, {"batch.micro": 16}), ("gone", "batch.micro=3"), ("gone.toml", "batch.micro=3")],
-)
-def test_what_cannot_be_tried_is_refused(tmp_path: Path, baseline: Any, sets: Any) -> None:
-    with pytest.raises(UsageError):
-        run_trial(baseline, sets, 5, runs=tmp_path)
 
 
 @pytest.mark.long

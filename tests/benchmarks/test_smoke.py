@@ -12,8 +12,8 @@ from benchmarks.__main__ import NAMES
 ROOT = Path(__file__).parents[2]
 # Needs Lightning and Accelerate, which the tests do without.
 OWN_ENVIRONMENT = "rivals"
-# One for each kind of thing that is measured: a screen, a script, our own training. The others are slow.
-OFTEN = {"screen", "observe", "steps"}
+# A screen and a script. The others are slow.
+OFTEN = {"screen", "observe"}
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ ENDLESS = ("--set", "workload.size=tiny", "--set", "run.epochs=100000", "--set",
 
 
 def environment(**extra: str) -> dict[str, str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **extra}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8", **extra}  # as in terminals: one server
     for name in ("NDD_RUNS", "NO_COLOR"):
         if name not in extra:
             env.pop(name, None)

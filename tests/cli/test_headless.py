@@ -71,7 +71,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def test_without_a_terminal_train_runs_headless_and_logs(tmp_path: Path) -> None:
     """A signal that comes while Python ends does not change the status."""
     process = start(
-        "train", "--run", "one", "--max-steps", "40", "--set", "log.headless_s=0.2", folder=tmp_path
+        "train", "--run", "one", "--max-steps", "40", "--set", "log.headless_s=0.1", folder=tmp_path
     )
     assert process.stdout is not None
     lines = []
@@ -212,7 +212,9 @@ def test_a_deleted_run_folder_ends_the_run_as_failed(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "one").exists()
 
 
-@pytest.mark.parametrize("as_json", [False, pytest.param(True, marks=pytest.mark.promise)])
+@pytest.mark.parametrize(
+    "as_json", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.promise)]
+)
 def test_a_run_whose_capture_fails_goes_on_in_a_new_process(tmp_path: Path, as_json: bool) -> None:
     command = capture_fails(tmp_path)
     done = run(*command, *["--json"] * as_json, folder=tmp_path, PYTHONPATH=str(tmp_path))
@@ -271,6 +273,7 @@ def test_reader_that_stops_reading_stops_neither_run_nor_record(tmp_path: Path) 
         assert status(tmp_path) == "done"
 
 
+@pytest.mark.slow
 def test_a_run_whose_reader_stopped_reading_exits_with_its_status(tmp_path: Path) -> None:
     with unread(tmp_path) as process:
         wait_for(tmp_path, '"step":50')

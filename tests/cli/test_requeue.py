@@ -90,6 +90,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path
     assert row["name"] == "job"
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_name_that_is_taken_and_a_run_that_has_finished_are_left_as_they_are(tmp_path: Path) -> None:
     short = ("--set", "workload.size=tiny", "--set", "evaluate.at_end=false")

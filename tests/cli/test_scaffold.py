@@ -103,6 +103,7 @@ def test_names_that_cannot_be_imported(tmp_path: Path, path: str) -> None:
 # Where a module is found
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_resume_finds_its_module_from_elsewhere_and_a_moved_one_once_it_is_said_where(
     tmp_path: Path,
@@ -117,6 +118,7 @@ def test_a_resume_finds_its_module_from_elsewhere_and_a_moved_one_once_it_is_sai
     assert run(*resume, "8", "--set", 'workload.path=["elsewhere"]', folder=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_configuration_file_finds_the_module_beside_it(tmp_path: Path) -> None:
     write(tmp_path / "project", "module_beside")
@@ -162,6 +164,7 @@ def test_an_item_that_fails_in_a_worker_is_named_with_its_place(tmp_path: Path) 
     assert "ValueError" in told and "data_wait" in told and place in told
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_what_the_module_prints_does_not_get_between_the_data(tmp_path: Path) -> None:
     call_of = "    return dict("

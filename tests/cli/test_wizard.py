@@ -29,6 +29,7 @@ def test_the_written_file_trains(tmp_path: Path) -> None:
     assert again.returncode == 2 and (tmp_path / "mine.toml").read_text() == written.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_for_a_gpu_that_is_not_in_this_machine(tmp_path: Path) -> None:
     done = run(
@@ -61,6 +62,7 @@ def test_progress_prints_each_stage_once() -> None:
     assert "\x1b" not in told[1]
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.budget(25)
 def test_a_file_is_changed_and_an_invalid_one_is_rejected_first(

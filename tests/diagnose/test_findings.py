@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cases import HAZARDS, NEIGHBOUR, PAIRS
 from pairs import Pair
-from planted_runs import Planted, alone, cores, evaluated, files, healthy, seen
+from planted_runs import Planted, alone, cores, evaluated, files, healthy
 
 from ndd_engine.config import read
 from ndd_engine.diagnose import CAUSES, Finding, diagnose
@@ -206,17 +206,6 @@ def test_a_finding_is_json() -> None:
         for item in pair.guilty.found():
             json.dumps(item.to_dict(), allow_nan=False)
             assert item.cause in CAUSES
-
-
-def test_foreign_text_is_made_safe() -> None:
-    looks = seen(("data_wait", "a\x1b.py", 1, "f\n", 40, 1))
-    host = cores(2.0, 1.0, neighbours=[{"pid": 1, "name": "\x1b[31mred", "cores": 1.0}])
-    run = Planted(phases=healthy(data_wait=20.0), stacks=looks, host=host, baseline=alone(micro_ns=9e6))
-    assert {"data-wait", "neighbour-cores"} <= set(run.causes())
-    for item in run.found():
-        texts = [item.title, *(part.text for part in item.evidence), *(part.text for part in item.changes)]
-        texts += [part.where or "" for part in item.changes]
-        assert all(text.isprintable() for text in texts), texts
 
 
 def test_the_neighbour_is_named() -> None:

@@ -80,10 +80,5 @@ def test_a_loss_that_had_grown_says_so() -> None:
     assert "lower learning rate" in found.changes[0].text
 
 
-def test_foreign_names_are_printable() -> None:
-    found = run(LOST, what="input", name="\x1b[31mx" * 40, nan=True, share=1.0).verdict()
-    assert "\x1b" not in found.title and len(found.title) < 200
-
-
 def test_it_is_no_finding_any_more_when_losses_are_finite_again() -> None:
     assert "not-finite" not in Planted(window={"skipped": 0, "loss_scale": 65536.0}).causes()

@@ -114,12 +114,6 @@ def test_workers_that_start_for_each_epoch(first_ms: float, persistent: bool) ->
         assert found["worker-restart"].sets == ("loader.persistent=true",)
 
 
-@pytest.mark.parametrize("grows", [2 * MEMORY, 0])
-def test_memory_of_the_process_that_trains(grows: int) -> None:
-    used = [400 * MEMORY + grows * 20 * window for window in range(12)]
-    assert ("leak" in findings(used=used, host=cores(1.9, 1.9))) == bool(grows)
-
-
 @pytest.mark.parametrize(("kept", "found"), [(15, True), (40, False)])
 def test_memory_that_is_kept_for_an_epoch_and_then_released(kept: int, found: bool) -> None:
     """With the innocent twin: it grows while a cache is filled, once, and stays. Resident memory stays in both."""
@@ -293,9 +287,3 @@ def test_a_library_that_makes_the_items_is_named_with_the_line_that_calls_it() -
     assert pandas.changes[-1].where == "train.py:20 in Table.__getitem__"
     # A function that takes its time by itself is named itself.
     assert "pandas" not in found([*call[:6], MS, "data_wait"]).title
-
-
-def test_a_transform_that_is_random_is_not_cached() -> None:
-    found = loaded(0, augments="RandomCrop", items=1000, batch_bytes=8 << 10)
-    assert "loader.cache=true" not in changes(found)
-    assert any("RandomCrop" in item.text for item in found.evidence)

@@ -89,6 +89,7 @@ def test_every_way_to_load_weights_loads_the_same(folder: Path, trained: None) -
         assert python("import safetensors.torch\n" + line, folder) == one
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_exported_weights_start_a_run_and_frozen_ones_stay(folder: Path, trained: None) -> None:
     ran(*command("export my-run --checkpoint best"), folder=folder)

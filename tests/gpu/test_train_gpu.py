@@ -56,16 +56,6 @@ def test_device_clock_agrees_with_a_synchronised_reference() -> None:
     assert row[phase.BACKWARD] == pytest.approx(middle.elapsed_time(end) * 1e6, rel=0.02)
 
 
-@pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
-def test_each_precision_learns(tmp_path: Path, amp: str) -> None:
-    found = train(tmp_path, "workload.size=small", f"precision.amp={amp}", "log.every_steps=1", steps=120)
-    assert found.end.status == "done"
-    means = [window["loss"] for window in found.of("window") if window["loss"] is not None]
-    assert means[-1] < means[0] - 0.3
-    if amp == "fp16":
-        assert any(window["loss_scale"] for window in found.of("window"))
-
-
 def test_out_of_memory_names_what_filled_it_and_what_fits(tmp_path: Path) -> None:
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
@@ -82,21 +72,6 @@ def test_out_of_memory_names_what_filled_it_and_what_fits(tmp_path: Path) -> Non
     (snapshot,) = tmp_path.rglob("memory.pickle")
     device = examine(snapshot).devices[0]
     assert device.failures and device.failures[-1].moment.owners
-
-
-def test_a_cuda_graph_in_bf16_with_clipping_accumulation_and_a_schedule(tmp_path: Path) -> None:
-    sets = (
-        *EVERY_STEP, "workload.size=small", "precision.amp=bf16", "clip.max_norm=1.0", "batch.accumulation=2",
-        "schedule.kind=cosine",
-    )  # fmt: skip
-    plain = train(tmp_path / "plain", *sets, steps=30)
-    graph = train(tmp_path / "graph", *sets, "speed.cuda_graph=true", steps=30)
-    assert graph.end.status == "done"
-    assert graph.settings["speed.cuda_graph"]["in_effect"] is True
-    largest, count = difference(losses(plain.events), losses(graph.events))
-    assert count >= 15
-    assert largest < 0.05
-    assert any("forward/graph" in window["phases"] for window in graph.of("window"))
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,14 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.waiting import LIMIT_S
 
 from ndd_engine.hardware.counters import MOST, HostCounters, Neighbours, ancestors
 from ndd_engine.hardware.host import detect_host, read_limits
 from ndd_engine.record.rundir import RunDir, RunLock
 
 ALL = frozenset(range(4096))
-# Seconds for a busy process to get a core on a machine that runs other tests.
-PATIENCE_S = 20.0
-SPIN = "import time\nend = time.monotonic() + 90\nwhile time.monotonic() < end: pass"
+SPIN = "import time\nend = time.monotonic() + 300\nwhile time.monotonic() < end: pass"
 # Starts a process that computes, says its id and ends: the process then belongs to nobody here.
 ORPHAN = (
     "import subprocess, sys\n"
@@ -36,7 +35,7 @@ def neighbour() -> Iterator[int]:
     out = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, check=True).stdout
     pid = int(out)
     # It may wait for a core itself; a search that comes too early is not repeated soon where there are many processes.
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LIMIT_S
     while psutil.Process(pid).cpu_times().user < 0.3 and time.monotonic() < deadline:
         time.sleep(0.1)
     yield pid
@@ -48,7 +47,7 @@ def neighbour() -> Iterator[int]:
 def test_samples_name_a_busy_process_from_the_third_on(neighbour: int) -> None:
     found = HostCounters(detect_host(), None, lambda *_: None)
     samples = []
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LIMIT_S
     while len(samples) < 3 or (not named(samples[-1], neighbour) and time.monotonic() < deadline):
         samples.append(found.read()["neighbours"])
         found._neighbours._next = 0.0
@@ -87,7 +86,7 @@ def test_what_the_run_started_itself_is_no_neighbour() -> None:
 def test_another_rank_of_the_run_is_no_neighbour_and_its_cores_are_not_used_by_others(neighbour: int) -> None:
     found = HostCounters(detect_host(), None, lambda *_: None, ranks=(neighbour,))
     samples = []
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline and not (samples and (samples[-1]["ranks_cpu_percent"] or 0) > 10):
         samples.append(found.read())
         found._neighbours._next = 0.0

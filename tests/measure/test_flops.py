@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as f
 
-from ndd_engine.config import read
-from ndd_engine.config.schema import Config
 from ndd_engine.hardware.gpus import Gpu, GpuProfile
 from ndd_engine.measure.flops import (
     NO_CPU_PEAK,
@@ -202,10 +200,6 @@ def test_a_formula_that_fails_does_not_end_the_training() -> None:
         out = torch.ones(2, 2) @ torch.ones(2, 2)
     assert out.sum() == 8
     assert (counter.flops, counter.uncounted) == (0, ["mm"])
-
-
-def config_of(*settings: str) -> Config:
-    return read(None, ["workload.name=eeg", "run.epochs=1", *settings]).resolve()
 
 
 def profile(**changes: Any) -> GpuProfile:

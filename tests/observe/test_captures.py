@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from observed import SUBJECTS, Ran, run
+from tests.tiers import few
 from torch import nn
 
 from ndd_engine.errors import UsageError
@@ -148,7 +149,7 @@ def test_captured_steps_are_in_no_statistics(plain: tuple[Path, Ran, Ran]) -> No
 
 # The thread with the capture waits for a profiler in another one. What torch says of a profiler without an end is on
 # the page.
-@pytest.mark.parametrize("word", ["profiles", "profiled", "python", "elsewhere"])
+@pytest.mark.parametrize("word", few(["profiles", "profiled", "python", "elsewhere"], 1))
 def test_a_script_that_profiles_itself_is_left_alone(tmp_path: Path, word: str) -> None:
     bare, found = ran(tmp_path / "bare", word, observed=False), ran(tmp_path / "seen", word)
     assert found.status == bare.status == 0, found.errors
@@ -163,6 +164,7 @@ def test_a_script_that_profiles_itself_is_left_alone(tmp_path: Path, word: str) 
         assert not list((tmp_path / "seen" / "traces").iterdir()) or word == "python"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [(), ("ends",)])
 def test_a_training_in_a_thread_is_not_captured(tmp_path: Path, ends: tuple[str, ...]) -> None:
     """Kineto belongs to the thread that started it: the process crashed where another one ended it."""
@@ -172,12 +174,15 @@ def test_a_training_in_a_thread_is_not_captured(tmp_path: Path, ends: tuple[str,
     assert {"thread" in line["text"] for line in found.marks("no profiler capture")} == {True}
 
 
+@pytest.mark.slow
 def test_a_capture_ends_where_no_step_does(tmp_path: Path) -> None:
     found = ran(tmp_path, "after")
     assert found.word("RECORDS") == "False"
 
 
-@pytest.mark.parametrize(("word", "steps"), [("evaluates", 1), ("saves", 1), ("ends", 1), ("teaches", 3)])
+@pytest.mark.parametrize(
+    ("word", "steps"), few([("evaluates", 1), ("saves", 1), ("ends", 1), ("teaches", 3)], 1)
+)
 def test_a_capture_ends_before_what_is_no_step(
     tmp_path: Path, plain: tuple[Path, Ran, Ran], word: str, steps: int
 ) -> None:
@@ -190,12 +195,14 @@ def test_a_capture_ends_before_what_is_no_step(
     assert first.steps == steps and EVALUATION_OR_CHECKPOINT not in first.idle_ns
 
 
+@pytest.mark.slow
 def test_nothing_is_recorded_in_a_process_that_is_forked_within_a_capture(tmp_path: Path) -> None:
     found = ran(tmp_path, "forks")
     assert found.word("RECORDED") == "0"
     assert len(_taken(found)) == 2
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_gone_costs_the_capture_only(tmp_path: Path, plain: tuple[Path, Ran, Ran]) -> None:
     found = ran(tmp_path, "folder")
     assert found.errors == "" and found.out.startswith(plain[1].out)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from observed import SUBJECTS
+from tests.tiers import few
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
@@ -150,7 +151,7 @@ def test_changes_of_the_start_are_in_effect_for_a_loader_that_is_made_once(tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("undoes", [False, True])
+@pytest.mark.parametrize("undoes", few([False, True], 1))
 def test_what_is_in_effect_is_read_back(tmp_path: Path, undoes: bool) -> None:
     words = (*(["undoes"] * undoes), "--size", "8", "lr=1")
     given = {"arg.size": "8", "arg.lr": "1", "env.SEEN": "mine", "arg.other": "3", "env.OTHER": "3"}
@@ -202,7 +203,7 @@ def test_a_trial_on_a_gpu_keeps_the_losses_of_the_first_steps(tmp_path: Path) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("words", "found"), [((), ["true", True]), (("random",), ["false", False])])
+@pytest.mark.parametrize(("words", "found"), few([((), ["true", True]), (("random",), ["false", False])], 1))
 def test_items_are_cached_unless_they_differ(
     tmp_path: Path, words: tuple[str, ...], found: list[Any]
 ) -> None:
@@ -212,7 +213,7 @@ def test_items_are_cached_unless_they_differ(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("allowed", few([False, True], 1))
 def test_a_trial_does_not_write_into_the_original_folder(tmp_path: Path, allowed: bool) -> None:
     original = tmp_path / "original"
     original.mkdir()
@@ -305,6 +306,7 @@ print(getattr(matmul, "fp32_precision", None), change.applied()[0])
 NEWER = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(
     "api, wanted, switched, after",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from observed import run
+from tests.tiers import few
 
 from ndd_watch.graphs import RETAINED_STEPS, KeptGraphs, Retained
 
@@ -205,7 +206,7 @@ def test_it_is_told_once_and_not_looked_for_forever() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("word", ["", "twice", "later", "grad", "creates", "some", "carries"])
+@pytest.mark.parametrize("word", few(["", "twice", "later", "grad", "creates", "some", "carries"], 2))
 def test_retained_graphs_of_a_script(tmp_path: Path, word: str) -> None:
     ran = run(tmp_path, "retains.py", *word.split(), NDD_WATCH_PROFILE_S="0.05", NDD_WATCH_WINDOW_S="0.05")
     assert not ran.status, ran.errors

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from observed import run
+from tests.tiers import few
 
 pytestmark = pytest.mark.long
 
@@ -17,17 +18,13 @@ pytestmark = pytest.mark.long
 GENERATOR = "data_wait" if sys.version_info >= (3, 12) else "other"
 # Subject -> phases that take most of a step; () where several are close.
 MAIN: dict[str, tuple[str, ...]] = {
-    "plain": (), "accumulate": (), "lbfgs": (), "recurs": (), "ahead": (), "no_loader": ("data_wait",),
-    "generator": (GENERATOR,), "saves": ("evaluate", "checkpoint"), "compiled model": (), "compiled function": (),
+    "plain": (), "saves": ("evaluate", "checkpoint"), "accumulate": (), "lbfgs": (), "recurs": (), "ahead": (),
+    "no_loader": ("data_wait",), "generator": (GENERATOR,), "compiled model": (), "compiled function": (),
     "compiled place": (),
 }  # fmt: skip
-# Every construct once; the rest runs with `make test-slow`. In the last two, a batch is made in the step before.
-QUICK = {"plain", "accumulate", "saves", "recurs", "ahead"}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MAIN]
-)
+@pytest.mark.parametrize("name", few([*MAIN], 2))
 def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
     script, *words = name.split()
     ran = run(tmp_path, f"{script}.py", *words)
@@ -58,11 +55,14 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "function", "phase"),
-    [
-        ("no_loader", "get_batch", "data_wait"),
-        ("generator", "batches", GENERATOR),
-        *(("feeds", method, "data_wait") for method in ("get", "__next__", "made")),
-    ],
+    few(
+        [
+            ("no_loader", "get_batch", "data_wait"),
+            ("generator", "batches", GENERATOR),
+            *(("feeds", method, "data_wait") for method in ("get", "__next__", "made")),
+        ],
+        2,
+    ),
 )
 def test_what_makes_batches_is_named_and_profiled(
     tmp_path: Path, name: str, function: str, phase: str
@@ -80,6 +80,7 @@ def test_what_makes_batches_is_named_and_profiled(
         assert profile["phases"][phase] > 3e6
 
 
+@pytest.mark.slow
 def test_a_backward_pass_within_another_one_is_no_micro_step(tmp_path: Path) -> None:
     windows = run(tmp_path, "recomputes.py").of("window")
     steps = sum(window["steps"] for window in windows)
@@ -110,7 +111,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("words", "steps"), [(("trains",), [30]), ((), [])])
+@pytest.mark.parametrize(("words", "steps"), few([(("trains",), [30]), ((), [])], 1))
 def test_only_processes_that_train_have_a_record(
     tmp_path: Path, words: tuple[str, ...], steps: list[int]
 ) -> None:
@@ -122,6 +123,7 @@ def test_only_processes_that_train_have_a_record(
     assert bool(list((tmp_path / "records").iterdir())) == bool(steps)
 
 
+@pytest.mark.slow
 def test_steps_by_hand_are_counted_and_the_graph_that_they_carry_is_seen(tmp_path: Path) -> None:
     ran = run(tmp_path, "carries.py")
     assert ran.status == 0, ran.errors

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from observed import run
+from tests.tiers import few
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -105,7 +106,7 @@ def test_data_parallel_with_its_devices(devices: list[int], several: int) -> Non
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "told"),
-    [(("5000",), True), (("5000", "tied"), False), (("5000", "sparse"), False), (("150",), False)],
+    few([(("5000",), True), (("5000", "tied"), False), (("5000", "sparse"), False), (("150",), False)], 2),
 )
 def test_of_a_script(tmp_path: Path, words: tuple[str, ...], told: bool) -> None:
     ran = run(tmp_path, "embeds.py", *words, NDD_WATCH_PROFILE_S="0.05", NDD_WATCH_WINDOW_S="0.05")
@@ -116,6 +117,7 @@ def test_of_a_script(tmp_path: Path, words: tuple[str, ...], told: bool) -> None
         assert profiled[-1]["tables"][0][:5] == ["Net.encoder.table", "Embedding", 5000, 8, 40]
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_script_with_data_parallel(tmp_path: Path) -> None:
     ran = run(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.tiers import few
 from tests.trial.trial_help import measured, planted
 from tests.waiting import LIMIT_S
 
@@ -49,7 +50,8 @@ def test_one_rank_is_compared_with_two_on_the_same_items(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("fault", "verdict"), [("huge", "out of memory"), ("broken", "failed"), ("killed", "out of memory")]
+    ("fault", "verdict"),
+    few([("huge", "out of memory"), ("broken", "failed"), ("killed", "out of memory")], 1),
 )
 @pytest.mark.budget(40)
 def test_the_rank_that_fails_is_named(tmp_path: Path, fault: str, verdict: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from ranks_help import train
 from tests.records import events_of
+from tests.tiers import few
 
 from ndd_engine.record.events import RanksEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
@@ -20,7 +21,7 @@ STEPS = 400
 
 @pytest.mark.long
 @pytest.mark.skipif(FLIGHT_RECORDER != "TORCH_FR_BUFFER_SIZE", reason="this torch counts those of NCCL only")
-@pytest.mark.parametrize(("strategy", "of_step"), [("ddp", 1), ("fsdp2", 11)])
+@pytest.mark.parametrize(("strategy", "of_step"), few([("ddp", 1), ("fsdp2", 11)], 1))
 @pytest.mark.budget(30)
 def test_steps_have_no_collective_beside_the_exchange_of_gradients(
     tmp_path: Path, strategy: str, of_step: int

@@ -14,6 +14,7 @@ from benchmarks.common import Options
 from qa.ranks.faults import CASES
 from qa.ranks.job import RanksJob
 from tests.states import equal
+from tests.tiers import few
 
 from ndd_engine.record.channel import send
 from ndd_engine.record.rundir import RunDir
@@ -64,7 +65,7 @@ def test_a_killed_rank_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None
         assert "--resume it" in reason(job)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", few([0, 1], 1))
 @pytest.mark.budget(30)
 def test_an_error_of_one_rank_is_named_with_its_line(tmp_path: Path, rank: int) -> None:
     with RanksJob(tmp_path, *QUIET) as job:
@@ -164,17 +165,3 @@ def test_ranks_go_on_without_the_console_and_can_be_stopped(tmp_path: Path) -> N
         job.until(job.end)
         assert job.end()["status"] == "stopped"
         job.until(lambda: job.run.live_owner() is None)
-
-
-@pytest.mark.slow
-def test_rank_0_that_is_stopped_is_named_and_goes_on(tmp_path: Path) -> None:
-    """It writes the record, so that the hang is noted elsewhere."""
-    with RanksJob(tmp_path, *QUIET, "--set", "parallel.hang_s=2") as job:
-        job.trains()
-        job.plant(0, "stop")
-        job.until(job.run.hang.exists)
-        job.until(lambda: "rank 0 (" in job.said())
-        os.kill(job.pid(0), signal.SIGCONT)
-        job.until(lambda: not job.run.hang.exists())
-        os.kill(job.console.pid, signal.SIGTERM)
-        assert job.wait() == 143

@@ -59,6 +59,7 @@ def test_a_call_that_holds_the_interpreter_lock_is_read_and_not_interrupted(
     assert subject.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_stopped_process_is_read_with_py_spy_alone(subject: subprocess.Popen[str]) -> None:
     assert subject.stdout is not None

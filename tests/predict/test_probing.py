@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiers import few
 
 from ndd_engine.child import decoded
 from ndd_engine.config import Config, read
@@ -206,6 +207,7 @@ def test_an_incomplete_search_for_the_longest_items_lowers_confidence(
     assert not memory.reliable and "were checked" in memory.why_not
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_peak_is_predicted_for_the_longest_items() -> None:
     probe = prober(
@@ -235,6 +237,7 @@ def test_a_step_leaves_the_optimizer_state_allocated() -> None:
     assert moments <= left <= 1.1 * moments + order + 8192
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_accumulation_keeps_the_gradients_allocated() -> None:
     memory = prober("eeg", "workload.hidden=[512, 256]").memory(outside_bytes=100 * MIB)
@@ -256,6 +259,7 @@ def test_unreliable_configurations_have_a_caveat(sets: list[str], words: str) ->
     assert (words in found) if words else found == ""
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_steps_are_timed_at_several_batch_sizes(monkeypatch: pytest.MonkeyPatch, chartext: Prober) -> None:
     clock = Clock(monkeypatch)
@@ -270,7 +274,9 @@ def test_steps_are_timed_at_several_batch_sizes(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("longest_s", "fits"), [(5.0, 7), (1e-9, 99)], ids=["does not fit", "is slow"])
+@pytest.mark.parametrize(
+    ("longest_s", "fits"), few([(5.0, 7), (1e-9, 99)], 1), ids=["does not fit", "is slow"]
+)
 def test_timing_ends_at_a_size_that_does_not_fit_or_is_slow(
     chartext: Prober, longest_s: float, fits: int
 ) -> None:
@@ -279,6 +285,7 @@ def test_timing_ends_at_a_size_that_does_not_fit_or_is_slow(
     assert chartext.time([2, 8, 32], 5.0, lambda _: False) is None
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak resident size can be reset on Linux only")
 @pytest.mark.budget(25)
@@ -337,6 +344,7 @@ def test_the_optimizer_implementation_is_that_of_the_run() -> None:
     assert labels("optimizer.implementation=foreach").total() > labels().total()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_an_lstm_is_one_call() -> None:
     config, found = made("eeg", "workload.size=lstm", "batch.sequence=96")

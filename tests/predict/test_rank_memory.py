@@ -40,6 +40,7 @@ def predicted(*sets: str, device: str = "cpu") -> Trace:
         return Prober(config, workload, CPU, lambda _: None).trace(4)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_rank_of_ddp_needs_buckets_and_one_of_fsdp2_a_share() -> None:
     alone, ddp = predicted(), predicted("parallel.ranks=2")
@@ -53,6 +54,7 @@ def test_a_rank_of_ddp_needs_buckets_and_one_of_fsdp2_a_share() -> None:
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_on_the_cpu_the_copies_of_gloo_are_part_of_an_exchange() -> None:
     gpu, host = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import socket
 import stat
 import threading
@@ -11,12 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.waiting import until
 
 from ndd_engine.errors import UsageError
 from ndd_engine.record import channel
-from ndd_engine.record.channel import ACTIONS, MAX_PEERS, REQUEST_S, ControlServer, send
-from ndd_engine.record.events import Event, TrialEvent
+from ndd_engine.record.channel import ACTIONS, ControlServer, send
 
 
 class Server:
@@ -36,17 +32,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
     made.server.close()
 
 
-def talk(path: Path, data: bytes) -> dict[str, object]:
-    """The answer to raw bytes."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(10)
-        connection.connect(str(path))
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        answer: dict[str, object] = json.loads(connection.makefile().readline())
-        return answer
-
-
 def test_every_action_arrives_and_a_ping_asks_for_nothing(server: Server) -> None:
     for action in ACTIONS:
         send(server.path, action)
@@ -63,50 +48,6 @@ def test_an_unknown_action_is_told_what_there_is(server: Server) -> None:
     with pytest.raises(UsageError, match=r"dance.*ping"):
         send(server.path, "dance")
     assert server.asked == []
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\n",
-        b"pause\n",
-        b"[]\n",
-        b"{}\n",
-        b'{"action"',
-        b"\xff\xfe\x00\n",
-        b"x" * 10_000,
-        b"[" * 4000 + b"\n",
-        b"",
-        *(
-            json.dumps({"action": action}).encode() + b"\n"
-            for action in (None, 3, ["pause"], "\ud800", "x" * 3000)
-        ),
-    ],
-)
-def test_garbage_gets_an_answer_and_does_no_harm(server: Server, data: bytes) -> None:
-    answer = talk(server.path, data)
-    assert answer["ok"] is False and answer["error"]
-    send(server.path, "pause")
-    assert server.asked == ["pause"]
-
-
-def test_a_peer_that_leaves_at_once_does_no_harm(server: Server) -> None:
-    for _ in range(20):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as hasty:
-            hasty.connect(str(server.path))
-            hasty.sendall(b'{"action": "pause"}\n')
-    until(lambda: server.asked == ["pause"] * 20)
-    send(server.path, "resume")
-    assert server.asked == ["pause"] * 20 + ["resume"]
-
-
-def test_many_at_once_are_all_heard(server: Server) -> None:
-    threads = [threading.Thread(target=send, args=(server.path, "checkpoint", 20)) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert server.asked == ["checkpoint"] * 16
 
 
 def test_a_run_that_has_ended_is_not_listening(server: Server, tmp_path: Path) -> None:
@@ -157,16 +98,6 @@ def test_a_folder_without_room_for_a_socket_is_an_oserror(tmp_path: Path) -> Non
         ControlServer(tmp_path / "missing" / "control.sock", print).start()
 
 
-def test_silent_and_slow_peers_delay_nobody(server: Server) -> None:
-    with contextlib.ExitStack() as stack:
-        for index in range(MAX_PEERS + 20):
-            peer = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            peer.connect(str(server.path))
-            peer.sendall(b'{"action":' if index % 2 else b"")
-        send(server.path, "pause", timeout_s=REQUEST_S / 2)
-    assert server.asked == ["pause"]
-
-
 def test_a_request_that_takes_too_long_is_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "REQUEST_S", 0.05)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow:
@@ -189,26 +120,6 @@ def test_a_failing_handler_is_reported_and_ends_nothing(tmp_path: Path) -> None:
         send(server.path, "ping")
     finally:
         server.close()
-
-
-@pytest.mark.parametrize(
-    "change", [{"ratio": "1.4"}, {"t": 10**400}, {"sets": 3}, {"base": {"peak_bytes": []}}, {"low": -1e300}]
-)
-def test_a_trial_with_a_value_of_the_wrong_type_is_not_recorded(
-    tmp_path: Path, change: dict[str, object]
-) -> None:
-    recorded: list[Event] = []
-    server = ControlServer(tmp_path / "control.sock", lambda *_: None, recorded.append)
-    server.start()
-    event = TrialEvent(["loader.workers=2"], "run one", "faster", "faster: 1.42x", 1.42)
-    body = json.loads(event.to_json(1.0))
-    try:
-        send(server.path, "record", event=body)
-        with pytest.raises(UsageError):
-            send(server.path, "record", event={**body, **change})
-    finally:
-        server.close()
-    assert recorded == [event]
 
 
 def test_a_socket_without_a_thread_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,30 +50,6 @@ def test_more_fields_than_known_are_no_damage_but_another_version_is() -> None:
         assert parse(json.dumps({**body, "v": version})) is None
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"",
-        b"\n",
-        b'{"v":2,"type":"mark","t":1.0,"kind":"no',
-        b'{"v":2,"type":"mark","t":1.0}',  # required fields are missing
-        b'{"v":2,"type":"hologram","t":1.0}',
-        b'{"v":2,"t":1.0}',
-        b'{"v":2,"type":["mark"],"t":1.0}',
-        b'{"v":2,"type":"stage","t":"noon","name":"a","text":"b"}',
-        b'{"v":2,"type":"stage","name":"a","text":"b"}',
-        b"[1, 2]",
-        b'"mark"',
-        b"17",
-        b"null",
-        b"\xff\xfe\x00",
-        b"\x00" * 300,
-    ],
-)
-def test_torn_foreign_and_unknown_lines_are_skipped(line: bytes) -> None:
-    assert parse(line) is None
-
-
 def test_a_line_cut_anywhere_is_skipped_or_whole() -> None:
     line = run_event().to_json(1.0).encode()
     assert [cut for cut in range(len(line)) if parse(line[:cut]) is not None] == []

@@ -173,19 +173,6 @@ def written(path: Path, *events: dict[str, Any]) -> TraceUse:
     return examine(path)
 
 
-def test_a_rocm_copy_to_pageable_memory_blocks(tmp_path: Path) -> None:
-    use = written(
-        tmp_path / "rocm.json",
-        event("aten::mm", "cpu_op", 0, 90),
-        event("hipLaunchKernel", "cuda_runtime", 0, 1, correlation=1),
-        event("Cijk_gemm", "kernel", 2, 8, device=0, correlation=1),
-        event("hipMemcpyWithStream", "cuda_runtime", 3, 37, correlation=2),
-        event("CopyDeviceToHost", "gpu_memcpy", 30, 10, device=0, correlation=2),
-    )
-    assert shares(use)["synchronising"] == pytest.approx(100 * 20 / 38)
-    assert use.devices[0].time.copy_ns == 10_000
-
-
 def test_each_gpu_of_a_process_has_its_own_time(tmp_path: Path) -> None:
     use = written(
         tmp_path / "two.json",

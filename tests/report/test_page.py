@@ -7,7 +7,6 @@ import re
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -325,16 +324,6 @@ def test_a_live_run_is_live_and_one_that_died_is_lost(tmp_path: Path) -> None:
     _, document, plain = pages(run)
     check(document)
     assert "Lost at step 4,320" in plain and "kill -9" in " ".join(plain.split())
-
-
-def test_a_damaged_event_is_skipped_and_reported(tmp_path: Path) -> None:
-    strange: dict[str, Any] = {"parameters": "many", "config": [], "steps_per_epoch": 276}
-    events: list[Timed] = [(T0, run_event(**strange)), (T0 + 2, window(18)), (T0 + 4, window(36))]
-    _, document, plain = pages(write(tmp_path, events))
-    check(document)
-    assert "1 line of events.jsonl is damaged and was skipped" in plain
-    assert "Model, data and machine were not recorded." in plain
-    assert "data_wait" in plain
 
 
 def test_your_own_workload_is_compared_with_the_defaults_and_its_own_length() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from script_help import events, run
+from tests.tiers import few
 
 from ndd_engine.child import ChildError
 from ndd_engine.record.events import RunEvent
@@ -57,6 +58,7 @@ def train(folder: Path) -> None:
         process.train(8, 60.0, lambda _: None, lead=0)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_script_that_is_named_by_its_whole_path_writes_beside_its_copy(tmp_path: Path) -> None:
     written(tmp_path)
@@ -67,13 +69,16 @@ def test_a_script_that_is_named_by_its_whole_path_writes_beside_its_copy(tmp_pat
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("does", "named"),
-    [
-        ("subprocess.run(['sh', '-c', 'date >> {path}'])", "sh -c date"),
-        ("os.system('date >> {path}')", "date"),
-        ("socket.create_connection(('192.0.2.1', 9), 0.1)", "192.0.2.1:9"),
-        ("open({path!r}, 'a')", "outside its folder"),
-        (FORKED, "outside its folder"),
-    ],
+    few(
+        [
+            ("subprocess.run(['sh', '-c', 'date >> {path}'])", "sh -c date"),
+            ("os.system('date >> {path}')", "date"),
+            ("socket.create_connection(('192.0.2.1', 9), 0.1)", "192.0.2.1:9"),
+            ("open({path!r}, 'a')", "outside its folder"),
+            (FORKED, "outside its folder"),
+        ],
+        2,
+    ),
     ids=["program", "shell", "connection", "original", "forked"],
 )
 def test_what_a_trial_does_not_contain_ends_it_before(tmp_path: Path, does: str, named: str) -> None:
@@ -98,6 +103,7 @@ def test_what_a_run_started_at_its_end_is_named_before_a_trial(tmp_path: Path) -
     assert "sh -c date" in done.stderr and path.read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_command_that_is_tuned_is_refused_before_it_writes(tmp_path: Path) -> None:
     path = tmp_path / "outside.txt"

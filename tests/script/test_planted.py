@@ -1,56 +1,33 @@
-"""Planted faults are found where they are real, in a script and in a run of one's own model.
+"""Planted faults are found where they are real, in a script.
 
-Other findings may come first on a busy machine: `make faults` counts what is named first.
-All rules, with what is recorded of each kind of run: tests/diagnose/test_kinds_of_runs.py. Ranks: test_torchrun.py.
+Other findings may come first on a busy machine: `python -m benchmarks script_faults` plants all faults, and counts what
+is named first. All rules, with what is recorded of each kind of run: tests/diagnose/test_kinds_of_runs.py. Ranks:
+test_torchrun.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from qa.faults.cases import Case, chosen
-from qa.faults.innocent import all_cases
-from qa.faults.observed import observed
 from qa.faults.script_faults import FAULTS, Fault, observe
+from tests.tiers import few
 
-# The others run with `make test-slow`.
-QUICK = {"slow-item", "worker-restart", "recompile", "garbage"}
-OWN = ("worker-restart:high", "leak:high", "gc:high", "slow-storage:high", "user-code:high", "recompile:high")
-# These show in the samples of the memory.
-SECONDS, LEAK_SECONDS = 6.0, 14.0
+# The faults that the stack and the garbage collector show; a leak shows in the samples of the memory.
+FOUND = [
+    fault
+    for name in ("slow-item", "garbage", "leak")
+    for fault in FAULTS
+    if (fault.name, fault.ranks) == (name, 1)
+]
 
 
+@pytest.mark.long
 @pytest.mark.budget(40)
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(
-            fault, id=fault.name, marks=pytest.mark.long if fault.name in QUICK else pytest.mark.slow
-        )
-        for fault in FAULTS
-        if fault.ranks == 1
-    ],
-)
+@pytest.mark.parametrize("fault", few(FOUND, 2), ids=lambda fault: fault.name)
 def test_of_a_script(tmp_path: Path, fault: Fault) -> None:
-    seconds = LEAK_SECONDS if fault.name in ("leak", "python-objects") else SECONDS
+    seconds = 14.0 if fault.name == "leak" else 6.0
     findings = observe(tmp_path, "planted.py", fault.name, f"{fault.levels[-1]:g}", seconds=seconds)
     found = next((item for item in findings if item["cause"] in fault.causes), None)
     assert found is not None, findings
     assert fault.function in found["title"] + "".join(change["where"] or "" for change in found["changes"])
-
-
-def cases() -> list[Case]:
-    found = chosen([case for case in all_cases(gpu=False) if case.kind == "fault"], OWN, [])
-    return list({case.fault: case for case in found}.values())
-
-
-@pytest.mark.budget(40)
-@pytest.mark.slow
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.fault)
-def test_of_an_own_model(tmp_path: Path, case: Case) -> None:
-    found = observed(
-        replace(case, seconds=LEAK_SECONDS if case.fault == "leak" else SECONDS), tmp_path, (), alone=False
-    )
-    assert case.fault in {finding.cause for finding in found.findings}

@@ -29,6 +29,7 @@ def warned(folder: Path, *words: str) -> bool:
     return any(all(word in stall.text for word in words) for stall in stalls)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_call_that_keeps_the_interpreter_lock(tmp_path: Path) -> None:
     running = start(tmp_path, *WORDS, "15", **SOON)

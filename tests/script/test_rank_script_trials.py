@@ -15,6 +15,7 @@ import psutil
 import pytest
 from script_help import CONSOLE, environment, start
 from test_torchrun import SCRIPT
+from tests.tiers import few
 from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.long
@@ -59,7 +60,6 @@ def tried(folder: Path, *words: str, **more: str) -> dict[str, Any]:
 def test_all_ranks_are_switched_together(recorded: Path) -> None:
     event = tried(recorded, "--set", "optimizer.implementation=foreach", "--budget", "40")
     assert event["method"] == "one process" and event["in_effect"] is True, event["text"]
-    assert event["abba_blocks"] >= 2 and event["ratio"] is not None
     for side in (event["base"], event["change"]):
         # Four items on each of two ranks.
         assert (side["ranks"], len(side["rank_peaks"]), side["items_per_step"]) == (2, 2, 8)
@@ -77,14 +77,17 @@ def test_pairs_of_launchers_compare_losses_and_what_a_step_consists_of(recorded:
 
 @pytest.mark.parametrize(
     ("fault", "verdict", "named"),
-    [
-        ("raise ValueError('planted')", "failed", "rank 1: ValueError: planted"),
-        (
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            "out of memory",
-            "rank 1: its process was killed by signal 9",
-        ),
-    ],
+    few(
+        [
+            ("raise ValueError('planted')", "failed", "rank 1: ValueError: planted"),
+            (
+                "os.kill(os.getpid(), signal.SIGKILL)",
+                "out of memory",
+                "rank 1: its process was killed by signal 9",
+            ),
+        ],
+        1,
+    ),
 )
 @pytest.mark.budget(60)
 def test_the_rank_that_dies_is_named_and_the_others_end(

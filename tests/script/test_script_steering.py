@@ -15,6 +15,7 @@ import pytest
 from script_help import environment, events, run, start
 from test_torchrun import SCRIPT as RANKS
 from test_torchrun import TORCHRUN
+from tests.tiers import few
 from tests.ui.fakes import trial_event
 from tests.waiting import LIMIT_S, contains, lives, until
 
@@ -115,7 +116,7 @@ def test_a_script_pauses_and_goes_on_with_the_same_losses(tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", few([signal.SIGINT, signal.SIGTERM], 1))
 def test_a_signal_reaches_a_paused_script_at_once(tmp_path: Path, number: signal.Signals) -> None:
     directory = written(tmp_path)
     with start(tmp_path, "run", "--run", "it", "--", sys.executable, "train.py") as process:
@@ -127,6 +128,7 @@ def test_a_signal_reaches_a_paused_script_at_once(tmp_path: Path, number: signal
     assert process.returncode == (3 if number == signal.SIGINT else 128 + number)
 
 
+@pytest.mark.slow
 def test_a_paused_script_is_stopped(tmp_path: Path) -> None:
     directory = written(tmp_path)
     with start(tmp_path, "run", "--run", "it", "--", sys.executable, "train.py") as process:
@@ -184,6 +186,7 @@ def test_a_script_goes_on_when_its_console_is_gone(tmp_path: Path) -> None:
     script.expect(pexpect.EOF)
 
 
+@pytest.mark.slow
 @pytest.mark.budget(40)
 def test_ranks_pause_after_the_same_step_and_each_is_captured(tmp_path: Path) -> None:
     each = "open(f'step-{rank}', 'w').write(str(step)); time.sleep(0.002)"

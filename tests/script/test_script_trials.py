@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from script_help import events, report, run, start
+from tests.tiers import few
 from tests.waiting import until
 
 from ndd_console.__main__ import status_of
@@ -122,7 +123,7 @@ def test_threads_are_switched_in_one_process(script: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("change", ["workload.size=tiny", "loader.workers=many", "loader.workers=0"])
+@pytest.mark.parametrize("change", few(["workload.size=tiny", "loader.workers=many", "loader.workers=0"], 1))
 def test_what_cannot_be_tried_is_refused(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
 ) -> None:
@@ -186,6 +187,7 @@ def trained(folder: Path, *words: str) -> SideFacts:
         return process.facts
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_script_trains_with_files_and_packages_beside_its_folder(beside: Path) -> None:
     before = hashes(beside.parent)
@@ -221,6 +223,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.budget(30)
 def test_starts_for_losses_have_the_same_seed(tmp_path: Path) -> None:
@@ -259,13 +262,16 @@ CALL = "DataLoader(torch.randn(64, 8), sampler=range(64), **kwargs)"
 @pytest.mark.budget(60)
 @pytest.mark.parametrize(
     ("call", "reason"),
-    [
-        ("", ""),
-        # As version 0.5.0 edited it.
-        (CALL.replace("**kwargs", "**kwargs, num_workers=0"), "num_workers"),
-        (CALL + " ", "instead of 0"),
-        ("DataLoader(torch.randn(64, 8) + 1, batch_size=4)", "losses"),
-    ],
+    few(
+        [
+            ("", ""),
+            # As version 0.5.0 edited it.
+            (CALL.replace("**kwargs", "**kwargs, num_workers=0"), "num_workers"),
+            (CALL + " ", "instead of 0"),
+            ("DataLoader(torch.randn(64, 8) + 1, batch_size=4)", "losses"),
+        ],
+        1,
+    ),
     ids=["right", "given twice", "without effect", "other losses"],
 )
 def test_an_edit_is_shown_only_if_it_trains_as_the_change_does(
@@ -301,6 +307,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.budget(30)
 @pytest.mark.parametrize("effective", [True, False])
@@ -321,7 +328,7 @@ def test_the_edit_of_a_memory_format_is_read_back(tmp_path: Path, effective: boo
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("text", [IMAGES, UNSEEDED], ids=["images", "numbers"])
+@pytest.mark.parametrize("text", few([IMAGES, UNSEEDED], 1), ids=["images", "numbers"])
 def test_a_run_tells_whether_the_model_has_convolutions(tmp_path: Path, text: str) -> None:
     (tmp_path / "train.py").write_text(text.replace("while True", "for _ in range(40)"))
     run(tmp_path, "run", "--run", "base", "--", sys.executable, "train.py")

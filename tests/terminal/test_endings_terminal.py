@@ -91,6 +91,7 @@ def test_training_that_exits_its_process(tmp_path: Path, ending: str, status: in
         assert words in terminal.words and "--resume" in terminal.words
 
 
+@pytest.mark.slow
 def test_a_run_whose_capture_fails_goes_on_with_a_screen(tmp_path: Path) -> None:
     command = capture_fails(tmp_path)
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
@@ -117,7 +118,13 @@ def test_a_killed_viewer_restores_the_terminal(tmp_path: Path) -> None:
         assert "SIGKILL" in terminal.text and "resume" not in terminal.text
 
 
-@pytest.mark.parametrize("stop", [signal.SIGSTOP, pytest.param(signal.SIGTSTP, marks=pytest.mark.promise)])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        pytest.param(signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTSTP, marks=pytest.mark.promise),
+    ],
+)
 def test_a_stopped_screen_in_the_background_can_be_terminated(tmp_path: Path, stop: signal.Signals) -> None:
     go = tmp_path / "go"
     command = [sys.executable, "-m", "ndd_console", "--runs", str(tmp_path), "wizard"]

@@ -40,6 +40,7 @@ def test_two_ranks_are_shown_paused_and_stopped_by_keys(tmp_path: Path) -> None:
     assert list((run.path / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_ctrl_c_after_a_stop_that_does_not_end_kills_the_ranks(tmp_path: Path) -> None:
     with Terminal("train", "--workload", "chartext", *ENDLESS, "--ranks", "2", runs=tmp_path) as terminal:

@@ -14,8 +14,6 @@ from tests.waiting import lives, until
 
 from .screen import ENDLESS, Terminal
 
-PATIENCE_S = 90.0
-
 
 def look(runs: Path) -> Snapshot:
     return snapshot_of(RunDir(runs / "live"))
@@ -36,16 +34,16 @@ def begin(terminal: Terminal, runs: Path) -> list[psutil.Process]:
     terminal.until("did you mean micro?")
     terminal.press("\x15batch.micro=4\r")
     terminal.until("measuring batch.micro=4")
-    until(lambda: look(runs).status == "paused", PATIENCE_S, "the run was not paused")
-    until(lambda: len(sides(terminal)) == 2, PATIENCE_S, "the trial has no processes")
+    until(lambda: look(runs).status == "paused", "the run was not paused")
+    until(lambda: len(sides(terminal)) == 2, "the trial has no processes")
     return sides(terminal)
 
 
 def resumes(runs: Path, processes: list[psutil.Process]) -> None:
-    until(lambda: look(runs).status == "training", PATIENCE_S, "the run is still paused")
+    until(lambda: look(runs).status == "training", "the run is still paused")
     step = look(runs).step
-    until(lambda: look(runs).step > step, PATIENCE_S, "the run does not resume")
-    until(lambda: not any(map(lives, processes)), PATIENCE_S, "processes of the trial are left")
+    until(lambda: look(runs).step > step, "the run does not resume")
+    until(lambda: not any(map(lives, processes)), "processes of the trial are left")
 
 
 @pytest.mark.long
@@ -54,7 +52,7 @@ def test_stopping_a_trial_and_losing_the_terminal_in_one(tmp_path: Path) -> None
         terminal.until("backward")
         processes = begin(terminal, tmp_path)
         terminal.press("\x1b")
-        terminal.until("stopped before", PATIENCE_S)
+        terminal.until("stopped before")
         resumes(tmp_path, processes)
         terminal.press("t")
         terminal.until("earlier trials")

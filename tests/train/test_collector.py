@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.tiers import few
 from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
 from ndd_engine.run.control import StopNow
@@ -64,7 +65,7 @@ def test_a_run_that_collects_at_chosen_steps_says_so_and_leaves_the_rest_to_pyth
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ending", ["done", "failed", "killed"])
+@pytest.mark.parametrize("ending", few(["done", "failed", "killed"], 1))
 def test_what_a_run_froze_is_collected_again_after_its_end(
     trainer: Trainer, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

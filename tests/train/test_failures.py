@@ -214,27 +214,6 @@ def test_a_full_disk_costs_checkpoints_but_not_the_training(
     assert list(result.directory.checkpoints.glob("*.tmp")) == []
 
 
-def test_a_disk_that_has_space_again_is_used_again(
-    trainer: Trainer, small_disk: Callable[[int], Path]
-) -> None:
-    disk = small_disk(1024)
-    trainer.root = disk / "runs"
-    filler = disk / "filler"
-    filler.write_bytes(b"x" * 950_000)
-
-    def steer(run: Run, event: Event) -> None:
-        if any(item.mark.kind == "warning" for item in run.recorder.snapshot().marks):
-            filler.unlink(missing_ok=True)
-
-    result = trainer.train(
-        *trainer.ndd, *LONG, "run.max_steps=400", "workload.hidden=[256,64]", "checkpoint.every_steps=10",
-        "checkpoint.keep=1", steer=steer,
-    )  # fmt: skip
-    assert (result.end.status, result.end.checkpoint) == ("done", "step-00000400")
-    assert result.marks("warning")
-    assert result.state(400)["step"] == 400
-
-
 def test_a_stop_that_cannot_be_saved_is_a_failure(trainer: Trainer) -> None:
     def steer(run: Run, event: Event) -> None:
         if isinstance(event, WindowEvent) and event.step == 5:

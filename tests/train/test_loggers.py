@@ -14,6 +14,7 @@ import psutil
 import pytest
 from tests.fake_wandb import Told
 from tests.records import run_event, window
+from tests.tiers import few
 from tests.waiting import LIMIT_S, until
 from train_help import EVERY_STEP, Result, Trainer
 
@@ -115,7 +116,7 @@ def test_a_resume_continues_the_same_run_of_the_logger(trainer: Trainer, told: T
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("fail", "why"),
-    [("init", "ValueError: no key"), ("raise", "No space left on device"), ("die", "SIGSEGV")],
+    few([("init", "ValueError: no key"), ("raise", "No space left on device"), ("die", "SIGSEGV")], 1),
 )
 def test_a_logger_that_fails_costs_one_warning_and_changes_no_step(
     trainer: Trainer, told: Told, monkeypatch: pytest.MonkeyPatch, fail: str, why: str
@@ -143,6 +144,7 @@ def test_a_logger_that_hangs_is_killed_at_the_end(
     until(lambda: not any(psutil.pid_exists(pid) for pid in told.all("pid")))
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_logger_that_reads_nothing_more_is_given_up(
     trainer: Trainer, told: Told, monkeypatch: pytest.MonkeyPatch
@@ -188,6 +190,7 @@ def test_without_the_package_the_run_is_refused(trainer: Trainer, monkeypatch: p
     assert list(loggers.missing(read(None, ("log.mlflow=http://localhost:5000",)).resolve().log)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_an_installation_that_is_broken_costs_one_warning(
     trainer: Trainer, told: Told, tmp_path: Path

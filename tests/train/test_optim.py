@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from tests.tiers import few
 from torch import nn
 from train_help import EVERY_STEP, Trainer
 
@@ -150,7 +151,7 @@ for sets in sys.argv[1:]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("more", ["", " speed.compile=max-autotune"])
+@pytest.mark.parametrize("more", few(["", " speed.compile=max-autotune"], 1))
 def test_both_apis_of_torch_can_read_the_tf32_switches(more: str) -> None:
     # torch.backends.cuda.matmul.allow_tf32 and `cudnn.flags` raise "mix of the legacy and new APIs" where only
     # `fp32_precision` was set. The switches are global, so this runs in a process of its own.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.states import equal
+from tests.tiers import few
 from tests.waiting import LIMIT_S
 from train_help import EVERY_STEP, Trainer, Written, resumed
 
@@ -174,7 +175,7 @@ print("found", status, late)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", few(["adamw", "sgd"], 1))
 def test_a_run_that_compiles_nothing_does_not_import_the_compiler(tmp_path: Path, optimizer: str) -> None:
     """Its import takes over a second, which optimizers, dispatch modes and determinism would add to every start."""
     code = FIRST_STEP.replace(

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S
 from train_help import EVERY_STEP, OWN, Result, Trainer, Written, spoiled
 
 from ndd_engine.config import read
@@ -242,7 +243,7 @@ def test_a_run_whose_record_cannot_be_written_for_ever_trains_to_its_end(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     back = threading.Event()
-    monkeypatch.setattr(record_file, "write_whole", lambda *_: back.wait(120))
+    monkeypatch.setattr(record_file, "write_whole", lambda *_: back.wait(LIMIT_S))
     monkeypatch.setattr(record_file, "STUCK_S", 0.0)
     heard: list[Event] = []
     run = trainer.open(

@@ -17,7 +17,6 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.registry import prepare
 
-CPU = torch.device("cpu")
 WAYS = (
     ["loader.fetch=item"],
     ["loader.fetch=auto"],

@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Thread, Timer
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -157,29 +157,6 @@ def test_a_handler_that_raises_is_heard_after_the_file_is_written() -> None:
         signal.signal(signal.SIGUSR1, previous)
     with pytest.raises(ZeroDivisionError):
         undisturbed(lambda: 1 / 0)
-
-
-@pytest.mark.parametrize("begins", [False, True])
-def test_a_handler_that_raises_while_the_writing_thread_starts_leaves_nothing_half_done(
-    monkeypatch: pytest.MonkeyPatch, begins: bool
-) -> None:
-    class Interrupted(Thread):
-        def start(self) -> None:
-            if begins:
-                super().start()
-            raise StopNow
-
-    monkeypatch.setattr("ndd_engine.processes.threading.Thread", Interrupted)
-    done: list[str] = []
-
-    def work() -> None:
-        time.sleep(0.1)
-        done.append("written")
-
-    with pytest.raises(StopNow):
-        undisturbed(work)
-    time.sleep(0.3)
-    assert done in ([], ["written"]) and (begins or not done)
 
 
 DATA, INDEX = "__0_0.distcp", ".metadata"
@@ -351,24 +328,6 @@ def test_an_index_that_is_not_one_of_this_checkpoint_is_refused(
     content = index if isinstance(index, bytes) else pickle.dumps(index)
     with pytest.raises(CheckpointError, match="step-00000004"):
         store.load(forge(saved, INDEX, content))
-
-
-def test_a_disk_with_room_for_all_but_the_description_is_left_as_it_was(
-    small_disk: Callable[[int], Path],
-) -> None:
-    disk = small_disk(1024)
-    store = CheckpointStore(disk / "checkpoints", 3)
-    (saved,) = save(store, 10, size=10_000)
-    before = names(store)
-    with (disk / "filler").open("wb", buffering=0) as filler:
-        with pytest.raises(OSError, match="No space left"):
-            while True:
-                filler.write(b"x" * 4096)
-        # Exactly as many pages as the checkpoint takes.
-        filler.truncate(filler.tell() - -(-saved.bytes // 4096) * 4096)
-    with pytest.raises(OSError, match="No space left"):
-        save(store, 20, size=10_000)
-    assert names(store) == before
 
 
 @pytest.mark.parametrize("room", [0, 30_000])

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiers import few
 from tests.waiting import children, lives, until
 from trial_help import descendants, measured, planted
 
@@ -60,6 +61,7 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     assert written <= {"planted.py", "planted.toml", "__pycache__"}
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_workers_are_switched_in_one_process_with_their_own_loaders(tmp_path: Path) -> None:
     base = planted(tmp_path, sleep=0.002)
@@ -84,13 +86,7 @@ def test_the_precision_is_switched_and_verified() -> None:
 
 
 @pytest.mark.long
-def test_short_epochs_are_no_problem(tmp_path: Path) -> None:
-    event = measured(planted(tmp_path, count=12, sleep=0.001), "run.gc_every_steps=5", budget_s=20.0)
-    assert event.method == METHOD and event.ratio is not None and event.abba_blocks >= 2, event.text
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("fault", ["huge", "killed"])
+@pytest.mark.parametrize("fault", few(["huge", "killed"], 1))
 def test_a_candidate_that_fails_is_a_result(tmp_path: Path, fault: str) -> None:
     event = measured(planted(tmp_path), f'workload.options.fault="{fault}"')
     assert event.verdict == "out of memory", event.text
@@ -101,7 +97,7 @@ def test_a_candidate_that_fails_is_a_result(tmp_path: Path, fault: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "change", "named"),
-    [("huge", 'workload.options.fault=""', "baseline"), ("broken", "log.every_steps=1", "is broken")],
+    few([("huge", 'workload.options.fault=""', "baseline"), ("broken", "log.every_steps=1", "is broken")], 1),
 )
 def test_a_baseline_that_fails_is_not_blamed_on_the_candidate(
     tmp_path: Path, fault: str, change: str, named: str

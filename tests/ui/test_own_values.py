@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from ndd_console.screens.pages import own_values_lines
-from ndd_console.view.rows import width_of
 from ndd_engine.record.events import TextsEvent
 from ndd_engine.record.snapshot import Snapshot
 
-from .fakes import empty_snapshot, snapshot
+from .fakes import snapshot
 
 
 def logged() -> Snapshot:
     scalars = (("accuracy", ((1, 0.25), (2, 0.5))), ("x" * 70, ((1, 1e-6),)), ("数据\x1b[2J", ()))
     texts = TextsEvent(1200, ["def f(x):\n    return x\x1b[31m", "数" * 90, ""])
     return replace(snapshot(), scalars=scalars, texts=texts)
-
-
-@pytest.mark.parametrize("width", [1, 12, 40, 80, 140])
-def test_values_and_samples_fit_and_are_escaped(width: int) -> None:
-    for value in (logged(), replace(logged(), scalars=()), replace(logged(), texts=None), empty_snapshot()):
-        rows = own_values_lines(value, width)
-        assert "\x1b" not in "".join(text for row in rows for text, _ in row)
-        assert width < 40 or all(width_of(row) <= width for row in rows)
 
 
 def test_what_is_shown() -> None:

@@ -12,7 +12,7 @@ from ndd_console.screens.live import STOPPING, LiveScreen
 from ndd_console.screens.log import LogScreen
 from ndd_console.screens.pages import HelpScreen, PageScreen, SettingsScreen
 
-from .fake_sources import Clock, FakeSource, FakeTrials
+from .fake_sources import Clock, FakeSource
 from .fakes import SETTINGS, T0, empty_snapshot, ended, mark, snapshot
 from .pilots import press, running, text_of, tick
 
@@ -28,29 +28,6 @@ async def test_keys_become_commands() -> None:
         assert "‖ paused" in text_of(app) and "p resume" in text_of(app) and "evaluating" not in text_of(app)
         await press(pilot, "p", "x", "s", "ctrl+z")
         assert source.commands[4:] == ["resume"]
-
-
-async def test_keys_that_do_not_work_are_not_shown() -> None:
-    for source in (
-        FakeSource(live=False),
-        FakeSource(value=ended("done", "all steps done")),
-        FakeSource(empty_snapshot()),
-    ):
-        async with running(source) as (app, pilot):
-            await press(pilot, "p", "c", "e", "k")
-            assert source.commands == []
-            footer = text_of(app).splitlines()[-1]
-            assert "pause" not in footer and "l log" in footer and "q quit" in footer
-
-
-async def test_where_the_footer_is_narrow_the_most_useful_keys_stay() -> None:
-    async with running(FakeSource(tries=FakeTrials())) as (app, pilot):
-        keys = "t try   d diagnosis   p pause   c checkpoint   l log   ? help   q quit"
-        assert text_of(app).splitlines()[-1].strip() == keys
-        await pilot.resize_terminal(120, 24)
-        await pilot.pause()
-        footer = text_of(app).splitlines()[-1]
-        assert "e evaluate" in footer and "i settings" in footer and footer.rstrip().endswith("q quit")
 
 
 async def test_escape_twice_in_one_go_leaves_one_page() -> None:
@@ -94,15 +71,6 @@ async def test_the_question_is_gone_when_the_run_has_ended() -> None:
         assert app.is_running and source.commands == []
 
 
-async def test_q_d_leaves_it_running() -> None:
-    source = FakeSource()
-    async with running(source) as (app, pilot):
-        await press(pilot, "q", "d")
-    assert (
-        app.return_value == "detach" and source.commands == [] and not source.closed and app.source is source
-    )
-
-
 async def test_ctrl_c_twice_stops_at_once() -> None:
     source = FakeSource()
     async with running(source) as (app, pilot):
@@ -127,16 +95,6 @@ async def test_a_viewer_and_a_finished_run_just_close(key: str) -> None:
         async with running(source) as (app, pilot):
             await press(pilot, key)
         assert app.return_value == "quit" and source.commands == []
-
-
-async def test_a_run_that_ended_by_itself_stays_on_the_screen() -> None:
-    source = FakeSource()
-    async with running(source) as (app, pilot):
-        source.value = ended("done", "all 6,900 steps")
-        await tick(pilot)
-        text = text_of(app)
-        assert "✔ done" in text and "all 6,900 steps" in text and "checkpoints/step-00004218" in text
-        assert "evaluation loss" in text and app.is_running
 
 
 async def test_a_viewer_can_stop_the_run() -> None:

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ndd_console.view.style import PLAIN
-
-from .serve import SCREENS, main, press
-
-
-@pytest.mark.parametrize("name", SCREENS)
-async def test_the_screen_opens(name: str) -> None:
-    app = SCREENS[name].app(PLAIN)
-    async with app.run_test(size=(80, 24)) as pilot:
-        before = len(app.screen_stack)
-        await press(pilot, SCREENS[name].keys)
-        assert app.is_running and len(app.screen_stack) >= before and not app.failures
+from .serve import SCREENS, main
 
 
 def test_without_a_name_the_screens_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,14 +9,13 @@ import pytest
 from textual.pilot import Pilot
 
 from ndd_console.screens.live import LiveScreen
-from ndd_console.screens.pages import DiagnosisScreen
 from ndd_console.screens.trial import TrialScreen
 from ndd_engine.diagnose import Change
 from ndd_engine.trial.trial_request import Progress
 
 from . import pilots
 from .fake_sources import FakeSource, FakeTrials
-from .fakes import FINDING, HEALTHY, MEASURED, SECOND, ended, found, snapshot, trial_event
+from .fakes import FINDING, HEALTHY, SECOND, ended, found, snapshot, trial_event
 from .pilots import press, text_of, tick
 
 
@@ -205,25 +204,6 @@ async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None
             await press(pilot, "m")
         assert trials.budgets == [60.0, 120.0, 300.0]
         assert len({job.sets for job in trials.jobs}) == 1
-
-
-async def test_the_page_of_the_diagnosis() -> None:
-    source = FakeSource(snapshot(**MEASURED), tries=FakeTrials())
-    async with running(source, size=(120, 60)) as (app, pilot):
-        await press(pilot, "d")
-        text = text_of(app)
-        for part in ("57 %", "at most 2.3x", "clips.py:41", "ampere_bf16_gemm", "trace.json", "23.1 ms"):
-            assert part in text, part
-        source.value = snapshot()
-        screen = app.screen
-        assert isinstance(screen, DiagnosisScreen)
-        screen.read_again()
-        text = text_of(app)
-        assert text.count("n/a") == 4 and "ampere" not in text
-        await press(pilot, "t")
-        assert isinstance(app.screen, TrialScreen)
-        await press(pilot, "escape")
-        assert isinstance(app.screen, LiveScreen)
 
 
 async def test_a_defect_in_a_rule_is_one_line_and_no_crash() -> None:

@@ -12,7 +12,6 @@ import pytest
 from textual.pilot import Pilot
 
 from ndd_console.app import TuningApp
-from ndd_console.jobs.saving import save_new
 from ndd_console.jobs.tuning import TuningJob
 from ndd_console.screens.tuning import TuningScreen, progress_rows
 from ndd_console.view.interval import interval_rows
@@ -115,15 +114,6 @@ async def test_a_sweep_that_cannot_begin_says_why() -> None:
     assert isinstance(job.error, UsageError) and job.state is None
 
 
-async def test_it_leaves_when_a_signal_says_so() -> None:
-    sweep = Sweep()
-    job = TuningJob("chartext.toml", sweep)
-    async with tuning(job) as (app, pilot):
-        threading.Thread(target=app.leave).start()
-        await until(pilot, lambda: app.return_value is not None)
-    assert sweep.stopped
-
-
 async def test_long_tunings_scroll_and_show_what_is_measured() -> None:
     rows = tuple(
         replace(MEASURING.rows[2], candidate=replace(MEASURING.rows[2].candidate, title=f"setting {i}"))
@@ -177,17 +167,6 @@ async def test_what_a_narrow_table_leaves_out_is_shown_with_enter() -> None:
         assert "breaks even after 310 steps" in shown and "vs. baseline 1.60x" in shown
         await press(pilot, "end", "enter")
         assert "why no CUDA GPU" in " ".join(text_of(app).split())
-
-
-def test_a_new_file_never_replaces_another(tmp_path: Path) -> None:
-    assert [save_new("run-x", text, tmp_path).name for text in "abc"] == [
-        "run-x.toml",
-        "run-x-2.toml",
-        "run-x-3.toml",
-    ]
-    assert (tmp_path / "run-x.toml").read_text() == "a"
-    with pytest.raises(UsageError, match=r"nowhere/a.toml cannot be written: No such file"):
-        save_new("a", "text", tmp_path / "nowhere")
 
 
 def test_progress_without_a_ratio_says_so() -> None:

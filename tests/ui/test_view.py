@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_console.screens.pages import settings_lines
 from ndd_console.view.bars import bar, graph, levels, progress_bar, sparkline, stacked_bar
 from ndd_console.view.learning import end_rows, small
 from ndd_console.view.live import LiveState, live_rows
@@ -31,7 +30,7 @@ from ndd_engine.record.snapshot import (
 )
 
 from .fake_ranks import PLANTED, planted_snapshot
-from .fakes import SETTINGS, empty_snapshot, ended, mark, run_event, sample, snapshot, work_event
+from .fakes import empty_snapshot, ended, mark, run_event, sample, snapshot, work_event
 
 KEYS = (("p", "pause"), ("c", "checkpoint"), ("e", "evaluate"), ("l", "log"), ("?", "help"), ("q", "quit"))
 
@@ -88,21 +87,6 @@ def test_every_row_fits(name: str, size: tuple[int, int]) -> None:
     rows = live_rows(value, LiveState("charlm-001", value.status, KEYS, "a message", 3.0), *size)
     assert_fits(rows, *size)
     assert_fits(ascii_rows(rows), *size)
-
-
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.integers(1, 210),
-    st.integers(1, 60),
-    st.sampled_from(list(SNAPSHOTS)),
-    st.sets(st.sampled_from(list(MISSING))),
-    st.sampled_from(STATUSES),
-)
-def test_every_size_and_every_gap(width: int, height: int, name: str, gaps: set[str], status: str) -> None:
-    value = replace(SNAPSHOTS[name], status=status, **{gap: MISSING[gap] for gap in gaps})
-    rows = live_rows(value, LiveState("charlm-001", status, KEYS), width, height)
-    assert_fits(rows, width, height)
-    assert text_of(ascii_rows(rows)).isascii()
 
 
 def test_the_use_of_the_cores_is_that_of_all_ranks_on_the_host() -> None:
@@ -255,16 +239,6 @@ def test_recompiling_stands_out() -> None:
     value = snapshot(marks=(mark(3, "compile", "compiled in 31 s"), mark(9, "recompile", "compiled again")))
     text = screen(value, 120, 40)
     assert "in 31 s" in text and "compiled again" in text
-
-
-@pytest.mark.parametrize("width", [1, 8, 20, 40, 66, 67, 78, 99, 100, 118, 198])
-def test_settings_fit_at_every_width(width: int) -> None:
-    hostile = replace(SETTINGS[0], name="x" * 70, requested="数据" * 30, verified="\x1b[2J " * 20)
-    for value in (snapshot(), snapshot(False), snapshot(settings=(*SETTINGS, hostile)), empty_snapshot()):
-        rows = settings_lines(value, width)
-        assert "\x1b" not in text_of(rows)
-        if width >= 40:
-            assert all(width_of(row) <= width for row in rows)
 
 
 def test_ends() -> None:

@@ -55,6 +55,7 @@ def test_stopping_ends_probing() -> None:
         propose(Answers(workload="chartext", sets=SMALL), tell, stop)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_stopping_between_two_models_keeps_the_first() -> None:
     stop = threading.Event()
@@ -112,6 +113,7 @@ def test_a_model_that_kills_the_probe_process_does_not_affect_the_next(
     assert not list(own.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ndd_engine.wizard.planner.free_memory", lambda: 3 << 30)
@@ -138,6 +140,7 @@ def test_the_memory_of_a_gpu_is_what_the_probes_find(
         assert planner.open().free_bytes == pytest.approx(0.92 * free, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_an_effective_batch_larger_than_the_data_is_rejected() -> None:
     answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD), effective_batch=100_000)

@@ -57,8 +57,3 @@ def test_lines_wrap_only_on_a_terminal_and_have_no_colour_on_a_pipe() -> None:
     assert len(lines(blocks)) == 4
     assert max(map(len, lines(blocks, 40))) <= 40
     assert "\x1b" not in "".join(lines(blocks)) and "\x1b[33m" in "".join(lines(blocks, colour=True))
-
-
-def test_control_characters_and_markup_are_shown_as_they_are() -> None:
-    (text,) = lines([Text("[red]\x1b[2J[/red] :smile:")])
-    assert text == "[red]\\x1b[2J[/red] :smile:"

@@ -10,51 +10,15 @@ import pytest
 import torch
 
 from ndd_engine.config.schema import Config
-from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.eeg import (
     SEIZURE,
     SampleWindows,
     area_under_roc,
-    build_model,
     clip_outliers,
     synthetic,
 )
 from ndd_engine.workloads.interface import Layout, facts
 from ndd_engine.workloads.registry import prepare
-
-
-@pytest.mark.parametrize(
-    ("channels", "sequence", "hidden", "parameters"),
-    [
-        (8, 32, [128, 64], 42_056),
-        (8, 64, [128, 64], 74_824),
-        (8, 128, [128, 64], 140_360),
-        (8, 64, [512, 256, 128], 429_704),
-        (48, 32, [128, 64], 208_496),
-        (48, 64, [128, 64], 405_104),
-        (48, 128, [128, 64], 798_320),
-        (48, 64, [512, 256, 128], 1_745_584),
-    ],
-)
-def test_mlp_parameters(channels: int, sequence: int, hidden: list[int], parameters: int) -> None:
-    model = build_model("mlp", channels, sequence, hidden, 0.1)
-    assert parameter_count(model) == parameters
-    assert model(torch.zeros(2, sequence, channels)).shape == (2, 1, channels)
-
-
-@pytest.mark.parametrize(
-    ("kind", "channels", "parameters"),
-    [
-        ("lstm", 8, 888),
-        ("lstm", 64, 3_744),
-        # Three gates of 10 x (8 + 10) weights and two biases of 10, and a Linear 10 -> 8.
-        ("gru", 8, 3 * (10 * 18 + 20) + 88),
-    ],
-)
-def test_recurrent_parameters(kind: str, channels: int, parameters: int) -> None:
-    model = build_model(kind, channels, 64, [10], 0.1)
-    assert parameter_count(model) == parameters
-    assert model(torch.zeros(2, 64, channels)).shape == (2, 1, channels)
 
 
 def test_windows_of_stride_one() -> None:

@@ -15,8 +15,7 @@ from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import evaluate
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.base import Workload, parameter_count
-from ndd_engine.workloads.chartext import NextCharacterModel, Size
+from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.finetune import Pad, Perplexity, scored_tokens
 from ndd_engine.workloads.interface import facts
 from ndd_engine.workloads.registry import prepare
@@ -29,24 +28,6 @@ def items(workload: Workload) -> list[Tensor]:
 
 
 # The model.
-
-
-@pytest.mark.parametrize(
-    ("size", "parameters"),
-    [("tiny", 180_544), ("small", 557_696), ("medium", 3_541_248), ("large", 19_929_600)],
-)
-def test_parameters_of_each_size(size: str, parameters: int) -> None:
-    """Embeddings of tokens (shared with the output) and places, blocks of 12 width^2 and two norms, a last norm."""
-    config = read(None, ["workload.name=finetune", f"workload.size={size}"]).resolve()
-    section: Any = config.workload
-    width = section.width
-    block = 3 * width**2 + width**2 + 4 * width**2 + 4 * width**2 + 2 * width
-    expected = (1024 + config.batch.sequence) * width + section.layers * block + width
-    with torch.device("meta"):
-        size = Size(section.vocabulary, config.batch.sequence, section.layers, section.heads, width, 0.0)
-        model = NextCharacterModel(size, tie_weights=True)
-    assert parameter_count(model) == expected == parameters
-    assert 2 <= section.layers <= 6
 
 
 def test_prepared_workload() -> None:
