@@ -51,8 +51,10 @@ def _when_imported(wanted, then):
             if name != wanted:
                 return None
             spec = None
-            for other in list(sys.meta_path):  # the one of an editable installation is the last one
-                if other is not finder and spec is None and hasattr(other, "find_spec"):
+            # Those before it were asked. The one of an editable installation is the last one.
+            after = sys.meta_path.index(finder) + 1 if finder in sys.meta_path else 0
+            for other in sys.meta_path[after:]:
+                if spec is None and hasattr(other, "find_spec"):
                     spec = other.find_spec(name, path, target)
             if spec is None or not hasattr(spec.loader, "exec_module"):
                 return spec
