@@ -73,7 +73,6 @@ def trained(folder: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.promise
 def test_every_way_to_load_weights_loads_the_same(folder: Path, trained: None) -> None:
     ran(*command("export my-run --checkpoint best"), folder=folder)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

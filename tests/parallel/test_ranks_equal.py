@@ -50,7 +50,6 @@ def difference(one: Found, other: Found) -> float:
     return max(found)
 
 
-@pytest.mark.promise
 @pytest.mark.parametrize("name", ["lines", *(name for name in CASES if name.startswith("ddp"))])
 def test_ddp_is_bit_identical_to_accumulation_in_one_process(two: dict[str, list[Found]], name: str) -> None:
     for rank in two[name]:

@@ -58,6 +58,8 @@ for epoch in range(STEPS // 8):
         optimizer.step()
 print("LAST", float(loss))
 """
+# It waits without a processor, until it is ended.
+ENDLESS = SLOW.replace("STEPS", "80000").replace("        pass\n", "        time.sleep(0.001)\n")
 
 
 @pytest.mark.promise
@@ -140,7 +142,7 @@ def test_slow_data_is_named_with_its_function(tmp_path: Path) -> None:
 @pytest.mark.promise
 @pytest.mark.parametrize("number", few([signal.SIGINT, signal.SIGTERM], 1))
 def test_a_signal_reaches_the_script_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
-    (tmp_path / "slow.py").write_text(SLOW.replace("STEPS", "80000"))
+    (tmp_path / "slow.py").write_text(ENDLESS)
     process = start(tmp_path, "run", "--", sys.executable, "slow.py")
     record = tmp_path / "runs" / "slow-001" / "events.jsonl"
     until(lambda: contains(record, '"window"'))
@@ -154,9 +156,7 @@ def test_a_signal_reaches_the_script_and_ends_the_run(tmp_path: Path, number: si
 @pytest.mark.promise
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_killing_the_console_ends_the_script(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(
-        "import os\nopen('pid', 'w').write(str(os.getpid()))\n" + SLOW.replace("STEPS", "80000")
-    )
+    (tmp_path / "slow.py").write_text("import os\nopen('pid', 'w').write(str(os.getpid()))\n" + ENDLESS)
     process = start(tmp_path, "run", "--", sys.executable, "slow.py")
     until((tmp_path / "pid").exists)
     time.sleep(0.5)
@@ -169,9 +169,7 @@ def test_killing_the_console_ends_the_script(tmp_path: Path) -> None:
 @pytest.mark.promise
 def test_on_the_screen(tmp_path: Path) -> None:
     """In a real terminal: phases, the output of the script on the log page, a capture, a pause, and Ctrl-C."""
-    (tmp_path / "slow.py").write_text(
-        "print('hello from the script', flush=True)\n" + SLOW.replace("STEPS", "80000")
-    )
+    (tmp_path / "slow.py").write_text("print('hello from the script', flush=True)\n" + ENDLESS)
     child = pexpect.spawn(
         sys.executable, ["-m", "ndd_console", "run", "--", sys.executable, "slow.py"], cwd=str(tmp_path),
         timeout=LIMIT_S, env=environment(TERM="xterm-256color"), dimensions=(30, 100), encoding="utf-8",
