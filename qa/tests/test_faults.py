@@ -17,7 +17,7 @@ from ndd_engine.config import read
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.diagnose import CAUSES
 from ndd_engine.train.request import preflight
-from qa.faults import suite
+from qa.faults import matrix, suite
 from qa.faults.cases import SEVERITIES, Case, chosen
 from qa.faults.innocent import all_cases
 from qa.faults.observed import neighbours
@@ -101,6 +101,33 @@ def test_a_verdict_is_right_or_wrong(outcome: Outcome, right: bool) -> None:
     assert Outcome.from_json(outcome.to_json()) == outcome
 
 
+def test_a_fault_that_is_felt_owes_a_cure_by_what_was_proposed() -> None:
+    assert FAULT.owes_a_cure and FAULT.cures
+    assert not replace(FAULT, tried=measured(1.01)).cures
+    assert not replace(FAULT, cured=measured(1.08)).owes_a_cure
+    assert not replace(FAULT, case=case_of("fault-leak-high-own")).owes_a_cure
+    # A change of code is proved by the case's own cure, if that is what was named.
+    code = replace(FAULT, fix=(), tried=None)
+    assert code.cures and not replace(code, named="optimizer").cures
+    # Where stopping other processes is proposed before a setting, either may prove it.
+    assert replace(FAULT, outside=True, tried=measured(1.01)).cures
+
+
+def test_a_gain_beyond_the_ceiling_is_seen_beyond_its_interval_only() -> None:
+    assert not FAULT.exceeded
+    assert replace(FAULT, tried=measured(3.5)).exceeded
+    assert not replace(FAULT, tried=measured(3.01)).exceeded
+    # Also where the true cause is not the first one.
+    assert replace(FAULT, named="optimizer", found=(("optimizer", 4.0), ("on-the-fly", 1.2))).exceeded
+
+
+def test_the_targets_count_what_they_say() -> None:
+    rows = matrix.targets([FAULT, MISSED, INNOCENT, ACCUSED]).rows
+    assert [row[1:3] for row in rows[:4]] == [("1", "2"), ("1", "2"), ("1", "2"), ("0", "2")]
+    assert [row[-1] for row in rows] == ["NOT REACHED"] * 3 + ["reached"] * 2
+    assert [row[-1] for row in matrix.targets([FAULT, INNOCENT]).rows] == ["reached"] * 5
+
+
 # The suite.
 
 
@@ -131,7 +158,6 @@ def test_a_run_that_fails_says_where_its_output_is(tmp_path: Path) -> None:
     assert not outcome.right and "run.log" in outcome.error and "batch.micro" in outcome.error
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_neighbours_end_with_the_case_and_with_the_suite() -> None:
     with neighbours(1, 1) as pids:
@@ -176,3 +202,10 @@ def test_trials_without_effect_are_counted_and_continued(tmp_path: Path) -> None
     assert (row["subject"], row["trials"], row["contains 1"], row["other"]) == ("all", "4", "2 of 3", "1")
     assert [row[name] for name in nulls.VERDICTS] == ["1", "0", "1", "1"]
     assert ["not reached" in note for note in table.notes[:3]] == [True, True, False]
+
+
+def test_the_binomial_interval_is_the_exact_one() -> None:
+    # Clopper and Pearson, by the beta distribution.
+    assert nulls.binomial_interval(5, 100) == pytest.approx((0.016432, 0.112835), abs=1e-5)
+    assert nulls.binomial_interval(0, 100) == pytest.approx((0.0, 0.036217), abs=1e-5)
+    assert nulls.binomial_interval(10, 10)[1] == 1.0

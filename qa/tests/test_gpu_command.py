@@ -20,9 +20,12 @@ import psutil
 import pytest
 from tests.waiting import LIMIT_S, lives, until
 
+from ndd_engine.trial.claims import measurements
+from ndd_watch.changes import Place
+from qa.gpu import __main__ as gpu_command
+from qa.gpu import claims, faults, setup
 from qa.gpu import session as sessions
-from qa.gpu import setup
-from qa.gpu.figures import FAIL
+from qa.gpu.figures import FAIL, PASS, SKIPPED, Figure, append, one_line, read
 from qa.gpu.page import Page
 from qa.gpu.parts import FIRST, FULL_S, QUICK_S, Part, parts
 from qa.gpu.session import Session
@@ -111,6 +114,14 @@ def test_failures_cost_only_their_part_and_the_file_says_so(tmp_path: Path) -> N
     assert found["oom"]["state"] == "failed" and "CUDA error: out of memory" in found["oom"]["log"][-1]
 
 
+@pytest.mark.long
+def test_a_part_that_only_runs_when_named_runs_when_named(tmp_path: Path) -> None:
+    part = replace(script("rest", "given.put('x', '1')"), named_only=True)
+    work = session(tmp_path / "r.md", part, asked=("rest",))
+    assert work.run() == 0
+    assert work.page.entries[0].figures == [Figure("x", "1")]
+
+
 def test_parts_that_the_time_does_not_allow_are_listed(tmp_path: Path) -> None:
     assert session(tmp_path / "r.md", script("a", "1/0"), seconds=5).run() == 0
     assert "| Section: a | not run | no time left |" in (tmp_path / "r.md").read_text()
@@ -140,6 +151,16 @@ def test_a_disk_that_fills_up_does_not_end_the_session(
     assert len(calls) >= 4 and "| x | 1 |" in (tmp_path / "r.md").read_text("utf-8")
 
 
+def test_figures_survive_torn_lines_and_name_no_private_folder(tmp_path: Path) -> None:
+    path = tmp_path / "figures.jsonl"
+    assert read(path) == []
+    append(path, Figure("a", "1"))
+    with path.open("a") as file:
+        file.write('[1]\n{"name": 3}\n{"name": "x", "colour": "red"}\n{"name": "torn')
+    assert read(path) == [Figure("a", "1")]
+    assert one_line(f"no {Path.home() / 'secret'}\n in  it") in ("no ~/secret in it", "no ./secret in it")
+
+
 # The parts.
 
 
@@ -151,6 +172,49 @@ def test_the_limits_of_all_parts_keep_the_promised_time() -> None:
     assert len({(part.section, part.name) for part in every}) == len(every)
     tests = {part.tests for part in every} - {""}
     assert tests == {f"tests/gpu/{path.name}" for path in (ROOT / "tests/gpu").glob("test_*.py")}
+
+
+@pytest.mark.parametrize("effort", ["full", "quick"])
+@pytest.mark.parametrize("cores", [2, 64])
+def test_claims_and_faults_have_the_time_that_they_need(effort: str, cores: int) -> None:
+    """What does not fit is left to --only: nothing is left out for want of time."""
+    limits = {part.name: part.limit_s(effort) for part in parts()}
+    place = Place(True, cores)
+    for which, name in (("decisive", "decisive claims"), ("other", "other claims")):
+        count = sum(measurements(claim, place) for claim in claims.wanted(which, effort, place))
+        assert count
+        assert claims.IMPORTS_S + count * (claims.LEAST_S + claims.START_S) <= limits[name], name
+    case_s = faults.TRIED_S if effort == "full" else faults.CASE_S
+    for which, name in (("severe", "severe faults"), ("other", "other faults")):
+        count = len(faults.wanted(which, effort))
+        assert count
+        assert faults.IMPORTS_S + count * case_s <= limits[name], name
+
+
+@pytest.mark.long
+def test_each_test_becomes_a_figure(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n"
+        "def test_it_works():\n    pass\n"
+        "def test_it_fails():\n    assert 1 == 2, 'one is not two'\n"
+        "@pytest.mark.skip(reason='no tensor cores')\n"
+        "def test_it_is_skipped():\n    pass\n"
+    )
+    (tmp_path / "test_broken.py").write_text("import nothing_of_this_name\n")
+    out = tmp_path / "figures.jsonl"
+    for name in ("test_some.py", "test_broken.py"):
+        part = Part("tests", "x", str(tmp_path / name), 60, 60)
+        words = part.command(PYTHON, str(out), "cpu", "full", 60)
+        words[words.index("--rootdir") + 1] = str(tmp_path)
+        variables = {**environment(), "NDD_GPU_FIGURES": str(out)}
+        subprocess.run(
+            [*words, "-q"], cwd=tmp_path, env=variables, capture_output=True, timeout=LIMIT_S, check=False
+        )
+    found = {figure.name: (figure.verdict, figure.why) for figure in read(out)}
+    assert found["it works"] == (PASS, "")
+    assert found["it fails"][0] == FAIL and "one is not two" in found["it fails"][1]
+    assert found["it is skipped"] == (SKIPPED, "no tensor cores")
+    assert found["test_broken.py"][0] == FAIL and "nothing_of_this_name" in found["test_broken.py"][1]
 
 
 # The real command.
@@ -216,6 +280,15 @@ def test_wrong_options_are_refused(words: tuple[str, str], capsys: pytest.Captur
     with pytest.raises(SystemExit) as raised:
         options(None, "make gpu", words)
     assert raised.value.code == 2 and repr(words[1]) in capsys.readouterr().err
+
+
+def test_an_unknown_part_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu", "--cpu", "--only", "gremlins"])
+    assert gpu_command.main() == 2
+    message = capsys.readouterr().err
+    assert "gremlins" in message and "overhead" in message
 
 
 @pytest.mark.slow

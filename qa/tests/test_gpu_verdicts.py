@@ -6,16 +6,19 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.engine import ONLY_STEPS, engine
 
+from ndd_engine.diagnose.finding import Finding
+from ndd_engine.predict.estimate import Fit
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.trial.claims import claims as all_claims
 from ndd_watch.changes import Place
 from qa.faults.cases import MODULE
 from qa.faults.faulty import GPU_CASES
-from qa.gpu import claims, faults, first, runs
-from qa.gpu.figures import FAIL, PASS, Figure, Task, read
+from qa.gpu import capped, claims, faults, first, first_scripts, memory, overhead, runs
+from qa.gpu.figures import FAIL, PASS, UNCLEAR, Figure, Task, read
 
 
 @pytest.fixture
@@ -32,6 +35,25 @@ def verdicts(given: Task) -> dict[str, str]:
     return {name: figure.verdict for name, figure in found_in(given).items()}
 
 
+@pytest.mark.parametrize(
+    ("median", "interval", "verdict"),
+    [(0.995, None, PASS), (0.98, (0.97, 0.985), FAIL), (0.98, (0.95, 1.01), UNCLEAR), (0.98, None, UNCLEAR)],
+)
+def test_a_median_below_the_target_fails_only_with_its_interval(
+    median: float, interval: tuple[float, float] | None, verdict: str
+) -> None:
+    assert overhead.judged(median, interval)[0] == verdict
+
+
+def test_a_prediction_that_is_silently_too_low_fails(given: Task) -> None:
+    cases = [memory.Case(1, 0.02, True), memory.Case(4, -0.03, True), memory.Case(8, -0.2, False)]
+    memory.summary(given, cases)
+    found = found_in(given)
+    assert found["replay of the recorded steps, worst"].verdict == FAIL
+    silent = found["more than 2 % too low without a warning"]
+    assert (silent.value, silent.verdict) == ("1", FAIL)
+
+
 def test_losses_that_arrive_late_are_compared_by_step() -> None:
     def windows(*known: tuple[int, float] | None) -> list[runs.Json]:
         return [{"type": "window", "last_loss": None if item is None else list(item)} for item in known]
@@ -42,6 +64,19 @@ def test_losses_that_arrive_late_are_compared_by_step() -> None:
     other = runs.losses(windows((1, 4.0), (2, 2.1), (4, 0.5)))
     assert runs.difference(eager, other) == (pytest.approx(0.05), 3)
     assert runs.difference(eager, {}) == (0.0, 0), "nothing is compared, so the number is part of a verdict"
+
+
+@pytest.mark.parametrize(
+    ("cap", "micro"), [(1000, 96), (960, 96), (959, 88), (80, 8), (79, None), (10**9, None)]
+)
+def test_the_proposal_is_the_largest_batch_within_the_limit(cap: int, micro: int | None) -> None:
+    class Linear:
+        """A prediction of 10 bytes per item."""
+
+        def fit(self, micro: int, _accumulation: int, cap: int) -> Fit:
+            return Fit(10 * micro, 10 * micro <= cap)
+
+    assert capped.proposal(Linear(), cap, 100_000) == micro  # type: ignore[arg-type]
 
 
 def test_the_decisive_claims_and_severe_faults_run_and_the_others_are_left_to_only() -> None:
@@ -103,3 +138,44 @@ def test_the_device_clock_is_compared_with_the_steps(
 ) -> None:
     first.clocks(given, "run", ended(given, *windows))
     assert verdicts(given)["run: device clock"] == verdict
+
+
+def test_a_phase_that_only_the_host_has_is_shown(given: Task) -> None:
+    first.phases(given, "script", {"steps": 2, "phases": {"other": {"host_ns": 4_000_000}}})
+    assert found_in(given)["script: other"].value == "host 2.000 ms"
+
+
+@pytest.mark.parametrize(
+    ("waits_ms", "causes", "verdict"),
+    [(0.05, (), PASS), (0.05, ("optimizer",), PASS), (0.05, ("data-wait",), FAIL), (3.0, (), FAIL)],
+)
+def test_a_loader_is_blamed_for_what_the_gpu_waits(
+    given: Task, waits_ms: float, causes: tuple[str, ...], verdict: str
+) -> None:
+    findings = tuple(Finding(cause, "", (), "certain") for cause in causes)
+    first.verdict_on_loader(given, window(data_wait=waits_ms, forward=5.0), findings)
+    assert verdicts(given)["the loader is not blamed"] == verdict
+
+
+def test_a_run_that_warns_or_ignores_a_setting_is_a_failure(given: Task) -> None:
+    warning = {"type": "mark", "kind": "warning", "text": "odd"}
+    setting = {"type": "setting", "name": "speed.compile", "in_effect": False}
+    first.ended(given, "bad", ended(given, warning, setting, status="failed"))
+    first.ended(given, "good", ended(given, setting | {"in_effect": True}))
+    names = ("run", "warnings", "settings not in effect")
+    wanted = (("bad", FAIL), ("good", PASS))
+    assert verdicts(given) == {f"{run}: {name}": verdict for run, verdict in wanted for name in names}
+
+
+def test_a_trial_that_measures_launches_only_is_a_failure(
+    given: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes 50 ms of the GPU; the host has launched it after 2 ms."""
+    monkeypatch.setattr(first_scripts, "observed", lambda *_: RunDir(tmp_path))
+    result = {"base": {"step_s": 0.002}, "change": {"step_s": 0.051}}
+    monkeypatch.setattr(first_scripts, "tried", lambda *_: result)
+    monkeypatch.setattr(first_scripts, "synchronised", lambda _: 0.05)
+    before = torch.get_float32_matmul_precision()
+    first_scripts.trial(given, tmp_path)
+    torch.set_float32_matmul_precision(before)
+    assert [figure.verdict for figure in read(given.out)] == [FAIL, PASS]
