@@ -15,6 +15,8 @@ from .figures import Task, one_line
 
 # Seconds of one measurement, which include its set-up, and of what is around it.
 LEAST_S, MOST_S, START_S = 20.0, 60.0, 3.0
+# Until the first measurement: imports.
+IMPORTS_S = 14.0
 # Those that depend most on the GPU, each with one measurement, the most decisive first: TF32, mixed precision, loader
 # and idle GPU, compiling, cuDNN, the optimizer, the size of the batch. These always run.
 DECISIVE = ("C2", "A3", "N1", "F3", "C3", "A4", "C4", "C5", "S1", "C7", "S6", "N6")

@@ -19,6 +19,7 @@ from .figures import FAIL, INFO, PASS, Task, one_line
 # Seconds of a trial of the fix, what a case takes without and with it, and of imports before the first.
 TRIAL_S = 12.0
 CASE_S, TRIED_S = 35.0, 75.0
+IMPORTS_S = 10.0
 # Of the most severe ones, which --quick runs: launches and waiting for the GPU.
 QUICK = 2
 
