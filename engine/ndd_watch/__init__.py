@@ -17,7 +17,8 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     modules     calls of modules: forward passes and evaluations
     optimizers  their steps as torch wraps them, and the closures that these take
     waits       where a rank waits for others
-    steps       counts steps, decides which are timed by phase, and where they end
+    steps       counts steps, and decides which are timed by phase
+    ends        where steps of the training end, of one or several optimizers
     by_hand     steps without an optimizer and without `backward`
     graphs      whether the script keeps the graphs of earlier steps, or carries one from step to step
     slowing     tells when steps have become slower, so that another close look is worth it

@@ -61,7 +61,7 @@ class ByHand:
                     steps.phases.append(OTHER)
                     enter(BACKWARD)
             except Exception as error:  # noqa: BLE001
-                steps.failed(error)
+                steps.missed(error)
             return 0
 
         def ended(_probe: Any, given: Any) -> int:

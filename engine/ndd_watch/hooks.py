@@ -114,7 +114,7 @@ class Hooks:
     def _install_phases(self, torch: Any, optimizer: Any, dataloader: Any) -> None:
         """Hook functions whose time is a phase."""
         iterator = dataloader._BaseDataLoaderIter
-        ends = self.passes.counting(self._leaves(TIMED, self._has_read), self.steps.failed)
+        ends = self.passes.counting(self._leaves(TIMED, self._has_read), self.steps.missed)
         self._put(iterator.__next__, self._reads(), ends, True, phase=DATA_WAIT, rests="all")
         # The end of its workers belongs to an iterator, also of one that is thrown away after a batch.
         workers = dataloader._MultiProcessingDataLoaderIter
@@ -217,7 +217,7 @@ class Hooks:
                     try:
                         after()
                     except Exception as error:  # noqa: BLE001
-                        steps.failed(error)
+                        steps.missed(error)
             return zero
 
         return ends
@@ -278,10 +278,12 @@ class Hooks:
                 if not S[TIMED]:
                     self._glance(given[:1])
                     return 0
-                self._look(*given)
-                self._enter(BACKWARD)
+                try:
+                    self._look(*given)
+                finally:
+                    self._enter(BACKWARD)
             except Exception as error:  # noqa: BLE001
-                steps.failed(error)
+                steps.missed(error)
             return 0
 
         def ends(_probe: Any, zero: int) -> int:
@@ -384,7 +386,7 @@ class Hooks:
                     if loss is not None and (due or steps.long):
                         self._read(loss, due)
             except Exception as error:  # noqa: BLE001
-                steps.failed(error)
+                steps.missed(error)
             return 0
 
         return Look(begins, begun, ("self", "outputs"))
@@ -441,7 +443,7 @@ class Hooks:
                 if marks:
                     mark(DATA_WAIT)
             except Exception as error:  # noqa: BLE001
-                steps.failed(error)
+                steps.missed(error)
             return 0
 
         return Look(begins, begun, ("self",))
@@ -460,7 +462,7 @@ class Hooks:
                 self._enter(DATA_WAIT)
                 self._reading = S[LAST]
             except Exception as error:  # noqa: BLE001
-                steps.failed(error)
+                steps.missed(error)
             return zero
 
         return begins
@@ -483,7 +485,7 @@ class Hooks:
                 if not traced():
                     look(sys._getframe(1))
             except Exception as error:  # noqa: BLE001
-                steps.failed(error)
+                steps.missed(error)
             return zero
 
         return hook

@@ -15,6 +15,7 @@ from .compilers import WithoutCompiler, skip_ours
 from .copies import Copies
 from .device import DeviceValues
 from .emit import FOLDER_AT_START, Emitter, reason_of
+from .ends import Ends
 from .exceptions import Dropped, ours
 from .frameworks import Frameworks, Wishes, numbers
 from .holders import Holders
@@ -30,7 +31,7 @@ from .own import own
 from .profiler import StepProfiler
 from .requests import Requests
 from .sizes import Sizes
-from .steps import PROFILE_NS, Ends, Steps
+from .steps import PROFILE_NS, Steps
 from .tables import Tables
 from .waits import place
 
@@ -71,7 +72,7 @@ class Observer:
             self.origin,
         )
         self.allocations = Allocations(torch)
-        self.copies = Copies(torch, self.looks, self.steps.failed, self._unseen)
+        self.copies = Copies(torch, self.looks, self.steps.missed, self._unseen)
         self.emitter = self._emitter()
         self.captures = Captures(torch, self.steps, self.modules, self.looks, self._mark)
         self.holders = Holders(self.looks, own)
@@ -110,6 +111,7 @@ class Observer:
     def _wire(self) -> None:
         steps = self.steps
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
+        steps.lost = self.lost
         steps.asides = self._asides if PROFILE_NS else None
         steps.finite.suspicious = self._suspicious
         steps.looked = self.profiler.leave_out
@@ -126,6 +128,12 @@ class Observer:
         self.allocations.begin(self.hooks.probes)
         self.captures.install(self.hooks.probes)
         skip_ours()
+
+    def lost(self, error: BaseException) -> None:
+        """An error of ours costs a figure."""
+        if self.emitter.opened:
+            text = f"a figure of step {self.emitter.step:,} is lost: {type(error).__name__}: {error}"
+            self.emitter.mark("warning", text, observed="less")
 
     def give_up(self, error: BaseException) -> None:
         """End the observation after an error of ours. Never raises one."""

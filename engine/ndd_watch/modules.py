@@ -132,7 +132,7 @@ class Modules:
                     self._deaf = True
                     self._listen(False)  # calls within this one
             except Exception as error:  # noqa: BLE001
-                steps.failed(error)
+                steps.missed(error)
             return 0
 
         def ends(_probe: Any, zero: int) -> int:
@@ -142,7 +142,7 @@ class Modules:
                 try:
                     self.watch.leaves(depth[0])
                 except Exception as error:  # noqa: BLE001
-                    steps.failed(error)
+                    steps.missed(error)
             inside = depth[0] - 1
             if inside > 0:
                 depth[0] = inside
@@ -271,7 +271,7 @@ class Modules:
                     elif mode is True and S[BASE] == EVALUATE:
                         self.evaluation(False)
             except Exception as error:  # noqa: BLE001
-                steps.failed(error)
+                steps.missed(error)
             return 0
 
         return Look(begins, begun, ("self", "mode"))

@@ -134,7 +134,7 @@ class Waits:
         try:
             self._engine.queue_callback(self._computed)
         except Exception as error:  # noqa: BLE001  it would reach the script
-            self._steps.failed(error)
+            self._steps.missed(error)
 
     @staticmethod
     def _computed() -> None:

@@ -336,8 +336,7 @@ def test_an_error_of_a_script_that_observes_itself_is_the_reason_of_its_end(tmp_
 
 
 BREAKS = """
-import sys
-
+import sys, time
 import torch
 
 model = torch.nn.Linear(8, 1)
@@ -346,15 +345,33 @@ for step in range(60):
     optimizer.zero_grad()
     model(torch.randn(4, 8)).sum().backward()
     optimizer.step()
-    if step == 20:
-        sys.modules["_ndd_watch.install"].observer.emitter._heap = None
+    time.sleep(0.11 if 20 <= step < 24 else 0.002)  # then each loss is looked at, and there are several windows
+    observer = sys.modules["_ndd_watch.install"].observer
+    BREAK
 print("done", step + 1)
 """
+# For good, and for one step.
+ENDS = BREAKS.replace("BREAK", "if step == 20: observer.emitter._heap = None")
+LOSES = BREAKS.replace(
+    "BREAK",
+    "if step == 20: observer.looks.first_tensor = None\n    if step == 21: del observer.looks.first_tensor",
+)
+
+
+@pytest.mark.long
+def test_an_error_of_the_observer_costs_a_figure_and_no_step(tmp_path: Path) -> None:
+    (tmp_path / "loses.py").write_text(LOSES)
+    done = run(tmp_path, "run", "--headless", "--run", "base", "--", sys.executable, "loses.py")
+    assert "done 60" in done.stdout and done.returncode == 0
+    assert "60 optimizer steps" in done.stderr and "observation ended" not in done.stderr
+    assert (
+        "a figure of step 21 is lost: TypeError" in (tmp_path / "runs" / "base" / "events.jsonl").read_text()
+    )
 
 
 @pytest.mark.long
 def test_where_the_observation_ends_the_terminal_says_so(tmp_path: Path) -> None:
-    (tmp_path / "breaks.py").write_text(BREAKS)
+    (tmp_path / "breaks.py").write_text(ENDS)
     words = ("run", "--headless", "--run", "base", "--", sys.executable, "breaks.py")
     done = run(tmp_path, *words, NDD_WATCH_WINDOW_S="0.01")
     assert "done 60" in done.stdout and done.returncode == 0
