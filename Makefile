@@ -26,7 +26,7 @@ PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
 # Both ends of the range in pyproject.toml.
 TEXTUAL_RANGE ?= 6.0.0 8.2.8
 
-.PHONY: run test test-all test-slow test-textual test-extras lint docs compiled dist bench faults gpu hostile screenshots serve clean
+.PHONY: run test quick test-all test-slow test-textual test-extras lint docs compiled dist bench faults gpu hostile screenshots serve clean
 
 # In the background, so that a SIGTERM that only make receives reaches the program; a signal ends wait, not the program.
 run: $(VENV)/.run
@@ -36,9 +36,12 @@ run: $(VENV)/.run
 	echo "call the program with: $(BIN)/ndd-console (or: make run ARGS='--max-steps 200' to train again);" >&2; \
 	echo "to call it as ndd-console in this shell: source $(BIN)/activate" >&2; exit $$status
 
-# The tiers are described in tests/tiers.py. mypy alone takes as long as the rest of the checks.
+# The tiers are described in tests/tiers.py. The checks run beside the tests, which wait for other processes now and then.
 test: $(VENV)/.docs
-	@$(MAKE) --no-print-directory --jobs 3 lint docs compiled
+	@$(MAKE) --no-print-directory --jobs 2 docs compiled
+	@$(MAKE) --no-print-directory --jobs 2 quick lint
+
+quick: compiled
 	$(PYTEST) -m "not slow and (promise or not long)"
 
 test-all: export NDD_TEST_BUDGET = 1

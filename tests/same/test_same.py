@@ -1,6 +1,6 @@
 """Each case does the same whether it is observed or not.
 
-`make test` runs one of each kind, `make test-all` at least 150, and `make test-slow` all.
+`make test` runs one or two of each kind, `make test-all` at least 150, and `make test-slow` all.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from tests.same.cases import Case, Result, differences, lacks, parse, run_case, 
 CASES = parse()
 # Another Python with torch, whose scripts are observed.
 PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
-# Of each kind, in `make test-all`.
+# Of each kind, in `make test-all`; and kinds of which two are in `make test`, so that it has a tenth of those.
 FIRST = 12
+TWICE = {"counts", "exceptions", "inherited"}
 # What docs/noticeable.md lists: how these lines of differences begin, and the reason.
 LISTED = {
     "nobody_else_in_a_profile": ("output", "functions of the observer in results of a profiler"),
@@ -44,7 +45,7 @@ def _marked() -> Iterator[object]:
         seen[case.kind] += 1
         number = seen[case.kind]
         marks = [pytest.mark.long if number <= FIRST else pytest.mark.slow]
-        if number == 1:
+        if number == 1 or (number == 2 and case.kind in TWICE):
             marks.append(pytest.mark.promise)
         yield pytest.param(case, id=str(case), marks=marks)
 
