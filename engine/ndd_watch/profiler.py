@@ -17,6 +17,13 @@ from .called import Called, Place, in_torch, key
 from .clock import NAMES, OTHER, now
 from .listening import LONGER, SPARE_NS, handles_alarms, profiled
 from .own import own_frame
+from .timed_calls import Calls
+
+# Imported now: an exception of a signal handler can be lost in an import.
+try:
+    from _lsprof import Profiler as _Profiler
+except ImportError:
+    _Profiler = None  # type: ignore[assignment, misc]
 
 # Functions of the user's own code, and waits for the device, that a profiled step names.
 MOST_FUNCTIONS = 12
@@ -31,6 +38,8 @@ _OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 # From Python 3.12 on there is one profiler in a process, and starting another one raises an error: ours would be in the
 # way of one that the script starts. It listens by itself there.
 _MONITORING = sys.version_info >= (3, 12)
+# The class of profilers; None if this Python has none.
+_KIND: Any = Calls if _MONITORING else _Profiler
 # Functions of torch that wait for the device: of torch.cuda and torch.accelerator, of their streams and events, and of
 # torch.Stream and torch.Event, which are methods in C. `Blocking` knows those of tensors. Garbage collections that the
 # script asks for are waits as well.
@@ -73,7 +82,7 @@ class StepProfiler:
         if self._profiler is not None or profiled():
             return ANOTHER
         self._until, self._thread = now() + LONGER * usual_ns + SPARE_NS if usual_ns else 0, get_ident()
-        kind = _profiler()
+        kind = _KIND
         if kind is None:
             return "this Python has no profiler"
         self._aside = self._marks = 0
@@ -260,20 +269,6 @@ class StepProfiler:
     def _is_ours(self, code: Any) -> bool:
         """Whether a function belongs to the program."""
         return not isinstance(code, str) and code.co_filename.startswith(self._ours)
-
-
-def _profiler() -> Any:
-    """The class of profilers; None if this Python has none."""
-    try:
-        if _MONITORING:
-            from .timed_calls import Calls
-
-            return Calls
-        from _lsprof import Profiler
-
-        return Profiler
-    except ImportError:
-        return None
 
 
 def _calls_from(stats: Any) -> dict[Any, tuple[float, Any]]:
