@@ -19,7 +19,7 @@ EMPTY = RunState().snapshot()
 
 
 def finding(cause: str, ceiling: float | None = 1.5) -> Finding:
-    return Finding(cause, f"{cause} holds it back", (), "likely", ceiling=ceiling)
+    return Finding(cause, f"{cause} makes steps slower", (), "likely", ceiling=ceiling)
 
 
 def told(*looks: Sequence[Finding], last: bool = False) -> list[list[tuple[str, bool]]]:
