@@ -72,6 +72,33 @@ def of_script(error: BaseException) -> bool:
     return False
 
 
+# As the interpreter reads them: a class of the script may have attributes of these names.
+_LINKS: list[Any] = [BaseException.__cause__, BaseException.__context__]
+_TRACE: Any = BaseException.__traceback__
+
+
+def without_our_frames(error: BaseException) -> None:
+    """Take our frames out of the tracebacks of an exception and of those before it.
+
+    An exception that the script raised while our code ran has them. The first frame of each is the script's.
+    """
+    waiting, seen = [error], {id(error)}
+    while waiting:
+        error = waiting.pop()
+        trace: Any = _TRACE.__get__(error)
+        while trace is not None:
+            following = trace.tb_next
+            while following is not None and following.tb_frame.f_code.co_filename.startswith(_OURS):
+                following = following.tb_next
+            trace.tb_next = following
+            trace = following
+        for link in _LINKS:
+            linked = link.__get__(error)
+            if linked is not None and id(linked) not in seen:
+                seen.add(id(linked))
+                waiting.append(linked)
+
+
 class Contained:
     """A context that drops whatever goes wrong in it, and lets exceptions go on that code of the script has raised."""
 

@@ -16,7 +16,7 @@ from .copies import Copies
 from .device import DeviceValues
 from .emit import FOLDER_AT_START, Emitter, reason_of
 from .ends import Ends
-from .exceptions import Dropped, ours
+from .exceptions import Dropped, ours, without_our_frames
 from .frameworks import Frameworks, Wishes, numbers
 from .holders import Holders
 from .hooks import Hooks
@@ -323,6 +323,7 @@ class Observer:
                 self.profiler.make_way()
                 self.captures.make_way()
             elif event == "sys.excepthook":
+                without_our_frames(given[2])
                 self.allocations.failed(given[2])
                 if S[TRAINER] == get_ident():
                     self.emitter.fail(reason_of(given[2]))
