@@ -128,19 +128,19 @@ def phases_close(found: list[RanksEvent]) -> None:
 
 @pytest.mark.long
 def test_a_rank_with_slow_data_is_named_with_phase_and_line(tmp_path: Path) -> None:
-    run(tmp_path, STEPS="120", FAULT="0.005")
+    run(tmp_path, STEPS="90", FAULT="0.02")
     found = report(tmp_path, "it")
     ranks = found["ranks"]
     assert ranks["world"] == 2 and ranks["strategy"] == "ddp"
     assert (ranks["late"]["rank"], ranks["late"]["phase"]) == (1, "data_wait")
-    assert ranks["late"]["phase_ns"] > 10 * 10**6
+    assert ranks["late"]["phase_ns"] > 40 * 10**6
     assert "train.py:" in ranks["late"]["where"] and "decode" in ranks["late"]["where"]
     assert any(one["cause"] == "straggler" for one in found["findings"])
     phases_close(windows(tmp_path))
-    # Rank 0 waits for its 20 ms, so this is skew and no exchange.
-    assert ranks["skew_s"] > 0.005 and ranks["exchange_s"] > 0
+    # Rank 0 waits for its 80 ms, so this is skew and no exchange.
+    assert ranks["skew_s"] > 0.02 and ranks["exchange_s"] > 0
     last = events(tmp_path)[-1]
-    assert isinstance(last, EndEvent) and (last.status, last.step) == ("done", 120)
+    assert isinstance(last, EndEvent) and (last.status, last.step) == ("done", 90)
 
 
 @pytest.mark.slow
