@@ -33,10 +33,10 @@ CHUNK = 1 << 16
 LAST_WORDS_S = 1.0
 
 
-def becoming(words: Sequence[str], parent: int, terminal: str = "streams") -> list[str]:
-    """A command that becomes another one as a shell would start it. parent, terminal: see `shim`."""
+def becoming(words: Sequence[str], parent: int, tells: str = "", terminal: str = "streams") -> list[str]:
+    """A command that becomes another one as a shell would start it. parent, tells, terminal: see `shim`."""
     ignored, closed = (",".join(map(str, numbers)) for numbers in (processes.ignored(), processes.closed()))
-    return [sys.executable, "-I", "-S", _SHIM, str(parent), terminal, ignored, closed, *words]
+    return [sys.executable, "-I", "-S", _SHIM, str(parent), tells, terminal, ignored, closed, *words]
 
 
 def inherited_descriptors() -> list[int]:
@@ -51,7 +51,7 @@ def inherited_descriptors() -> list[int]:
 
 
 class Launched:
-    """A started command. output: called in a thread with what it writes to its terminal."""
+    """A started command. output: called in a thread with what it writes to its terminal. pid: of the command."""
 
     def __init__(
         self,
@@ -74,26 +74,26 @@ class Launched:
             self.resize(*size)
         stdin, stdout, stderr = (slave if ours else None for ours in replaced)
         controlling = "terminal" if replaced[0] else "streams"
-        words = becoming(command.words, os.getpid(), controlling)
+        told, tells = os.pipe()
+        words = becoming(command.words, os.getpid(), str(tells), controlling)
         try:
-            self.process = subprocess.Popen(
+            self._leader = subprocess.Popen(
                 words, cwd=command.folder, env=dict(environment), start_new_session=True, stdin=stdin, stdout=stdout,
-                stderr=stderr, pass_fds=inherited_descriptors(),
+                stderr=stderr, pass_fds=[*inherited_descriptors(), tells],
             )  # fmt: skip
         except BaseException:
+            os.close(told)
             self._close_master()
             raise
         finally:
+            os.close(tells)
             if slave >= 0:
                 os.close(slave)
+        with os.fdopen(told) as lines:  # empty if no process could be made
+            self.pid = int(lines.readline() or self._leader.pid)
         self._reader = threading.Thread(target=self._read, name="ndd-output", daemon=True)
         if self.master >= 0:
             self._reader.start()
-
-    @property
-    def pid(self) -> int:
-        """The process id of the command."""
-        return self.process.pid
 
     @property
     def interactive(self) -> bool:
@@ -113,19 +113,26 @@ class Launched:
                 os.write(self.master, data)
 
     def signal(self, number: int) -> None:
-        """Send a signal to all processes of the command's group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+        """Send a signal to all processes of the command's group, also when it has left the first one."""
+        groups = {self._leader.pid}
+        if self._leader.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                groups.add(os.getpgid(self.pid))
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
 
     def pass_on(self, number: int) -> None:
         """Send a signal to the command's own process, as a shell or a batch system would."""
-        self.process.send_signal(number)
+        if self._leader.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill every process of the command's session, and what it has started in others (torchrun's ranks)."""
-        every = set(session_of(self.process.pid))
+        every = set(session_of(self._leader.pid))
         with contextlib.suppress(psutil.Error):
-            every |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
+            every |= {child.pid for child in psutil.Process(self._leader.pid).children(recursive=True)}
         for pid in every:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -134,7 +141,7 @@ class Launched:
     def wait(self, timeout_s: float) -> int | None:
         """The exit status as a shell has it (128 + the signal), or None after the timeout."""
         try:
-            code: int = self.process.wait(timeout_s)
+            code: int = self._leader.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
         return 128 - code if code < 0 else code
@@ -160,7 +167,7 @@ class Launched:
                 return
             if data:
                 self._output(data)
-            elif ready or self.process.returncode is not None:
+            elif ready or self._leader.returncode is not None:
                 return
 
 
