@@ -163,6 +163,20 @@ class OfModel:
 
 
 @dataclass(frozen=True)
+class OfLoop:
+    """An edit of the loop with the backward pass.
+
+    part: "context" (around the forward pass and the loss), "copies" (an argument of those to the device), or
+    "collections" (every so many steps). given: what is written, from the value, "" where there is no edit. {torch},
+    {device}: its name, and "cuda" or "cpu". advice: by hand, with {value} and {dtype} as well.
+    """
+
+    part: str
+    given: Callable[[Any], str]
+    advice: str
+
+
+@dataclass(frozen=True)
 class Row:
     """A setting.
 
@@ -175,7 +189,7 @@ class Row:
     title: str = ""
     made: type[Change] | None = None
     own: str = ""
-    edit: Argument | Statement | Items | OfModel | str = ""
+    edit: Argument | Statement | Items | OfModel | OfLoop | str = ""
     alters: str = ""
     tries: Once | Sweep | None = None
     idea: Idea | None = None
@@ -298,6 +312,17 @@ def _compiled(value: Any) -> str:
     return "{model}.compile()" if value in ("default", True) else f'{{model}}.compile(mode="{value}")'
 
 
+def _attention(value: str) -> str:
+    names = {
+        "flash": "FLASH_ATTENTION",
+        "efficient": "EFFICIENT_ATTENTION",
+        "cudnn": "CUDNN_ATTENTION",
+        "math": "MATH",
+    }
+    kernel = "{torch}.nn.attention.sdpa_kernel({torch}.nn.attention.SDPBackend.%s)"
+    return kernel % names[value] if value in names else ""
+
+
 def _flags(value: str) -> dict[str, bool]:
     return {"foreach": False} if value == "loop" else {value: True}
 
@@ -336,7 +361,10 @@ _ROWS = (
     ),
     Row(
         "loader.non_blocking", "copies that do not wait", NonBlocking, AROUND,
-        "copy batches from pinned memory with .to(device, non_blocking=True)",
+        OfLoop(
+            "copies", lambda value: "non_blocking=True" if value else "",
+            "copy batches from pinned memory with .to(device, non_blocking=True)",
+        ),
         tries=Sweep("non-blocking", _non_blocking),
     ),
     Row(
@@ -359,7 +387,10 @@ _ROWS = (
     Row("optimizer.set_to_none", "zero_grad(set_to_none=True)", tries=Once("set-to-none")),
     Row(
         "run.gc_every_steps", "garbage collection every so many steps", Collections, AROUND,
-        "call gc.disable() before the loop, and gc.collect() every {value} steps",
+        OfLoop(
+            "collections", lambda value: str(value or ""),
+            "call gc.disable() before the loop, and gc.collect() every {value} steps",
+        ),
     ),
     # Exchange.
     Row(
@@ -379,14 +410,20 @@ _ROWS = (
     ),
     Row(
         "precision.amp", "mixed precision", Autocast, MODEL,
-        'run the forward pass and the loss under torch.autocast("{device}", dtype={dtype})', ARITHMETIC,
+        OfLoop(
+            "context",  # fp16 needs a gradient scaler as well
+            lambda value: '{torch}.autocast("{device}", dtype={torch}.bfloat16)' if value == "bf16" else "",
+            'run the forward pass and the loss under torch.autocast("{device}", dtype={dtype})',
+        ), ARITHMETIC,
         Sweep("amp, bf16, fp16", _amp),
         Idea("bf16", "try bf16: it may be faster on this GPU", lambda gpu, now: gpu and now == "off"),
     ),
     # Kernels.
     Row(
         "speed.attention", "attention backend chosen by torch", Attention, MODEL,
-        "run attention under torch.nn.attention.sdpa_kernel with the {value} backend", ARITHMETIC,
+        OfLoop(
+            "context", _attention, "run attention under torch.nn.attention.sdpa_kernel with the {value} backend",
+        ), ARITHMETIC,
         Once("attention", "auto", lambda here: "" if "attention" in here.model else _NO_ATTENTION),
     ),
     Row(

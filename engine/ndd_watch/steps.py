@@ -70,8 +70,9 @@ LOSS_NS = WINDOW_NS // 10
 LONG_NS = 40_000_000
 # From one profiled step to the next; 0: none.
 PROFILE_NS = int(float(os.environ.get("NDD_WATCH_PROFILE_S", "30")) * 1e9)
-# What timing the phases of a step costs, and the share of a step that it may cost.
-COST_NS = 300_000
+# What timing the phases of a step costs, and how much more at most where the step itself has emptied the caches: 1/256
+# of it. The share of a step that it may cost.
+COST_NS, MOST_MORE_NS = 300_000, 600_000
 SHARE = float(os.environ.get("NDD_WATCH_SHARE", "0.0025"))
 MOST_SKIPPED = 64
 # Backward passes, without a step of an optimizer, after which they end the steps, or zeroed gradients do.
@@ -450,7 +451,8 @@ class Steps:
             self.long = step_ns > LONG_NS * self.usual_backwards
             if PROFILE_NS and self.gate is None and self.slowing.worth_a_look(step_ns):
                 self.next_study = 0
-            self.every = min(int(COST_NS / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
+            cost_ns = COST_NS + min(step_ns >> 8, MOST_MORE_NS)
+            self.every = min(int(cost_ns / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
             self.end_window()
         self.garbage.after_step(S[DONE])
         if self.gate is not None:

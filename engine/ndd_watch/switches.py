@@ -276,6 +276,9 @@ class Collections(Change):
             return "0" if gc.isenabled() else "off", False, "read back from Python's garbage collector"
         return self.requested, True, "automatic collection is read back from Python's garbage collector"
 
+    def found(self) -> tuple[str, bool | None, str]:
+        return self.applied()
+
 
 class Loader(AtStart):
     """An argument of every `DataLoader` of the script, from its start."""

@@ -193,3 +193,10 @@ def test_the_summary_names_three_findings_with_their_commands(monkeypatch: pytes
     told = [index for index, line in enumerate(lines) if line.startswith("finding: ")]
     assert len(told) == 3
     assert ": ndd-console try charlm-001 --set loader.workers=4" in lines[told[0]]
+
+
+def test_the_summary_says_at_which_step_its_last_loss_was() -> None:
+    value = snapshot(step=300, last_loss=(298, 0.25), loss=0.5)  # the mean of the window is another figure
+    assert any("; last loss 0.2500 at step 298" in line for line in summary(value, None, "runs/mine"))
+    value = replace(value, last_loss=(300, 0.25))
+    assert any(line.endswith("; last loss 0.2500") for line in summary(value, None, "runs/mine"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .event import BadLoss, Count, Figure, OwnValues, Status, Time
+from .event import BadLoss, Count, Figure, LastLoss, OwnValues, Status, Time
 from .events import (
     BaselineEvent,
     EndEvent,
@@ -268,6 +268,7 @@ class Facts:
     items: Count = 0
     tokens: Count = 0
     loss: Figure | None = None
+    last_loss: LastLoss | None = None
     lr: Figure | None = None
     grad_norm: Figure | None = None
     loss_scale: Figure | None = None

@@ -295,6 +295,8 @@ class RunState(Facts):
         ):
             trend.cut(step)
         self.pace.cut(step)
+        if self.last_loss is not None and self.last_loss[0] > step:
+            self.last_loss = None
 
     def _run(self, t: float, event: RunEvent) -> None:
         self.started_t = self.started_t if self.started_t is not None else t
@@ -356,6 +358,7 @@ class RunState(Facts):
                 setattr(self, name, value)
                 if name == "loss":
                     self.losses.add(event.step, value)
+        self.last_loss = event.last_loss or self.last_loss
         if event.steps and event.wall_ns > overhead and not event.profiled:
             self.rates.add(event.step, event.items / ((event.wall_ns - overhead) * 1e-9))
 

@@ -1,7 +1,7 @@
 """The edit of the user's file that makes a measured change: by file and line, as a diff, applied on request.
 
-Only edits that leave no doubt are made: arguments of a call at a known place, settings of torch after its import, and
-statements about the model after its optimizer is made.
+Only edits that leave no doubt are made: arguments of a call at a known place, settings of torch after its import,
+statements about the model after its optimizer is made, and what stands around the backward pass of the training loop.
 Everything else is described in words.
 """
 
@@ -20,8 +20,11 @@ from typing import Any
 from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
 from ndd_engine.text import printable
-from ndd_watch.changes import TABLE, Argument, Items, OfModel, Statement
+from ndd_watch.changes import TABLE, Argument, Items, OfLoop, OfModel, Statement
 from ndd_watch.switches import Persistent, PinMemory, Workers
+
+from .loop_edits import with_argument_of_copies, with_collections, with_context
+from .source_text import Source, import_of, indentation, parsed, with_lines
 
 # Arguments of a DataLoader that may be given by their place.
 _PLACES = {kind.name: kind.place for kind in (Workers, PinMemory)}
@@ -78,7 +81,7 @@ def edit_of(
     advice: list[str] = []
     made: list[str] = []
     # A statement adds a line: it comes after what is at known lines, and the one that is above them last.
-    for key, value in sorted(changes.items(), key=lambda item: _ORDER.get(type(TABLE[item[0]].edit), 0)):
+    for key, value in sorted(changes.items(), key=lambda item: _order(TABLE[item[0]].edit)):
         steps, text = _planned(TABLE[key].edit, value, seen, device, main)
         edited: str | None = after
         for place, step in steps:
@@ -96,13 +99,19 @@ def edit_of(
     return Edit(path if before != after else None, before, after, tuple(advice), tuple(made))
 
 
-_ORDER: dict[type, int] = {OfModel: 1, Statement: 2}
+def _order(edit: Any) -> int:
+    """What adds lines above known ones comes last."""
+    if isinstance(edit, OfLoop):
+        return 4 if edit.part == "collections" else 1
+    return {OfModel: 2, Statement: 3}.get(type(edit), 0)
+
+
 # A file and how it is edited: from its text to its new text, None where that is in doubt.
 Step = tuple[Path, Callable[[str], str | None]]
 
 
 def _planned(
-    edit: Argument | Statement | Items | OfModel | str,
+    edit: Argument | Statement | Items | OfModel | OfLoop | str,
     value: Any,
     seen: Mapping[str, Any],
     device: str,
@@ -112,8 +121,7 @@ def _planned(
     script = seen.get("script")
     places = script if isinstance(script, Mapping) else {}
     if isinstance(edit, str):
-        kind, dtype = "cuda" if device.startswith("cuda") else "cpu", _DTYPES.get(str(value), value)
-        return [], edit.format(value=value, device=kind, dtype=dtype)
+        return [], edit
     if isinstance(edit, Statement):
         new = edit.value(value)
         text = edit.text.format(torch="torch", value=new)
@@ -124,6 +132,13 @@ def _planned(
         steps: list[Step] = [] if place is None else [(place[0], partial(with_cached_items, line=place[1]))]
         return steps, edit.advice + where
     made = places.get("optimizers") or [places.get("optimizer")]
+    if isinstance(edit, OfLoop):
+        kind = "cuda" if device.startswith("cuda") else "cpu"
+        text = edit.advice.format(value=value, device=kind, dtype=_DTYPES.get(str(value), value))
+        place, given = _place(made[0]), edit.given(value)
+        if place is None or not given or len(made) > 1:
+            return [], text
+        return [(place[0], partial(_of_loop, line=place[1], part=edit.part, given=given, device=kind))], text
     if isinstance(edit, OfModel):
         place, statement = _place(made[0]), edit.given(value)
         if place is None or not statement or len(made) > 1:
@@ -148,7 +163,7 @@ def with_arguments(
 
     names: what the called function may be called; None for any call that starts there.
     """
-    tree = _parsed(text)
+    tree = parsed(text)
     call = _call(tree, line, names) if tree is not None else None
     if call is None or any(isinstance(one, ast.Starred) for one in call.args):
         return None
@@ -157,7 +172,7 @@ def with_arguments(
         known |= {name: call.args[place] for name, place in _PLACES.items() if place < len(call.args)}
     mappings = [keyword.value for keyword in call.keywords if keyword.arg is None]
     new = [name for name in arguments if name not in known and (mappings or not _default(name, arguments))]
-    source = _Source(text)
+    source = Source(text)
     changed = [(known[name], repr(value)) for name, value in arguments.items() if name in known]
     if new and mappings:
         if len(mappings) > 1:
@@ -174,7 +189,7 @@ def with_arguments(
     if new:
         added = ", ".join(f"{name}={arguments[name]!r}" for name in new)
         # Keywords that were replaced lie before this place, or end at it.
-        fresh = _Source(source.text)
+        fresh = Source(source.text)
         again = _same_call(fresh.text, call)
         if again is None:
             return None
@@ -200,11 +215,11 @@ def with_cached_items(text: str, line: int) -> str | None:
     A dataset that is made there gets a name in the line before. None if it is neither a name nor a call, or if the
     loader is made in a loop, where the list would be made again.
     """
-    tree = _parsed(text)
+    tree = parsed(text)
     call = _call(tree, line, ("DataLoader",)) if tree is not None else None
     if tree is None or call is None or not call.args:
         return None
-    given, source = call.args[0], _Source(text)
+    given, source = call.args[0], Source(text)
     around = [node for node in ast.walk(tree) if node is not call and call in ast.walk(node)]
     if any(isinstance(node, _REPEATS) for node in around):
         return None
@@ -233,13 +248,6 @@ def with_cached_items(text: str, line: int) -> str | None:
     return "".join((*lines[:place], before, *lines[place:]))
 
 
-def _parsed(text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-
-
 def _call(tree: ast.Module, line: int, names: Sequence[str] | None) -> ast.Call | None:
     """The only call of one of the names at a line; without names the outermost call that starts there."""
     found = [
@@ -257,19 +265,19 @@ def with_statement(text: str, statement: str, value: Any) -> str | None:
 
     None if torch is not imported at the top level, or if the setting is made in several places.
     """
-    tree = _parsed(text)
+    tree = parsed(text)
     if tree is None:
         return None
     if there := _values(tree, statement):
-        source, new = _Source(text), _parsed(statement.format(torch="torch", value=value))
+        source, new = Source(text), parsed(statement.format(torch="torch", value=value))
         assert new is not None
         (wanted,) = _values(new, statement)
         source.replace(there[0], ast.unparse(wanted))
         return source.text if len(there) == 1 else None
-    imported = _torch(tree)
+    imported = import_of(tree, "torch")
     if imported is None:
         return None
-    return _with_line(text, imported[0], statement.format(torch=imported[1], value=value))
+    return with_lines(text, imported[0], [statement.format(torch=imported[1], value=value)])
 
 
 def with_model_statement(text: str, line: int, statement: str) -> str | None:
@@ -277,50 +285,48 @@ def with_model_statement(text: str, line: int, statement: str) -> str | None:
 
     None if its parameters are not those of a single model with a name, or if no such statement stands alone there.
     """
-    tree = _parsed(text)
+    tree = parsed(text)
     call = _call(tree, line, None) if tree is not None else None
     if tree is None or call is None:
         return None
+    model = _model_of(call)
+    makes = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is call
+    ]
+    imported = import_of(tree, "torch")
+    if not model or len(makes) != 1 or ("{torch}" in statement and imported is None):
+        return None
+    made = makes[0]
+    begin = indentation(text, made)
+    if begin is None:
+        return None
+    names = {"model": model, "torch": imported[1] if imported is not None else ""}
+    return with_lines(text, made, [begin + statement.format(**names)])
+
+
+def _model_of(call: ast.Call) -> str:
+    """The name of the only model whose parameters an optimizer gets; "" where it has none."""
     models = {
         ast.unparse(node.func.value) for node in ast.walk(call)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("parameters", "named_parameters")
         and isinstance(node.func.value, (ast.Name, ast.Attribute))
     }  # fmt: skip
-    makes = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is call
-    ]
-    imported = _torch(tree)
-    if len(models) != 1 or len(makes) != 1 or ("{torch}" in statement and imported is None):
-        return None
-    made, lines = makes[0], text.splitlines()
-    begin = lines[made.lineno - 1].encode()[: made.col_offset].decode()
-    rest = lines[(made.end_lineno or made.lineno) - 1].encode()[made.end_col_offset or 0 :].decode().strip()
-    if begin.strip() or (rest and not rest.startswith("#")):
-        return None
-    names = {"model": models.pop(), "torch": imported[1] if imported is not None else ""}
-    return _with_line(text, made, begin + statement.format(**names))
+    return models.pop() if len(models) == 1 else ""
 
 
-def _torch(tree: ast.Module) -> tuple[ast.Import, str] | None:
-    """(the first import of torch at the top level, its name there)."""
-    for node in tree.body:
-        for alias in node.names if isinstance(node, ast.Import) else ():
-            if alias.name == "torch" and isinstance(node, ast.Import):
-                return node, alias.asname or "torch"
-    return None
-
-
-def _with_line(text: str, after: ast.stmt, line: str) -> str:
-    """The text with one more line after a statement."""
-    lines = text.splitlines(keepends=True)
-    at = after.end_lineno or after.lineno
-    if not lines[at - 1].endswith("\n"):
-        lines[at - 1] += "\n"
-    lines.insert(at, line + "\n")
-    return "".join(lines)
+def _of_loop(text: str, line: int, part: str, given: str, device: str) -> str | None:
+    """An edit of `OfLoop`. line: where the optimizer is made. device: "cuda" or "cpu"."""
+    if part == "copies":
+        return with_argument_of_copies(text, given)
+    if part == "collections":
+        return with_collections(text, int(given))
+    tree = parsed(text)
+    call = _call(tree, line, None) if tree is not None else None
+    model = "" if call is None else _model_of(call)
+    return with_context(text, model, given.replace("{device}", device)) if model else None
 
 
 def _values(tree: ast.Module, statement: str) -> list[ast.expr]:
@@ -343,34 +349,6 @@ def _ends(node: ast.expr, name: str) -> bool:
         return False
     text = f".{ast.unparse(node)}"
     return text.endswith(f".{name}") or f".{name}".endswith(text)
-
-
-class _Source:
-    """Text with the places of syntax nodes in it."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._starts = [0]
-        for line in text.splitlines(keepends=True):
-            self._starts.append(self._starts[-1] + len(line.encode()))
-        self._data = text.encode()
-
-    def end(self, node: ast.expr) -> int:
-        """Index of the character after a node."""
-        return self._index(node.end_lineno or node.lineno, node.end_col_offset or 0)
-
-    def of(self, node: ast.expr) -> str:
-        """The text of a node."""
-        return self.text[self._index(node.lineno, node.col_offset) : self.end(node)]
-
-    def replace(self, node: ast.expr, new: str) -> None:
-        """Replace a node; call it from the last node to the first one."""
-        begin, end = self._index(node.lineno, node.col_offset), self.end(node)
-        self.text = self.text[:begin] + new + self.text[end:]
-
-    def _index(self, line: int, column: int) -> int:
-        # Columns of syntax nodes count bytes.
-        return len(self._data[: self._starts[line - 1] + column].decode())
 
 
 def _same_call(text: str, call: ast.Call) -> ast.Call | None:

@@ -28,6 +28,14 @@ def loss_text(snapshot: Snapshot) -> str:
     return f"loss {small(snapshot.loss, 4) if known.loss is None else bad_loss_text(known)}"
 
 
+def _last_loss_text(snapshot: Snapshot, steps: int) -> str:
+    """ "last loss 1.482", "last loss 1.482 at step 298" if steps came after it. steps: of the run."""
+    if snapshot.last_loss is None or snapshot.not_finite.loss is not None:
+        return f"last {loss_text(snapshot)}"
+    at, value = snapshot.last_loss
+    return f"last loss {small(value, 4)}" + (f" at step {number(at)}" if at < steps else "")
+
+
 def introduction(snapshot: Snapshot) -> list[str]:
     """The run, its device, and the size of a step and an epoch."""
     run = snapshot.run
@@ -108,7 +116,7 @@ def _summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> Iterator[
     if run is not None and steps:
         items = f", {number(snapshot.items)} {step.item_name(snapshot)}" if snapshot.items else ""
         done = f"{counted(steps, 'optimizer step')}{items}"
-        parts = [f"{done} in {duration(snapshot.elapsed_s)}", f"last {loss_text(snapshot)}"]
+        parts = [f"{done} in {duration(snapshot.elapsed_s)}", _last_loss_text(snapshot, steps)]
         if steps == 1:  # its time says little
             parts.reverse()
         yield "; ".join(parts)
