@@ -348,7 +348,7 @@ class Captures:
             self.overdue()
 
     def _hear_no_collections(self) -> None:
-        if self._collected in gc.callbacks:
+        with Dropped(ValueError):
             gc.callbacks.remove(self._collected)
 
     def _stop(self) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from .exceptions import Dropped
 from .library import gc, time
 from .phases import OTHER
 
@@ -48,7 +49,7 @@ class Garbage:
     def end(self) -> None:
         """End, and leave collecting to Python; safe to call twice or without `begin`."""
         self.schedule(0)
-        if self._callback in gc.callbacks:
+        with Dropped(ValueError):
             gc.callbacks.remove(self._callback)
 
     def schedule(self, every_steps: int) -> None:

@@ -75,10 +75,11 @@ class Listening:
         return self not in _active
 
     def end(self) -> None:
-        """End; safe to call twice."""
-        if self.ended:
+        """End; safe to call twice, also by two threads at once."""
+        try:
+            _active.remove(self)
+        except ValueError:
             return
-        _active.remove(self)
         if self._tool is not None:
             tool, self._tool = self._tool, None
             free_tool(tool)

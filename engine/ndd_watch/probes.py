@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Callable, Literal, NamedTuple
 
-from .exceptions import ours
+from .exceptions import Dropped, ours
 from .listening import profiled
 
 Hook = Callable[[Any, int], int]
@@ -254,8 +254,9 @@ class _Unwarned:
             self._filters.insert(0, self._ignored)
 
     def __exit__(self, *_: object) -> None:
-        if type(self._filters) is list and self._ignored in self._filters:
-            self._filters.remove(self._ignored)
+        if type(self._filters) is list:
+            with Dropped(ValueError):
+                self._filters.remove(self._ignored)
 
 
 _SAME = (

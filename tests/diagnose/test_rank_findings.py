@@ -165,3 +165,17 @@ def test_the_other_ranks_of_this_host_count_as_this_run_and_a_stranger_does_not(
     assert 0.9 < use.own < 1.1
     assert 0.9 < use.others < 1.1
     assert (use.neighbours, use.stoppable) == (((7, "blender", 1.0),), (7,))
+
+
+def test_data_that_makes_the_ranks_wait_for_each_other_has_the_ceiling_of_both() -> None:
+    # In each step another rank waits 100 ms for its data, and the other one for it: 75 of 175 ms remain.
+    planted = Planted(2, late=(0, 1), late_ms=100.0, turns=True, **QUIET)
+    snapshot = snapshot_of(planted)
+    finding = next(item for item in diagnose(snapshot) if item.title.startswith("input-bound"))
+    assert finding.ceiling == pytest.approx(175 / 75, abs=0.1)
+    assert any("wait for data" in item.text for item in finding.evidence)
+    # Without the other ranks it is that of the wait alone.
+    alone = next(
+        item for item in diagnose(replace(snapshot, ranks=None)) if item.title.startswith("input-bound")
+    )
+    assert alone.ceiling is not None and alone.ceiling < 1.6

@@ -9,7 +9,7 @@ from ndd_engine.record.snapshot import OTHERS
 from ndd_engine.text import counted, duration, number, printable, size, span
 
 from .finding import Change, Evidence
-from .view import BASELINE, CONFIG, SAMPLES, SLOWED, Draft, View
+from .view import BASELINE, CONFIG, RANK_CLOCKS, SAMPLES, SLOWED, Draft, View
 
 # Below this part of CPU time an item waits for storage even when other processes use the cores.
 COMPUTES_CROWDED = 0.08
@@ -336,23 +336,36 @@ def slowed_by_workers(view: View) -> bool:
 def crowding(view: View, draft: Draft, what: str) -> None:
     """Add the competition for cores and caches to the cost of a wait. what: "waiting for X", in the new title.
 
-    Loading in the training process slows the model down as well: it evicts the caches between steps.
+    Loading in the training process slows the model down as well: it evicts the caches between steps. Of several ranks,
+    each waits for those that still wait for data.
     """
+    title = f"input-bound: {what} costs up to {{share}} of each step"
+    share = view.wait.share + others_wait(view, draft, title)
     if view.gpu:
         return
-    title = f"input-bound: {what} costs up to {{share}} of each step"
     if view.baseline is not None:
         slowdown, slow = view.slowdown(), slower(view)
         # With batches of different lengths the model may be slower for another reason: it is a bound.
         if slowdown is not None and slow is not None:
-            draft.widen(view.wait.share + slowdown, title, slow.text, slow.source)
+            draft.widen(share + slowdown, title, slow.text, slow.source)
         return
     here = batch_ns(view.snapshot.loader) if view.snapshot.loader is not None else None
     if not view.workers or here is None or not view.step_ns:
         return
-    share = min(view.wait.share + here * view.micro_steps / view.step_ns, 0.9)
+    share = min(share + here * view.micro_steps / view.step_ns, 0.9)
     why = f"making a micro-batch takes {span(here)} of CPU time, on the same cores as the model"
     draft.widen(share, title, why, BASELINE)
+
+
+def others_wait(view: View, draft: Draft, title: str) -> float:
+    """Add what ranks wait for those that still wait for data; its share of a step. title: with "{share}"."""
+    ranks = view.snapshot.ranks
+    if ranks is None or not ranks.step_ns or ranks.skew_ns <= 0:
+        return 0.0
+    share = ranks.skew_ns / ranks.step_ns
+    why = f"the ranks wait {span(ranks.skew_ns)} of each step for slower ones, which may wait for data"
+    draft.widen(view.wait.share + share, title, why, RANK_CLOCKS)
+    return share
 
 
 def cores_free(view: View) -> bool:

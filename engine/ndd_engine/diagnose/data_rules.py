@@ -26,6 +26,7 @@ from .data_facts import (
     no_workers,
     off_device,
     on_device,
+    others_wait,
     ready,
     slowed_by_workers,
     slower,
@@ -219,6 +220,7 @@ def few_workers(view: View, loader: LoaderEvent) -> Finding | None:
         why = "come from a stream, which cannot be cached"
     draft.saw(f"making a micro-batch takes {span(here)} of CPU time; items {why}", BASELINE)
     draft.add(workers_are(view), free(view), change)
+    others_wait(view, draft, f"input-bound: waiting for {what} costs up to {{share}} of each step")
     return draft.done()
 
 
@@ -240,6 +242,7 @@ def workers_of_script(view: View) -> Finding | None:
     draft.change("load in the training process", "loader.workers=0", where=view.loader_place)
     if cores > 1:
         draft.change(f"load with {counted(cores - 1, 'worker')}", f"loader.workers={cores - 1}")
+    others_wait(view, draft, "input-bound: waiting for the loader costs up to {share} of each step")
     return draft.done()
 
 

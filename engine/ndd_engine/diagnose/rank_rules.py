@@ -9,9 +9,8 @@ from ndd_engine.record.ranks import EXCHANGE, SKEW, Ranks
 from ndd_engine.text import percent, printable, span
 
 from .finding import Finding
-from .view import MODEL, Cost, Draft, View, taken
+from .view import MODEL, RANK_CLOCKS, Cost, Draft, View, taken
 
-CLOCKS = "clocks of all ranks"
 # Minimum part of the skew that is due to another rank each time.
 MOST_OF = 0.5
 # A rank that computes less than this part of its own time waits for a processor.
@@ -44,12 +43,12 @@ def straggler(view: View) -> Finding | None:
     draft.saw(
         f"{rank}{host} works {milliseconds(late['late_ns'])} a step longer than the median rank "
         f"(+{milliseconds(late['phase_ns'])} in {phase}), since step {late.get('since_step', 0):,}",
-        CLOCKS,
+        RANK_CLOCKS,
     )
-    draft.saw(f"the ranks wait {span(ranks.skew_ns)} of each step for slower ones", CLOCKS)
+    draft.saw(f"the ranks wait {span(ranks.skew_ns)} of each step for slower ones", RANK_CLOCKS)
     lacking = _lacking(ranks, late)
     if lacking is not None:
-        draft.saw(f"{rank} is on a CPU core for {percent(lacking)} of its working time", CLOCKS)
+        draft.saw(f"{rank} is on a CPU core for {percent(lacking)} of its working time", RANK_CLOCKS)
     _changes(view, draft, late, where, lacking)
     return draft.done()
 
@@ -129,9 +128,9 @@ def exchange(view: View) -> Finding | None:
         return _exchange_elsewhere(cost)
     title = f"exchanging {what} takes {percent(cost.share)} of each step"
     draft = Draft("exchange", title, cost)
-    draft.add(taken(cost, "exposed communication takes", CLOCKS))
+    draft.add(taken(cost, "exposed communication takes", RANK_CLOCKS))
     if ranks.hidden_ns is not None:
-        draft.saw(f"another {span(ranks.hidden_ns)} is hidden by computation", CLOCKS)
+        draft.saw(f"another {span(ranks.hidden_ns)} is hidden by computation", RANK_CLOCKS)
     if view.is_script:
         draft.change("exchange only in the last micro-batch of a step (no_sync), and accumulate more of them")
         if not sharded:
@@ -154,7 +153,7 @@ def _exchange_elsewhere(cost: Cost) -> Finding | None:
     """Only some of the ranks are observed: exchange cannot be told from waiting for the others."""
     title = f"exchange and waiting for ranks of other hosts take {percent(cost.share)} of each step"
     draft = Draft("exchange", title, cost)
-    draft.add(taken(cost, "all ranks of this host wait for", CLOCKS))
+    draft.add(taken(cost, "all ranks of this host wait for", RANK_CLOCKS))
     draft.change("compare with the work of the ranks on the other hosts: start ndd-console run there as well")
     return draft.done()
 
@@ -188,7 +187,7 @@ def skew(view: View) -> Finding | None:
         return None  # one rank is the slowest, but not a straggler
     title = f"ranks wait for each other {percent(cost.share)} of each step, for another one each time"
     draft = Draft("skew", title, cost)
-    draft.add(taken(cost, "waiting for slower ranks takes", CLOCKS))
+    draft.add(taken(cost, "waiting for slower ranks takes", RANK_CLOCKS))
     apart = {name: ns - ranks.phases[name] for name, (ns, _) in ranks.longest.items() if name in ranks.phases}
     phase = max(apart, key=apart.__getitem__, default="")
     if apart.get(phase, 0.0) < MOST_OF * ranks.skew_ns:
@@ -197,7 +196,7 @@ def skew(view: View) -> Finding | None:
         draft.saw(
             f"the ranks differ most in {printable(phase)}: {span(ranks.phases[phase])} on average, "
             f"{span(ranks.longest[phase][0])} on the slowest",
-            CLOCKS,
+            RANK_CLOCKS,
         )
     if phase == "data_wait":
         draft.change("load further ahead, so that a slow batch is ready in time")

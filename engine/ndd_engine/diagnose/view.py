@@ -49,6 +49,7 @@ BETWEEN = ("data_wait", "to_device", "log", "other")
 # The method of a wait that is a call of gc.collect.
 COLLECT = "collect"
 CLOCK = "host clock"
+RANK_CLOCKS = "clocks of all ranks"
 DEVICE = "device clock"
 BASELINE = "measured before training"
 CONFIG = "configuration"
